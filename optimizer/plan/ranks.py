@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.steps.planning import Gpu, StepModel
+from enginewright.runtime.ranks.kinds.table import kind_of_collective, planned_sizes
 from enginewright.runtime.ranks.partition import MOST_RANKS, Partition, partition
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.dtypes import DTYPES
@@ -114,20 +114,14 @@ class Received:
 def received(program: LoweredProgram, rank: int, wires: Wires) -> Counter[Received]:
     """Counts what a rank gets in a step of its program, by equal collectives. Messages count where they arrive."""
     first, count = program.ranks
+    ranks, element = range(first, first + count), partial(_element, wires=wires)
     found: Counter[Received] = Counter()
     for step in program.steps:
-        if step.op == "receive":
-            senders = range(int(step.attrs["first"]), int(step.attrs["first"]) + int(step.attrs["ranks"]))
-            bytes_of = {sender: _row_bytes(step.outputs, wires) / len(senders) for sender in senders}
-            waited = wires.waited((senders[0], rank), rank)
-        elif step.op in ("all_gather", "gather_experts"):
-            if step.attrs.get("to", -1) not in (-1, rank):
-                continue  # it sends its own, and goes on
-            ranks = range(first, first + count)
-            bytes_of = dict(zip(ranks, _parts(step, wires), strict=True))
-            waited = wires.waited(ranks, rank)
-        else:
+        kind = kind_of_collective(step.op)
+        arrivals = None if kind is None else kind.arrivals(step, ranks, rank, element)
+        if arrivals is None:
             continue
+        bytes_of, waited = arrivals.row_bytes, wires.waited(arrivals.meeting, rank)
         near = {r: n for r, n in bytes_of.items() if r != rank and wires.machine(r) == wires.machine(rank)}
         far = sum(n for r, n in bytes_of.items() if wires.machine(r) != wires.machine(rank))
         rows = step.outputs[0].shape[0]
@@ -144,34 +138,6 @@ def _element(operand: Operand, wires: Wires) -> float:
     return wires.float_bytes if operand.dtype == "f32" else DTYPES[operand.dtype].bits / 8
 
 
-def _row_bytes(operands: Sequence[Operand], wires: Wires) -> float:
-    """Bytes of a row of some operands together."""
-    total = 0.0
-    for operand in operands:
-        width = 1
-        for size in operand.shape[1:]:
-            width *= size.constant
-        total += width * _element(operand, wires)
-    return total
-
-
-def _parts(step: Step, wires: Wires) -> list[float]:
-    """Bytes of a row that each rank of a gather has computed: of experts on average, if tokens choose evenly."""
-    lists = [[int(c) for c in text.split(",")] for text in str(step.attrs["cuts"]).split(";")]
-    if step.op == "gather_experts":
-        (cuts,) = lists
-        whole = _row_bytes(step.outputs, wires)
-        return [whole * (hi - lo) / cuts[-1] for lo, hi in pairwise(cuts)]
-    sizes = [_element(operand, wires) for operand in step.outputs]
-    return [
-        sum((cuts[i + 1] - cuts[i]) * size for cuts, size in zip(lists, sizes, strict=True))
-        for i in range(len(lists[0]) - 1)
-    ]
-
-
-_MESSAGES = frozenset({"all_gather", "gather_experts", "send", "receive"})
-
-
 def alone(program: LoweredProgram) -> LoweredProgram:
     """A rank's program without what it exchanges, all buffers being its own: what its device holds and computes."""
     without = {"receive": "inputs", "send": "outputs"}  # what lies between stages isn't a rank's
@@ -180,7 +146,7 @@ def alone(program: LoweredProgram) -> LoweredProgram:
     planned = plan_arena(
         program.model_copy(update={"steps": steps, "buffers": buffers, "regions": (), "ranks": (0, 1), "taps": {}})
     )
-    return planned.model_copy(update={"steps": tuple(s for s in program.steps if s.op not in _MESSAGES)})
+    return planned.model_copy(update={"steps": tuple(s for s in program.steps if kind_of_collective(s.op) is None)})
 
 
 def _shape(program: LoweredProgram) -> Hashable:
@@ -207,12 +173,12 @@ class Stage:
 
 def stages_of(parts: Sequence[LoweredProgram], how: Partition, wires: Wires) -> tuple[Stage, ...]:
     """The ranks' programs by stage, the first layers first."""
-    stages = []
-    for index in reversed(range(how.pipeline)):
-        ranks = range(index * how.tensor, (index + 1) * how.tensor)
+    stages, count = [], how.ranks // how.stages
+    for index in reversed(range(how.stages)):
+        ranks = range(index * count, (index + 1) * count)
         local = {_shape(one): one for one in (alone(parts[rank]) for rank in ranks)}
         waits = tuple(received(parts[rank], rank, wires) for rank in ranks)
-        stages.append(Stage(ranks[0], how.tensor, tuple(local.values()), waits))
+        stages.append(Stage(ranks[0], count, tuple(local.values()), waits))
     return tuple(stages)
 
 
@@ -441,19 +407,13 @@ def _partitions(options: PlanOptions) -> list[Partition]:
                 f"partition: {options.partition} has {how.ranks} ranks",
                 hint="Leave --ranks out, or name as many ranks there.",
             )
-        if how.tensor * how.pipeline != how.ranks:
-            raise RequestError(
-                f"partition: {how} isn't planned: a ring's ranks hold the keys of some tokens each",
-                hint=f"Plan tensor={how.ranks}, which cuts weights in the same way.",
-            )
+        for kind in how.kinds:
+            if kind.unplanned:
+                same = f"Plan {kind.alike}={how.ranks}, which cuts weights in the same way." if kind.alike else None
+                raise RequestError(f"partition: {how} isn't planned: {kind.unplanned}", hint=same)
         return [how]
     check_range("ranks", options.ranks, MOST_RANKS)
-    return [
-        Partition(tensor=tensor, pipeline=ranks // tensor)
-        for ranks in sorted(set(options.ranks))
-        for tensor in range(ranks, 0, -1)
-        if ranks % tensor == 0
-    ]
+    return [Partition(**sizes) for ranks in sorted(set(options.ranks)) for sizes in planned_sizes(ranks)]
 
 
 def _wires(options: PlanOptions, gpu: Gpu | None, ranks: int) -> Wires:
@@ -527,8 +487,8 @@ def _plan(
         recipes=planned.recipes,
         partition=str(how),
         ranks=how.ranks,
-        tensor=how.tensor,
-        pipeline=how.pipeline,
+        tensor=how.ranks // how.stages,
+        pipeline=how.stages,
         fits=requests > 0,
         room=room,
         weights=max(rank.weights for rank in held.ranks),

@@ -73,7 +73,7 @@ def partition_of(ranks: int | None, partition: str | None) -> Partition:
     check_options(ranks=ranks, partition=partition)
     wanted = None if ranks is None else check_int("ranks", ranks, 1, MOST_RANKS)
     if partition is None:
-        return Partition(tensor=wanted or 1)
+        return Partition.parse(str(wanted or 1))
     found = Partition.parse(partition)
     if wanted not in (None, found.ranks):
         hint = "Leave one of the two out."

@@ -176,7 +176,7 @@ def open_executor(
     longest = groups[0].block_size if slots else context
     step_tokens = max(config.prefill_tokens, sizes.most_tokens if sizes is not None else 0)
     gives_back = _opening(target).gives_back and not slots
-    owners = placement.partition.ring
+    owners = placement.partition.owners
     enough = enough_for_windows(groups, config.max_requests, step_tokens, owners) if gives_back else {}
     budget = _default_memory(bundle, target, placement, context) if memory is None else memory
     if placement.offload is None or "offload" not in _opening(target).takes:

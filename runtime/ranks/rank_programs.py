@@ -24,8 +24,8 @@ def rank_programs(bundle: Bundle, target: str, how: Partition) -> tuple[LoweredP
 
 def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[CacheGroup, ...]:
     """The cache groups of all ranks together, as one rank would have them: heads that several ranks keep count as
-    often. In a ring each block is one rank's."""
-    if how.ring > 1:
+    often. Where ranks own blocks, each block is one rank's."""
+    if how.owners > 1:
         return programs[0].cache_groups
     found: dict[str, list[CacheGroup]] = {}
     for program in programs:

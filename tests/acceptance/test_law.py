@@ -207,7 +207,7 @@ def obeys_the_law(
     opened = Bundle.open(bundle)
     names = [group.name for group in opened.program("cpu").cache_groups]
     blocks = dict.fromkeys(names, int(rng.integers(7, 16)))
-    ring = Partition.parse(cut).ring if cut else 1
+    ring = Partition.parse(cut).owners if cut else 1
     if ring > 1:  # blocks make a split of 512 tokens for each rank
         blocks = dict.fromkeys(names, 16 * ring)
     single = CpuExecutor(opened, dict.fromkeys(names, 32), threads=1)

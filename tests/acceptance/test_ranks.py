@@ -128,9 +128,9 @@ def is_the_same_on_ranks(path: Path, wanted: Sequence[str] = PARTITIONS) -> None
     alone, before = list[FloatArray](), 0
     for name in wanted:
         how = Partition.parse(name)
-        if how.ring != before:
-            alone, before = logits_of(bundle, [program], owners=how.ring), how.ring
-        ranks = logits_of(bundle, partition(program, how), threads=1 + len(name) % 2, owners=how.ring)
+        if how.owners != before:
+            alone, before = logits_of(bundle, [program], owners=how.owners), how.owners
+        ranks = logits_of(bundle, partition(program, how), threads=1 + len(name) % 2, owners=how.owners)
         assert len(ranks) == len(alone)
         for a, b in zip(alone, ranks, strict=True):
             assert a.tobytes() == b.tobytes(), name

@@ -35,7 +35,8 @@ import numpy.typing as npt
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.executors.host_blocks import cache_identity
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
-from enginewright.runtime.ranks.partition import Partition, expert_shares
+from enginewright.runtime.ranks.kinds.tensor import expert_shares
+from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
@@ -105,7 +106,7 @@ class RankedExecutor(CpuExecutor):
         sizes = [max((_end(place) for place in of_rank), default=0) for of_rank in places]
         spin = _SPIN if threads * how.ranks <= available_threads() else 0.0
         try:
-            self._link = _cpu.RankLink(-1, 0, sizes, spin, how.pipeline)
+            self._link = _cpu.RankLink(-1, 0, sizes, spin, how.stages)
         except MemoryError as e:
             raise CapacityError(f"ranks: {e}", hint="Use fewer blocks, free some memory, or use one rank.") from e
         settings = [
@@ -123,7 +124,7 @@ class RankedExecutor(CpuExecutor):
                 file=self._link.fd,
                 cache_bytes=tuple(sizes),
                 spin=spin,
-                in_flight=how.pipeline,
+                in_flight=how.stages,
                 parent=os.getpid(),
                 same=cpu_facts(bundle, isa, programs[rank]),
             )
@@ -144,8 +145,8 @@ class RankedExecutor(CpuExecutor):
             self._processes.close()
             raise
         self._tuned, self.cache_groups = note, groups
-        outputs = self.caps.outputs if how.pipeline == 1 else ()
-        self.caps = replace(self.caps, row_seconds={}, outputs=outputs, in_flight=how.pipeline, owners=how.ring)
+        outputs = self.caps.outputs if how.stages == 1 else ()
+        self.caps = replace(self.caps, row_seconds={}, outputs=outputs, in_flight=how.stages, owners=how.owners)
         self._memory: list[dict[str, list[npt.NDArray[np.uint8]]]] = [
             {group.name: [] for group in groups} for _ in range(how.ranks)
         ]
@@ -158,7 +159,7 @@ class RankedExecutor(CpuExecutor):
     def submit(self, step: StepInput) -> _Posted:
         self._bundle.check_unchanged()
         # Those whose results were never asked for, or are asked for later. Blocks are copied when no rank is in a step.
-        while len(self._pending) > (0 if step.copies else self._how.pipeline - 1):
+        while len(self._pending) > (0 if step.copies else self._how.stages - 1):
             self._pending[0].run()
         self._pin()
         run = self._program.run if self.profile is None else partial(self.profile.run, self._program)
@@ -176,7 +177,7 @@ class RankedExecutor(CpuExecutor):
         """Runs rank 0's part of the step that was posted first."""
         self._pending.popleft()
         try:
-            if self._how.pipeline > 1:
+            if self._how.stages > 1:
                 self._link.begin_step()
             return run(step)
         except BaseException as e:
@@ -209,10 +210,10 @@ class RankedExecutor(CpuExecutor):
         return chain.from_iterable(of_rank[group] for of_rank in self._memory)
 
     def memory_with(self, group: str, block: int) -> Iterator[npt.NDArray[np.uint8]]:
-        return iter(self._memory[block % self._how.ring][group]) if self._how.ring > 1 else self.memory_of(group)
+        return iter(self._memory[block % self._how.owners][group]) if self._how.owners > 1 else self.memory_of(group)
 
     def copy_blocks(self, copies: Mapping[str, npt.NDArray[np.int32]]) -> None:
-        if self._how.ring == 1:
+        if self._how.owners == 1:
             super().copy_blocks(copies)
             return
         for group, pairs in copies.items():
@@ -232,7 +233,7 @@ class RankedExecutor(CpuExecutor):
 
     def expert_loads(self) -> dict[str, Any]:
         loads = super().expert_loads()
-        ranks = self._how.ranks // self._how.pipeline
+        ranks = self._how.ranks // self._how.stages
         if loads and ranks > 1:
             layers = [expert_shares(rows, ranks) for rows in loads["rows"].values()]
             loads["of_ranks"] = [sum(rows) for rows in zip(*layers, strict=True)]
@@ -240,7 +241,7 @@ class RankedExecutor(CpuExecutor):
 
     def describe(self) -> dict[str, str | int]:
         about = super().describe() | {"ranks": self._how.ranks, "partition": str(self._how)}
-        if self._how.ring > 1:
+        if self._how.owners > 1:
             about["attended"] = " ".join(map(str, self._program.ring_pairs))
         return about
 

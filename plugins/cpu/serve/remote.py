@@ -99,12 +99,12 @@ class RemoteExecutor:
             self.close()
             raise
         self.cache_groups, self.blocks = whole_groups(programs, how), dict(blocks)
-        outputs = self._own.caps.outputs if how.pipeline == 1 else ()
-        self.caps = replace(self._own.caps, row_seconds={}, outputs=outputs, in_flight=how.pipeline)
+        outputs = self._own.caps.outputs if how.stages == 1 else ()
+        self.caps = replace(self._own.caps, row_seconds={}, outputs=outputs, in_flight=how.stages)
         self._order = [group.name for group in self._own.cache_groups]
 
     def submit(self, step: StepInput) -> _Sent:
-        while len(self._pending) > self._how.pipeline - 1:  # whose results were never asked for, or are later
+        while len(self._pending) > self._how.stages - 1:  # whose results were never asked for, or are later
             self._pending[0].run()
         self._others.raise_if_lost()
         packed = self._own.program.packed(step)
@@ -126,7 +126,7 @@ class RemoteExecutor:
             self._others.lose(e.rank, e.problem, e)
         except BaseException as e:
             # Wrong inputs are seen by all ranks before they exchange anything. Else the others wait for this one.
-            if not isinstance(e, RequestError) or self._how.pipeline > 1 or self._mail.moved != moved:
+            if not isinstance(e, RequestError) or self._how.stages > 1 or self._mail.moved != moved:
                 self._others.abandon(f"rank 0: {e}")
             raise
 
@@ -165,7 +165,7 @@ class RemoteExecutor:
 
 def check_partition(how: Partition) -> None:
     """Raises RequestError for a partition that ranks on several machines don't have."""
-    if how.ring > 1:
+    if how.owners > 1:
         raise RequestError(
             f"partition: {how}: keys are divided among ranks of one machine alone",
             hint="Leave ray out, or use tensor=N and pipeline=N.",

@@ -62,7 +62,7 @@ def open_part(told: bytes, rank: int) -> Part:
 
 def _run_steps(setting: RemoteSetting, executor: CpuExecutor, mail: Mail) -> NoReturn:
     groups = [group.name for group in executor.cache_groups]
-    alone = Partition.parse(setting.partition).pipeline == 1
+    alone = Partition.parse(setting.partition).stages == 1
     while True:
         step, copies = mail.next_step()
         executor.copy_blocks(unpacked_copies(groups, copies))

@@ -112,8 +112,8 @@ class CudaEmitter:
 
 
 def _cuts(partitions: Iterable[str]) -> list[Partition]:
-    """Returns the partitions that the target has, of two ranks or more; rings are the cpu target's."""
-    return [how for how in map(Partition.parse, partitions) if how.ring == 1 and how.ranks > 1]
+    """Returns the partitions that the target has, of two ranks or more; it doesn't divide keys by tokens."""
+    return [how for how in map(Partition.parse, partitions) if how.owners == 1 and how.ranks > 1]
 
 
 def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:

@@ -94,7 +94,7 @@ class RankedCudaExecutor:
             self.close()
             raise
         self.cache_groups, self.blocks = whole_groups(programs, how), dict(blocks)
-        self.caps = replace(self._own.caps, in_flight=how.pipeline)
+        self.caps = replace(self._own.caps, in_flight=how.stages)
         self._order = [group.name for group in self.cache_groups]
         threading.Thread(target=_watch, args=(weakref.ref(self),), name="ranks' steps", daemon=True).start()
 

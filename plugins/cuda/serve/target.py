@@ -34,7 +34,7 @@ def _groups(bundle: Bundle, target: str, context: int, placement: Placement) -> 
     """Returns the cache groups of all ranks together. Raises RequestError for a partition that this target doesn't
     have."""
     how = placement.partition
-    if how.ring > 1:
+    if how.owners > 1:
         raise RequestError(
             f"partition: {how}: target {target!r} doesn't divide keys among ranks",
             hint=f"Use tensor={how.ranks}, which divides them by heads, or pipeline={how.ranks}.",

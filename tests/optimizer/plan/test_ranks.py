@@ -68,7 +68,7 @@ def test_bytes_are_those_that_a_rank_lacks(how: Partition, tiny_program: Lowered
         assert not any(r.between for r in found)
         halved = received(part, rank, wires(float_bytes=2))  # all of the tiny model's numbers are floats
         assert sum(n * r.inside for r, n in halved.items()) == gathered_bytes(part, rank) / 2
-    if how.pipeline == 1:  # logits are gathered where they are sampled alone
+    if how.stages == 1:  # logits are gathered where they are sampled alone
         rows = [sum(n for r, n in received(part, rank, wires()).items() if r.rows.r) for rank, part in enumerate(parts)]
         assert rows == [rows[0], *(rows[0] - 1 for _ in parts[1:])]
 

@@ -1,0 +1,399 @@
+"""The core of cutting: the steps of a stage become those of each of its ranks, by the rules of a ``LayerKind``.
+
+Operands keep the places that they have in the whole program: a rank's step is the same step on views of some columns.
+So what is gathered lies in one buffer that all ranks of a machine share, in which each writes its own columns, and
+gathering is waiting for the others. All other buffers are a rank's own.
+
+From the last step to the first it is asked which columns each rank needs of what a step gives. An example, of 2 ranks,
+``tensor`` and an attention with 8 query heads over 2 key/value heads of 64 numbers:
+
+    o_proj's result   all columns, on all ranks (a norm sums over them)   each rank computes half, then all_gather
+    attention         the heads that this rank's o_proj reads: all 8      each rank computes 4 heads, then all_gather
+    q                 of the 4 heads that this rank attends with          rows 0-255 of the weight, or 256-511
+    k and v           of the key/value head that these read               rows 0-63 or 64-127, and a cache of 1 head
+    the norm before   all columns                                         each rank computes them for itself
+
+The kind says along which axis a step can be cut (its ``rules``), which heads a rank's cache has, and by which op it
+attends. A step without a rule is computed by every rank, which is right, if slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..shared.arena import ALIGNMENT
+from ..shared.dtypes import stored_bytes
+from ..shared.errors import RequestError
+from ..shared.lowered_program import Affine, Operand, Step
+from ..shared.panel_layouts import PANEL
+from .kinds.base import Axis, Heads, LayerKind, Place, Stage, StepKind
+from .kinds.tensor import GROUPED, LINEAR, expert_cuts
+from .kinds.views import (
+    Ranges,
+    Slice,
+    columns_of,
+    columns_of_index,
+    exceeds,
+    is_by_row,
+    is_dense,
+    overlap,
+    pairs,
+    part_of,
+    row_sizes,
+    touched,
+    union,
+    width_of,
+    with_operands,
+)
+
+_FOLLOWS = frozenset({"gated_activation", "quantize_activation", "cast_bf16", "take_rows", "elementwise", "copy"})
+"""Ops that are cut where what they read is: their work isn't done twice, and what they give is gathered instead."""
+
+_BY_ROW = frozenset({"gated_activation", "quantize_activation", "cast_bf16", "elementwise", "copy"})
+"""Ops whose rows depend on the same rows alone."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the columns of a buffer may be cut: at ``cuts``, or, if there are none, at multiples of ``grain``."""
+
+    grain: int
+    cuts: tuple[int, ...] = ()
+
+
+@dataclass
+class StepPlan:
+    """What ranks do of one step: the axis's ranges of each rank, and whether they gather afterwards.
+
+    Attributes:
+        to: the rank that alone needs what is gathered; -1: all do.
+    """
+
+    ranges: list[Ranges]
+    gather: bool = False
+    to: int = -1
+    experts: tuple[int, ...] = ()
+
+
+class LayerCut:
+    """The work of ``partition``, for the ranks of one stage.
+
+    Args:
+        kind: divides each layer among them.
+        steps: divided the model into stages.
+    """
+
+    def __init__(self, stage: Stage, place: Place, kind: LayerKind, steps: StepKind) -> None:
+        self.stage, self.place, self.ranks, self.kind, self.step_kind = stage, place, place.count, kind, steps
+        program = self.program = stage.program
+        self.weights = {use.name: use for use in program.weights}
+        self.sizes = {b.name: b.size for b in self.program.buffers}
+        self.groups = {g.name: g for g in program.cache_groups}
+        self.rows = row_sizes(self.program)
+        self.readers: Counter[str] = Counter()
+        self.writers: Counter[str] = Counter()
+        for step in self.program.steps:
+            self.readers.update({o.name for o in step.inputs if o.kind == "buffer"})
+            self.writers.update({o.name for o in step.outputs if o.kind == "buffer"})
+        self.readers.update(o.name for o in (*program.outputs.values(), *stage.sent))
+        self.writers.update(o.name for o in stage.received)
+        self.heads = self._cut_heads()
+        self.axes = [self._axis(step) for step in self.program.steps]
+        self.shares = self._follow()
+        self.whole = self._read_whole()
+
+    def _cut_heads(self) -> dict[str, Heads]:
+        """Returns the heads of each rank by the cache operand's name. Layers of a cache group have the same key/value
+        heads on a rank."""
+        found: dict[str, Heads] = {}
+        of_group: dict[str, tuple[tuple[int, int], ...]] = {}
+        for step in self.program.steps:
+            if step.op != "paged_attention":
+                continue
+            cache = step.inputs[1].name
+            name = cache.rpartition("/")[0]
+            have = self.groups[name].planes[0].heads
+            heads = found[cache] = self.kind.heads(step, have, self.ranks)
+            if of_group.setdefault(name, heads.key_value) != heads.key_value:
+                raise RequestError(
+                    f"ranks: layers of cache group {name} have different numbers of query heads",
+                    hint=f"Use a number of ranks that divides {have}.",
+                )
+        return found
+
+    def _axis(self, step: Step) -> Axis | None:
+        if any(o.kind == "buffer" and self.rows[o.name] is None for o in step.outputs):
+            return None
+        rule = self.kind.rules.get(step.op)
+        return None if rule is None else rule(step)
+
+    def _read_whole(self) -> frozenset[str]:
+        """The weights that some step isn't cut along, such as a table of embeddings that is the head's, too."""
+        found: set[str] = set()
+        for step, axis in zip(self.program.steps, self.axes, strict=True):
+            if step.op not in GROUPED:
+                cuts = axis.inputs if axis is not None else (None,) * len(step.inputs)
+                weights = zip(step.inputs, cuts, strict=False)  # a gated activation is given two inputs for its one
+                found.update(o.name for o, cut in weights if o.kind == "weight" and cut is None)
+        return frozenset(found)
+
+    def is_whole(self, operand: Operand) -> bool:
+        """Whether a view has every element of its buffer's rows, in their order."""
+        size = self.rows.get(operand.name) if operand.kind == "buffer" else None
+        return size is not None and self._columns(operand) == ((0, size),) and is_dense(operand)
+
+    # Where what is cut stays cut
+
+    def _follow(self) -> dict[str, Share]:
+        """How buffers are cut of which each rank computes a share: products, attention, and what follows them."""
+        shares: dict[str, Share] = {}
+        for step, axis in zip(self.program.steps, self.axes, strict=True):
+            if axis is None or not all(self.is_whole(o) for o in step.outputs):
+                continue
+            if step.op in LINEAR:
+                found: Share | None = Share(PANEL)
+            elif step.op == "paged_attention":
+                size = step.outputs[0].shape[2].constant
+                found = Share(1, tuple(h * size for h in self.heads[step.inputs[1].name].query))
+            elif step.op in _FOLLOWS:
+                found = self._followed(step, axis, shares)
+            else:
+                found = None
+            if found is None:
+                continue
+            own = self._index_cuts(step, axis, found)
+            first = axis.outputs[0]
+            assert first is not None
+            for operand, cut in zip(step.outputs, axis.outputs, strict=True):
+                width = self.rows[operand.name]
+                assert cut is not None and width is not None
+                if own is not None:
+                    columns = columns_of_index(operand, cut)
+                    cuts = tuple(min(i * columns, width) for i in own) if found.cuts else ()
+                    grain = max(1, found.grain * columns // columns_of_index(step.outputs[0], first))
+                    shares[operand.name] = Share(grain, cuts)
+        return shares
+
+    def _followed(self, step: Step, axis: Axis, shares: Mapping[str, Share]) -> Share | None:
+        """The cut of what a step gives, in columns of its first output, if what it reads is cut for it alone."""
+        grain, cuts = 1, set()
+        from_share = False
+        for operand, cut in zip(step.inputs, axis.inputs, strict=False):
+            share = shares.get(operand.name) if operand.kind == "buffer" else None
+            if share is None or cut is None or self.readers[operand.name] != 1 or not self.is_whole(operand):
+                continue
+            from_share = True
+            if step.op == "gated_activation":  # its halves are cut alike, wherever that is
+                grain = math.lcm(grain, PANEL)
+                continue
+            grain = math.lcm(grain, share.grain)
+            if share.cuts:
+                cuts.add(share.cuts)
+        if not from_share or len(cuts) > 1:
+            return None
+        return Share(grain, cuts.pop() if cuts else ())
+
+    def _index_cuts(self, step: Step, axis: Axis, share: Share) -> tuple[int, ...] | None:
+        """Where the axis is cut so that the first output has that share; None if it can't be."""
+        cut = axis.outputs[0]
+        assert cut is not None
+        unit = columns_of_index(step.outputs[0], cut)
+        if share.cuts:
+            if any(c % unit for c in share.cuts[:-1]):
+                return None
+            return (*(c // unit for c in share.cuts[:-1]), axis.count)
+        grain = math.lcm(share.grain, unit * axis.unit) // unit
+        pieces = -(-axis.count // grain)
+        if pieces < self.ranks:
+            return None
+        return tuple(min(pieces * r // self.ranks * grain, axis.count) for r in range(self.ranks + 1))
+
+    # What each rank needs
+
+    def plans(self, asking: int) -> list[StepPlan]:
+        """Goes from the last step to the first, where so many of the first ranks need the logits. Needs are columns of
+        buffers' rows."""
+        needs: list[dict[str, Ranges]] = [{} for _ in range(self.ranks)]
+        for operand in self.program.outputs.values():
+            for need in needs[:asking]:
+                self._need(need, operand)
+        for operand in self.stage.sent:
+            for need, (lo, hi) in zip(needs, self.sent_columns(operand), strict=True):
+                self._need(need, part_of(operand, 1, lo, hi))
+        all_rows = self._rows_of_all()
+        plans: list[StepPlan] = []
+        for index in reversed(range(len(self.program.steps))):
+            step, axis = self.program.steps[index], self.axes[index]
+            plan = self._plan(step, axis, needs, all_rows)
+            plans.append(plan)
+            for rank, ranges in enumerate(plan.ranges):
+                for lo, hi in self.computed(step, axis, ranges):
+                    for operand in self.piece(step, axis, lo, hi, rank, plan).inputs:
+                        self._need(needs[rank], operand)
+        return plans[::-1]
+
+    def sent_columns(self, operand: Operand) -> list[tuple[int, int]]:
+        """The columns of what is handed on that each rank sends: those that it computes, if it doesn't compute all."""
+        share = self.shares.get(operand.name, Share(1))
+        if share.cuts:
+            return pairs(share.cuts)
+        size = operand.shape[1].constant
+        pieces = -(-size // share.grain)
+        cuts = [min(pieces * r // self.ranks * share.grain, size) for r in range(self.ranks + 1)]
+        return pairs(cuts)
+
+    def _plan(
+        self, step: Step, axis: Axis | None, needs: Sequence[Mapping[str, Ranges]], all_rows: frozenset[str]
+    ) -> StepPlan:
+        if step.op in GROUPED:
+            return self._plan_of_experts(step, needs, all_rows)
+        if step.op == "kv_write":
+            return StepPlan([((0, 1),)] * self.ranks)
+        wanted = [self._wanted(step, axis, need) for need in needs]
+        if axis is None or (self.ranks == 1 and step.op not in ("paged_attention", "rope_kv_write")):
+            return StepPlan(wanted)
+        whole = [ranges == ((0, axis.count),) for ranges in wanted]
+        to = 0 if whole[0] and not any(wanted[1:]) else -1
+        if step.op in self.kind.repeated:
+            return StepPlan([((0, axis.count),)] * self.ranks)
+        if step.op in ("paged_attention", "rope_kv_write"):
+            cuts = self.heads[step.inputs[1 if step.op == "paged_attention" else 5].name].query
+            own: list[Ranges] = [((lo, hi),) for lo, hi in pairs(cuts)]
+            more = any(exceeds(ranges, mine) for ranges, mine in zip(wanted, own, strict=True))
+            return StepPlan(own, more, to)
+        share = self.shares.get(step.outputs[0].name)
+        cuts_or_none = self._index_cuts(step, axis, share) if share is not None else None
+        if cuts_or_none is None or not any(whole):
+            return StepPlan(wanted)
+        return StepPlan([((lo, hi),) for lo, hi in pairs(cuts_or_none)], True, to)
+
+    def _wanted(self, step: Step, axis: Axis | None, need: Mapping[str, Ranges]) -> Ranges:
+        """The indices of a step's axis that a rank needs, of all outputs; without an axis, the whole or nothing."""
+        found: list[tuple[int, int]] = []
+        for i, operand in enumerate(step.outputs):
+            columns = need.get(operand.name, ())
+            if axis is None:
+                found += [(0, 1)] * bool(overlap(columns, self._columns(operand)))
+            elif (cut := axis.outputs[i]) is not None:
+                found += touched(operand, cut, axis.count, columns)
+        return union(found)
+
+    def _need(self, need: dict[str, Ranges], operand: Operand) -> None:
+        if operand.kind == "buffer":
+            need[operand.name] = union([*need.get(operand.name, ()), *self._columns(operand)])
+
+    def _columns(self, operand: Operand) -> Ranges:
+        """The columns of its buffer's rows that a view touches, and maybe those between; (0, 1) of other buffers."""
+        if self.rows.get(operand.name) is None:
+            return ((0, 1),)
+        return columns_of(operand)
+
+    def computed(self, step: Step, axis: Axis | None, ranges: Ranges) -> Ranges:
+        """The ranges that a rank computes so that it has those: whole panels of weights."""
+        if axis is None or axis.unit == 1:
+            return ranges
+        unit = axis.unit
+        return union((lo // unit * unit, min(-(-hi // unit) * unit, axis.count)) for lo, hi in ranges)
+
+    # Experts
+
+    def _rows_of_all(self) -> frozenset[str]:
+        """The buffers of which a rank needs the rows of others' experts too."""
+        found: set[str] = set()
+        for step in reversed(self.program.steps):
+            rows_alone = step.op in GROUPED or (
+                step.op in _BY_ROW and is_by_row(step) and not any(o.name in found for o in step.outputs)
+            )
+            names = [o.name for o in step.inputs if o.kind == "buffer"]
+            found.update(() if rows_alone else names)
+        found.update(o.name for o in self.program.outputs.values())
+        return frozenset(found)
+
+    def _plan_of_experts(self, step: Step, needs: Sequence[Mapping[str, Ranges]], all_rows: frozenset[str]) -> StepPlan:
+        starts = step.inputs[1 if step.op == "grouped_linear" else 3]
+        experts = starts.shape[0].constant - 1
+        wanted: list[Ranges] = [((0, 1),) if need.get(step.outputs[0].name) else () for need in needs]
+        if experts < self.ranks or self.ranks == 1 or not self.kind.divides_experts:
+            return StepPlan(wanted)
+        cuts = expert_cuts(experts, self.ranks)
+        return StepPlan([((0, 1),)] * self.ranks, step.outputs[0].name in all_rows, -1, cuts)
+
+    # Pieces of steps
+
+    def piece(self, step: Step, axis: Axis | None, lo: int, hi: int, rank: int, plan: StepPlan) -> Step:
+        """The step that computes ``lo .. hi-1`` of its axis, its weights being parts of the whole program's."""
+        if plan.experts:
+            return self._piece_of_experts(step, plan.experts[rank], plan.experts[rank + 1])
+        if step.op == "kv_write":
+            heads = self._heads_of(step.inputs[3]).key_value[rank]
+            step = step.model_copy(update={"attrs": {**step.attrs, **self.kind.cache_attrs(rank, self.ranks)}})
+            return with_operands(
+                step, [part_of(o, 1, *heads) for o in step.inputs[:2]] + list(step.inputs[2:]), step.outputs
+            )
+        if axis is None:
+            return step
+        op, inputs = step.op, list(step.inputs)
+        attrs = dict(step.attrs)
+        if step.op == "gated_activation":
+            both = inputs[0]
+            inputs = [
+                part_of(both, both.rank - 1, 0, axis.count),
+                part_of(both, both.rank - 1, axis.count, 2 * axis.count),
+            ]
+        elif step.op == "rope_kv_write":
+            heads = self._heads_of(step.inputs[5]).key_value[rank]
+            inputs[1:3] = [part_of(o, 1, *heads) for o in inputs[1:3]]
+            attrs |= self.kind.cache_attrs(rank, self.ranks)
+        elif step.op == "paged_attention":
+            op, more = self.kind.attention(self._heads_of(step.inputs[1]), lo, rank, self.ranks)
+            attrs |= more
+        inputs = [self._part(o, cut, lo, hi) for o, cut in zip(inputs, axis.inputs, strict=True)]
+        outputs = [self._part(o, cut, lo, hi) for o, cut in zip(step.outputs, axis.outputs, strict=True)]
+        return Step(op=op, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, where=step.where)
+
+    def _heads_of(self, cache: Operand) -> Heads:
+        found = self.heads.get(cache.name)
+        if found is None:  # written and never read
+            have = self.groups[cache.name.rpartition("/")[0]].planes[0].heads
+            found = Heads(1, (0,) * (self.ranks + 1), ((0, have),) * self.ranks)
+        return found
+
+    def _part(self, operand: Operand, cut: Slice | None, lo: int, hi: int) -> Operand:
+        if cut is None:
+            return operand
+        end = min(hi * cut.scale, operand.shape[cut.dim].constant)
+        return self._rows_of_weight(part_of(operand, cut.dim, lo * cut.scale, end), lo, operand)
+
+    def _rows_of_weight(self, part: Operand, first: int, whole: Operand) -> Operand:
+        """A weight is named by its part, so that a rank has that alone. Of rows it may stay a view of the whole."""
+        if whole.kind != "weight" or part.shape == whole.shape or self._stays_whole(whole, first):
+            return part
+        use = self.weights[whole.name]
+        count = part.shape[0].constant
+        name = f"{whole.name}[{first}:{first + count}]"
+        self.weights[name] = use.model_copy(
+            update={"name": name, "shape": (count, *use.shape[1:]), "source": whole.name, "first": first}
+        )
+        return part.model_copy(update={"name": name, "offset": Affine()})
+
+    def _stays_whole(self, weight: Operand, first: int) -> bool:
+        """Whether ranks have all rows of a weight: where each reads them all, or kernels can't read from ``first``."""
+        use = self.weights[weight.name]
+        bytes_of_row = stored_bytes(use.dtype, math.prod(use.shape[1:]))
+        return use.layout == "rows" and (use.name in self.whole or first * bytes_of_row % ALIGNMENT != 0)
+
+    def _piece_of_experts(self, step: Step, lo: int, hi: int) -> Step:
+        at = 1 if step.op == "grouped_linear" else 3
+        inputs = list(step.inputs)
+        inputs[at] = part_of(inputs[at], 0, lo, hi + 1)
+        for i in range(at + 1, len(inputs)):
+            inputs[i] = self._rows_of_weight(part_of(inputs[i], 0, lo, hi), lo, inputs[i])
+        return with_operands(step, inputs, step.outputs)
+
+    def index_columns(self, operand: Operand, cut: Slice, lo: int, hi: int) -> tuple[int, int]:
+        """The columns of a view, counted from its first, that go with some indices."""
+        unit = columns_of_index(operand, cut)
+        return lo * unit, min(hi * unit, width_of(operand))

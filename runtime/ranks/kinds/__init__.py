@@ -1,0 +1,1 @@
+"""The kinds of partition, a module each; ``table`` lists them."""

@@ -1,0 +1,45 @@
+"""A ring: weights are cut as with ``tensor``, and keys and values by ranges of a request's tokens, not by heads.
+
+A rank has all heads of the blocks with ``block % ranks == rank``; whoever hands out blocks sees to it that all of a
+split of 512 tokens have one owner. Queries go from rank to rank instead of keys: each rank attends with all of them to
+its own keys, and the parts are added in the order of the splits, which no number of ranks changes.
+
+A context may thus be longer than a rank's memory holds. On one request's way:
+
+    rope_kv_write     every rank rotates all queries; the owner of a token's block writes its key and value
+    ring_attention    all queries over a rank's own keys, then sums of the rank's share of the heads
+"""
+
+from __future__ import annotations
+
+from ...shared.lowered_program import Step
+from .base import Axis, Heads
+from .tensor import RULES, Tensor
+from .views import Slice
+
+
+def _attention(step: Step) -> Axis | None:
+    """A rank needs all queries, and gives some of the heads."""
+    return Axis(step.inputs[0].shape[1].constant, (None,) * len(step.inputs), (Slice(1),))
+
+
+class Ring(Tensor):
+    """Divides keys and values by tokens, and the rest as ``Tensor`` does."""
+
+    name = "ring"
+    collectives = (*Tensor.collectives, "ring_attention")
+    alike = Tensor.name
+    combines = False
+    unplanned = "a ring's ranks hold the keys of some tokens each"
+    owns_blocks = True
+    rules = RULES | {"paged_attention": _attention}
+    repeated = frozenset({"rope_kv_write"})
+
+    def _key_value(self, cuts: tuple[int, ...], have: int, group: int) -> tuple[tuple[int, int], ...]:
+        return ((0, have),) * (len(cuts) - 1)
+
+    def cache_attrs(self, rank: int, ranks: int) -> dict[str, int]:
+        return {"ranks": ranks, "rank": rank}
+
+    def attention(self, heads: Heads, first: int, rank: int, ranks: int) -> tuple[str, dict[str, int]]:
+        return "ring_attention", {"first_head": first, **self.cache_attrs(rank, ranks)}

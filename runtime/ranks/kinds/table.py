@@ -1,0 +1,42 @@
+"""The table of kinds of partition. Partitions are written, and their ranks numbered, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .base import LayerKind, PartitionKind, StepKind
+from .pipeline import Pipeline
+from .ring import Ring
+from .tensor import Tensor
+
+KINDS: dict[str, PartitionKind] = {kind.name: kind for kind in (Tensor(), Pipeline(), Ring())}
+"""A kind's name -> the kind. The first of those that divide layers has the layers that no kind of a partition divides,
+and so has the first of those that divide steps."""
+
+
+def layer_kinds() -> list[LayerKind]:
+    """Returns the kinds that divide layers."""
+    return [kind for kind in KINDS.values() if isinstance(kind, LayerKind)]
+
+
+def step_kinds() -> list[StepKind]:
+    """Returns the kinds that divide steps."""
+    return [kind for kind in KINDS.values() if isinstance(kind, StepKind)]
+
+
+def kind_of_collective(op: str) -> PartitionKind | None:
+    """Returns the planned kind whose ranks exchange values by an op; None if no kind's do."""
+    return next((kind for kind in KINDS.values() if not kind.unplanned and op in kind.collectives), None)
+
+
+def planned_sizes(ranks: int, kinds: Sequence[str] | None = None) -> Iterator[dict[str, int]]:
+    """Iterates over the partitions of a number of ranks into the planned kinds: most ranks of the first kind first."""
+    names = [name for name, kind in KINDS.items() if not kind.unplanned] if kinds is None else kinds
+    if not names:
+        if ranks == 1:
+            yield {}
+        return
+    for count in range(ranks, 0, -1):
+        if ranks % count == 0:
+            for others in planned_sizes(ranks // count, names[1:]):
+                yield {names[0]: count, **others}

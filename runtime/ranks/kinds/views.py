@@ -1,0 +1,180 @@
+"""Views of buffers, as cutting a program needs them: parts along a dimension, the columns that they touch, ranges."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...shared.lowered_program import Affine, LoweredProgram, Operand, Step
+
+Ranges = tuple[tuple[int, int], ...]
+"""Ascending pieces of 0 .. n-1, each from its first to behind its last."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Which part of an operand goes with the indices ``lo .. hi-1`` of a step's axis: ``scale`` elements along
+    dimension ``dim`` for each index."""
+
+    dim: int
+    scale: int = 1
+
+
+def pairs(cuts: Sequence[int]) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(cuts))
+
+
+def with_operands(step: Step, inputs: Iterable[Operand], outputs: Iterable[Operand]) -> Step:
+    return step.model_copy(update={"inputs": tuple(inputs), "outputs": tuple(outputs)})
+
+
+def part_of(operand: Operand, dim: int, lo: int, hi: int) -> Operand:
+    """The view of ``lo .. hi-1`` along a dimension."""
+    shape = (*operand.shape[:dim], Affine(hi - lo), *operand.shape[dim + 1 :])
+    return operand.model_copy(update={"shape": shape, "offset": operand.offset + operand.strides[dim] * lo})
+
+
+def flattened(operand: Operand) -> Operand:
+    """[M, ...] with dense rows as [M, C]."""
+    shape, strides = (operand.shape[0], Affine(width_of(operand))), (operand.strides[0], Affine(1))
+    return operand.model_copy(update={"shape": shape, "strides": strides})
+
+
+def width_of(operand: Operand) -> int:
+    """Elements of a row."""
+    return math.prod(size.constant for size in operand.shape[1:])
+
+
+def is_dense(operand: Operand) -> bool:
+    """Whether a row's elements lie one behind the other, in their order."""
+    wanted = 1
+    for size, stride in zip(reversed(operand.shape[1:]), reversed(operand.strides[1:]), strict=True):
+        if size != 1 and stride != wanted:
+            return False
+        wanted *= size.constant
+    return True
+
+
+def columns_of_index(operand: Operand, cut: Slice) -> int:
+    """How many elements of a row go with one index."""
+    return cut.scale * math.prod(size.constant for size in operand.shape[cut.dim + 1 :])
+
+
+def columns_of(operand: Operand) -> Ranges:
+    """The columns that a view [M, ...] touches: exactly along dimension 1, beyond it from the first to the last."""
+    offset = operand.offset.constant
+    if operand.rank == 1:
+        return ((offset, offset + 1),)
+    inner = 1 + sum(
+        (size.constant - 1) * stride.constant
+        for size, stride in zip(operand.shape[2:], operand.strides[2:], strict=True)
+    )
+    count, step = operand.shape[1].constant, operand.strides[1].constant
+    if step <= inner:
+        return ((offset, offset + (count - 1) * step + inner),) if count > 0 else ()
+    return tuple((offset + i * step, offset + i * step + inner) for i in range(count))
+
+
+def touched(operand: Operand, cut: Slice, count: int, columns: Ranges) -> list[tuple[int, int]]:
+    """The indices of an axis whose part of a view has any of these columns."""
+    if not columns:
+        return []
+    part = columns_of(part_of(operand, cut.dim, 0, cut.scale))
+    width, step = part[-1][1] - part[0][0], operand.strides[cut.dim].constant * cut.scale
+    found = []
+    for lo, hi in columns:
+        # Index i has the columns from offset + i * step on, `width` of them.
+        first = -(-(lo - operand.offset.constant - width + 1) // step) if step else 0
+        end = -(-(hi - operand.offset.constant) // step) if step else count
+        if max(first, 0) < min(end, count):
+            found.append((max(first, 0), min(end, count)))
+    return found
+
+
+def is_by_row(step: Step) -> bool:
+    """Whether rows of what a step reads and gives go together."""
+    rows = step.outputs[0].shape[0]
+    return all(o.shape[:1] == (rows,) or o.kind == "weight" for o in (*step.inputs, *step.outputs))
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    merged: list[tuple[int, int]] = []
+    for lo, hi in sorted(ranges):
+        if merged and lo <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(hi, merged[-1][1])
+        elif lo < hi:
+            merged.append((lo, hi))
+    return tuple(merged)
+
+
+def overlap(a: Ranges, b: Ranges) -> bool:
+    return any(x < w and z < y for x, y in a for z, w in b)
+
+
+def exceeds(wanted: Ranges, own: Ranges) -> bool:
+    """Whether something wanted isn't one's own."""
+    return union([*wanted, *own]) != own
+
+
+def views_of(program: LoweredProgram) -> Iterator[Operand]:
+    for step in program.steps:
+        yield from (o for o in (*step.inputs, *step.outputs) if o.kind == "buffer")
+    yield from (o for o in program.outputs.values() if o.kind == "buffer")
+
+
+def row_sizes(program: LoweredProgram) -> dict[str, int | None]:
+    """Elements of a row of each buffer, of those whose views are all rows of one stride; None for the others."""
+    found: dict[str, int | None] = {}
+    strides: dict[str, tuple[Affine, Affine]] = {}
+    for operand in views_of(program):
+        name = operand.name
+        if found.get(name, 0) is None:
+            continue
+        constant = all(a.is_constant for a in (*operand.shape[1:], *operand.strides, operand.offset))
+        if (
+            operand.rank < 2
+            or not constant
+            or strides.setdefault(name, (operand.shape[0], operand.strides[0]))
+            != (
+                operand.shape[0],
+                operand.strides[0],
+            )
+        ):
+            found[name] = None
+            continue
+        columns = columns_of(operand)
+        end = columns[-1][1] if columns else 0
+        found[name] = None if end > operand.strides[0].constant else max(end, found.get(name) or 0)
+    return found
+
+
+def with_own_buffers(program: LoweredProgram) -> LoweredProgram:
+    """The same program in which no step writes a buffer as a whole that another has written: a step that works in
+    place gets a buffer of its own, so that it may be shared."""
+    rows = row_sizes(program)
+    sizes = {b.name: b for b in program.buffers}
+    current: dict[str, str] = {}
+    written: set[str] = set()
+    steps: list[Step] = []
+
+    def read(operand: Operand) -> Operand:
+        name = current.get(operand.name, operand.name)
+        return (
+            operand if operand.kind != "buffer" or name == operand.name else operand.model_copy(update={"name": name})
+        )
+
+    for index, step in enumerate(program.steps):
+        inputs = tuple(map(read, step.inputs))
+        for operand in step.outputs:
+            size = rows.get(operand.name)
+            again = operand.kind == "buffer" and operand.name in written and size is not None
+            if again and columns_of(operand) == ((0, size),):
+                name = f"{operand.name}.{index}"
+                current[operand.name] = name
+                sizes[name] = sizes[operand.name].model_copy(update={"name": name})
+        written.update(o.name for o in step.outputs)
+        steps.append(with_operands(step, inputs, map(read, step.outputs)))
+    outputs = {name: read(o) for name, o in program.outputs.items()}
+    return program.model_copy(update={"steps": tuple(steps), "outputs": outputs, "buffers": tuple(sizes.values())})
