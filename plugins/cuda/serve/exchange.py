@@ -38,23 +38,23 @@ class Exchange(Protocol):
     place: int
 
     def all_gather(self, received: Tensor, own: Tensor) -> None:
-        """Puts what each of them gives, bytes [n], into ``received`` [ranks, n]."""
+        """Gathers bytes [n] of each rank into ``received`` [ranks, n]."""
 
     def gather(self, to: int, received: Tensor, own: Tensor) -> None:
-        """Does so at the rank ``to`` alone."""
+        """Gathers bytes of each rank at the rank ``to`` alone."""
 
     def add(self, numbers: Tensor) -> None:
-        """Replaces integers by the sums of all of theirs."""
+        """Replaces integers by their sums over all ranks."""
 
     def send(self, own: Tensor, to: Sequence[int]) -> None:
-        """Sends bytes to ranks, numbered among all."""
+        """Sends bytes to ranks, which are numbered among all."""
 
     def receive(self, theirs: Sequence[Tensor], sources: Sequence[int]) -> None:
-        """Takes bytes from ranks, numbered among all."""
+        """Receives bytes from ranks, which are numbered among all."""
 
 
 class Unjoined:
-    """An exchange of which only the rank's place is asked for: its steps are bound, and don't run."""
+    """An exchange that only knows the rank's place, for steps that are bound and don't run."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -69,7 +69,7 @@ class Collectives:
     """An exchange by process groups: one of all ranks, and one of those that compute the same steps.
 
     Args:
-        rank: this one.
+        rank: the number of this rank.
         count: the number of all ranks.
         stage: the first rank of those that compute the same steps, and how many they are.
         patience: seconds that a rank waits for others, where no GPU does.

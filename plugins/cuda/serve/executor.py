@@ -43,12 +43,12 @@ from .steps import Capture, CudaSteps, Graph
 
 @dataclass(frozen=True)
 class Part:
-    """What one of several ranks runs.
+    """The part of a model that one of several ranks runs.
 
     Attributes:
-        program: the rank's.
-        gpu: which of the GPUs that there are kernels for; 0 is the first.
-        exchange: what it meets the others by.
+        program: the rank's program.
+        gpu: its number among the GPUs that there are kernels for, from 0.
+        exchange: the collectives with the other ranks.
     """
 
     program: LoweredProgram
@@ -57,15 +57,15 @@ class Part:
 
 
 class CudaExecutor:
-    """See ``executors.base.Executor``. A step runs from its submission on; its result waits for the sampled ids.
+    """The executor of the cuda target. A step runs from its submission on; its result waits for the sampled ids.
 
     Args:
-        bundle: with a ready target ``target``.
+        bundle: a bundle with a ready target ``target``.
         blocks: cache group -> blocks to allocate.
         context: most tokens of a request.
         target: the target's name.
-        capture: what makes graphs in place of CUDA; None: CUDA does.
-        part: of several ranks the one whose program this runs; None: there is one.
+        capture: a function that makes graphs in place of CUDA; None for CUDA's.
+        part: the part of one of several ranks; None for a single rank.
 
     Raises:
         BundleError: the bundle has no such target, or it is damaged.
@@ -127,7 +127,7 @@ class CudaExecutor:
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
         return self._place.device
 
     def check(self, step: StepInput) -> None:
@@ -137,7 +137,7 @@ class CudaExecutor:
 
     @property
     def lost(self) -> str:
-        """Why no step can run any more; "" where one can."""
+        """The reason why no step can run any more; "" if one can."""
         return self._health.lost
 
     def submit(self, step: StepInput) -> Pending:
@@ -177,19 +177,19 @@ class _Interpreted:
     capture: Capture | None = None
 
     def enter(self) -> None:
-        """Nothing has to be chosen."""
+        """Does nothing: there is no device to choose."""
 
     def probe(self) -> None:
         """Always answers."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held."""
 
     def launcher(self, folder: object, section: object) -> Launcher:
         return JitLauncher()
 
     def lacks(self, folder: object) -> tuple[str, ...]:
-        """No sampling parameter: kernels are this version's."""
+        """Returns no missing sampling parameter: the kernels are this version's."""
         return ()
 
 
@@ -239,7 +239,7 @@ class _OnGpu:
         return lacks_of(missing_kernels(folder, self.gpu.capability))
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """See ``Capture``. Graphs share memory for what they hold for a moment: one runs at a time."""
+        """Captures work as a graph. Graphs share their temporary memory: one runs at a time."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
@@ -247,15 +247,15 @@ class _OnGpu:
 
 
 def place_of(section: CudaSection, number: int = 0) -> _Interpreted | _OnGpu:
-    """Where a bundle's target runs here: a GPU, or, if Triton interprets kernels in this process, the CPU.
+    """Returns the place where a bundle's target runs: a GPU, or the CPU if Triton interprets kernels in this process.
 
-    ``number``: which of the GPUs that there are kernels for. Raises TargetError where it can't.
+    ``number``: the GPU's number among those that there are kernels for. Raises TargetError if there is no such GPU.
     """
     return _Interpreted() if _interprets() else _OnGpu(*gpus_for(section, number + 1)[number])
 
 
 def _interprets() -> bool:
-    """Whether Triton interprets kernels in this process: it looks at this variable itself."""
+    """Returns True if Triton interprets kernels in this process: it looks at this variable itself."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -301,7 +301,7 @@ def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]
 
 
 def cuda_section(bundle: Bundle, target: str) -> CudaSection:
-    """What a ready target's manifest says of its kernels. Raises BundleError if that is nothing."""
+    """Returns a ready target's section of kernels. Raises BundleError without one."""
     section = bundle.target(target).section(CudaSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no kernels", hint="Export the bundle again.")

@@ -51,13 +51,13 @@ class SpecCollector:
         self.capability, self._compiler, self._start = capability, compiler, start
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """By what is compiled."""
+        """Chooses the tile for a shape by compiling candidates, and records it."""
         if (shape, decode) not in self.tiles:
             self.tiles[shape, decode] = choose_tile(shape, self.capability, decode=decode, compiler=self._compiler)
         return self.tiles[shape, decode]
 
     def tiles_json(self) -> str:
-        """What ``CarriedLauncher`` reads."""
+        """Returns the tiles as JSON, for ``CarriedLauncher``."""
         found = [{"shape": asdict(s), "decode": d, "tile": asdict(tile)} for (s, d), tile in self.tiles.items()]
         return json.dumps(found, indent=1, sort_keys=True) + "\n"
 

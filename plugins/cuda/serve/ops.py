@@ -1,4 +1,4 @@
-"""How the cuda target runs each op: the work of a step whose inputs and outputs are these tensors.
+"""Binds each op of the cuda target: returns the work of a step whose inputs and outputs are these tensors.
 
 Products with float weights are the libraries' (cuBLASLt through torch); embeddings, norms, rotations, attention and
 products with narrower weights are Triton's; what is left is torch's own.
@@ -43,13 +43,13 @@ Work = Callable[[], object]
 
 
 class Launcher(Protocol):
-    """What runs calls of Triton kernels."""
+    """A launcher of Triton kernels."""
 
     def bind(self, call: Call) -> Work:
-        """What puts it on the current stream, at any time."""
+        """Returns a function that puts the call on the current stream, at any time."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """See ``step_calls.TileOf``."""
+        """Returns the tile for a shape: see ``step_calls.TileOf``."""
 
     def resident(self, call: Call) -> int:
         """Programs of its kernel that a multiprocessor runs at a time."""
@@ -69,33 +69,33 @@ weights that were made floats."""
 
 
 class Binder(Protocol):
-    """What ops need of the program whose steps are bound."""
+    """The program whose steps are bound, as ops see it."""
 
     gpu: GpuLimits
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
-        """The list of what a decode step attends to, which all layers of a window share; None where there is none.
+        """Returns the list of a decode step's attention, which all layers of a window share; None if there is none.
 
-        The first that asks for it gets what makes it put into ``works``.
+        The first caller gets the work that makes the list added to ``works``.
         """
 
     @property
     def decodes(self) -> bool:
-        """Whether each request of the step being bound has one token."""
+        """True if each request of the step being bound has one token."""
 
     @property
     def mixed(self) -> bool:
-        """Whether some requests of it have one token, and are decoded beside prompts."""
+        """True if some requests of the step have one token, and are decoded next to prompts."""
 
     def scratch(self) -> Tensor:
-        """Float32, for the parts of attention, or of a product."""
+        """Returns float32 scratch memory, for the parts of attention, or of a product."""
 
     def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for one op at a time, at an address that stays."""
+        """Returns memory for one op at a time, at a fixed address."""
 
     @property
     def exchange(self) -> Exchange:
-        """What ranks meet each other by. Raises BundleError where there is one rank."""
+        """The collectives between ranks. Raises BundleError if there is one rank."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
         """Chooses the tile of the attention kernel."""
@@ -146,7 +146,7 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
 
 
 def _unpacks(step: Step, rows: int) -> bool:
-    """Whether so many rows meet floats made of a narrow weight."""
+    """Returns True if that many rows are multiplied with floats unpacked from a narrow weight."""
     x, weight = step.inputs[:2]
     same = x.dtype == step.outputs[0].dtype != "f32"  # a library multiplies equal types
     return same and rows >= UNPACKED_ROWS and weight.dtype in FORMS and not step.attrs.get("activation")
@@ -419,12 +419,12 @@ class _Message:
 
 
 def _cuts(step: Step) -> list[list[int]]:
-    """Where the columns of each matrix of an exchange are cut among the ranks."""
+    """Returns the places where the columns of each matrix of an exchange are cut among the ranks."""
     return [[int(cut) for cut in cuts.split(",")] for cuts in str(step.attrs["cuts"]).split(";")]
 
 
 def _messages(cuts: Sequence[Sequence[int]], rows: Sequence[int], widths: Sequence[int]) -> list[_Message]:
-    """What each rank gives. All send as many bytes as the longest has: NCCL's collectives know one size."""
+    """Returns the message of each rank. All send as many bytes as the longest has: NCCL's collectives know one size."""
     ranks = range(len(cuts[0]) - 1)
     return [_Message.of(rows, [c[r + 1] - c[r] for c in cuts], widths) for r in ranks]
 

@@ -239,23 +239,23 @@ class CudaProgram:
         return self._biases.setdefault(name, bias.to(out.dtype))
 
     def scratch(self) -> Tensor:
-        """See ``cuda_ops.Binder``."""
+        """The scratch memory of bound steps."""
         return self._scratch
 
     def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See ``cuda_ops.Binder``."""
+        """Returns a room's memory as a tensor."""
         size = math.prod(shape) * dtype.itemsize
         return self._rooms[name].narrow(0, 0, size).view(dtype).view(*shape)
 
     @property
     def exchange(self) -> Exchange:
-        """See ``cuda_ops.Binder``."""
+        """The collectives between ranks. Raises BundleError if there is one rank."""
         if self._exchange is None:
             raise BundleError("program: it is of several ranks, and there is one", hint="Export the bundle again.")
         return self._exchange
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
-        """See ``cuda_ops.Binder``."""
+        """Returns the list of a decode step's attention, which all layers of a window share; None if there is none."""
         blocks = table.shape[1]
         splits = splits_of(blocks, cache.group.block_size)
         if not self._mixed and (not self._decodes or splits == 1):
@@ -277,7 +277,7 @@ class CudaProgram:
         return self._launcher.bind(call)
 
     def resident(self, call: Call) -> int:
-        """See ``cuda_ops.Binder``."""
+        """Returns the programs of a call's kernel that the GPU runs at a time."""
         return self.processors * self._launcher.resident(call)
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
@@ -286,12 +286,12 @@ class CudaProgram:
 
     @property
     def decodes(self) -> bool:
-        """Whether each request of the step being bound has one token."""
+        """True if each request of the step being bound has one token."""
         return self._decodes
 
     @property
     def mixed(self) -> bool:
-        """Whether some requests of it have one token, and are decoded beside prompts."""
+        """True if some requests of the step have one token, and are decoded next to prompts."""
         return self._mixed
 
 
@@ -302,7 +302,8 @@ def _linked(step: Step) -> frozenset[str]:
 
 
 def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dict[int, int], int]:
-    """Where a rank's own arena (0) and its copies of what ranks share begin in one piece of memory, and its size."""
+    """Returns the starts of a rank's own arena (0) and of its copies of shared regions in one piece of memory, and its
+    size."""
     sizes = limits.tokens, limits.requests, limits.rows
     linked = frozenset[str]().union(*map(_linked, program.steps))
     used = {buffer.region for buffer in program.buffers if buffer.name not in linked}

@@ -24,7 +24,7 @@ NONE = -1e30
 
 @dataclass
 class Attention:
-    """What a step attends with."""
+    """The operands of a step's attention."""
 
     q: Memory
     table: Memory
