@@ -38,8 +38,6 @@ NOT_CLEAN: tuple[str, ...] = (
     "docs/inside",
     "docs/use",
     "optimizer/plan",
-    "plugins/cuda",
-    "plugins/tvm",
     "runtime/engine",
     "runtime/executors",
     "runtime/kv_cache",

@@ -285,7 +285,7 @@ def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]
             hint="Install a build of PyTorch with CUDA on a machine with an NVIDIA GPU, or take target cpu.",
         )
     gpus = load_cuda().gpus
-    fit = [(gpu, found) for gpu in gpus if (found := section.kernels_for(gpu.capability)) is not None]
+    fit = [(gpu, capability) for gpu in gpus if (capability := section.kernels_for(gpu.capability)) is not None]
     if len(fit) >= ranks:
         return fit
     if fit:
@@ -341,7 +341,7 @@ def _budget(
     """Bytes for the caches of all ranks, with so many free on each one's GPU: as much as the rank has room for that has
     the least, in blocks."""
     whole = sum(cache_block_bytes(group) for group in whole_groups(programs, how))
-    found = []
+    budgets = []
     for program in programs:
         weights = sum(bundle.part(use).nbytes for use in program.weights)
         limits = limits_of(section, program.cache_groups, context)
@@ -353,9 +353,9 @@ def _budget(
                 hint="Pass a smaller context, export with fewer bits or a smaller engines.chunk, end what else uses "
                 "the GPU, or take a larger one.",
             )
-        own = sum(cache_block_bytes(group) for group in program.cache_groups)
-        found.append(int((free - weights - steps) * _FREE_SHARE) * whole // max(own, 1))
-    return min(found)
+        rank_bytes = sum(cache_block_bytes(group) for group in program.cache_groups)
+        budgets.append(int((free - weights - steps) * _FREE_SHARE) * whole // max(rank_bytes, 1))
+    return min(budgets)
 
 
 _FREE_SHARE = 0.85

@@ -58,8 +58,8 @@ class SpecCollector:
 
     def tiles_json(self) -> str:
         """Returns the tiles as JSON, for ``CarriedLauncher``."""
-        found = [{"shape": asdict(s), "decode": d, "tile": asdict(tile)} for (s, d), tile in self.tiles.items()]
-        return json.dumps(found, indent=1, sort_keys=True) + "\n"
+        entries = [{"shape": asdict(s), "decode": d, "tile": asdict(tile)} for (s, d), tile in self.tiles.items()]
+        return json.dumps(entries, indent=1, sort_keys=True) + "\n"
 
     def bind(self, call: Call) -> Callable[[], object]:
         spec = call.spec(self.capability)
@@ -131,8 +131,8 @@ class CarriedLauncher(CarriedKernels):
         super().__init__(device, folder, capability)
         path = folder / TILES_FILE.format(capability)
         try:
-            said = json.loads(read_regular(path, most=MOST_JSON_BYTES))
-            self._tiles = {(AttentionShape(**t["shape"]), bool(t["decode"])): Tile(**t["tile"]) for t in said}
+            entries = json.loads(read_regular(path, most=MOST_JSON_BYTES))
+            self._tiles = {(AttentionShape(**t["shape"]), bool(t["decode"])): Tile(**t["tile"]) for t in entries}
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BundleError(f"{path}: the kernels' tiles can't be read: {e}", hint="Export the bundle again.") from e
 

@@ -261,12 +261,12 @@ def heads_bytes(step: Step, cached: CacheGroup, sizes: tuple[int, int, int]) -> 
     q, out = step.inputs[0], step.outputs[0]
     heads = attended_heads(step, cached)[1]
     tokens = out.shape[0].evaluate(*sizes)
-    found: dict[Room, int] = {}
+    rooms: dict[Room, int] = {}
     if heads != out.shape[1]:
-        found["queries"] = tokens * heads * stored_bytes(q.dtype, q.shape[2].constant)
+        rooms["queries"] = tokens * heads * stored_bytes(q.dtype, q.shape[2].constant)
     if heads != out.shape[1] or not _is_dense(out):
-        found["results"] = tokens * heads * stored_bytes(out.dtype, out.shape[2].constant)
-    return found
+        rooms["results"] = tokens * heads * stored_bytes(out.dtype, out.shape[2].constant)
+    return rooms
 
 
 def _is_dense(operand: Operand) -> bool:
@@ -450,7 +450,7 @@ def _gathered(p: Binder, step: Step, out: Sequence[Tensor]) -> tuple[Tensor, lis
     longest = max(message.size for message in messages)
     received = p.room("received", (len(messages), longest), torch.uint8)
     pieces = [message.pieces(memory, out) for message, memory in zip(messages, received, strict=True)]
-    own = p.exchange.place if step.op == "all_gather" else -1
+    this_rank = p.exchange.place if step.op == "all_gather" else -1
     works: list[Work] = []
     for i, whole in enumerate(out):
         widths = {hi - lo for lo, hi in zip(cuts[i], cuts[i][1:], strict=False)}
@@ -460,7 +460,7 @@ def _gathered(p: Binder, step: Step, out: Sequence[Tensor]) -> tuple[Tensor, lis
             works.append(partial(to.copy_, together.transpose(0, 1)))
             continue
         for rank, of_rank in enumerate(pieces):
-            if rank != own:
+            if rank != this_rank:
                 to = whole.narrow(1, cuts[i][rank], cuts[i][rank + 1] - cuts[i][rank])
                 works.append(partial(to.copy_, of_rank[i]))
     return received, works
@@ -494,8 +494,8 @@ def _gather_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> l
     places = torch.arange(len(y), device=y.device)
 
     def run() -> None:
-        own = (places >= starts[lo]) & (places < starts[hi])
-        rows.copy_(torch.where(own.unsqueeze(1), y, 0))
+        inside = (places >= starts[lo]) & (places < starts[hi])
+        rows.copy_(torch.where(inside.unsqueeze(1), y, 0))
         exchange.add(numbers)
         out[0].copy_(rows)
 
@@ -524,13 +524,13 @@ def _ranks_of(step: Step) -> range:
 def _elementwise(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     a, result = step.attrs, out[0]
     fn: Any = _FUNCTIONS.get(str(a["fn"])) or getattr(torch, str(a["fn"]))
-    given = [one.expand(result.shape) for one in x]
+    operands = [one.expand(result.shape) for one in x]
     number: Any = a.get("scalar")
     first = bool(a.get("scalar_first", False))
     wide = result.is_floating_point() and a["fn"] not in _COMPARE
 
     def run() -> None:
-        values = [_wide(one) if wide else one for one in given]
+        values = [_wide(one) if wide else one for one in operands]
         if number is not None:
             scalar = torch.full((), number, dtype=values[0].dtype, device=result.device)
             values = [scalar, values[0]] if first else [values[0], scalar]

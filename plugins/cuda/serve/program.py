@@ -193,8 +193,8 @@ class CudaProgram:
 
     def _operands(self, step: Step) -> tuple[list[Any], list[Tensor]]:
         linked = _linked(step)  # ranks that share no memory have none between stages
-        given = [operand for operand in step.inputs if operand.name not in linked]
-        return [self._operand(operand) for operand in given], [
+        inputs = [operand for operand in step.inputs if operand.name not in linked]
+        return [self._operand(operand) for operand in inputs], [
             self._view(operand) for operand in step.outputs if operand.name not in linked
         ]
 
@@ -319,7 +319,7 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
     weights made floats."""
     sizes = limits.tokens, limits.requests, limits.rows
     groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
-    found: dict[Room, int] = {}
+    rooms: dict[Room, int] = {}
     for step in program.steps:
         if step.op in EXCHANGED:
             needed: Mapping[Room, int] = exchanged_bytes(step, sizes)
@@ -331,26 +331,26 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
         else:
             continue
         for name, size in needed.items():
-            found[name] = max(size, found.get(name, 0))
-    return found
+            rooms[name] = max(size, rooms.get(name, 0))
+    return rooms
 
 
 def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
     """Lays narrow weights with their scales as products read them fastest (``laid_by_group``), in place of what
     ``weights`` has; the names of all that are laid so."""
     uses = {use.name: use for use in program.weights}
-    found: dict[str, tuple[Step, int]] = {}
+    readers: dict[str, tuple[Step, int]] = {}
     otherwise = set[str]()
     for step in program.steps:
         for number, operand in enumerate(step.inputs):
             if operand.kind == "weight" and uses[operand.name].dtype in FORMS:
                 whole = tuple(size.constant for size in operand.shape) == tuple(uses[operand.name].shape)
                 if whole and number == STORED.get(step.op, (-1, ""))[0]:
-                    found[operand.name] = step, number
+                    readers[operand.name] = step, number
                 else:
                     otherwise.add(operand.name)
     laid = set[str]()
-    for name, (step, number) in found.items():
+    for name, (step, number) in readers.items():
         beside = [of.name for of in step.inputs[number + 1 : number + 2 + bool(step.attrs.get("has_offsets"))]]
         if name in otherwise or not all(of in weights for of in beside):
             continue
