@@ -67,36 +67,38 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     text = options.text.read_text() if options.text else "\n\n".join(pydoc_data.topics.topics.values())
     bests = [None, *map(int, options.best.split(","))]
-    found: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
-    found |= {"model": options.model.name, "recipe": options.recipe, "whole_layers": options.whole_layers}
-    found |= {"command": " ".join(["adaptive_context.py", *sys.argv[1:]])}
+    result: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
+    result |= {"model": options.model.name, "recipe": options.recipe, "whole_layers": options.whole_layers}
+    result |= {"command": " ".join(["adaptive_context.py", *sys.argv[1:]])}
 
     def save() -> None:
         if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
 
     parts = options.parts.split(",")
     if options.json and options.json.exists():
-        kept = json.loads(options.json.read_text())
-        found |= {part: kept[part] for part in ("quality", "needle", "choice", "speed", "offload") if part in kept}
+        earlier = json.loads(options.json.read_text())
+        result |= {
+            part: earlier[part] for part in ("quality", "needle", "choice", "speed", "offload") if part in earlier
+        }
     if {"quality", "needle"} & set(parts):
-        own = {best: bundle(options.model, options, best) for best in bests}
+        bundles = {best: bundle(options.model, options, best) for best in bests}
     if "quality" in parts:
-        found["quality"] = [quality(own[best], best, text, options) for best in bests]
+        result["quality"] = [quality(bundles[best], best, text, options) for best in bests]
         save()
     if "needle" in parts:
-        found["needle"] = [row for best in bests for row in needles(own[best], best, text, options)]
+        result["needle"] = [row for best in bests for row in needles(bundles[best], best, text, options)]
         save()
     if "choice" in parts:
-        found["choice"] = choices(text, options)
+        result["choice"] = choices(text, options)
         save()
     if "speed" in parts:
         long = {best: bundle(longer(options), options, best) for best in bests}
-        found["speed"] = speeds(long, options)
+        result["speed"] = speeds(long, options)
         save()
     if "offload" in parts:
         long = {best: bundle(longer(options), options, best) for best in bests if best is not None}
-        found["offload"] = [row for best, path in long.items() for row in offloads(best, path, options)]
+        result["offload"] = [row for best, path in long.items() for row in offloads(best, path, options)]
         save()
     return 0
 
@@ -135,9 +137,9 @@ def quality(path: Path, best: int | None, text: str, options: argparse.Namespace
         length = llm.model.context_length - 1
         tokens = llm.tokenizer.encode(text)
         windows = [tokens[i * length : (i + 1) * length] for i in range(min(options.windows, len(tokens) // length))]
-        given = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
         losses = [
-            -one.logprob for w in windows for one in llm.generate([w], given)[0].prompt_logprobs[options.behind :]
+            -one.logprob for w in windows for one in llm.generate([w], params)[0].prompt_logprobs[options.behind :]
         ]
     row = {"best": best, "tokens": len(losses), "perplexity": math.exp(mean(losses))}
     print(f"{name(best):<10} perplexity behind {options.behind} tokens: {row['perplexity']:.3f}", flush=True)
@@ -171,10 +173,10 @@ def needles(path: Path, best: int | None, text: str, options: argparse.Namespace
                 for i in range(options.needles):
                     prompt, number, _ = hidden(encode, hay, length, depth, i)
                     form = {"choice": [f" {number}"]}
-                    given = SamplingParams(max_tokens=16, temperature=0, logprobs=1, structured_outputs=form)
-                    said = llm.generate([prompt], given)[0].logprobs[:-1]  # without the end, which nobody hid
-                    known.append(sum(one.logprob for one in said))
-                    sure.append(mean(one.top[0][0] == one.token_id for one in said))
+                    params = SamplingParams(max_tokens=16, temperature=0, logprobs=1, structured_outputs=form)
+                    logprobs = llm.generate([prompt], params)[0].logprobs[:-1]  # without the end, which nobody hid
+                    known.append(sum(one.logprob for one in logprobs))
+                    sure.append(mean(one.top[0][0] == one.token_id for one in logprobs))
                 row = {
                     "best": best,
                     "length": length,
@@ -241,19 +243,19 @@ def choices(text: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     shares: dict[tuple[str, int], list[list[float]]] = {}
     for depth in DEPTHS:
         prompt, number, fact = hidden(encode, encode(text), length, depth, 0)
-        asked = encode(f" {number}")
-        whole = [*prompt, *asked]
+        number_ids = encode(f" {number}")
+        whole = [*prompt, *number_ids]
         prose = random.Random(depth).sample(range(len(whole) // 2, len(prompt) - 32), 40)
         places = torch.tensor([*prose, *range(len(prompt) - 1, len(whole) - 1)])
         with torch.no_grad():
             model(input_ids=torch.tensor([whole]), use_cache=False, logits_to_keep=1)
         for (q, k, scaling), best, way in product(seen.values(), map(int, options.best.split(",")), WAYS):
-            found = on_chosen(q * scaling, k, places, best // 32, WAYS[way], fact, len(asked))
-            shares.setdefault((way, best), []).append([found[0][:, : len(prose)].mean().item(), *found[1]])
+            shares_here = on_chosen(q * scaling, k, places, best // 32, WAYS[way], fact, len(number_ids))
+            shares.setdefault((way, best), []).append([shares_here[0][:, : len(prose)].mean().item(), *shares_here[1]])
     rows = []
     for (way, best), values in shares.items():
-        kept, of_fact = sum(v[1] for v in values), sum(v[2] for v in values)
-        rows.append({"way": way, "best": best, "attention": mean(v[0] for v in values), "needle": kept / of_fact})
+        covered, of_fact = sum(v[1] for v in values), sum(v[2] for v in values)
+        rows.append({"way": way, "best": best, "attention": mean(v[0] for v in values), "needle": covered / of_fact})
         print(f"best {best}, {way}: {rows[-1]['attention']:.1%} of attention, {rows[-1]['needle']:.1%} of the needle's")
     return rows
 
@@ -265,11 +267,11 @@ def on_chosen(
 
     And of the attention that the last ``asked`` of them have on the blocks of ``fact``: what is seen, and all.
     """
-    blocks, own, group = k.shape[1] // 32, places // 32, len(q) // len(k)
-    given = ContextOptions(best=32)
+    blocks, block_of, group = k.shape[1] // 32, places // 32, len(q) // len(k)
+    limits = ContextOptions(best=32)
     block = torch.arange(blocks)
-    other = (block >= given.first // 32) & (block < (own - given.last // 32)[:, None])  # [R, M]
-    on, kept, of_fact = [], 0.0, 0.0
+    other = (block >= limits.first // 32) & (block < (block_of - limits.last // 32)[:, None])  # [R, M]
+    on, covered, of_fact = [], 0.0, 0.0
     for head, keys in enumerate(k):
         mine = q[head * group : (head + 1) * group]  # [g, R, D]
         scores = (mine @ keys.t()).masked_fill(torch.arange(len(keys)) > places[:, None], -torch.inf)
@@ -281,22 +283,22 @@ def on_chosen(
         chosen = torch.zeros_like(other).scatter_(-1, ranks.topk(best, -1).indices, True) | ~other
         on.append(1 - (by_block * ~chosen).sum(-1))
         about = slice(fact.start // 32, fact.stop // 32 + 1)
-        kept += float((by_block * chosen)[:, -asked:, about].sum())
+        covered += float((by_block * chosen)[:, -asked:, about].sum())
         of_fact += float(by_block[:, -asked:, about].sum())
-    return torch.cat(on), (kept, of_fact)
+    return torch.cat(on), (covered, of_fact)
 
 
 def speeds(paths: dict[int | None, Path], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Decode steps behind each length, and the prompt before them; a ratio is the median of the rounds' ratios."""
     rows = []
     for length in map(int, options.lengths.split(",")):
-        taken: dict[int | None, list[tuple[float, float]]] = {best: [] for best in paths}
+        seconds: dict[int | None, list[tuple[float, float]]] = {best: [] for best in paths}
         for _ in range(options.rounds):
             for best, path in paths.items():
-                taken[best].append(timed(path, length))
-        for best, times in taken.items():
-            ratios = [whole[1] / own[1] for whole, own in zip(taken[None], times, strict=True)]
-            firsts = [whole[0] / own[0] for whole, own in zip(taken[None], times, strict=True)]
+                seconds[best].append(timed(path, length))
+        for best, times in seconds.items():
+            ratios = [whole[1] / one[1] for whole, one in zip(seconds[None], times, strict=True)]
+            firsts = [whole[0] / one[0] for whole, one in zip(seconds[None], times, strict=True)]
             row = {"best": best, "length": length, "prompts": [t[0] for t in times], "steps": [t[1] for t in times]}
             row |= {"prompt_ratio": median(firsts), "step_ratio": median(ratios)}
             rows.append(row)
@@ -313,14 +315,14 @@ def offloads(best: int, path: Path, options: argparse.Namespace) -> list[dict[st
     """Decode steps with memory for a share of the context; a ratio is the median of the rounds' ratios."""
     rows = []
     for length in map(int, options.lengths.split(",")):
-        taken: dict[int, list[dict[str, Any]]] = {share: [] for share in SHARES}
+        runs: dict[int, list[dict[str, Any]]] = {share: [] for share in SHARES}
         for _ in range(options.rounds):
             for share in SHARES:
-                taken[share].append(little_memory(path, length, share, options.folder))
-        assert len({tuple(one["tokens"]) for times in taken.values() for one in times}) == 1
-        for share, times in taken.items():
-            ratios = [own["step"] / whole["step"] for whole, own in zip(taken[1], times, strict=True)]
-            firsts = [own["prompt"] / whole["prompt"] for whole, own in zip(taken[1], times, strict=True)]
+                runs[share].append(little_memory(path, length, share, options.folder))
+        assert len({tuple(one["tokens"]) for times in runs.values() for one in times}) == 1
+        for share, times in runs.items():
+            ratios = [ours["step"] / whole["step"] for whole, ours in zip(runs[1], times, strict=True)]
+            firsts = [ours["prompt"] / whole["prompt"] for whole, ours in zip(runs[1], times, strict=True)]
             row = {"best": best, "length": length, "share": share, "memory": times[0]["memory"]}
             row |= {"steps": [t["step"] for t in times], "prompts": [t["prompt"] for t in times]}
             row |= {"step_ratio": median(ratios), "prompt_ratio": median(firsts), "read": times[0]["read"]}
@@ -340,8 +342,8 @@ def little_memory(path: Path, length: int, share: int, folder: Path) -> dict[str
     context = length + 2 * STEPS
     with LLM(path, context=context, max_requests=1) as llm:
         whole = llm.info()["kv_cache_bytes"]
-    given = {"offload_folder": folder / "waiting"} if share > 1 else {}
-    with LLM(path, context=context, max_requests=1, memory=whole // share, speculate=None, **given) as llm:
+    folders = {"offload_folder": folder / "waiting"} if share > 1 else {}
+    with LLM(path, context=context, max_requests=1, memory=whole // share, speculate=None, **folders) as llm:
         prompt = [random.Random(length + i).randrange(llm.model.vocab_size) for i in range(length)]
         params = SamplingParams(max_tokens=1 + STEPS, ignore_eos=True, temperature=0)
         began = time.perf_counter()
@@ -351,12 +353,14 @@ def little_memory(path: Path, length: int, share: int, folder: Path) -> dict[str
         for piece in pieces:
             tokens += piece.token_ids
         ended, after = time.perf_counter(), llm.info()
-        found = {"read": 0.0, "in_memory": 0.0}
+        per_token = {"read": 0.0, "in_memory": 0.0}
         if share > 1:
-            found = {w: (after["kv_offload"][w] - before["kv_offload"][w]) / (len(tokens) - known) for w in found}
+            per_token = {
+                w: (after["kv_offload"][w] - before["kv_offload"][w]) / (len(tokens) - known) for w in per_token
+            }
         return {
-            "read": found["read"],
-            "needed": sum(found.values()),
+            "read": per_token["read"],
+            "needed": sum(per_token.values()),
             "prompt": first - began,
             "step": (ended - first) / (len(tokens) - known),
             "memory": after["kv_cache_bytes"],

@@ -280,9 +280,9 @@ class Scripted:
         begins = np.flatnonzero((windows == self._begin).all(axis=1))
         if not len(begins):
             return self._end
-        said = self._answer(seen[: int(begins[-1])])
+        answer = self._answer(seen[: int(begins[-1])])
         written = len(seen) - int(begins[-1]) - width
-        return said[min(written, len(said) - 1)]
+        return answer[min(written, len(answer) - 1)]
 
     def _answer(self, prompt: npt.NDArray[np.int32]) -> list[int]:
         if (answer := self._known.get(key := prompt.tobytes())) is None:
@@ -307,8 +307,8 @@ def turn(prompt: str, agent: Agent, folder: Path) -> str:
     at = prompt.rfind(last.prompt)
     if at < 0 or (agent.tool and "<tools>" not in prompt):
         return "A small file"
-    said = answers(agent, last, folder)
-    return said[min(prompt.count(ASSISTANT, at), len(said) - 1)]
+    texts = answers(agent, last, folder)
+    return texts[min(prompt.count(ASSISTANT, at), len(texts) - 1)]
 
 
 def reply(prompt: str, replies: Replies) -> str:
@@ -318,18 +318,18 @@ def reply(prompt: str, replies: Replies) -> str:
     call's name is a pattern too: the first such name that is offered is called.
     """
     last = prompt.rpartition("<|im_start|>user\n")[2]
-    calls = next((calls for asked, calls in replies if re.search(asked, last)), [])
+    calls = next((calls for question, calls in replies if re.search(question, last)), [])
     offered = re.findall(r'"name": "(\w+)"', prompt.partition("<tools>")[2].partition("</tools>")[0])
     if not calls or (not offered and not calls[0][1]):
         return SENTENCE
     if not offered:
         return json.dumps(calls[0][1], ensure_ascii=False)
-    said = []
+    parts = []
     for pattern, arguments in calls:
         name = next((one for one in offered if re.fullmatch(pattern, one)), pattern)
         call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        said.append(f"<tool_call>\n{call}\n</tool_call>")
-    return "\n".join(said)
+        parts.append(f"<tool_call>\n{call}\n</tool_call>")
+    return "\n".join(parts)
 
 
 def engine(socket: int) -> None:
@@ -346,13 +346,13 @@ def engine(socket: int) -> None:
         tokenizer = Tokenizer(bundle.tokenizer_files())
         tokenizers.append(tokenizer)
         blocks, end = 4 * CONTEXT // 32, bundle.model.eos_token_ids[0]
-        said: Callable[[str], str]
+        script: Callable[[str], str]
         if "REPLIES" in os.environ:
             replies = json.loads(Path(os.environ["REPLIES"]).read_text(encoding="utf-8"))
-            said = partial(reply, replies=replies)
+            script = partial(reply, replies=replies)
         else:
-            said = partial(turn, agent=RUN[os.environ["AGENT"]], folder=Path(os.environ["WORK"]))
-        executor = Scripted(tokenizer, said, blocks, end)
+            script = partial(turn, agent=RUN[os.environ["AGENT"]], folder=Path(os.environ["WORK"]))
+        executor = Scripted(tokenizer, script, blocks, end)
         llm = LLM.from_executor(executor, bundle.model, tokenizer, max_requests=8)  # type: ignore[arg-type]
         llm._bundle = bundle
         return llm
@@ -390,8 +390,8 @@ def scripted_bundle() -> Path:
     bundle = BUILD / "scripted.bundle"
     if not bundle.exists():
         command = [sys.executable, str(REPOSITORY / "examples" / "fetch_model.py")]
-        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-        made_bundle(Path(found), bundle)
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+        made_bundle(Path(printed), bundle)
     return bundle
 
 
@@ -455,14 +455,14 @@ def server(bundle: Path, environment: Mapping[str, str], log: Path) -> Iterator[
         )
         try:
             assert process.stdout is not None
-            said = ""
+            printed = ""
             for line in process.stdout:
-                said += line
+                printed += line
                 if line.rstrip() == "}":
                     break
-            if "url" not in (found := json.loads(said or "{}")):
-                raise SystemExit(f"the server doesn't start: {said or log.read_text()}")
-            yield str(found["url"])
+            if "url" not in (about := json.loads(printed or "{}")):
+                raise SystemExit(f"the server doesn't start: {printed or log.read_text()}")
+            yield str(about["url"])
         finally:
             process.terminate()
             process.wait()
@@ -507,17 +507,17 @@ def task(name: str, bundle: Path, folder: Path) -> dict[str, Any]:
                     stdin=subprocess.DEVNULL,
                     timeout=SECONDS,
                 )
-                code, said = done.returncode, done.stdout + done.stderr
+                code, output = done.returncode, done.stdout + done.stderr
             except subprocess.TimeoutExpired as e:
-                code, said = -1, str(e.stdout or "") + str(e.stderr or "")
+                code, output = -1, str(e.stdout or "") + str(e.stderr or "")
             file = work / "a.txt"
             requests = _notes(notes)[before:]
             text = file.read_text(encoding="utf-8").removesuffix("\n") if file.exists() else None
-            row = {"exit_code": code, "said": step.sentence in said, "requests": requests, "file": text}
+            row = {"exit_code": code, "said": step.sentence in output, "requests": requests, "file": text}
             whole = step.cut and not agent.tool  # without tools there is no second answer
             row["done"] = code == 0 and (whole or (row["said"] and text == step.file))
             if not row["done"]:
-                row["output"] = said[-1500:]
+                row["output"] = output[-1500:]
                 row["server"] = (folder / "server.log").read_text(encoding="utf-8")[-1500:]
             turns.append(row)
     return {"agent": AGENTS[name][0], "turns": turns, **judged(turns)}

@@ -39,7 +39,7 @@ from peers.workload import Report, Task, Workload
 
 COMPARED: tuple[Task, ...] = ("speed", "long", "start", "logits")
 TAKEN: tuple[Task, ...] = (*COMPARED, "far")
-"""Those that can be asked for. A prompt of 16,384 tokens takes minutes, so that one isn't unless it is."""
+"""Tasks that can be requested. A prompt of 16,384 tokens takes minutes, so "far" runs only if it is requested."""
 
 QUICK: tuple[Task, ...] = ("speed", "start")
 INTERRUPTED = 130
@@ -47,24 +47,28 @@ INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    found.add_argument("--formats", nargs="+", choices=FORMATS, default=[], help="those of each model if left out")
-    found.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    found.add_argument("--tasks", nargs="+", choices=TAKEN, default=list(COMPARED), help="what is measured")
-    found.add_argument("--rounds", type=int, default=3)
-    found.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    found.add_argument("--quick", action="store_true", help="one round of fewer steps, short prompts and starts alone")
-    found.add_argument("--prefix", type=shlex.split, default=[], help="put before every run, such as 'numactl -N 0'")
-    found.add_argument("--json", type=Path, default=BUILD / "peers.json", help="where the result goes")
-    found.add_argument("--prepare", action="store_true", help="install, convert and export, but measure nothing")
-    found.add_argument("--keep", action="store_true", help="take our bundles as they are, though the code has changed")
-    found.add_argument("--kv-cache", help="what our bundles store keys and values in, instead of what recipes say")
-    found.add_argument("--from-json", type=Path, help="measure nothing: take this result, with today's reasons")
-    found.add_argument(
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    options.add_argument("--formats", nargs="+", choices=FORMATS, default=[], help="those of each model if left out")
+    options.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    options.add_argument("--tasks", nargs="+", choices=TAKEN, default=list(COMPARED), help="what is measured")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options.add_argument(
+        "--quick", action="store_true", help="one round of fewer steps, short prompts and starts alone"
+    )
+    options.add_argument("--prefix", type=shlex.split, default=[], help="put before every run, such as 'numactl -N 0'")
+    options.add_argument("--json", type=Path, default=BUILD / "peers.json", help="where the result goes")
+    options.add_argument("--prepare", action="store_true", help="install, convert and export, but measure nothing")
+    options.add_argument(
+        "--keep", action="store_true", help="take our bundles as they are, though the code has changed"
+    )
+    options.add_argument("--kv-cache", help="what our bundles store keys and values in, instead of what recipes say")
+    options.add_argument("--from-json", type=Path, help="measure nothing: take this result, with today's reasons")
+    options.add_argument(
         "--update-docs", action="store_true", help="put the result into benchmarks/notes/benchmark.md and the README"
     )
-    return found
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,11 +82,11 @@ def main(arguments: list[str] | None = None) -> int:
     tasks: tuple[Task, ...] = QUICK if options.quick else tuple(options.tasks)
     work = Workload(threads=options.threads, steps=12 if options.quick else Workload.steps)
     rounds = 1 if options.quick else options.rounds
-    asked = Asked(
+    selection = Asked(
         options.models, options.formats, options.engines, tuple(options.prefix), options.keep, options.kv_cache
     )
     try:
-        contenders, missing = prepare(asked, tell)
+        contenders, missing = prepare(selection, tell)
     except subprocess.CalledProcessError as e:
         tell(f"our own part can't be made ready: {last_error(e.stderr)}")
         return 1
@@ -134,12 +138,12 @@ def roofs_of(contenders: list[Contender], work: Workload, roofs: dict[tuple[str,
 def told(options: argparse.Namespace) -> list[str]:
     """The options of the command line that affect the figures, if they differ from the defaults."""
     defaults = parser().parse_args([])
-    found: list[str] = []
+    changed: list[str] = []
     for name in ("models", "formats", "engines", "tasks", "rounds", "threads", "kv_cache"):
         value = getattr(options, name)
         if value != getattr(defaults, name):
-            found += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, list) else [str(value)])]
-    return [*found, "--quick"] if options.quick else found
+            changed += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return [*changed, "--quick"] if options.quick else changed
 
 
 def finish(result: dict[str, Any], path: Path, update: bool) -> int:

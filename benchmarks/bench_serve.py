@@ -148,11 +148,11 @@ def main(arguments: list[str] | None = None) -> int:
     for model in options.models:
         sizes = Sizes(**(asdict(SIZES[model]) | (QUICK if options.quick else {})))
         serving = Serving(*files[model], options.threads, CLIENTS, sizes.context)
-        found: dict[str, Any] = {"sizes": asdict(sizes), "commands": {one: about(one, serving) for one in servers}}
-        result["models"][model] = found
+        figures: dict[str, Any] = {"sizes": asdict(sizes), "commands": {one: about(one, serving) for one in servers}}
+        result["models"][model] = figures
         job = Job(model, sizes, serving, servers, result["measured"]["rounds"])
         for part in options.parts:
-            for _ in PART[part](found, job):
+            for _ in PART[part](figures, job):
                 result["measured"]["seconds"] = round(time.monotonic() - begin)
                 write(path, result)
     tell(f"the result is in {path}")
@@ -213,10 +213,10 @@ def load(url: str, *options: str) -> dict[str, Any]:
         raise RuntimeError(f"the load took more than {MOST_SECONDS:.0f} s") from e
     if done.returncode:
         raise RuntimeError(f"the load tool failed: {done.stderr.strip()[-300:] or done.stdout.strip()[-300:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    if isinstance(found.get("model"), str):  # llama.cpp's servers call it by its path on this machine
-        found["model"] = Path(found["model"]).name
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    if isinstance(result.get("model"), str):  # llama.cpp's servers call it by its path on this machine
+        result["model"] = Path(result["model"]).name
+    return result
 
 
 def through(found: dict[str, Any], job: Job) -> Iterator[None]:
@@ -247,21 +247,21 @@ def closed(name: str, serving: Serving, sizes: Sizes, seed: int) -> dict[str, An
     with serving_with(name, serving) as server:
         load(server.url, *asks(sizes), *WARM_UP)
         before = server.cpu_seconds()
-        found = load(
+        result = load(
             server.url,
             *asks(sizes),
             *("--clients", str(CLIENTS), "--requests", str(sizes.requests), "--seed", str(seed)),
         )
         cpu = {part: seconds - before[part] for part, seconds in server.cpu_seconds().items()}
         peak = server.peak_bytes()
-    tokens = found["tokens"] or 1
+    tokens = result["tokens"] or 1
     each = {part: seconds / tokens * 1e6 for part, seconds in cpu.items()}
-    kept = ("seconds", "tokens", "tokens_per_second", "tokens_counted_by", "finished", "failed", "errors", "notes")
-    times = {name: found[name] and found[name]["p50"] for name in ("ttft", "tpot", "end_to_end")}
+    keys = ("seconds", "tokens", "tokens_per_second", "tokens_counted_by", "finished", "failed", "errors", "notes")
+    times = {name: result[name] and result[name]["p50"] for name in ("ttft", "tpot", "end_to_end")}
     return {
-        **{key: found[key] for key in kept},
+        **{key: result[key] for key in keys},
         "p50": times,
-        "cpu_microseconds_per_token": each | {"load_tool": found["load_tool"]["cpu_microseconds_per_token"]},
+        "cpu_microseconds_per_token": each | {"load_tool": result["load_tool"]["cpu_microseconds_per_token"]},
         "peak_bytes": peak,
     }
 
@@ -273,8 +273,8 @@ def alone(serving: Serving, sizes: Sizes, seed: int) -> dict[str, Any]:
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(), cwd=BENCHMARKS)
     if done.returncode:
         raise RuntimeError(f"the runtime failed: {done.stderr.strip()[-300:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def own(bundle: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,15 +390,15 @@ PART = {"through": through, "goodput": goodput, "start": start}
 def tables(result: Mapping[str, Any]) -> list[str]:
     """All figures, as Markdown."""
     lines: list[str] = []
-    for model, found in result["models"].items():
+    for model, figures in result["models"].items():
         lines += [f"### {MODELS[model].title}", ""]
-        if found.get("through"):
-            lines += [*through_lines(found["through"]), ""]
-        if found.get("goodput"):
-            lines += [*goodput_lines(found), ""]
-        if found.get("start"):
-            times = {name: median(row[name] for row in found["start"]) for name in ("generate", "serve")}
-            ratio = median(row["serve"] / row["generate"] for row in found["start"])
+        if figures.get("through"):
+            lines += [*through_lines(figures["through"]), ""]
+        if figures.get("goodput"):
+            lines += [*goodput_lines(figures), ""]
+        if figures.get("start"):
+            times = {name: median(row[name] for row in figures["start"]) for name in ("generate", "serve")}
+            ratio = median(row["serve"] / row["generate"] for row in figures["start"])
             lines += [
                 f"Start to first answer: `optimize generate` {times['generate']:.2f} s, `optimize serve` "
                 f"{times['serve']:.2f} s, {ratio:.2f} times as long.",

@@ -86,9 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
         figures = json.loads(options.json.read_text(encoding="utf-8"))
     for name in options.parts:
         start = time.perf_counter()
-        if (found := PARTS[name](options)) is not None:
-            figures[name] = found
-            print(f"{name}: {time.perf_counter() - start:.0f} s\n{json.dumps(found, indent=1)}", flush=True)
+        if (part := PARTS[name](options)) is not None:
+            figures[name] = part
+            print(f"{name}: {time.perf_counter() - start:.0f} s\n{json.dumps(part, indent=1)}", flush=True)
     if set(options.parts) - UNTIMED:
         figures |= {"rounds": options.rounds, "machine": machine(), "commit": commit()}
     if options.json:
@@ -118,19 +118,19 @@ def reservation(options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(options.rounds):
         for name, most in (("blocks", 64), ("contexts", RESERVED)):
             rounds[name].append(serve(options, work, most, contiguous=name == "contexts"))
-    found = medians(rounds, "blocks", "contexts")
-    found["mean_prompt"] = sum(len(prompt) for prompt, _ in work) / len(work)
-    found["mean_answer"] = sum(answer for _, answer in work) / len(work)
-    found |= {"requests": options.requests, "memory_tokens": RESERVED * CONTEXT, "context": CONTEXT}
-    return found
+    figures = medians(rounds, "blocks", "contexts")
+    figures["mean_prompt"] = sum(len(prompt) for prompt, _ in work) / len(work)
+    figures["mean_answer"] = sum(answer for _, answer in work) / len(work)
+    figures |= {"requests": options.requests, "memory_tokens": RESERVED * CONTEXT, "context": CONTEXT}
+    return figures
 
 
 def medians(rounds: dict[str, list[dict[str, float]]], ours: str, other: str) -> dict[str, Any]:
     """Gives the median of each figure, and of the ratio of tokens a second in one round."""
-    found: dict[str, Any] = {name: {key: median(r[key] for r in of) for key in of[0]} for name, of in rounds.items()}
+    middles: dict[str, Any] = {name: {key: median(r[key] for r in of) for key in of[0]} for name, of in rounds.items()}
     pairs = zip(rounds[ours], rounds[other], strict=True)
     ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs]
-    return found | {"speedup": median(ratios), "speedup_least": min(ratios), "speedup_most": max(ratios)}
+    return middles | {"speedup": median(ratios), "speedup_least": min(ratios), "speedup_most": max(ratios)}
 
 
 class Counted(CpuExecutor):
@@ -194,11 +194,11 @@ def batching(options: argparse.Namespace) -> dict[str, Any]:
         apart = sum(finished(engine, work[at : at + BATCH]) for at in range(0, len(work), BATCH))
         rounds["static"].append({"tokens_per_second": tokens / apart})
     executor.close()
-    found = medians(rounds, "continuous", "static") | {"requests": len(work), "batch": BATCH}
-    found |= {"mean_answer": tokens / len(work), "longest_answer": max(answer for _, answer in work)}
+    figures = medians(rounds, "continuous", "static") | {"requests": len(work), "batch": BATCH}
+    figures |= {"mean_answer": tokens / len(work), "longest_answer": max(answer for _, answer in work)}
     if options.hf:
-        found["transformers"] = {"tokens_per_second": padded(options, work), "dtype": "bf16"}
-    return found
+        figures["transformers"] = {"tokens_per_second": padded(options, work), "dtype": "bf16"}
+    return figures
 
 
 def padded(options: argparse.Namespace, work: Sequence[tuple[list[int], int]]) -> float:
@@ -223,7 +223,7 @@ def padded(options: argparse.Namespace, work: Sequence[tuple[list[int], int]]) -
 
 def cache(options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of one more token behind so many: with a KV cache, and by computing all of them again."""
-    found: dict[str, Any] = {}
+    times: dict[str, Any] = {}
     for length in LENGTHS:
         engine, executor = prompted(Bundle.open(options.bundle), options.threads, 1, length)
         without, with_cache = [], []
@@ -234,8 +234,8 @@ def cache(options: argparse.Namespace) -> dict[str, Any]:
             engine.abort_all()
             engine.add_request(Generation(request.tokens[:length], request.params))
         executor.close()
-        found[str(length)] = {"with": 1e3 * median(with_cache), "without": 1e3 * median(without)}
-    return found
+        times[str(length)] = {"with": 1e3 * median(with_cache), "without": 1e3 * median(without)}
+    return times
 
 
 def behind(bundle: Bundle, threads: int, length: int) -> float:
@@ -270,14 +270,14 @@ def timed(call: Callable[[], object]) -> float:
 def attention(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds and bytes of all layers' attention over a prompt: our kernels in a prompt's step, and torch with scores
     [heads, T, T] written down. Bytes are what a process of its own has at most beyond what it had before."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for length in LONG:
         for name in ATTENTION:
             command = [sys.executable, __file__, str(options.bundle), "--threads", str(options.threads)]
             command += ["--attention", name, str(length)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found.setdefault(str(length), {})[name] = json.loads(done.stdout.splitlines()[-1])
-    return found
+            figures.setdefault(str(length), {})[name] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def tiles(options: argparse.Namespace, length: int) -> tuple[float, int]:
@@ -332,24 +332,24 @@ def formats(options: argparse.Namespace) -> dict[str, Any] | None:
     tokens."""
     if not options.source:
         return None
-    found: dict[str, Any] = {}
-    wanted, ids = None, ids_of_text(options)
+    figures: dict[str, Any] = {}
+    exact, ids = None, ids_of_text(options)
     with tempfile.TemporaryDirectory() as folder:
         for kind in CACHES:
             path = Path(folder) / f"{kind}.bundle"
             export(options.source, path, recipe="int8", kv_cache=kind, targets=["cpu"])
             with LLM(path, threads=options.threads, memory="1GiB", prefix_cache=False) as llm:
                 logits = llm.logits(ids)
-                wanted = logits if wanted is None else wanted
+                exact = logits if exact is None else exact
                 info = llm.info()
             milliseconds = 1e3 * behind(Bundle.open(path), options.threads, 2000)
-            found[kind] = {
+            figures[kind] = {
                 "bytes_per_token": info["kv_cache_bytes"] / info["kv_cache_tokens"],
-                "kl": kl_divergence(wanted, logits),
-                "top_1": float((wanted.argmax(1) == logits.argmax(1)).mean()),
+                "kl": kl_divergence(exact, logits),
+                "top_1": float((exact.argmax(1) == logits.argmax(1)).mean()),
                 "step_milliseconds": milliseconds,
             }
-    return found
+    return figures
 
 
 def rounding(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 WIDTH, BAR, LABEL = 760, 20, 250
 Bar = tuple[str, float, str]
-"""What stands before a bar, its length, and what stands behind it."""
+"""A bar's label, its length, and the text after it."""
 
 
 def page(figures: Mapping[str, Any]) -> str:
@@ -26,7 +26,7 @@ SmolLM2-135M in int8, {machine["cores"]} cores ({machine["processor"]}), medians
 
 def charts(figures: Mapping[str, Any]) -> dict[str, str]:
     """File name -> SVG."""
-    found = {}
+    pictures = {}
     if "reservation" in figures:
         one = figures["reservation"]
         rows = [
@@ -34,12 +34,12 @@ def charts(figures: Mapping[str, Any]) -> dict[str, str]:
             (f"contexts of {one['context']:,} tokens", one["contexts"]["waste"]),
         ]
         bars = [(name, waste, f"{waste:.1%}") for name, waste in rows]
-        found["claims-reservation.svg"] = chart(bars, (0.04, "4 % (claimed for blocks)"))
+        pictures["claims-reservation.svg"] = chart(bars, (0.04, "4 % (claimed for blocks)"))
     if "batching" in figures:
         one = figures["batching"]
         speeds = {"join and leave at each step": one["continuous"], "begin and end together": one["static"]}
         speeds |= {"transformers, padded": one["transformers"]} if "transformers" in one else {}
-        found["claims-batching.svg"] = chart(
+        pictures["claims-batching.svg"] = chart(
             [(name, of["tokens_per_second"], f"{of['tokens_per_second']:,.0f} tokens/s") for name, of in speeds.items()]
         )
     if "cache" in figures:
@@ -47,7 +47,7 @@ def charts(figures: Mapping[str, Any]) -> dict[str, str]:
         for length, of in figures["cache"].items():
             bars.append((f"{int(length):,} tokens, cached", of["with"], f"{of['with']:.1f} ms"))
             bars.append((f"{int(length):,} tokens, computed again", of["without"], f"{of['without']:,.0f} ms"))
-        found["claims-cache.svg"] = chart(bars)
+        pictures["claims-cache.svg"] = chart(bars)
     if "attention" in figures:
         bars = []
         for length, of in figures["attention"].items():
@@ -57,8 +57,8 @@ def charts(figures: Mapping[str, Any]) -> dict[str, str]:
             bars.append(
                 (f"{int(length):,} tokens, all scores", of["scores"]["seconds"], f"{of['scores']['seconds']:.2f} s")
             )
-        found["claims-attention.svg"] = chart(bars)
-    return found
+        pictures["claims-attention.svg"] = chart(bars)
+    return pictures
 
 
 def reservation(found: Mapping[str, Any]) -> str:
@@ -214,11 +214,11 @@ def chart(bars: Sequence[Bar], mark: tuple[float, str] | None = None) -> str:
     """Bars as SVG, and a line at a value."""
     scale = (WIDTH - LABEL - 120) / max(value for _, value, _ in bars)
     parts = []
-    for i, (name, value, said) in enumerate(bars):
+    for i, (name, value, label) in enumerate(bars):
         y = 10 + i * (BAR + 10)
         parts.append(f'<text x="{LABEL - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
         parts.append(f'<rect x="{LABEL}" y="{y}" width="{value * scale:.1f}" height="{BAR}" fill="#1b7f5c"/>')
-        parts.append(f'<text x="{LABEL + value * scale + 6:.1f}" y="{y + 14}">{escape(said)}</text>')
+        parts.append(f'<text x="{LABEL + value * scale + 6:.1f}" y="{y + 14}">{escape(label)}</text>')
     height = 10 + len(bars) * (BAR + 10)
     if mark is not None:
         x = LABEL + mark[0] * scale

@@ -83,7 +83,7 @@ LM_EVAL = ("lm-eval[api]==0.4.13",)
 LOOPBACK_ORIGINS = [
     f"http://{name}{port}" for name in ("localhost", "127.0.0.1", "[::1]") for port in ("", ":3000", ":8080")
 ]
-"""What llama-server's origin "localhost" stands for in its tests: there it is any port."""
+"""The origins that llama-server's tests mean by "localhost": any port."""
 
 Row = dict[str, Any]
 """A test: its name, its outcome (passed, not applicable, skipped, failed), and the reason where it didn't pass."""
@@ -91,9 +91,9 @@ Row = dict[str, Any]
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the suites, prints what came of them, and writes it."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["--as-llama-server"]:
-        return as_llama_server(given[1:])
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["--as-llama-server"]:
+        return as_llama_server(words[1:])
     suites: dict[str, Callable[[argparse.Namespace], Row]] = {
         "openai": openai_tests,
         "anthropic": anthropic_tests,
@@ -116,16 +116,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--page", type=Path, help="a page to put the table of clients on, by the JSON file; runs nothing"
     )
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     if options.page is not None:
         TABLE.put(options.page, clients_table(json.loads(options.json.read_text())))
         return 0
     options.bundle, options.folder = options.bundle.resolve(), options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if options.json is not None and options.json.exists():
-        found = json.loads(options.json.read_text())
-    found |= {"machine": machine(), "enginewright": metadata.version("enginewright")}
+        results = json.loads(options.json.read_text())
+    results |= {"machine": machine(), "enginewright": metadata.version("enginewright")}
     failed = 0
     for name in options.only:
         began = time.monotonic()
@@ -143,9 +143,9 @@ def main(arguments: list[str] | None = None) -> int:
         for row in suite["tests"]:
             if row["outcome"] == "failed":
                 print(f"  {row['name']}: {row['reason'][:300]}")
-        found[name] = suite
+        results[name] = suite
         if options.json is not None:
-            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+            options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     return 1 if failed else 0
 
 
@@ -226,9 +226,9 @@ def open_responses(options: argparse.Namespace) -> Row:
     with serving(options, "--any-model", "--context", "512") as url:
         for name, body in RESPONSES.items():
             for stream in (False, True):
-                given = {"model": "bundle", "max_output_tokens": 16, "stream": stream, **body}
+                payload = {"model": "bundle", "max_output_tokens": 16, "stream": stream, **body}
                 with contextlib.closing(connect(url)) as connection:
-                    data = json.dumps(given).encode()
+                    data = json.dumps(payload).encode()
                     connection.request("POST", "/v1/responses", data, {"content-type": "application/json"})
                     answer = connection.getresponse().read()
                 checked = subprocess.run(
@@ -267,7 +267,7 @@ REPLIES: agents.Replies = (
     ("What time is it", [("get_server_time", {})]),
     ("9.11 or 9.9", [("record_answer", {"answer": "9.9"})]),
 )
-"""What the script says where LangChain's tests and canitoolcall's scenarios ask: see ``agents.reply``."""
+"""The scripted answers to questions of LangChain's tests and canitoolcall's scenarios: see ``agents.reply``."""
 
 LANGCHAIN_MODELS = """
 import os
@@ -413,20 +413,20 @@ def as_llama_server(flags: list[str]) -> int:
             values[flag] = value
     slots = int(values.get("--parallel", "1"))
     name = values.get("--alias", "llama").partition(",")[0]
-    given = ["serve", "--model", f"{name}={os.environ['CONFORMANCE_BUNDLE']}", "--port", values["--port"]]
-    given += ["--host", values["--host"].partition(",")[0], "--any-model", "--max-requests", str(slots)]
-    given += ["--threads", os.environ["CONFORMANCE_THREADS"]]
+    command = ["serve", "--model", f"{name}={os.environ['CONFORMANCE_BUNDLE']}", "--port", values["--port"]]
+    command += ["--host", values["--host"].partition(",")[0], "--any-model", "--max-requests", str(slots)]
+    command += ["--threads", os.environ["CONFORMANCE_THREADS"]]
     if "--ctx-size" in values:
-        given += ["--context", str(int(values["--ctx-size"]) // slots)]
+        command += ["--context", str(int(values["--ctx-size"]) // slots)]
     for origin in values.get("--cors-origins", "").split(","):
         for one in LOOPBACK_ORIGINS if origin == "localhost" else [origin] if origin else []:
-            given += ["--allowed-origin", one]
+            command += ["--allowed-origin", one]
     if "--api-key" in values:
         digest = hashlib.sha256(values["--api-key"].encode()).hexdigest()
         with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
             file.write(f'[[keys]]\nhash = "sha256:{digest}"\ntenant = "tests"\nadmin = true\n')
-        given += ["--api-keys", file.name]
-    os.execv(sys.executable, [sys.executable, "-m", "enginewright", *given])
+        command += ["--api-keys", file.name]
+    os.execv(sys.executable, [sys.executable, "-m", "enginewright", *command])
 
 
 def lm_eval(options: argparse.Namespace) -> Row:
@@ -464,8 +464,8 @@ def lm_eval(options: argparse.Namespace) -> Row:
     with LLM(options.bundle, threads=options.threads) as llm:
         assert llm.tokenizer is not None
         for row in rows:
-            for given, answer in zip(row["arguments"].values(), row["filtered_resps"], strict=True):
-                context, choice = given["arg_0"], given["arg_1"]
+            for fields, answer in zip(row["arguments"].values(), row["filtered_resps"], strict=True):
+                context, choice = fields["arg_0"], fields["arg_1"]
                 tests.append(compared(llm, SamplingParams, context, choice, float(answer[0])))
     for name, theirs, ours in (
         ("acc", scores["acc,none"], report.acc),
@@ -488,10 +488,10 @@ def compared(llm: Any, params: Any, context: str, choice: str, theirs: float) ->
     """Compares lm-eval's sum for a choice with the library's log-probabilities."""
     context, choice = context.rstrip(), context[len(context.rstrip()) :] + choice
     ids = llm.tokenizer.encode(context + choice, add_special_tokens=False)
-    own = len(ids) - len(llm.tokenizer.encode(context, add_special_tokens=False))
+    count = len(ids) - len(llm.tokenizer.encode(context, add_special_tokens=False))
     (result,) = llm.generate([ids], params(max_tokens=1, prompt_logprobs=1, temperature=0), progress=False)
     assert result.prompt_logprobs is not None
-    ours = sum(entry.logprob for entry in result.prompt_logprobs[-own:])
+    ours = sum(entry.logprob for entry in result.prompt_logprobs[-count:])
     row = {"name": f"{context}|{choice}", "outcome": "passed" if ours == theirs else "failed", "log_likelihood": theirs}
     return row if ours == theirs else row | {"reason": f"lm-eval has {theirs}, LLM {ours}"}
 
@@ -510,7 +510,7 @@ def schemathesis(options: argparse.Namespace) -> Row:
             *("--request-timeout", "60", "--suppress-health-check", "all"),
         ]
         done = subprocess.run(command, check=False, cwd=options.folder, capture_output=True, text=True)
-        said = done.stdout
+        printed = done.stdout
         tests = judged("schemathesis", cases(report))
         with contextlib.closing(connect(url)) as connection:
             connection.request("GET", "/props")
@@ -518,8 +518,8 @@ def schemathesis(options: argparse.Namespace) -> Row:
     tests.append(
         {"name": "no engine died", "outcome": "passed" if not any(deaths) else "failed", "reason": str(deaths)}
     )
-    asked = re.search(r"(\d[\d,]*) generated", said)
-    requests = 0 if asked is None else int(asked[1].replace(",", ""))
+    match = re.search(r"(\d[\d,]*) generated", printed)
+    requests = 0 if match is None else int(match[1].replace(",", ""))
     return {"of": CLIENTS[-1], "asked_seconds": options.seconds, "requests": requests, "tests": tests}
 
 
@@ -642,9 +642,9 @@ def connect(url: str) -> Any:
 @contextlib.contextmanager
 def serving(options: argparse.Namespace, *flags: str) -> Iterator[str]:
     """Gives the address of a server that runs within."""
-    given = ("--model", f"bundle={options.bundle}", "--threads", str(options.threads), *flags)
+    arguments = ("--model", f"bundle={options.bundle}", "--threads", str(options.threads), *flags)
     with (options.folder / "server.log").open("w") as log:
-        process, about = start(*given, errors=log)
+        process, about = start(*arguments, errors=log)
     try:
         assert "url" in about, f"the server couldn't start: {log.name}"
         yield about["url"]
@@ -671,8 +671,8 @@ def source(package: str, version: str, base: str, parts: tuple[str, ...], option
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
         subprocess.run([*command, "--dest", options.folder, f"{package}=={version}"], check=True)
     with tarfile.open(packed) as archive:
-        wanted = [one for one in archive if one.name.startswith(tuple(f"{base}/{part}" for part in parts))]
-        archive.extractall(options.folder, wanted, filter="data")
+        members = [one for one in archive if one.name.startswith(tuple(f"{base}/{part}" for part in parts))]
+        archive.extractall(options.folder, members, filter="data")
     return options.folder / base
 
 
@@ -696,7 +696,7 @@ def listing(python: Path, folder: Path, variables: dict[str, str]) -> list[str]:
 
 def cases(report: Path) -> list[Row]:
     """Tests of a file in JUnit's form, as it has them: passed, skipped or failed."""
-    found = []
+    rows = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
         row: Row = {"name": name.replace("tests.api_resources.", "").replace("unit.", ""), "outcome": "passed"}
@@ -706,8 +706,8 @@ def cases(report: Path) -> list[Row]:
                 if kind != "skipped":  # the text of these is a place on this machine
                     message += "\n" + (one.text or "")
                 row |= {"outcome": "skipped" if kind == "skipped" else "failed", "reason": message.strip()}
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def judged(suite: str, tests: list[Row]) -> list[Row]:

@@ -67,7 +67,7 @@ EXPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "tensorrt-rtx": ("", ("tensorrt-rtx",)),
     "all": (ONNX + IREE, ("cpu", "onnx", "tvm", "stablehlo", "cuda", "tensorrt", "tensorrt-rtx")),
 }
-"""What a recipe has besides, and the targets of a bundle."""
+"""The recipe's additional text, and the targets of a bundle."""
 
 NOT_MEASURED = {
     "cuda": "needs a GPU: [an H100's figures](../../docs/build/cuda.md#on-an-h100)",
@@ -106,7 +106,7 @@ PACKAGES = {
     AHEAD: ("torch",),
     EAGER: ("torch", "transformers"),
 }
-"""What it runs on, with what that asks for."""
+"""The packages that it runs on, with their dependencies."""
 
 FIGURES = ("prefill", "decode_1", "decode_8", "decode_16")
 FOR_WHOM = {
@@ -121,7 +121,7 @@ FOR_WHOM = {
     AHEAD: "who has torch's C++ library and steps of fixed sizes, and writes the serving around them",
     EAGER: "who tries a model out, or trains it",
 }
-"""As the page has it."""
+"""The users that each one is for, as the page says it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,14 +176,14 @@ def next_step(figures: Mapping[str, Any], rounds: int) -> tuple[str, int] | None
 def take(options: argparse.Namespace, figures: dict[str, Any], name: str, index: int) -> None:
     """Measures it, and adds what was found."""
     if index < 0:
-        found = compiled_ahead(options) if name == AHEAD else exported(options, name)
-        figures["exports"][name] = found
+        row_figures = compiled_ahead(options) if name == AHEAD else exported(options, name)
+        figures["exports"][name] = row_figures
     else:
         row = next((row for row in ROWS if row.name == name), None)
-        found = of_target(options, row) if row is not None else of_torch(options, name)
+        row_figures = of_target(options, row) if row is not None else of_torch(options, name)
         figures["measured"] += [{} for _ in range(index + 1 - len(figures["measured"]))]
-        figures["measured"][index][name] = found
-    print(index, name, found, file=sys.stderr, flush=True)
+        figures["measured"][index][name] = row_figures
+    print(index, name, row_figures, file=sys.stderr, flush=True)
 
 
 def place(folder: Path, name: str) -> Path:
@@ -200,18 +200,18 @@ def exported(options: argparse.Namespace, name: str) -> dict[str, Any]:
     recipe.write_text(RECIPE + more, encoding="utf-8")
     command = [str(Path(sys.executable).parent / "optimize"), "export", str(options.model), "--recipe", str(recipe)]
     seconds, peak, _ = timed([*command, "-o", str(bundle), *(part for t in targets for part in ("--target", t))])
-    found = {"seconds": seconds, "peak": peak, "bytes": size_of(bundle), "weights": size_of(bundle / "weights")}
+    figures = {"seconds": seconds, "peak": peak, "bytes": size_of(bundle), "weights": size_of(bundle / "weights")}
     if name == "all":
         shutil.rmtree(bundle)
-    return found
+    return figures
 
 
 def compiled_ahead(options: argparse.Namespace) -> dict[str, Any]:
     """Measures the compilation of AOTInductor's packages: seconds, bytes and peak memory, without reading the model."""
     script = [sys.executable, str(Path(__file__).with_name("torch_steps.py")), "compile"]
     _, _, printed = timed([*script, str(options.model), str(options.folder / "packages")])
-    found = json.loads(printed.splitlines()[-1])
-    return {key: sum(found[key].values()) for key in ("seconds", "bytes")} | {"peak": found["peak"]}
+    figures = json.loads(printed.splitlines()[-1])
+    return {key: sum(figures[key].values()) for key in ("seconds", "bytes")} | {"peak": figures["peak"]}
 
 
 def timed(command: Sequence[str]) -> tuple[float, int, str]:
@@ -229,13 +229,13 @@ def timed(command: Sequence[str]) -> tuple[float, int, str]:
 
 def best(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
     """Each row's best of all rounds: tokens a second, seconds to a first token, and the most memory."""
-    found: dict[str, dict[str, float]] = {}
+    bests: dict[str, dict[str, float]] = {}
     for of_round in rounds:
         for name, figures in of_round.items():
-            kept = found.setdefault(name, dict(figures))
+            bests_of_row = bests.setdefault(name, dict(figures))
             for key, value in figures.items():
-                kept[key] = (max if key in FIGURES else min)(kept[key], value)
-    return {name: found[name] for name in [*(row.name for row in ROWS), AHEAD, EAGER]}
+                bests_of_row[key] = (max if key in FIGURES else min)(bests_of_row[key], value)
+    return {name: bests[name] for name in [*(row.name for row in ROWS), AHEAD, EAGER]}
 
 
 def of_target(options: argparse.Namespace, row: Row) -> dict[str, float]:
@@ -263,8 +263,8 @@ def of_torch(options: argparse.Namespace, name: str) -> dict[str, float]:
     script = [sys.executable, str(Path(__file__).with_name("torch_steps.py"))]
     task = ["measure", str(options.folder / "packages")] if name == AHEAD else ["eager", str(options.model)]
     _, _, printed = timed([*script, *task, "--threads", str(options.threads)])
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(printed.splitlines()[-1])
+    return figures
 
 
 def size_of(folder: Path) -> int:
@@ -287,14 +287,14 @@ def page(figures: Mapping[str, Any], result: str) -> str:
         speeds = " | ".join(f"{of[key]:,.0f}" if of[key] >= 100 else f"{of[key]:.1f}" for key in FIGURES)
         rows.append(f"| {name} | {speeds} | {start} | {of['peak'] / mebi:,.0f} |")
     rows += [f"| {name} | {why} | | | | | |" for name, why in NOT_MEASURED.items()]
-    made = []
+    lines = []
     for name in (*EXPORTS, AHEAD):
         of = figures["exports"][name]
         weights = f"{of['weights'] / mebi:,.0f}" if "weights" in of else ""
         packages = figures["packages"].get(name) or figures["packages"].get(name.partition(",")[0])
         needs = f"{packages / mebi:,.0f}" if packages else ""
         sizes = f"{of['peak'] / mebi:,.0f} | {of['bytes'] / mebi:,.0f} | {weights} | {needs}"
-        made.append(f"| {name} | {of['seconds']:,.0f} | {sizes} |")
+        lines.append(f"| {name} | {of['seconds']:,.0f} | {sizes} |")
     whom = [f"- **{name}**: {text}." for name, text in FOR_WHOM.items()]
     return f"""# All engines, one table
 
@@ -325,7 +325,7 @@ is its build for CPUs; transformers' eager needs {figures["packages"][EAGER] / m
 
 | bundle | seconds | memory | bundle | weights | packages |
 | --- | ---: | ---: | ---: | ---: | ---: |
-{chr(10).join(made)}
+{chr(10).join(lines)}
 
 ## Which one is for whom
 

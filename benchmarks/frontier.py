@@ -139,7 +139,7 @@ def main() -> int:
         abouts[name] = here if name in abouts else its
 
     def save() -> dict[str, Any]:
-        found = {
+        results = {
             "command": " ".join(["benchmarks/frontier.py", *(m.name for m in options.models), *given(sys.argv[1:])]),
             "weights": "trained" if options.recovered is not None else "moved" if options.moved else "as in the file",
             "calibrated_on": calibrated_on,
@@ -151,24 +151,26 @@ def main() -> int:
             ],
         }
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(found, indent=1) + "\n")
+        unfinished.write_text(json.dumps(results, indent=1) + "\n")
         os.replace(unfinished, path)
-        return found
+        return results
 
     commands: list[tuple[Point, Command, Path]] = []
     for model in options.models:
-        made = Maker(model, options, python)
-        work: dict[str, Callable[[], tuple[Path, float]]] = {name: partial(made.theirs, name) for name in options.types}
-        work |= {name: partial(made.ours, name, load_recipe(name)) for name in options.recipes}
-        work |= {f"auto at {name}": partial(made.at_size_of, name) for name in options.sizes}
+        maker = Maker(model, options, python)
+        work: dict[str, Callable[[], tuple[Path, float]]] = {
+            name: partial(maker.theirs, name) for name in options.types
+        }
+        work |= {name: partial(maker.ours, name, load_recipe(name)) for name in options.recipes}
+        work |= {f"auto at {name}": partial(maker.at_size_of, name) for name in options.sizes}
         its = points[model.name]
         for name, make in work.items():
             file, seconds = make()
             if name not in its:
-                its[name] = Point(name, name not in options.types, made.bits(file), made.kl(file), seconds)
+                its[name] = Point(name, name not in options.types, maker.bits(file), maker.kl(file), seconds)
                 print(model.name, its[name], file=sys.stderr)
                 save()
-            commands.append((its[name], made.command(file, options.prefix), file))
+            commands.append((its[name], maker.command(file, options.prefix), file))
     speed = Workload(threads=options.threads, batches=(1,))
     for _ in range(options.rounds):
         for point, command, file in commands:
@@ -185,14 +187,14 @@ def main() -> int:
 
 def given(arguments: Sequence[str]) -> list[str]:
     """Arguments without files' names and what says where files are."""
-    kept: list[str] = []
+    words: list[str] = []
     left_out = True  # models come first
     for argument in arguments:
         if argument.startswith("--"):
             left_out = argument in ("--calibration", "--recovered", "--peers", "--folder", "--json", "--page")
         if not left_out:
-            kept.append(argument)
-    return kept
+            words.append(argument)
+    return words
 
 
 def pages() -> str:
@@ -251,15 +253,15 @@ def recovered_tensors(folder: Path) -> Callable[[str, np.ndarray, Any], np.ndarr
         module = next((m for m in known if f"{m}.{kind}" in trained), None)
         if module is None:
             raise SystemExit(f"{folder} has nothing for {name}")
-        found = trained[f"{module}.{kind}"]
+        rows = trained[f"{module}.{kind}"]
         architecture = str(reader.fields["general.architecture"].contents())
         if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
             count = "head_count" if module.endswith("q_proj") else "head_count_kv"
             heads = int(reader.fields[f"{architecture}.attention.{count}"].contents())
-            found = found.reshape(heads, 2, -1, found.shape[1]).swapaxes(1, 2).reshape(found.shape)
-        if found.shape != values.shape:
-            raise SystemExit(f"{folder}: {name} is {found.shape}, and was {values.shape}")
-        return np.ascontiguousarray(found, np.float32)
+            rows = rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+        if rows.shape != values.shape:
+            raise SystemExit(f"{folder}: {name} is {rows.shape}, and was {values.shape}")
+        return np.ascontiguousarray(rows, np.float32)
 
     return give
 
@@ -314,8 +316,8 @@ class Maker:
             else:
                 looked_at = CalibrationSection(tokens=self.options.calibration_tokens)
                 wide = recipe.model_copy(update={"budget": WIDE, "calibration": looked_at})
-                given = self.options.calibration if recipe.calibrated else None
-                enginewright.export(self.source, bundle, recipe=wide, calibration=given)
+                calibration = self.options.calibration if recipe.calibrated else None
+                enginewright.export(self.source, bundle, recipe=wide, calibration=calibration)
         return bundle, time.perf_counter() - start
 
     def theirs(self, kind: str) -> tuple[Path, float]:
@@ -337,25 +339,25 @@ class Maker:
             pass_context(load_recipe("f32"), frozenset(), (), scratch=None, progress=silent),
         ).run(program)
         names = names_of(gguf.GGUFReader(self.source))
-        found: dict[str, np.ndarray] = {}
+        sums: dict[str, np.ndarray] = {}
 
         def observe(node: torch.fx.Node, value: Any) -> None:
             if node in inputs:
                 squares = value.reshape(-1, value.shape[-1]).square().mean(0).numpy()
                 for module in inputs[node]:
                     if module in names:
-                        found[f"{names[module]}.weight"] = squares
+                        sums[f"{names[module]}.weight"] = squares
 
         inputs: dict[torch.fx.Node, list[str]] = {}
         for node in program.nodes_of(*LINEARS):
-            given = node.args[0]
-            assert isinstance(given, torch.fx.Node)
-            inputs.setdefault(given, []).extend(node.meta[WHERE])
+            argument = node.args[0]
+            assert isinstance(argument, torch.fx.Node)
+            inputs.setdefault(argument, []).extend(node.meta[WHERE])
         fast = FastEvaluation(program, WeightCache())
         fast.evaluate(packed_inputs(program, self.sequences), observe)
-        if not found:
+        if not sums:
             raise SystemExit(f"{self.source} has no products whose modules llama.cpp's tensors are named after")
-        np.savez(path, **found)
+        np.savez(path, **sums)
         return path
 
     def at_size_of(self, kind: str) -> tuple[Path, float]:
@@ -369,15 +371,17 @@ class Maker:
             budget = BudgetSection(max_bytes=most)
             recipe = Recipe(name="auto", weights=WeightFormats(method="gptq"), budget=budget, auto=AutoSection())
             sequences = self.sequences
-            own, checks = held_out(self.captured, sequences, "auto")
+            measuring, checks = held_out(self.captured, sequences, "auto")
             context = pass_context(recipe, frozenset(), sequences, scratch=None, progress=silent)
             parameters = self.captured.model_info.parameters
-            self._search = FormatSearch(Task(self.captured.program, recipe, parameters, own, checks, context, silent))
+            self._search = FormatSearch(
+                Task(self.captured.program, recipe, parameters, measuring, checks, context, silent)
+            )
             self._search.prepare()
-        found = least_cost(self._search.options, most - self._search.fixed)
-        if found is None:
+        assignment = least_cost(self._search.options, most - self._search.fixed)
+        if assignment is None:
             raise SystemExit(f"no choice of formats is as small as {kind}: {most:,} bytes")
-        return self.ours(name, self._search.applied(found))
+        return self.ours(name, self._search.applied(assignment))
 
     def bits(self, file: Path) -> float:
         """Bits a weight, of all that is stored."""
@@ -398,11 +402,11 @@ class Maker:
                     for name, text in self.texts.items():
                         ids = llm.tokenizer.encode(text)[: self.options.tokens]
                         np.savez(self._referenced[name], ids=np.asarray(ids, np.int32), logits=llm.logits(ids))
-        found: dict[str, Report] = {
+        reports: dict[str, Report] = {
             name: run(self.command(file).line("logits", file, Workload(), "--reference", str(reference)))
             for name, reference in self._referenced.items()
         }
-        return {name: report.figures["kl"] for name, report in found.items()}
+        return {name: report.figures["kl"] for name, report in reports.items()}
 
 
 def weight_bytes(file: Path) -> int:
@@ -414,11 +418,11 @@ def weight_bytes(file: Path) -> int:
 
 def frontier(points: Sequence[Mapping[str, Any]], cost: Callable[[Any], float]) -> list[Mapping[str, Any]]:
     """The points that no other one beats at the same or a lower cost."""
-    kept: list[Mapping[str, Any]] = []
+    best: list[Mapping[str, Any]] = []
     for point in sorted(points, key=lambda p: (cost(p), worst(p))):
-        if not kept or worst(point) < worst(kept[-1]):
-            kept.append(point)
-    return kept
+        if not best or worst(point) < worst(best[-1]):
+            best.append(point)
+    return best
 
 
 def worst(point: Mapping[str, Any]) -> float:
@@ -429,14 +433,14 @@ def worst(point: Mapping[str, Any]) -> float:
 def beaten(model: Mapping[str, Any]) -> list[tuple[str, str | None, float | None]]:
     """Each of their types with the best of ours that takes no more bits, and our KL over theirs; None without one."""
     ours = [p for p in model["points"] if p["ours"]]
-    found: list[tuple[str, str | None, float | None]] = []
+    pairs: list[tuple[str, str | None, float | None]] = []
     for point in (p for p in model["points"] if not p["ours"]):
         fitting = [p for p in ours if p["bits"] <= point["bits"] * (1 + NEAR)]
         best = min(fitting, key=worst, default=None)
-        found.append(
+        pairs.append(
             (point["name"], None, None) if best is None else (point["name"], best["name"], worst(best) / worst(point))
         )
-    return found
+    return pairs
 
 
 def table(model: Mapping[str, Any]) -> str:
@@ -501,7 +505,7 @@ def comparison(model: Mapping[str, Any], weights: str) -> str:
     compared = beaten(model)
     above = [name for name, _, ratio in compared if ratio is not None and ratio > 1]
     smaller = [name for name, ours, _ in compared if ours is None]
-    told = [
+    sentences = [
         f"At the size of each of their types, the best of ours that takes at most {100 * NEAR:.0f} % more bits. "
         "KL is the one on the text where it is larger.\n",
         line(("their type", "ours", "KL, ours over theirs")),
@@ -510,7 +514,7 @@ def comparison(model: Mapping[str, Any], weights: str) -> str:
         f"\nTheirs is below ours at the size of {', '.join(above)}." if above else "\nTheirs is nowhere below ours.",
         f"Nothing of ours is as small as {', '.join(smaller)}." if smaller else "",
     ]
-    return "\n".join(part for part in told if part)
+    return "\n".join(part for part in sentences if part)
 
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 64, 24, 44, 46
@@ -556,14 +560,14 @@ def panel(model: Mapping[str, Any], label: str, value: Callable[[Any], float], r
         parts.append(f'<text x="{x(tick)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{label}</text>')
     for ours, color, who in ((True, "#0969da", "Enginewright"), (False, "#bc4c00", "llama.cpp")):
-        own = [p for p in points if p["ours"] is ours]
-        best = frontier(own, value if fewer else lambda p: -value(p))
+        mine = [p for p in points if p["ours"] is ours]
+        best = frontier(mine, value if fewer else lambda p: -value(p))
         path = "L".join(f"{x(value(p))} {y(worst(p))}" for p in best)
         parts.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts.append(
             f'<text x="{WIDTH - RIGHT - 8}" y="{14 if ours else 32}" text-anchor="end" fill="{color}">{who}</text>'
         )
-        for p in own:
+        for p in mine:
             place = x(value(p)), y(worst(p))
             parts.append(f'<circle cx="{place[0]}" cy="{place[1]}" r="3.5" fill="{color}"/>')
             parts.append(

@@ -144,8 +144,8 @@ def main() -> None:
     for what, count in counts.items():
         print(f"{what}: {dict(count)}")
     if options.json:
-        found = {"machine": machine_facts(), "counts": counts, "planted": planted, "equal": equal}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        result = {"machine": machine_facts(), "counts": counts, "planted": planted, "equal": equal}
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

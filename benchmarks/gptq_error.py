@@ -100,12 +100,12 @@ def peer(weight: torch.Tensor, hessian: torch.Tensor, code_format: CodeFormat, o
     )
     watching = Observer.load_from_registry(observer, base_name="weight", args=arguments)
     watching(weight)
-    found = watching.get_qparams()
+    parameters = watching.get_qparams()
     quantized, _, gave_up = quantize_weight(
         weights=weight.clone()[None],
         hessians=hessian.clone()[None],
-        scale=found["scale"][None],
-        zero_point=found["zero_point"][None],
+        scale=parameters["scale"][None],
+        zero_point=parameters["zero_point"][None],
         global_scale=None,
         quant_args=arguments,
     )
@@ -116,18 +116,18 @@ def peer(weight: torch.Tensor, hessian: torch.Tensor, code_format: CodeFormat, o
 def layers(program: Program, sequences: Sequence[torch.Tensor]) -> Iterator[tuple[str, Node, torch.Tensor]]:
     """Every linear of the layers with X^T X of its inputs, which are those of the model in floats."""
     fast = FastEvaluation(program, WeightCache(0))
-    found: list[tuple[str, Node, torch.Tensor]] = []
+    rows: list[tuple[str, Node, torch.Tensor]] = []
 
     def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if node.target is torch.ops.ew.linear.default and node is not program.logits:
             hessian = Hessian(args[0].shape[-1])
             hessian.add(args[0])
-            found.append((" + ".join(node.meta["where"]), node, hessian.sum))
+            rows.append((" + ".join(node.meta["where"]), node, hessian.sum))
         return fast.compute(node, args, kwargs)
 
     inputs = packed_inputs(program, sequences)
     program.evaluate(inputs, compute=compute, read=fast.read)
-    yield from found
+    yield from rows
 
 
 def main() -> None:

@@ -70,9 +70,9 @@ def described(launcher: Launcher, place: Place, caches: Sequence[str] = CACHES) 
 
 def figures(caches: Sequence[str]) -> Iterator[tuple[dict[str, Any], Attention]]:
     """Yields the attentions to measure, small ones first."""
-    found = [(("decode", batch, n, kind), _decode(batch, n, kind)) for batch, n in DECODE for kind in caches]
-    found += [(("prefill", 1, n, kind), _prefill(n, kind)) for n in PREFILL for kind in caches]
-    for names, of in sorted(found, key=lambda item: item[1].cache_bytes):
+    attentions = [(("decode", batch, n, kind), _decode(batch, n, kind)) for batch, n in DECODE for kind in caches]
+    attentions += [(("prefill", 1, n, kind), _prefill(n, kind)) for n in PREFILL for kind in caches]
+    for names, of in sorted(attentions, key=lambda item: item[1].cache_bytes):
         yield dict(zip(("phase", "batch", "length", "cache"), names, strict=True)), of
 
 
@@ -97,8 +97,8 @@ def measure(of: Attention, launcher: Launcher, place: Place, free: int) -> dict[
         try:
             row["microseconds"][name] = round(microseconds(place, runs), 2)
             if name.startswith("torch"):
-                found: Any = runs[0]()
-                row.setdefault("largest_difference", {})[name] = _difference(found, steps[0])
+                result: Any = runs[0]()
+                row.setdefault("largest_difference", {})[name] = _difference(result, steps[0])
         except Exception as e:  # what others refuse mustn't cost our figure
             if name == "ours":
                 raise
@@ -153,8 +153,8 @@ def _prefill_beside() -> dict[str, Callable[[AttentionStep], Run]]:
 
         def run() -> object:
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                found = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            return found.transpose(1, 2)
+                result = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return result.transpose(1, 2)
 
         return run
 

@@ -89,14 +89,14 @@ def ask(llm: Any) -> dict[str, Any]:
     begin = time.perf_counter()
     try:
         tokens = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
-        said: dict[str, Any] = {"tokens": list(tokens[0].token_ids)}
+        record: dict[str, Any] = {"tokens": list(tokens[0].token_ids)}
         if tokens[0].error is not None:
-            said = {"error": type(tokens[0].error).__name__, "message": str(tokens[0].error)[:500]}
+            record = {"error": type(tokens[0].error).__name__, "message": str(tokens[0].error)[:500]}
     except EnginewrightError as e:
-        said = {"error": type(e).__name__, "message": str(e)[:500]}
+        record = {"error": type(e).__name__, "message": str(e)[:500]}
     except RuntimeError as e:
-        said = {"error": f"untyped {type(e).__name__}", "message": str(e)[:500]}
-    return {**said, "seconds": round(time.perf_counter() - begin, 3), "lost": llm.lost}
+        record = {"error": f"untyped {type(e).__name__}", "message": str(e)[:500]}
+    return {**record, "seconds": round(time.perf_counter() - begin, 3), "lost": llm.lost}
 
 
 def main(bundle: str) -> None:
@@ -104,15 +104,15 @@ def main(bundle: str) -> None:
     from enginewright import LLM
 
     llm = LLM(bundle, target="cuda", trust="code", context=128, max_requests=2, memory="64MiB", speculate=None)
-    said = {"before": ask(llm)}
+    record = {"before": ask(llm)}
     plant()
-    said |= {"behind it": ask(llm), "once more": ask(llm)}
+    record |= {"behind it": ask(llm), "once more": ask(llm)}
     try:
         llm.close()
-        said["closed"] = {}
+        record["closed"] = {}
     except Exception as e:  # noqa: BLE001  whatever it is, that is the finding
-        said["closed"] = {"error": type(e).__name__, "message": str(e)[:500]}
-    print(json.dumps(said), flush=True)
+        record["closed"] = {"error": type(e).__name__, "message": str(e)[:500]}
+    print(json.dumps(record), flush=True)
     os._exit(0)  # a context that is lost may end the process at its own time
 
 

@@ -115,8 +115,8 @@ class AttentionStep:
         self.table = table.to(device)
         self.q_start = torch.tensor([0, *accumulate(of.new)], dtype=torch.int32).to(device)
         self.kv_len = torch.tensor(lengths, dtype=torch.int32).to(device)
-        made = [_cache(of, sum(counts), device) for _ in range(2)]
-        self.caches = LayerCaches(made[0][0], made[1][0], made[0][1], made[1][1])
+        pair = [_cache(of, sum(counts), device) for _ in range(2)]
+        self.caches = LayerCaches(pair[0][0], pair[1][0], pair[0][1], pair[1][1])
         # A view of wider rows, as one linear for q, k and v leaves it.
         wide = (of.heads + 2 * of.kv_heads) * of.size
         rows = torch.randn(sum(of.new), wide, device=device, dtype=_FLOATS[cast(Any, of.dtype)])
@@ -233,10 +233,10 @@ def cases() -> Mapping[str, Callable[[Launcher, Place], Check]]:
     def products(form: str, group: int, rows: tuple[int, ...]) -> Callable[[Launcher, Place], Check]:
         return lambda launcher, place: _products(form, group, rows, launcher, place)
 
-    found = {name: attention(of) for name, of in ATTENTION.items()}
-    found |= {name: products(*of) for name, of in PRODUCTS.items()}
-    found |= {f"cache writes bf16 {kind}": _writes_of(kind) for kind in ("bf16", "int8", "fp8")}
-    return dict(sorted(found.items(), key=lambda item: " bf16" not in item[0]))
+    by_name = {name: attention(of) for name, of in ATTENTION.items()}
+    by_name |= {name: products(*of) for name, of in PRODUCTS.items()}
+    by_name |= {f"cache writes bf16 {kind}": _writes_of(kind) for kind in ("bf16", "int8", "fp8")}
+    return dict(sorted(by_name.items(), key=lambda item: " bf16" not in item[0]))
 
 
 def _products(form: str, group: int, rows: tuple[int, ...], launcher: Launcher, place: Place) -> Check:
@@ -271,11 +271,11 @@ def _stored(form: str, rows: int, size: int, group: int, device: torch.device) -
     most = 1 << (bits - 1)
     least = 0 if form == "uint4" else -most
     values = torch.randint(least, least + 2 * most, (rows, size), device=device, dtype=torch.int8)
-    kept = values
+    codes = values
     if bits == 4:
         half = (values & 15).view(torch.uint8)
-        kept = half[:, 0::2] | (half[:, 1::2] << 4)
-    weight = laid_by_group(Stored(kept, form, scales, offsets, group))
+        codes = half[:, 0::2] | (half[:, 1::2] << 4)
+    weight = laid_by_group(Stored(codes, form, scales, offsets, group))
     return weight, lambda: ops.dequantize(values, scales, group, offsets)
 
 
@@ -371,7 +371,7 @@ def narrow_works(
     split = split_product_calls(x, weight, None, out, place.gpu, scratch)
     if len(split) > 1:
         ways["ours, split"] = split
-    found = {name: _run_of(launcher, calls) for name, calls in ways.items()}
+    works = {name: _run_of(launcher, calls) for name, calls in ways.items()}
     if rows >= 64:
         whole = torch.empty(columns, depth, device=place.device, dtype=torch.bfloat16)
         unpack = _run_of(launcher, [unpack_call(weight, whole, place.gpu)])
@@ -381,8 +381,8 @@ def narrow_works(
             unpack()
             torch.mm(x, transposed, out=out)
 
-        found |= {"unpacked": unpacked, "unpacking alone": unpack}
-    return found
+        works |= {"unpacked": unpacked, "unpacking alone": unpack}
+    return works
 
 
 def _run_of(launcher: Launcher, calls: Sequence[Call]) -> Run:
@@ -406,19 +406,19 @@ def narrow(machine: Machine) -> Iterator[Figure]:
     """Times of products with narrow weights, several of them in turn so that L2 holds none."""
     place = machine.place("meta")
     launcher = machine.launcher("products", place)
-    kept: dict[tuple[str, str], list[Stored]] = {}
+    cache: dict[tuple[str, str], list[Stored]] = {}
 
     def measure(name: str, form: str, rows: int) -> Record:
         columns, depth = NARROW[name]
-        weights = _weights_in_turn(kept, name, form, machine, place)
+        weights = _weights_in_turn(cache, name, form, machine, place)
         of = weights[0]
-        found: Record = {"bytes": of.values.nbytes + (0 if of.scales is None else of.scales.nbytes)}
-        found |= {"flop": 2 * rows * columns * depth, "us": {}}
+        record: Record = {"bytes": of.values.nbytes + (0 if of.scales is None else of.scales.nbytes)}
+        record |= {"flop": 2 * rows * columns * depth, "us": {}}
         runs = [narrow_works(launcher, place, weight, rows, columns, depth) for weight in weights]
         for way in runs[0]:
             if machine.gpu:
-                found["us"][way] = round(microseconds(place, [of[way] for of in runs], 0.06), 2)
-        return found
+                record["us"][way] = round(microseconds(place, [of[way] for of in runs], 0.06), 2)
+        return record
 
     for names, of in narrow_figures():
         yield {"figure": "product", **names}, lambda of=of: measure(*of)
@@ -460,11 +460,11 @@ def tiled_calls(weight: Stored, rows: int, columns: int, depth: int, place: Plac
     x = torch.randn(rows, depth, device=place.device, dtype=torch.bfloat16)
     out = torch.empty(rows, columns, device=place.device, dtype=torch.bfloat16)
     scratch = torch.empty(64 * rows * columns, device=place.device)
-    found: dict[object, tuple[ProductTile, list[Call]]] = {}
+    by_calls: dict[object, tuple[ProductTile, list[Call]]] = {}
     for tile in product_tiles(rows):
         calls = split_product_calls(x, weight, None, out, place.gpu, scratch, tile=tile)
-        found.setdefault(tuple((call.spec(place.gpu.capability), call.grid) for call in calls), (tile, calls))
-    return dict(found.values())
+        by_calls.setdefault(tuple((call.spec(place.gpu.capability), call.grid) for call in calls), (tile, calls))
+    return dict(by_calls.values())
 
 
 def tiled_described(launcher: Launcher, place: Place) -> None:
@@ -480,11 +480,11 @@ def tiled(machine: Machine) -> Iterator[Figure]:
     """Times of all tiles of products of few rows, fastest first."""
     place = machine.place("meta")
     launcher = machine.launcher("product-tiles", place)
-    kept: dict[tuple[str, str], list[Stored]] = {}
+    cache: dict[tuple[str, str], list[Stored]] = {}
 
     def measure(name: str, form: str, rows: int) -> Record:
         columns, depth = NARROW[name]
-        weights = _weights_in_turn(kept, name, form, machine, place)
+        weights = _weights_in_turn(cache, name, form, machine, place)
         times, refused = dict[ProductTile, float](), dict[ProductTile, str]()
         by_weight = [tiled_calls(weight, rows, columns, depth, place) for weight in weights]
         apart, want = dict[ProductTile, float](), None

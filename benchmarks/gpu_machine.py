@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 Record = dict[str, Any]
 Figure = tuple[Record, Callable[[], Record]]
-"""What a figure is called, and what measures it."""
+"""A figure's labels, and the function that measures it."""
 
 Mode = Literal["gpu", "looked-up", "interpreted"]
 
 CAPABILITY = "9.0"
-"""What is packed is compiled for."""
+"""The compute capability that packed kernels are compiled for."""
 
 
 class NotMeasuredError(Exception):

@@ -62,22 +62,24 @@ class Steps:
         needed = sum(_bytes_of(use) for use in self._program.weights)
         if needed > (free := self._machine.free_bytes()):
             raise NotMeasuredError(f"weights of {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-        made = {}
+        tensors = {}
         for use in self._program.weights:
             dtype = TORCH_DTYPES[use.dtype]
             shape = (*use.shape[:-1], use.shape[-1] // 2) if use.dtype in ("i4", "u4") else use.shape
             weight = torch.empty(shape, dtype=dtype, device=self.place.device)
             if not dtype.is_floating_point:  # all that there are
-                made[use.name] = weight.random_(
+                tensors[use.name] = weight.random_(
                     0 if dtype == torch.uint8 else -127, 256 if dtype == torch.uint8 else 128
                 )
             elif dtype.itemsize == 1:  # floats of 8 bits, which are drawn in no other way
-                made[use.name] = torch.empty(shape, dtype=torch.bfloat16, device=weight.device).normal_(0, 50).to(dtype)
+                tensors[use.name] = (
+                    torch.empty(shape, dtype=torch.bfloat16, device=weight.device).normal_(0, 50).to(dtype)
+                )
             elif dtype == torch.float16:  # scales
-                made[use.name] = weight.uniform_(1e-4, 1e-3)
+                tensors[use.name] = weight.uniform_(1e-4, 1e-3)
             else:
-                made[use.name] = weight.normal_(0, 0.02)
-        return made
+                tensors[use.name] = weight.normal_(0, 0.02)
+        return tensors
 
     def opened(self, requests: int, blocks: int, *, graphs: bool) -> CudaSteps:
         """Opens the steps for so many requests of so many blocks, with caches of random values. Raises
@@ -115,15 +117,15 @@ class Steps:
         scattered = np.random.default_rng(0).permutation(len(new) * blocks).astype(np.int32).reshape(len(new), blocks)
         table = scattered[:, : -(-int(kv_len.max()) // BLOCK_SIZE)]
         ids = (7 + 31 * positions) % self._program.outputs["logits"].shape[1].constant
-        wanted = np.concatenate([np.arange(e - min(rows, n), e) for n, e in zip(new, ends, strict=True)])
+        sampled_rows = np.concatenate([np.arange(e - min(rows, n), e) for n, e in zip(new, ends, strict=True)])
         return StepInput.packed(
             ids=ids.astype(np.int32),
             counts=new,
             kv_len=kv_len,
             tables={group.name: table for group in self._groups},
             groups=self._groups,
-            rows=wanted,
-            sampling=_greedy(len(wanted)) if sampled else None,
+            rows=sampled_rows,
+            sampling=_greedy(len(sampled_rows)) if sampled else None,
             outputs=() if sampled else ("logits",),
         )
 
@@ -185,9 +187,9 @@ class Steps:
             begin = time.perf_counter()
             steps.start(step).result()
             times.append(time.perf_counter() - begin)
-        found: Record = {"ms": statistics.median(times[len(times) // 3 :]) * 1e3}
+        record: Record = {"ms": statistics.median(times[len(times) // 3 :]) * 1e3}
         if gpu:
-            found["most MiB beyond"] = (torch.cuda.max_memory_allocated() - before) >> 20
+            record["most MiB beyond"] = (torch.cuda.max_memory_allocated() - before) >> 20
             bound = next(iter(steps._bound.values()))
             works = [work for of in bound.draws.values() for work in of]
             begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -197,28 +199,28 @@ class Steps:
                     work()
             ended.record()
             ended.synchronize()
-            found["drawing ms"] = begun.elapsed_time(ended) / 10
+            record["drawing ms"] = begun.elapsed_time(ended) / 10
         steps.close()
-        return found
+        return record
 
     def beside(self, counts: Sequence[int], new: int, past: int) -> Record:
         """Compares the logits of one request alone with those beside others, of steps of so many requests alike."""
         blocks = -(-(new + past) // BLOCK_SIZE)
         steps = self.opened(max(counts), blocks, graphs=False)
-        alone, found = None, {}
+        alone, by_count = None, {}
         for count in counts:
             step = self.input([(new, past)] * count, blocks, sampled=False)
-            own = np.arange(count * blocks, dtype=np.int32).reshape(count, blocks)
+            table = np.arange(count * blocks, dtype=np.int32).reshape(count, blocks)
             positions, of = step.positions, np.repeat(np.arange(count), new)
-            slots = (own[of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
+            slots = (table[of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
             groups = [group.name for group in self._groups]
             ids = step.ids + 5 * of.astype(np.int32)  # others say something else
-            step = step.changed(ids=ids, block_table=dict.fromkeys(groups, own), slots=dict.fromkeys(groups, slots))
+            step = step.changed(ids=ids, block_table=dict.fromkeys(groups, table), slots=dict.fromkeys(groups, slots))
             logits = steps.start(step).result().logits
             assert logits is not None
             row = logits[0]
             alone = row if alone is None else alone
-            found[str(count)] = {
+            by_count[str(count)] = {
                 "of": len(row),
                 "other bits": int((row.view(np.int32) != alone.view(np.int32)).sum()),
                 "largest difference": float(np.abs(row - alone).max()),
@@ -226,7 +228,7 @@ class Steps:
                 "same token": bool(row.argmax() == alone.argmax()),
             }
         steps.close()
-        return found
+        return by_count
 
     def _decode(self, batch: int, context: int, *, graphs: bool) -> Record:
         count = 40 if self._machine.gpu else 2
@@ -245,14 +247,14 @@ class Steps:
         whole = [a + b for a, b in zip(started, waited, strict=True)][counted]
         cached = sum(cache_block_bytes(group) for group in self._groups) / BLOCK_SIZE * batch * context
         read = sum(weight.nbytes for weight in self.weights.values()) + cached
-        found = {
+        record = {
             "ms": statistics.median(whole) * 1e3,
             "host ms": statistics.median(started[counted]) * 1e3,
             "GB/s": read / statistics.median(whole) / 1e9,
             "graph launches": steps.graph_launches,
         }
         steps.close()
-        return found
+        return record
 
     def _first_token(self, length: int) -> Record:
         chunk, blocks = self._machine.section.chunk, -(-length // BLOCK_SIZE)
@@ -301,15 +303,15 @@ class Steps:
     def logits(self, ids: Sequence[int], decoded: int) -> np.ndarray[Any, Any]:
         """Gives those of the last tokens of ``ids``, [R, V]: as many as a step has rows; ``decoded`` in steps of one
         token."""
-        blocks, found = -(-len(ids) // BLOCK_SIZE), []
+        blocks, rows = -(-len(ids) // BLOCK_SIZE), []
         steps = self.opened(1, blocks, graphs=False)
         first = len(ids) - decoded
         for new, past in ((first, 0), *((1, at) for at in range(first, len(ids)))):
             step = self.input([(new, past)], blocks, sampled=False, rows=self._machine.section.requests)
             step.arrays["ids"] = np.array(ids[past : past + new], np.int32)
-            found.append(steps.start(step).result().logits)
+            rows.append(steps.start(step).result().logits)
         steps.close()
-        return np.concatenate(found)
+        return np.concatenate(rows)
 
 
 _PROFILED: Mapping[str, Requests] = {
@@ -375,14 +377,14 @@ def generate(bundle: Path, target: str, prompts: Sequence[Sequence[int]], **opti
     with LLM(
         bundle, target=target, trust="code", context=longest + 32, max_requests=4, memory="1GiB", **options
     ) as llm:
-        wanted = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2)
-        found = llm.generate([list(prompt) for prompt in prompts], wanted)
-        said = llm.info()["executor"]
+        params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2)
+        results = llm.generate([list(prompt) for prompt in prompts], params)
+        about = llm.info()["executor"]
     margins = []
-    for result in found:
+    for result in results:
         margins.append([round(of.top[0][1] - of.top[1][1], 4) for of in result.logprobs or ()])
-    tokens = [list(result.token_ids) for result in found]
-    return {"tokens": tokens, "margins": margins, "executor": said, "seconds": time.perf_counter() - begin}
+    tokens = [list(result.token_ids) for result in results]
+    return {"tokens": tokens, "margins": margins, "executor": about, "seconds": time.perf_counter() - begin}
 
 
 def compare_tokens(machine: Machine, name: str, wanted: Record, place: Any, *, graphs: bool) -> Record:
@@ -391,13 +393,19 @@ def compare_tokens(machine: Machine, name: str, wanted: Record, place: Any, *, g
     if not machine.gpu and not wanted["rehearse all"]:
         prompts, tokens, margins = prompts[:-1], tokens[:-1], margins[:-1]  # the long one takes minutes
     with placed(place, graphs=graphs):
-        found = generate(machine.packed / name, "cuda", prompts, speculate=None)
+        generated = generate(machine.packed / name, "cuda", prompts, speculate=None)
     if machine.mode == "looked-up":
-        return {"executor": found["executor"]}
-    apart = [first_difference(a, b) for a, b in zip(found["tokens"], tokens, strict=True)]
+        return {"executor": generated["executor"]}
+    apart = [first_difference(a, b) for a, b in zip(generated["tokens"], tokens, strict=True)]
     at = [None if n is None else of[n] for n, of in zip(apart, margins, strict=True)]
     right = all(margin is None or margin < NEAR_TIE for margin in at)
-    return {"equal": found["tokens"] == tokens, "first difference": apart, "margin there": at, "right": right, **found}
+    return {
+        "equal": generated["tokens"] == tokens,
+        "first difference": apart,
+        "margin there": at,
+        "right": right,
+        **generated,
+    }
 
 
 SAMPLED: tuple[Record, ...] = (
@@ -412,7 +420,7 @@ SAMPLED: tuple[Record, ...] = (
     {"temperature": 1.0, "logit_bias": {3: 4.0, 17: -100.0}, "top_p": 0.95, "top_k": 50},
     {"temperature": 1.0, "allowed_token_ids": list(range(20, 90)), "min_tokens": 3},
 )
-"""How requests of ``serve`` draw, in turn."""
+"""The sampling parameters of ``serve``'s requests, used in rotation."""
 
 
 def serve(bundle: Path, target: str, count: int, **options: Any) -> Record:
@@ -430,19 +438,19 @@ def serve(bundle: Path, target: str, count: int, **options: Any) -> Record:
     begin, rounds, cached = time.perf_counter(), [], []
     with LLM(bundle, target=target, trust="code", context=1500, max_requests=24, memory="1GiB", **options) as llm:
         for _ in range(2):
-            found = llm.generate(prompts, ways)
-            rounds.append([list(result.token_ids) for result in found])
-            cached.append(sum(result.num_cached_tokens or 0 for result in found))
-        said = llm.info()["executor"]
-    return {"rounds": rounds, "cached": cached, "executor": said, "seconds": round(time.perf_counter() - begin, 1)}
+            results = llm.generate(prompts, ways)
+            rounds.append([list(result.token_ids) for result in results])
+            cached.append(sum(result.num_cached_tokens or 0 for result in results))
+        about = llm.info()["executor"]
+    return {"rounds": rounds, "cached": cached, "executor": about, "seconds": round(time.perf_counter() - begin, 1)}
 
 
 def compare_served(machine: Machine, name: str, wanted: Record) -> Record:
     """The cuda target's tokens of ``serve`` beside those that were packed."""
     if not machine.gpu:
         raise NotMeasuredError("takes minutes without a GPU")
-    found = serve(machine.packed / name, "cuda", len(wanted["rounds"][0]), speculate=None)
-    rounds = found.pop("rounds")
+    answers = serve(machine.packed / name, "cuda", len(wanted["rounds"][0]), speculate=None)
+    rounds = answers.pop("rounds")
     apart = [
         [n, first_difference(a, b), SAMPLED[n % len(SAMPLED)]]
         for of, want in zip(rounds, wanted["rounds"], strict=True)
@@ -450,7 +458,7 @@ def compare_served(machine: Machine, name: str, wanted: Record) -> Record:
         if a != b
     ]
     tokens = sum(len(one) for of in rounds for one in of)
-    return {"requests": 2 * len(rounds[0]), "tokens": tokens, "apart": len(apart), "first": apart[:10], **found}
+    return {"requests": 2 * len(rounds[0]), "tokens": tokens, "apart": len(apart), "first": apart[:10], **answers}
 
 
 def first_difference(found: Sequence[int], wanted: Sequence[int]) -> int | None:
@@ -464,12 +472,12 @@ def compare_engines(machine: Machine, bundle: Path) -> Record:
 
     if importlib.util.find_spec("tensorrt_rtx") is None:
         raise NotMeasuredError("tensorrt_rtx isn't installed here")
-    wanted = json.loads((machine.packed / "engines.json").read_text())[bundle.name]
+    expected = json.loads((machine.packed / "engines.json").read_text())[bundle.name]
     try:
-        found = generate(bundle, "tensorrt-rtx", wanted["prompts"], speculate=None)
+        generated = generate(bundle, "tensorrt-rtx", expected["prompts"], speculate=None)
     except (MissingDependencyError, TargetError) as e:
         raise NotMeasuredError(e.message) from e
-    return {"equal": found["tokens"] == wanted["tokens"], **found}
+    return {"equal": generated["tokens"] == expected["tokens"], **generated}
 
 
 # ---- beside transformers
@@ -490,10 +498,12 @@ def compare_logits(machine: Machine, name: str) -> Record:
     steps = Steps(machine, name)
     model = _transformers_model(machine, steps.folder)
     if machine.mode != "looked-up":
-        state, made = model.state_dict(), json.loads((steps.folder / "weights.json").read_text())
+        state, sources = model.state_dict(), json.loads((steps.folder / "weights.json").read_text())
         for use in steps._program.weights:
-            said = made[use.name]
-            value = torch.tensor(said["values"]) if "values" in said else torch.cat([state[n] for n in said["sources"]])
+            entry = sources[use.name]
+            value = (
+                torch.tensor(entry["values"]) if "values" in entry else torch.cat([state[n] for n in entry["sources"]])
+            )
             weight = value.reshape(use.shape).to(steps.place.device, TORCH_DTYPES[use.dtype])
             steps.__dict__.setdefault("weights", {})[use.name] = weight
     length, decoded = (600, 8) if machine.gpu else (60, 2)
@@ -501,14 +511,14 @@ def compare_logits(machine: Machine, name: str) -> Record:
     ours = torch.from_numpy(steps.logits(ids, decoded) if machine.mode != "looked-up" else np.zeros((1, 1)))
     if machine.mode == "looked-up":
         return {"weights": len(steps.weights)}
-    given = torch.tensor([ids], device=machine.device)
-    theirs = model(given).logits[0, -len(ours) :].float().cpu()
-    exact = model.float()(given).logits[0, -len(ours) :].cpu()
+    batch = torch.tensor([ids], device=machine.device)
+    theirs = model(batch).logits[0, -len(ours) :].float().cpu()
+    exact = model.float()(batch).logits[0, -len(ours) :].cpu()
     far = {"ours": _apart(ours, exact), "transformers": _apart(theirs, exact)}
     top = float((ours.argmax(-1) == exact.argmax(-1)).float().mean())
     top_theirs = float((theirs.argmax(-1) == exact.argmax(-1)).float().mean())
-    found = {"rows": len(ours), "from float32": far, "same first": {"ours": top, "transformers": top_theirs}}
-    return {**found, "right": far["ours"] < 2 * far["transformers"]}
+    record = {"rows": len(ours), "from float32": far, "same first": {"ours": top, "transformers": top_theirs}}
+    return {**record, "right": far["ours"] < 2 * far["transformers"]}
 
 
 def _apart(x: torch.Tensor, exact: torch.Tensor) -> float:
@@ -517,13 +527,13 @@ def _apart(x: torch.Tensor, exact: torch.Tensor) -> float:
 
 def transformers_figures(machine: Machine, names: Sequence[str]) -> Iterator[Figure]:
     """Continuous batching of the same sizes, each after a round that isn't counted."""
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
     def model(name: str) -> Any:
-        if name not in made:
-            made.clear()
-            made[name] = _transformers_model(machine, machine.packed / name)
-        return made[name]
+        if name not in loaded:
+            loaded.clear()
+            loaded[name] = _transformers_model(machine, machine.packed / name)
+        return loaded[name]
 
     def measure(name: str, batch: int) -> Record:
         from transformers import GenerationConfig

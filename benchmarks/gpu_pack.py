@@ -58,7 +58,7 @@ MOST = 52 << 20
 """Bytes that are packed: 64 MiB are carried, and the tree has 9."""
 
 ARCHIVE = "packed.tar.gz"
-"""What the folder of a pack has."""
+"""The archive in a pack's folder."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
@@ -207,14 +207,14 @@ def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    given = dict(zip(("pad_token", "bos_token", "eos_token"), special, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **given)
+    special_names = dict(zip(("pad_token", "bos_token", "eos_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_names)
 
 
 def _say_what(folder: Path, capability: str, names: Sequence[str]) -> None:
-    said = {"capability": capability, "commit": _commit(), "cases": list(names)}
-    said |= {module.__name__: module.__version__ for module in (torch, triton, transformers)}
-    (folder / "packed.json").write_text(json.dumps(said, indent=1) + "\n")
+    record = {"capability": capability, "commit": _commit(), "cases": list(names)}
+    record |= {module.__name__: module.__version__ for module in (torch, triton, transformers)}
+    (folder / "packed.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _fill(folder: Path, capability: str, *, tiny: bool) -> None:
@@ -253,9 +253,9 @@ def _pack_bundles(folder: Path, names: Sequence[str], capability: str) -> None:
     for name in names:
         bundle, prompts = f"tiny-{name}.bundle", [ids[:6], ids[50:100], ids]
         _export(name, folder / bundle, targets=("cpu", "cuda"), gpus=[capability], **BUNDLES[name])
-        found = generate(folder / bundle, "cpu", prompts)
+        generated = generate(folder / bundle, "cpu", prompts)
         expected[bundle] = {"prompts": prompts, "rehearse all": name == "window"}
-        expected[bundle] |= {key: found[key] for key in ("tokens", "margins")}
+        expected[bundle] |= {key: generated[key] for key in ("tokens", "margins")}
     (folder / "tokens.json").write_text(json.dumps(expected) + "\n")
     served = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -282,8 +282,8 @@ def _pack_engines(folder: Path) -> None:
         engine = f'[engines]\nform = "whole"\ndtype = "f16"\ngpus = {listed}\n{sizes}'
         recipe.write_text(f'name = "engines"\ntargets = ["cpu", "tensorrt-rtx"]\n\n{engine}')
         _export("engines", folder / name, recipe=recipe, context_length=256)
-    found = generate(folder / name, "cpu", prompts)
-    (folder / "engines.json").write_text(json.dumps({name: {"prompts": prompts, "tokens": found["tokens"]}}) + "\n")
+    generated = generate(folder / name, "cpu", prompts)
+    (folder / "engines.json").write_text(json.dumps({name: {"prompts": prompts, "tokens": generated["tokens"]}}) + "\n")
 
 
 def _export(name: str, bundle: Path, **options: Any) -> None:
@@ -348,14 +348,14 @@ def _pack_narrow(folder: Path, name: str, capability: str, compiler: KernelCompi
 def _sources_of(lowering: Lowering) -> Mapping[str, Any]:
     """Gives for each weight the source's tensors, whose rows follow one another, or the values of one that was
     computed."""
-    found: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
     for name, expression in lowering.weights.items():
         parts = expression.parts(0)
         if any(part.source.startswith("computed:") for part in parts):
-            found[name] = {"values": expression.evaluate().float().tolist()}
+            sources[name] = {"values": expression.evaluate().float().tolist()}
         else:
-            found[name] = {"sources": list(dict.fromkeys(part.source for part in parts))}
-    return found
+            sources[name] = {"sources": list(dict.fromkeys(part.source for part in parts))}
+    return sources
 
 
 def _write_kernels(folder: Path, program: LoweredProgram, capability: str, compiler: KernelCompiler) -> None:

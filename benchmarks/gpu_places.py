@@ -108,10 +108,10 @@ class Rehearsal:
 def placed(place: Place | None, *, graphs: bool = True) -> Iterator[None]:
     """Models of the cuda target that are opened meanwhile run at ``place``; None: where they would. Without ``graphs``
     steps are launched call by call."""
-    found = cuda_blocks.place_of
+    original = cuda_blocks.place_of
 
     def place_of(section: CudaSection, number: int = 0) -> Any:
-        chosen: Any = found(section, number) if place is None else place
+        chosen: Any = original(section, number) if place is None else place
         if not graphs:
             chosen.capture = None
         return chosen

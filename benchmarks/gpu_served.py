@@ -41,7 +41,7 @@ SCHEMA: Mapping[str, Any] = {
     },
     "required": ["name", "tags", "count"],
 }
-"""What structured answers are."""
+"""The schema of structured answers."""
 
 START = """
 import json, sys
@@ -116,10 +116,10 @@ def _lost_model(machine: Machine) -> Record:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
-    said = json.loads(lines[-1])
-    right = "tokens" in said["before"] and bool(said["behind it"]["lost"]) and not said["closed"]
-    right &= "tokens" not in said["behind it"] and "untyped" not in said["behind it"]["error"]
-    return {**said, "right": right}
+    record = json.loads(lines[-1])
+    right = "tokens" in record["before"] and bool(record["behind it"]["lost"]) and not record["closed"]
+    right &= "tokens" not in record["behind it"] and "untyped" not in record["behind it"]["error"]
+    return {**record, "right": right}
 
 
 class _Server:
@@ -175,19 +175,19 @@ def _lost_server(machine: Machine) -> Record:
             until = time.monotonic() + longest
             while server.ask("GET", "/health")[0] != 200 and time.monotonic() < until:
                 time.sleep(0.05)
-            found: Record = {"ready s": round(time.perf_counter() - begin, 2)}
+            record: Record = {"ready s": round(time.perf_counter() - begin, 2)}
             status, before = server.complete(longest)
-            found |= {"before": [status, _text(before)]}
-            found |= _watched(server, longest)
-            found["same text"] = found["answered"] == found["before"]
-            found["props"] = server.ask("GET", "/props")[1]["models"]
+            record |= {"before": [status, _text(before)]}
+            record |= _watched(server, longest)
+            record["same text"] = record["answered"] == record["before"]
+            record["props"] = server.ask("GET", "/props")[1]["models"]
         finally:
             server.stop()
             print(server.log.read_text()[-6000:], file=sys.stderr)
-    right = found["answered"][0] == 200 and found["same text"] and found["503 after s"] is not None
+    right = record["answered"][0] == 200 and record["same text"] and record["503 after s"] is not None
     if machine.gpu and right:
-        right = found["503 after s"] <= 2
-    return {**found, "right": right}
+        right = record["503 after s"] <= 2
+    return {**record, "right": right}
 
 
 def _text(answer: Any) -> Any:
@@ -303,8 +303,8 @@ def _prompts(count: int, shortest: int, longest: int, seed: int, vocab: int) -> 
 
 def late(llm: Any) -> Record:
     """The executor's counters of buffers bound and graphs captured while requests ran; empty if it has none."""
-    said = llm.info()["executor"]
-    return {key: value for key, value in said.items() if str(key).startswith("late")}
+    about = llm.info()["executor"]
+    return {key: value for key, value in about.items() if str(key).startswith("late")}
 
 
 @contextmanager
@@ -356,7 +356,7 @@ def _rounds(machine: Machine, opened: _Kept | None, count: int, tokens: int, how
     if opened is None:
         _executed(machine)
     assert opened is not None
-    llm, found = opened(), {}
+    llm, by_round = opened(), {}
     vocab = llm.model.vocab_size
     longest = 256 if machine.gpu else 12
     for number, name in enumerate(("warming", "counted")):
@@ -371,19 +371,19 @@ def _rounds(machine: Machine, opened: _Kept | None, count: int, tokens: int, how
         with times.of(llm):
             answers = llm.generate(prompts, params, progress=False)
         seconds, after = time.perf_counter() - begin, late(llm)
-        made = sum(len(answer.token_ids) for answer in answers)
-        found[name] = {
-            "tokens": made,
-            "tokens/s": round(made / seconds, 1),
+        tokens_total = sum(len(answer.token_ids) for answer in answers)
+        by_round[name] = {
+            "tokens": tokens_total,
+            "tokens/s": round(tokens_total / seconds, 1),
             "seconds": round(seconds, 3),
             **times.record(),
             **{key: after[key] - before[key] for key in after if isinstance(after[key], (int, float))},
         }
         if machine.gpu:
-            found[name]["most MiB"] = torch.cuda.max_memory_allocated() >> 20
+            by_round[name]["most MiB"] = torch.cuda.max_memory_allocated() >> 20
         if wrong := [answer.error for answer in answers if answer.error is not None]:
-            found[name]["errors"] = [str(error)[:200] for error in wrong[:3]]
-    return {"requests": count, **found, "right": "errors" not in found["counted"]}
+            by_round[name]["errors"] = [str(error)[:200] for error in wrong[:3]]
+    return {"requests": count, **by_round, "right": "errors" not in by_round["counted"]}
 
 
 # ---- arrivals
@@ -401,24 +401,24 @@ def _arrivals(machine: Machine) -> Record:
         _run_arrivals(llm, warm, rate, seed=1, small=not machine.gpu)
         llm.delete_prefixes()
         before, counted = _memory(llm, machine), late(llm)
-        found = _run_arrivals(llm, seconds, rate, seed=2, small=not machine.gpu)
+        record = _run_arrivals(llm, seconds, rate, seed=2, small=not machine.gpu)
         llm.delete_prefixes()
         after, last = _memory(llm, machine), late(llm)
-        found |= {key: last[key] - counted[key] for key in last if isinstance(last[key], (int, float))}
-    found |= {"before": before, "after": after}
-    return {**found, "right": found["failed"] == 0 and before["blocks free"] == after["blocks free"]}
+        record |= {key: last[key] - counted[key] for key in last if isinstance(last[key], (int, float))}
+    record |= {"before": before, "after": after}
+    return {**record, "right": record["failed"] == 0 and before["blocks free"] == after["blocks free"]}
 
 
 def _memory(llm: Any, machine: Machine) -> Record:
-    found: Record = {"blocks free": llm.info()["kv_blocks_free"]}
-    found["most resident MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    record: Record = {"blocks free": llm.info()["kv_blocks_free"]}
+    record["most resident MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    found["resident MiB"] = resident >> 20
+    record["resident MiB"] = resident >> 20
     if machine.gpu:
         free, _ = torch.cuda.mem_get_info()
-        found |= {"GPU free MiB": free >> 20, "allocated MiB": torch.cuda.memory_allocated() >> 20}
-        found["reserved MiB"] = torch.cuda.memory_reserved() >> 20
-    return found
+        record |= {"GPU free MiB": free >> 20, "allocated MiB": torch.cuda.memory_allocated() >> 20}
+        record["reserved MiB"] = torch.cuda.memory_reserved() >> 20
+    return record
 
 
 class _Arrival:
@@ -507,12 +507,12 @@ def _bits_of_logits(machine: Machine, steps_of: Any, name: str) -> Record:
     _executed(machine)
     counts = (1, 7, 64) if machine.gpu else (1, 2, 4)
     steps = steps_of(machine, name)
-    found = {}
+    by_kind = {}
     for what, (new, past) in {"decode": (1, 300), "prompt": (32, 0)}.items():
         if not machine.gpu:
             new, past = min(new, 5), min(past, 40)
-        found[what] = steps.beside(counts, new, past)
-    return {"requests": counts, **found}
+        by_kind[what] = steps.beside(counts, new, past)
+    return {"requests": counts, **by_kind}
 
 
 def _same_tokens(machine: Machine) -> Record:
@@ -523,16 +523,18 @@ def _same_tokens(machine: Machine) -> Record:
     counts, tokens = ((1, 7, 64), 64) if machine.gpu else ((1, 2), 3)
     with _opened(machine, max(counts)) as llm:
         vocab = llm.model.vocab_size
-        own = _prompts(1, 8, 8, 3, vocab)
+        first_prompt = _prompts(1, 8, 8, 3, vocab)
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=2)
-        found = {}
+        by_count = {}
         for count in counts:
             llm.delete_prefixes()
-            answer = llm.generate(own + _prompts(count - 1, 8, 200 if machine.gpu else 12, 4, vocab), params)[0]
-            found[count] = list(answer.token_ids), [one.logprob for one in answer.logprobs or ()]
-    tokens_alone, logprobs_alone = found[1]
+            answer = llm.generate(first_prompt + _prompts(count - 1, 8, 200 if machine.gpu else 12, 4, vocab), params)[
+                0
+            ]
+            by_count[count] = list(answer.token_ids), [one.logprob for one in answer.logprobs or ()]
+    tokens_alone, logprobs_alone = by_count[1]
     result: Record = {}
-    for count, (ids, logprobs) in found.items():
+    for count, (ids, logprobs) in by_count.items():
         apart = next((n for n, (a, b) in enumerate(zip(ids, tokens_alone, strict=True)) if a != b), None)
         same = ids[:apart] if apart is not None else ids
         bits = sum(a != b for a, b in zip(logprobs[: len(same)], logprobs_alone, strict=False))

@@ -68,17 +68,21 @@ def facts(machine: Machine) -> Iterator[Figure]:
         import triton
 
         loaded = (numpy, torch, transformers, triton)
-        found = {"python": platform.python_version(), **{m.__name__: m.__version__ for m in loaded}}
-        return {**found, "cuda": torch.version.cuda, "cores": os.cpu_count()}
+        versions_of = {"python": platform.python_version(), **{m.__name__: m.__version__ for m in loaded}}
+        return {**versions_of, "cuda": torch.version.cuda, "cores": os.cpu_count()}
 
     def gpu() -> Record:
         import torch
 
         from enginewright.plugins.gpu.cuda_driver import load_cuda
 
-        found = torch.cuda.get_device_properties(0)
-        sizes = {"bytes": found.total_memory, "processors": found.multi_processor_count, "L2": found.L2_cache_size}
-        return {"gpu": found.name, "driver's CUDA": load_cuda().version, **sizes}
+        properties = torch.cuda.get_device_properties(0)
+        sizes = {
+            "bytes": properties.total_memory,
+            "processors": properties.multi_processor_count,
+            "L2": properties.L2_cache_size,
+        }
+        return {"gpu": properties.name, "driver's CUDA": load_cuda().version, **sizes}
 
     yield {"figure": "versions"}, versions
     if machine.gpu:
@@ -104,10 +108,10 @@ def kernels(machine: Machine) -> Iterator[Figure]:
     from enginewright.plugins.gpu.cuda_driver import load_cuda
     from enginewright.runtime.shared.errors import EnginewrightError
 
-    found: dict[str, list[Path]] = {}
+    by_folder: dict[str, list[Path]] = {}
     for path in sorted(machine.packed.rglob("*-sm*.json")):
         if not path.stem.startswith("tiles"):
-            found.setdefault(path.relative_to(machine.packed).parts[0], []).append(path)
+            by_folder.setdefault(path.relative_to(machine.packed).parts[0], []).append(path)
     driver = load_cuda() if machine.gpu else None
     device = driver.open(driver.gpus[0]) if driver else None
 
@@ -123,9 +127,9 @@ def kernels(machine: Machine) -> Iterator[Figure]:
                 refused.append({"kernel": path.stem, "why": e.message})
         return {"loaded": len(paths) - len(refused), "refused": refused[:20], "registers, most": _registers(paths)}
 
-    for folder, paths in found.items():
+    for folder, paths in by_folder.items():
         yield {"figure": folder, "form": "machine code"}, lambda p=paths: load(p, "machine code")
-    for folder, paths in found.items():  # these the driver translates, which takes a while
+    for folder, paths in by_folder.items():  # these the driver translates, which takes a while
         yield {"figure": folder, "form": "PTX"}, lambda p=paths[::25]: load(p, "PTX")
 
 
@@ -149,8 +153,8 @@ def cases(machine: Machine) -> Iterator[Figure]:
             work()
         if machine.mode == "looked-up":
             return {"launches": len(works)}
-        found = difference()
-        return {"launches": len(works), "difference": found, "most": most, "right": found <= most}
+        apart = difference()
+        return {"launches": len(works), "difference": apart, "most": most, "right": apart <= most}
 
     for name in json.loads((machine.packed / "packed.json").read_text())["cases"]:
         yield {"figure": name}, lambda name=name: run(name)
@@ -186,10 +190,10 @@ def tiles(machine: Machine) -> Iterator[Figure]:
 
     def run(case: Any, candidates: Sequence[Any]) -> Record:
         times = tile_sweep.times_of(case, candidates, timer, lambda: True)
-        found = {**tile_sweep.record_of(case, times), "candidates": len(candidates)}
+        record = {**tile_sweep.record_of(case, times), "candidates": len(candidates)}
         refused = {str(tile): why for tile, why in apart.items() if isinstance(why, str)}
         differences = [far for far in apart.values() if not isinstance(far, str)]
-        return {**found, "largest difference": max(differences, default=0.0), "refused": refused}
+        return {**record, "largest difference": max(differences, default=0.0), "refused": refused}
 
     for case, candidates in tile_sweep.packed(machine.packed / "tiles").items():
         yield {"figure": str(asdict(case))}, lambda case=case, c=candidates: run(case, c)
@@ -200,10 +204,10 @@ def tokens(machine: Machine) -> Iterator[Figure]:
     from gpu_models import compare_tokens
 
     expected = json.loads((machine.packed / "tokens.json").read_text())
-    for name, wanted in expected.items():
+    for name, tokens_of in expected.items():
         for graphs in (True, False) if machine.gpu else (False,):
             place = None if machine.gpu else machine.place()
-            run = lambda n=name, w=wanted, p=place, g=graphs: compare_tokens(machine, n, w, p, graphs=g)  # noqa: E731
+            run = lambda n=name, w=tokens_of, p=place, g=graphs: compare_tokens(machine, n, w, p, graphs=g)  # noqa: E731
             yield {"figure": name, "graphs": graphs}, run
 
 
@@ -211,8 +215,8 @@ def served(machine: Machine) -> Iterator[Figure]:
     """Requests in each other's company, with prefixes in common and every way of drawing, beside the cpu target's."""
     from gpu_models import compare_served
 
-    for name, wanted in json.loads((machine.packed / "served.json").read_text()).items():
-        yield {"figure": name}, lambda n=name, w=wanted: compare_served(machine, n, w)
+    for name, answers in json.loads((machine.packed / "served.json").read_text()).items():
+        yield {"figure": name}, lambda n=name, w=answers: compare_served(machine, n, w)
 
 
 def _steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
@@ -375,12 +379,12 @@ def _said(command: Sequence[str]) -> Record:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=_die_too
     )
     assert child.stdout is not None
-    said = []
+    lines = []
     for line in child.stdout:
         print(line, end="", file=sys.stderr, flush=True)
-        said.append(line)
+        lines.append(line)
     status = child.wait()
-    return {"rc": status, "tail": "".join(said)[-3000:], "right": status == 0}
+    return {"rc": status, "tail": "".join(lines)[-3000:], "right": status == 0}
 
 
 def _die_too() -> None:
@@ -403,17 +407,17 @@ def run_part(part: Part, machine: Machine, after: int, most: int | None) -> int:
     for number, (label, measure) in enumerate(part.figures(machine), 1):
         if number <= after or (most is not None and number > most):
             continue
-        found: Record
+        record: Record
         try:
-            found = measure()
+            record = measure()
         except NotMeasuredError as e:
-            found = {"left out": str(e)}
+            record = {"left out": str(e)}
         except Exception as e:  # noqa: BLE001  whatever a figure raises must not cost the others
             traceback.print_exc()
-            found = {"error": f"{type(e).__name__}: {e}"[:2000]}
-        wrong = "error" in found or found.get("right") is False
+            record = {"error": f"{type(e).__name__}: {e}"[:2000]}
+        wrong = "error" in record or record.get("right") is False
         failed |= wrong
-        print(json.dumps({"number": number, **label, **found}), flush=True)
+        print(json.dumps({"number": number, **label, **record}), flush=True)
         if wrong and machine.gpu and not _answers():
             return _LOST
     return _FAILED if failed else 0

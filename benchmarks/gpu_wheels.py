@@ -49,10 +49,10 @@ def unpack(wheels: Path, folder: Path, environment: dict[str, str]) -> list[str]
     if all(importlib.util.find_spec(name) is not None for name in _MODULES):
         return []
     tags = (f"-cp{own_python().replace('.', '')}-", "-py3-", "-abi3-")
-    found = sorted(path for path in wheels.glob("*.whl") if any(tag in path.name for tag in tags))
-    for path in found:
+    files = sorted(path for path in wheels.glob("*.whl") if any(tag in path.name for tag in tags))
+    for path in files:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
     path_there = filter(None, [environment.get("PYTHONPATH")])
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), *path_there])
-    return [path.name for path in found]
+    return [path.name for path in files]

@@ -48,9 +48,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = [measured(path, options) for path in options.bundles]
-    found = {"date": date.today().isoformat(), "commit": commit(), "machine": machine(), "command": " ".join(sys.argv)}
+    result = {"date": date.today().isoformat(), "commit": commit(), "machine": machine(), "command": " ".join(sys.argv)}
     if options.json:
-        options.json.write_text(json.dumps(found | {"tokens": options.tokens, "models": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps(result | {"tokens": options.tokens, "models": rows}, indent=1) + "\n")
     return 0
 
 
@@ -61,15 +61,15 @@ def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     blocks = {group.name: -(-options.tokens // group.block_size) for group in program.cache_groups}
     executor = CpuExecutor(bundle, blocks)
     products, writes = products_of(program)
-    kept: dict[int, Arrays] = {}
+    copies: dict[int, Arrays] = {}
 
     def keep(step: int, before: bool, arrays: Arrays) -> None:
         if before and step in products:
-            kept[step] = [a if a is None else a.copy() for a in arrays]
+            copies[step] = [a if a is None else a.copy() for a in arrays]
 
     def give(step: int, before: bool, arrays: Arrays) -> None:
         if before and step in products:
-            for to, source in zip(arrays, kept[step], strict=True):
+            for to, source in zip(arrays, copies[step], strict=True):
                 if to is not None:
                     to[...] = source
 
@@ -83,14 +83,19 @@ def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     seconds = []
     for _ in range(options.rounds):
-        _, taken = executor.program.profile(step_of(bundle, options.tokens, 1))
-        seconds.append((sum(taken[i] for i in products), sum(taken[i] for i in writes), float(taken.sum())))
+        _, step_seconds = executor.program.profile(step_of(bundle, options.tokens, 1))
+        seconds.append(
+            (sum(step_seconds[i] for i in products), sum(step_seconds[i] for i in writes), float(step_seconds.sum()))
+        )
     product, write, whole = (median(one[i] for one in seconds) / options.tokens for i in range(3))
     columns = [product_columns(program, i, w) for i, w in zip(products, writes, strict=True)]
     share = sum(kv for kv, _ in columns) / sum(every for _, every in columns)
     # Sums of groups (i32) follow from their elements.
     hidden = sum(
-        a.nbytes // options.tokens for arrays in kept.values() for a in arrays if a is not None and a.dtype != np.int32
+        a.nbytes // options.tokens
+        for arrays in copies.values()
+        for a in arrays
+        if a is not None and a.dtype != np.int32
     )
     keys_and_values = sum(cache_block_bytes(group) // group.block_size for group in program.cache_groups)
     reads = {b: read_seconds(options.folder, b * options.tokens, options.rounds) for b in (hidden, keys_and_values)}

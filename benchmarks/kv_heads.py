@@ -76,24 +76,24 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of the text that are evaluated on")
     parser.add_argument("--json", type=Path, help="where the result goes; benchmarks/results/kv-heads-* if left out")
     parser.add_argument("--update-docs", action="store_true", help="write the table into the docs")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
-    model = given.model or load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch()
+    model = arguments.model or load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch()
     captured = capture(model)
     assert captured.tokenizer_files is not None
     tokenizer = Tokenizer(captured.tokenizer_files)
     program = captured.program
     PassManager(split_before(default_pipeline(), GroupKvHeads.name)[0]).run(program)
     ids = torch.tensor(tokenizer.encode(read_text(BUILT_IN, "text", EVALUATION_TEXT)), dtype=torch.int32)
-    windows = [w for w in ids[: given.tokens].split(WINDOW) if len(w) > 1]
-    calibration = [w for w in ids[given.tokens :].split(LENGTH) if len(w) > 1]
+    windows = [w for w in ids[: arguments.tokens].split(WINDOW) if len(w) > 1]
+    calibration = [w for w in ids[arguments.tokens :].split(LENGTH) if len(w) > 1]
     before = _logits(program, windows)
     rows = [_row("", "", windows, before, before, None, 0.0)]
     for method, grouping in WAYS:
-        if given.kv_heads == 1 and grouping == "similar":
+        if arguments.kv_heads == 1 and grouping == "similar":
             continue  # one group has all heads, whichever are alike
         start, copy = time.perf_counter(), program.copy()
-        options = KvOptions(kv_heads=given.kv_heads, method=method, grouping=grouping)
+        options = KvOptions(kv_heads=arguments.kv_heads, method=method, grouping=grouping)
         record = GroupKvHeads().run(
             copy, PassContext(kv_heads=options, calibration=tuple(calibration), recipe="kv_heads")
         )
@@ -105,7 +105,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     result = {
         "model": Path(model).name,
-        "kv_heads": given.kv_heads,
+        "kv_heads": arguments.kv_heads,
         "text_tokens": sum(map(len, windows)),
         "window": WINDOW,
         "calibration_tokens": sum(map(len, calibration)),
@@ -114,9 +114,9 @@ def main() -> None:
         "date": date.today().isoformat(),
         "rows": [asdict(row) for row in rows],
     }
-    path = given.json or HERE / "results" / f"kv-heads-{date.today().isoformat()}.json"
+    path = arguments.json or HERE / "results" / f"kv-heads-{date.today().isoformat()}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    if given.update_docs:
+    if arguments.update_docs:
         TABLE.put(PAGE, _table(result))
 
 

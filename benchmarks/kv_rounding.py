@@ -94,13 +94,13 @@ def rounded(folder: Path, ids: Sequence[int], threads: int) -> dict[str, dict[st
         with torch.no_grad():
             return model(torch.tensor([list(ids)])).logits[0].numpy()
 
-    wanted, found = logits(), {}
+    exact, figures = logits(), {}
     for name, rounding in ROUNDINGS.items():
         chosen[0] = rounding
         got = logits()
-        found[name] = {
-            "kl": kl_divergence(wanted, got),
-            "top_1": float((wanted.argmax(1) == got.argmax(1)).mean()),
+        figures[name] = {
+            "kl": kl_divergence(exact, got),
+            "top_1": float((exact.argmax(1) == got.argmax(1)).mean()),
             "bits": rounding.bits_a_number(int(model.config.head_dim)),
         }
-    return found
+    return figures

@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Measures each rung: tokens a second of each round, and of the best one, since what else runs only slows; bytes of
     weights, KL divergence (of the first round), and of a bundle the steps of its program."""
-    found: dict[str, dict[str, Any]] = {}
+    rungs: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         reference, texts = Path(scratch) / "reference.npz", Path(scratch) / "texts.json"
         run(eager("reference", options, Workload(threads=options.threads), reference))
@@ -156,54 +156,58 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
                     seed=index,
                     texts=str(texts),
                 )
-                kept = found.setdefault(rung.name, {"rounds": []})
-                kept["rounds"].append(MEASURE[rung.how](options, rung, work, kept, reference if not index else None))
-                print(f"{index} {rung.name}: {kept['rounds'][-1]:,.1f} tokens/s", file=sys.stderr, flush=True)
-    return {rung.name: found[rung.name] | {"tokens_per_second": max(found[rung.name]["rounds"])} for rung in RUNGS}
+                figures = rungs.setdefault(rung.name, {"rounds": []})
+                figures["rounds"].append(
+                    MEASURE[rung.how](options, rung, work, figures, reference if not index else None)
+                )
+                print(f"{index} {rung.name}: {figures['rounds'][-1]:,.1f} tokens/s", file=sys.stderr, flush=True)
+    return {rung.name: rungs[rung.name] | {"tokens_per_second": max(rungs[rung.name]["rounds"])} for rung in RUNGS}
 
 
 def eager(how: str, options: argparse.Namespace, work: Workload, reference: Path | None) -> list[str]:
     """The command that runs transformers."""
-    told = [how, str(options.folder.resolve()), work.to_json(), str(reference or "")]
-    return [sys.executable, "-m", "peers.workers.eager", *told]
+    arguments = [how, str(options.folder.resolve()), work.to_json(), str(reference or "")]
+    return [sys.executable, "-m", "peers.workers.eager", *arguments]
 
 
-Kept = dict[str, Any]
+Figures = dict[str, Any]
 
 
-def of_eager(options: argparse.Namespace, rung: Rung, work: Workload, kept: Kept, reference: Path | None) -> float:
-    """Tokens a second; the rest goes into ``kept``."""
+def of_eager(options: argparse.Namespace, rung: Rung, work: Workload, record: Figures, reference: Path | None) -> float:
+    """Tokens a second; the rest goes into ``record``."""
     report = run(eager(rung.how, options, work, reference))
-    kept |= {"bytes": report.bytes["weights"]} | ({"kl": report.figures["kl"]} if reference else {})
+    record |= {"bytes": report.bytes["weights"]} | ({"kl": report.figures["kl"]} if reference else {})
     return report.figures["decode_1"]
 
 
-def of_bundle(options: argparse.Namespace, rung: Rung, work: Workload, kept: Kept, reference: Path | None) -> float:
-    """Measures tokens a second of a bundle; the rest goes into ``kept``.
+def of_bundle(
+    options: argparse.Namespace, rung: Rung, work: Workload, record: Figures, reference: Path | None
+) -> float:
+    """Measures tokens a second of a bundle; the rest goes into ``record``.
 
     Several requests compute the bits of one, so their KL divergence isn't measured again.
     """
     bundle, ours = options.bundles / f"{rung.bundle}.bundle", Command(Path(sys.executable), "ours")
     report = run(ours.line("speed", bundle, work))
-    kept |= {"bytes": report.bytes["weights"], "steps": len(Bundle.open(bundle).program("cpu").steps)}
+    record |= {"bytes": report.bytes["weights"], "steps": len(Bundle.open(bundle).program("cpu").steps)}
     if reference and rung.alone:
-        kept["kl"] = run(ours.line("logits", bundle, work, "--reference", str(reference))).figures["kl"]
+        record["kl"] = run(ours.line("logits", bundle, work, "--reference", str(reference))).figures["kl"]
     return report.figures[f"decode_{work.batches[0]}"]
 
 
 def of_speculation(
-    options: argparse.Namespace, rung: Rung, work: Workload, kept: Kept, reference: Path | None
+    options: argparse.Namespace, rung: Rung, work: Workload, record: Figures, reference: Path | None
 ) -> float:
-    """Measures tokens a second with speculation, and asserts equal tokens; speeds without it go into ``kept``."""
+    """Measures tokens a second with speculation, and asserts equal tokens; speeds without it go into ``record``."""
     report: Report = run(
         Command(Path(sys.executable), "ours").line("ahead", options.bundles / f"{rung.bundle}.bundle", work)
     )
     assert report.figures[f"{TASK}.same"] == STEPS, "speculation changed a token"
-    kept.setdefault("plain_rounds", []).append(report.figures[f"{TASK}.off"])
+    record.setdefault("plain_rounds", []).append(report.figures[f"{TASK}.off"])
     return report.figures[f"{TASK}.on"]
 
 
-MEASURE: dict[str, Callable[[argparse.Namespace, Rung, Workload, Kept, Path | None], float]] = {
+MEASURE: dict[str, Callable[[argparse.Namespace, Rung, Workload, Figures, Path | None], float]] = {
     "uncached": of_eager,
     "cached": of_eager,
     "one": of_bundle,

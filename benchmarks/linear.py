@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--isa", choices=isas(), default=isas()[0])
     parser.add_argument("--output", type=Path, default=BUILD / "linear.json")
     args = parser.parse_args()
-    found = []
+    runs = []
     for name in args.model:
         model = replace(MODELS[name], layers=args.layers or MODELS[name].layers)
         for storage in args.storages:
@@ -112,9 +112,9 @@ def main() -> int:
             print(f"{bandwidth:.1f} GB/s, {peak:.0f} G multiply-adds/s")
             print_rows(rows, model, bandwidth, peak)
             measured = [asdict(r) | {"seconds": r.seconds} for r in rows]
-            found.append({"bandwidth": bandwidth, "peak": peak, "threads": args.threads, "rows": measured})
+            runs.append({"bandwidth": bandwidth, "peak": peak, "threads": args.threads, "rows": measured})
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    args.output.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -134,20 +134,20 @@ def measure(
     program, steps = linears_of(model, storage)
     runner = CpuProgram(program, contents(program), blocks={}, threads=threads, isa=isa)
     stored = {u.name: stored_bytes(u) for u in program.weights}
-    found: dict[tuple[str, int], Row] = {}
+    by_size: dict[tuple[str, int], Row] = {}
     for kind, (n, k) in {**model.linears, "head": model.head}.items():
         layers = 1 if kind == "head" else model.layers
         size = layers * sum(stored.get(f"{kind}0{end}", 0) for end in ("", ".scales", ".offsets"))
         for rows in counts:
-            own = 1 if kind == "head" and rows > PREFILL else rows
-            found[kind, rows] = Row(name, storage, kind, rows, size, own * layers * n * k)
+            multiplied = 1 if kind == "head" and rows > PREFILL else rows
+            by_size[kind, rows] = Row(name, storage, kind, rows, size, multiplied * layers * n * k)
     for turn in range(rounds + 1):
         for rows in counts:
             seconds = runner.profile(sampled_step(rows))[1]
             for kind, indices in steps.items():
                 if turn:  # the first warms up
-                    found[kind, rows].rounds.append(float(seconds[indices].sum()))
-    return runner, list(found.values())
+                    by_size[kind, rows].rounds.append(float(seconds[indices].sum()))
+    return runner, list(by_size.values())
 
 
 def sampled_step(rows: int) -> StepInput:
@@ -167,15 +167,15 @@ def print_rows(rows: Sequence[Row], model: Model, bandwidth: float, peak: float)
     """A line for each kind of linear and number of rows, and one for all."""
     print("rows  linear        us each     GB/s  share  G mul-adds/s  share")
     for count in dict.fromkeys(r.rows for r in rows):
-        own = [r for r in rows if r.rows == count]
+        matching = [r for r in rows if r.rows == count]
         whole = 0.0
-        for r in own:
+        for r in matching:
             layers = 1 if r.linear == "head" else model.layers
             whole += r.seconds / layers * (1 if r.linear == "head" else model.all_layers)
             print_line(r, r.seconds / layers, bandwidth, peak)
-        kept = [r for r in own if r.linear != "head" or count <= PREFILL]
-        total = Row("", "", "all", count, sum(r.bytes for r in kept), sum(r.multiply_adds for r in kept))
-        total.rounds = [sum(times) for times in zip(*(r.rounds for r in kept), strict=True)]
+        counted = [r for r in matching if r.linear != "head" or count <= PREFILL]
+        total = Row("", "", "all", count, sum(r.bytes for r in counted), sum(r.multiply_adds for r in counted))
+        total.rounds = [sum(times) for times in zip(*(r.rounds for r in counted), strict=True)]
         print_line(total, whole, bandwidth, peak)
         print(f"{'':6}{count / whole:,.0f} tokens/s if there were only linears")
 
@@ -194,7 +194,7 @@ def linears_of(model: Model, storage: str) -> tuple[LoweredProgram, dict[str, li
     weights: list[WeightUse] = []
     buffers: list[Buffer] = []
     steps: list[Step] = []
-    found: dict[str, list[int]] = {kind: [] for kind in (*model.linears, "head")}
+    steps_of: dict[str, list[int]] = {kind: [] for kind in (*model.linears, "head")}
     arena = Affine()
 
     def buffer(kind: Dtype, columns: int, rows: Affine = _T) -> Operand:
@@ -218,16 +218,16 @@ def linears_of(model: Model, storage: str) -> tuple[LoweredProgram, dict[str, li
     def linear(kind: str, layer: int, inputs: tuple[Operand, ...], y: Operand, n: int, k: int) -> None:
         name = f"{kind}{layer}"
         weights.append(WeightUse(name=name, dtype=dtype, shape=(n, k), layout=layout))
-        own = [operand("weight", name, dtype, Affine(n), k)]
+        operands = [operand("weight", name, dtype, Affine(n), k)]
         op, attributes = "linear", dict[str, int]()
         if dtype not in ("f32", "bf16"):
             op, attributes = "quantized_linear", {"weight_group": GROUP, "activation_group": GROUP}
             attributes["has_offsets"] = offsets
             for end in (".scales", ".offsets") if offsets else (".scales",):
                 weights.append(WeightUse(name=name + end, dtype="f16", shape=(n, k // GROUP), layout="panel32"))
-                own.append(operand("weight", name + end, "f16", Affine(n), k // GROUP))
-        found[kind].append(len(steps))
-        steps.append(Step(op=op, inputs=(*inputs, *own), outputs=(y,), attrs=attributes))
+                operands.append(operand("weight", name + end, "f16", Affine(n), k // GROUP))
+        steps_of[kind].append(len(steps))
+        steps.append(Step(op=op, inputs=(*inputs, *operands), outputs=(y,), attrs=attributes))
 
     ids = Operand(kind="input", name="ids", dtype="i32", shape=(_T,), strides=(_ONE,))
     inputs = {}
@@ -255,7 +255,7 @@ def linears_of(model: Model, storage: str) -> tuple[LoweredProgram, dict[str, li
         outputs={"logits": logits},
         arena_bytes=arena,
     )
-    return program, found
+    return program, steps_of
 
 
 if __name__ == "__main__":

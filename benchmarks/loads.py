@@ -23,31 +23,31 @@ def bursts(requests: int, rate: float, seed: int, batch: float = 0.15) -> list[A
     ``batch``: share of long requests of class "batch"; the others are "chat".
     """
     rng = np.random.default_rng(seed)
-    calm, at, found, until, high = rate / 1.8, 0.0, [], 0.0, True
-    while len(found) < requests:
+    calm, at, arrivals, until, high = rate / 1.8, 0.0, [], 0.0, True
+    while len(arrivals) < requests:
         if at >= until:
             high = not high
             until = at + rng.exponential(4.0 if high else 16.0)
         at += rng.exponential(1 / (calm * (5 if high else 1)))
         if rng.random() < batch:
-            found.append(Arrival(at, _length(rng, 400), _length(rng, 100), "batch"))
+            arrivals.append(Arrival(at, _length(rng, 400), _length(rng, 100), "batch"))
         else:
-            found.append(Arrival(at, _length(rng, 80), _length(rng, 40), "chat"))
-    return found
+            arrivals.append(Arrival(at, _length(rng, 80), _length(rng, 40), "chat"))
+    return arrivals
 
 
 def day(rate: float, seed: int, hours: float = 24.0) -> list[Arrival]:
     """A day: at 3 o'clock a fifth of the requests of 15 o'clock; ``rate``: a second, on average over the day."""
     rng = np.random.default_rng(seed)
-    found, at, most = [], 0.0, rate * 5 / 3
+    arrivals, at, most = [], 0.0, rate * 5 / 3
     while (at := at + rng.exponential(1 / most)) < hours * 3600:
         share = 0.6 - 0.4 * np.cos((at / 3600 - 3) / 12 * np.pi)  # of the most
         if rng.random() > share:
             continue
         kind, prompt, answer = ("batch", 400, 100) if rng.random() < 0.15 else ("chat", 80, 40)
         tenant = f"t{rng.integers(50)}"
-        found.append(Arrival(at, _length(rng, prompt), _length(rng, answer), kind, tenant))
-    return found
+        arrivals.append(Arrival(at, _length(rng, prompt), _length(rng, answer), kind, tenant))
+    return arrivals
 
 
 def greedy(requests: int, rate: float, seed: int, tenants: int = 4) -> list[Arrival]:
@@ -72,7 +72,7 @@ def summary(served: Iterable[Served], targets: Mapping[str, tuple[float, float]]
     """
     served = list(served)
     span = max(s.ended for s in served) - min(s.arrival.at for s in served)
-    found: dict[str, Any] = {"requests": len(served), "seconds": span}
+    figures: dict[str, Any] = {"requests": len(served), "seconds": span}
     for name in sorted({s.arrival.of_class for s in served}):
         of = [s for s in served if s.arrival.of_class == name]
         done = [s for s in of if s.first is not None]
@@ -84,9 +84,9 @@ def summary(served: Iterable[Served], targets: Mapping[str, tuple[float, float]]
             ttft, tpot = targets[name]
             good = sum(s.first is not None and s.first <= ttft and (s.token or 0) <= tpot for s in done)
             row |= {"within": good / len(of), "within_of_served": good / len(done), "goodput": good / span}
-        found[name] = row
-    found["tokens_per_second"] = sum(s.arrival.answer for s in served if s.first is not None) / span
-    return found
+        figures[name] = row
+    figures["tokens_per_second"] = sum(s.arrival.answer for s in served if s.first is not None) / span
+    return figures
 
 
 def by_tenant(served: Iterable[Served]) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
             order = [*ours, theirs][first:] + [*ours, theirs][:first]
             rounds.append({side.name: side.speed(replace(work, seed=index)) for side in order})
             for side in ours:
-                found = ratios(rounds[-1][side.name], rounds[-1][theirs.name])
-                print(f"{name}, round {index + 1}, {side.variant}: {found}", file=sys.stderr)
+                speeds = ratios(rounds[-1][side.name], rounds[-1][theirs.name])
+                print(f"{name}, round {index + 1}, {side.variant}: {speeds}", file=sys.stderr)
         for side in ours:
             results.append(summary(name, side, theirs, rounds))
             print(line(results[-1]))
@@ -131,11 +131,11 @@ def main(arguments: list[str] | None = None) -> int:
 def prepare(folder: Path, name: str, variants: list[Variant], python: Path, *, keep: bool) -> tuple[list[Side], Side]:
     """Ours of one bundle, made anew unless it is to be kept, and the builder's folder, made with the peers' Python if
     it isn't there yet."""
-    weights, told = FORMATS[name]
+    weights, settings = FORMATS[name]
     bundle, peer = BUILD / f"{folder.name}-{name}-onnx.bundle", BUILD / f"{folder.name}-{name}-genai"
     if not weights.exact:
         level = LEVELS[variants[0]]
-        told, peer = [*told, f"accuracy_level={level}"], peer.with_name(f"{peer.name}-{level}")
+        settings, peer = [*settings, f"accuracy_level={level}"], peer.with_name(f"{peer.name}-{level}")
     recipe = Recipe(
         name=name,
         targets=("onnx",),
@@ -147,7 +147,7 @@ def prepare(folder: Path, name: str, variants: list[Variant], python: Path, *, k
         enginewright.export(folder, bundle, recipe=recipe, overwrite=True)
     if not (peer / "genai_config.json").exists():
         builder = [str(python), "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(peer)]
-        quietly([*builder, "-e", "cpu", "-c", str(BUILD / "cache"), *told])
+        quietly([*builder, "-e", "cpu", "-c", str(BUILD / "cache"), *settings])
     command = Command(Path(sys.executable), "ours")
     ours = [Side(f"enginewright {name} {variant}", command, bundle, variant) for variant in variants]
     return ours, Side(f"onnxruntime-genai {name}", Command(python, "onnxruntime_genai_cpu"), peer)
@@ -161,22 +161,24 @@ def ratios(ours: Report, theirs: Report) -> dict[str, float]:
 def summary(name: str, ours: Side, theirs: Side, rounds: list[dict[str, Report]]) -> dict[str, Any]:
     """Medians of each side's tokens a second, and of the rounds' ratios."""
     pairs = [(speeds[ours.name], speeds[theirs.name]) for speeds in rounds]
-    found = [ratios(*pair) for pair in pairs]
+    ratios_of_rounds = [ratios(*pair) for pair in pairs]
     return {
         "format": name,
         "variant": ours.variant,
         "engines": [speeds.engine for speeds in pairs[0]],
         "tokens_per_second": {
-            side.name: {figure: median(speeds[side.name].figures[figure] for speeds in rounds) for figure in found[0]}
+            side.name: {
+                figure: median(speeds[side.name].figures[figure] for speeds in rounds) for figure in ratios_of_rounds[0]
+            }
             for side in (ours, theirs)
         },
         "ratio": {
             figure: {
-                "median": median(r[figure] for r in found),
-                "least": min(r[figure] for r in found),
-                "most": max(r[figure] for r in found),
+                "median": median(r[figure] for r in ratios_of_rounds),
+                "least": min(r[figure] for r in ratios_of_rounds),
+                "most": max(r[figure] for r in ratios_of_rounds),
             }
-            for figure in found[0]
+            for figure in ratios_of_rounds[0]
         },
         "rounds": [[asdict(speeds) for speeds in pair] for pair in pairs],
     }

@@ -49,14 +49,14 @@ class Arena:
 
     def copies(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays, one behind the other as in a bundle: each begins at a multiple of 64 bytes."""
-        found: dict[str, npt.NDArray[np.generic]] = {}
+        places: dict[str, npt.NDArray[np.generic]] = {}
         at = 0
         for name, array in arrays.items():
             place = self.array[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
             place[...] = array
-            found[name] = place
+            places[name] = place
             at += -(-array.nbytes // 64) * 64
-        return found
+        return places
 
 
 def keep_small(array: npt.NDArray[np.generic]) -> None:
@@ -87,10 +87,10 @@ def accessed(arrays: Iterable[npt.NDArray[np.generic]]) -> int:
     spans = [(a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays]
     total, within = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        if found := _RANGE.match(line):
-            within = _touches(spans, int(found[1], 16), int(found[2], 16))
-        elif within and (found := _REFERENCED.match(line)):
-            total += int(found[1]) * 1024
+        if match := _RANGE.match(line):
+            within = _touches(spans, int(match[1], 16), int(match[2], 16))
+        elif within and (match := _REFERENCED.match(line)):
+            total += int(match[1]) * 1024
     return total
 
 

@@ -49,7 +49,7 @@ from enginewright.runtime.requests.sampling import SamplingParams
 
 BATCHES, CONTEXTS, PROMPTS = (1, 4, 16), (64, 512, 2048), (128, 384)
 STEPS, BENCH_ROUNDS = 24, 3
-"""So many that what a size begins with, in the caches that the one before has left, isn't its median."""
+"""Enough steps that the first ones of a size, which run with the caches of the previous size, aren't its median."""
 MEMORY = 3 << 30
 PROMPT, LINK_PROMPTS = 512, 3
 """The tokens of a prompt that is measured over links, and the number of such prompts."""
@@ -86,10 +86,10 @@ def predict(bundle: Bundle, threads: int) -> dict[Size, float]:
 
 def run(bundle: Bundle, threads: int) -> dict[Size, float]:
     """Measures seconds by size with ``bench``. Raises what ``bench`` raises."""
-    asked = BenchOptions("cpu", PROMPTS, BATCHES, CONTEXTS, STEPS, BENCH_ROUNDS, threads, MEMORY)
-    found = bench(bundle, asked)
-    times: dict[Size, float] = {("prompt", 1, p.tokens): p.ttft.median for p in found.prompts}
-    for d in found.decodes:
+    options = BenchOptions("cpu", PROMPTS, BATCHES, CONTEXTS, STEPS, BENCH_ROUNDS, threads, MEMORY)
+    result = bench(bundle, options)
+    times: dict[Size, float] = {("prompt", 1, p.tokens): p.ttft.median for p in result.prompts}
+    for d in result.decodes:
         assert d.step is not None, d.omitted
         times["decode", d.batch, d.context] = d.step.median
     return times
@@ -180,9 +180,9 @@ def _run(command: str) -> None:
 @contextmanager
 def on_links(bundle: Bundle, how: Partition, link: str) -> Iterator[LLM]:
     """Opens a bundle on ranks of one thread, which such a link joins."""
-    found = find_link(link, None)
-    assert found is not None, "not this machine's memory"
-    places = Namespaces(how.ranks, found.bandwidth)
+    rated = find_link(link, None)
+    assert rated is not None, "not this machine's memory"
+    places = Namespaces(how.ranks, rated.bandwidth)
     try:
         needed = PROMPT + WARM_UP + STEPS + 1
         blocks = {g.name: 2 + -(-needed // g.block_size) for g in target_groups(bundle, "cpu", needed)}
@@ -211,8 +211,8 @@ def over_link(bundle: Bundle, how: Partition, link: str, seed: int) -> tuple[flo
 def planned_over_link(path: Path, how: str, link: str) -> tuple[float, float]:
     """Predicts the two times of ``over_link`` as `optimize plan` does, from kernels that are timed now."""
     context = PROMPT + WARM_UP + STEPS // 2
-    asked = PlanOptions(partition=how, links=(link,), batches=(1,), context=context, prompt=PROMPT, threads=1)
-    (plan,) = plan_ranks(path, asked).plans
+    options = PlanOptions(partition=how, links=(link,), batches=(1,), context=context, prompt=PROMPT, threads=1)
+    (plan,) = plan_ranks(path, options).plans
     (speed,) = plan.speeds
     assert speed.ttft is not None and speed.tpot is not None, "it fits"
     return speed.ttft, speed.tpot

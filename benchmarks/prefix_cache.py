@@ -58,8 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--peers", choices=FORMATS, help="other engines too, with weights of this format")
     parser.add_argument("--disk", nargs=2, metavar=("FOLDER", "PROMPT"), help=argparse.SUPPRESS)
-    told = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(told)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(words)
     if options.disk is not None:
         print(json.dumps(from_disk(options)))
         return 0
@@ -71,17 +71,17 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:<6}{median(seconds) * 1e3:>10.1f}   {share:>7.1%} of cold")
     assert all(r["same"] for r in rounds), "a first token differs"
     agents = conversations(options)
-    for name, found in agents.items():
-        first, seconds = (median(r[a] / r[b] for r in found) for a, b in (("first_with", "first_without"), TOTALS))
+    for name, talks in agents.items():
+        first, seconds = (median(r[a] / r[b] for r in talks) for a, b in (("first_with", "first_without"), TOTALS))
         print(
-            f"agent, {name:<14}{median(r['with'] for r in found):>8.2f} s, first tokens "
-            f"{median(r['first_with'] for r in found):>6.2f} s: {seconds:.1%} and {first:.1%} of what it takes without "
-            f"the cache, which changed {max(r['changed'] for r in found):.0f} of {found[0]['turns']:.0f} answers"
+            f"agent, {name:<14}{median(r['with'] for r in talks):>8.2f} s, first tokens "
+            f"{median(r['first_with'] for r in talks):>6.2f} s: {seconds:.1%} and {first:.1%} of what it takes without "
+            f"the cache, which changed {max(r['changed'] for r in talks):.0f} of {talks[0]['turns']:.0f} answers"
         )
     assert not any(r["changed"] for r in agents[OURS]), "the cache changed a token"
     if options.json:
         result = {
-            "workload": [options.bundle.name, *told[1:]],
+            "workload": [options.bundle.name, *words[1:]],
             "machine": machine(),
             "seconds_to_first_token": figures,
             "agent": agents,
@@ -137,12 +137,12 @@ def conversations(options: argparse.Namespace) -> dict[str, list[dict[str, float
     """Gives of each engine the figures of each round; another engine begins each round."""
     commands = {OURS: (Command(Path(sys.executable), "ours"), options.bundle.resolve())}
     if options.peers:
-        asked = Asked(["smollm2"], [options.peers], ["llama.cpp", "openvino"])
-        for peer in prepare(asked, lambda text: print(text, file=sys.stderr))[0]:
+        selection = Asked(["smollm2"], [options.peers], ["llama.cpp", "openvino"])
+        for peer in prepare(selection, lambda text: print(text, file=sys.stderr))[0]:
             commands[peer.engine] = (peer.command, peer.path)
     with opened(options) as llm:
         talk = Conversation.of_text(llm.tokenizer.encode(english()[:TEXT]))
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
         talk.write(Path(folder) / "conversation.json")
         work = Workload(threads=options.threads, conversation=str(Path(folder) / "conversation.json"))
@@ -151,12 +151,12 @@ def conversations(options: argparse.Namespace) -> dict[str, list[dict[str, float
             for name in names[index % len(names) :] + names[: index % len(names)]:
                 command, model = commands[name]
                 try:
-                    found[name].append(dict(run(command.line("agent", model, work)).figures))
+                    figures[name].append(dict(run(command.line("agent", model, work)).figures))
                 except WorkerError as e:  # a peer may crash; ours may not
                     if name == OURS:
                         raise
                     print(f"{name}, round {index}: {e}", file=sys.stderr)
-    return {name: rounds for name, rounds in found.items() if rounds}
+    return {name: rounds for name, rounds in figures.items() if rounds}
 
 
 if __name__ == "__main__":

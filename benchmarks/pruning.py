@@ -43,7 +43,7 @@ PAGE = HERE.parent / "benchmarks" / "notes" / "quantization.md"
 TABLE = MarkedTable("pruning.py")
 WHOLE, PRUNED, PLAIN = "whole", "pruned", "pruned, nothing compensated"
 ANY_KL = BudgetSection(max_kl=1e6)
-"""What is lost is what is measured here."""
+"""A budget without effect: this benchmark measures the loss."""
 
 
 @dataclass
@@ -106,9 +106,9 @@ def main() -> int:
             row.export_seconds = report.seconds
         _describe(row, path, work)
         against = None if row is rows[0] else arguments.folder / f"{rows[0].name}.bundle"
-        found = evaluate(path, text=arguments.text, against=against, threads=arguments.threads)
-        row.perplexity = found.text.perplexity
-        row.kl_mean = None if found.comparison is None else found.comparison.kl_mean
+        evaluation = evaluate(path, text=arguments.text, against=against, threads=arguments.threads)
+        row.perplexity = evaluation.text.perplexity
+        row.kl_mean = None if evaluation.comparison is None else evaluation.comparison.kl_mean
         print(f"{row.name}: {row.step_bytes / 1e6:,.1f} MB a step, KL {row.kl_mean}", file=sys.stderr)
     work = replace(work, vocabulary=min(work.vocabulary, Bundle.open(path).model.vocab_size))
     bandwidths = []
@@ -152,19 +152,19 @@ def summarize(rows: list[Row], share: float, work: Workload, bandwidths: list[fl
     """Medians, and for each recipe what pruning saves of a step: bytes, and time in every round."""
     results = []
     for row in rows:
-        found: dict[str, Any] = asdict(row)
+        fields: dict[str, Any] = asdict(row)
         if row.speeds:
-            found["tokens_per_second"] = statistics.median(s.figures["decode_1"] for s in row.speeds)
+            fields["tokens_per_second"] = statistics.median(s.figures["decode_1"] for s in row.speeds)
         if row.kind == PRUNED:
             whole = next(r for r in rows if (r.recipe, r.kind) == (row.recipe, WHOLE))
             bytes_saved = 1 - row.step_bytes / whole.step_bytes
             pairs = zip(row.speeds, whole.speeds, strict=True)
             times = [1 - w.figures["decode_1"] / p.figures["decode_1"] for p, w in pairs]
-            found |= {"bytes_saved": bytes_saved, "time_saved_by_round": times}
+            fields |= {"bytes_saved": bytes_saved, "time_saved_by_round": times}
             if times:
-                found["time_saved"] = statistics.median(times)
-                found["time_for_bytes"] = found["time_saved"] / bytes_saved
-        results.append(found)
+                fields["time_saved"] = statistics.median(times)
+                fields["time_for_bytes"] = fields["time_saved"] / bytes_saved
+        results.append(fields)
     return {
         "measured": {
             "date": date.today().isoformat(),

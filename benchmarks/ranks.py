@@ -42,9 +42,9 @@ def measured(path: Path, way: str, prompt: int, context: int) -> dict[str, float
     text, threads = WAYS[way]
     how, bundle = Partition.parse(text), Bundle.open(path)
     options = BenchOptions("cpu", (prompt,), BATCHES, (context,), rounds=2, threads=threads, partition=how)
-    found = bench(bundle, options)
-    rates = {"prefill": found.prompts[0].tokens_per_second}
-    for one in found.decodes:
+    result = bench(bundle, options)
+    rates = {"prefill": result.prompts[0].tokens_per_second}
+    for one in result.decodes:
         assert one.tokens_per_second is not None, one.omitted
         rates[f"decode_{one.batch}"] = one.tokens_per_second
     return rates | {"pss": float(pss_after_requests(path, text, threads, context))}
@@ -52,8 +52,8 @@ def measured(path: Path, way: str, prompt: int, context: int) -> dict[str, float
 
 def pss_after_requests(path: Path, how: str, threads: int, context: int) -> int:
     """Bytes of this process and its children, once eight requests have run."""
-    given: dict[str, Any] = {} if how == "tensor=1" else {"partition": how}
-    with LLM(path, threads=threads, memory=256 << 20, **given) as llm:
+    cut: dict[str, Any] = {} if how == "tensor=1" else {"partition": how}
+    with LLM(path, threads=threads, memory=256 << 20, **cut) as llm:
         prompts = [[(7 * i + j) % llm.model.vocab_size for j in range(context)] for i in range(8)]
         llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
         return sum(map(pss, ["self", *children()]))
@@ -67,13 +67,13 @@ def pss(process: str) -> int:
 
 def children() -> list[str]:
     """The processes that this one has started, and theirs."""
-    found, next_ones = [], ["self"]
+    pids, next_ones = [], ["self"]
     while next_ones:
         tasks = Path(f"/proc/{next_ones.pop()}/task").glob("*/children")
         below = [pid for task in tasks for pid in task.read_text().split()]
-        found += below
+        pids += below
         next_ones += below
-    return found
+    return pids
 
 
 def waited(path: Path, how: str, prompt: int, context: int) -> dict[str, float]:
@@ -88,7 +88,7 @@ def waited(path: Path, how: str, prompt: int, context: int) -> dict[str, float]:
 
 def compare(path: Path, rounds: int, prompt: int, context: int) -> dict[str, Any]:
     """All figures of one bundle."""
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    runs_of: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way in WAYS:
             call = [
@@ -102,18 +102,19 @@ def compare(path: Path, rounds: int, prompt: int, context: int) -> dict[str, Any
                 "--context",
                 str(context),
             ]
-            said = subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found[way].append(json.loads(said.splitlines()[-1]))
-            print(path.name, way, found[way][-1], flush=True)
+            printed = subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True).stdout
+            runs_of[way].append(json.loads(printed.splitlines()[-1]))
+            print(path.name, way, runs_of[way][-1], flush=True)
     ratios = {
         way: {
-            what: median(b[what] / a[what] for a, b in zip(found["one process"], runs, strict=True)) for what in runs[0]
+            what: median(b[what] / a[what] for a, b in zip(runs_of["one process"], runs, strict=True))
+            for what in runs[0]
         }
-        for way, runs in found.items()
+        for way, runs in runs_of.items()
         if way != "one process"
     }
     shares = {how: waited(path, how, prompt, context) for how in SHARES}
-    return {"bundle": path.name, "ways": found, "ratios": ratios, "waited": shares}
+    return {"bundle": path.name, "ways": runs_of, "ratios": ratios, "waited": shares}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -126,9 +126,9 @@ def main() -> int:
     if rows[0].failure:
         print(f"{REFERENCE}, which the others are compared with: {rows[0].failure}", file=sys.stderr)
         return 1
-    asked = _ask(_path(rows[0], arguments.folder), arguments.text, arguments.tokens, arguments.folder)
+    suite = _ask(_path(rows[0], arguments.folder), arguments.text, arguments.tokens, arguments.folder)
     for row in rows:
-        _attempt(row, lambda row: _compare(row, arguments.folder, asked))
+        _attempt(row, lambda row: _compare(row, arguments.folder, suite))
         saved()
     vocabulary = Bundle.open(_path(rows[0], arguments.folder)).model.vocab_size
     work = replace(work, vocabulary=min(work.vocabulary, vocabulary))
@@ -160,8 +160,8 @@ def _attempt(row: Row, stage: Callable[[Row], None]) -> None:
         row.failure = e.message
     except WorkerError as e:
         row.failure = f"the run failed: {e}"
-    told = row.failure or f"{time.perf_counter() - start:.1f} s"
-    print(f"{CLEAR}{row.recipe}: {told}", file=sys.stderr)
+    outcome = row.failure or f"{time.perf_counter() - start:.1f} s"
+    print(f"{CLEAR}{row.recipe}: {outcome}", file=sys.stderr)
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -222,12 +222,12 @@ def _ask(reference: Path, text: Path, tokens: int, folder: Path) -> Asked:
     """Prepares the questions for all rows, with the reference's answers. A model without a chat template gets plain
     text.
     """
-    asked = folder.resolve() / "reference.npz", folder.resolve() / "questions.json"
+    files = folder.resolve() / "reference.npz", folder.resolve() / "questions.json"
     most = Bundle.open(reference).model.context_length
     with LLM(reference, memory="512MiB") as llm:
         tokenizer = llm.tokenizer
         ids = tokenizer.encode(text.read_text(encoding="utf-8"))[: min(tokens, most)]
-        np.savez(asked[0], ids=np.asarray(ids, np.int32), logits=llm.logits(ids))
+        np.savez(files[0], ids=np.asarray(ids, np.int32), logits=llm.logits(ids))
         prompts = [
             tokenizer.encode_chat([{"role": "user", "content": question}])
             if llm.has_chat_template
@@ -235,17 +235,17 @@ def _ask(reference: Path, text: Path, tokens: int, folder: Path) -> Asked:
             for question in QUESTIONS.read_text(encoding="utf-8").splitlines()
         ]
     prompts = [prompt[ANSWER_TOKENS - most :] for prompt in prompts]  # of a model for tests
-    asked[1].write_text(json.dumps({"prompts": prompts, "tokens": ANSWER_TOKENS}))
-    line = Command(Path(sys.executable), "ours").line("answers", reference, Workload(), "--reference", str(asked[1]))
-    return Asked(*asked, [list(answer) for answer in run(line).answers])
+    files[1].write_text(json.dumps({"prompts": prompts, "tokens": ANSWER_TOKENS}))
+    line = Command(Path(sys.executable), "ours").line("answers", reference, Workload(), "--reference", str(files[1]))
+    return Asked(*files, [list(answer) for answer in run(line).answers])
 
 
 def _compare(row: Row, folder: Path, asked: Asked) -> None:
     worker, path, work = _worker(row), _path(row, folder), Workload()
-    found = run(worker.line("logits", path, work, "--reference", str(asked.text))).figures
-    row.perplexity = found["perplexity"]
+    figures = run(worker.line("logits", path, work, "--reference", str(asked.text))).figures
+    row.perplexity = figures["perplexity"]
     if row.recipe != REFERENCE:
-        row.kl_mean, row.top1_agreement = found["kl"], found["top_1"]
+        row.kl_mean, row.top1_agreement = figures["kl"], figures["top_1"]
         answers = run(worker.line("answers", path, work, "--reference", str(asked.questions))).answers
         same = [list(a) == b for a, b in zip(answers, asked.answers, strict=True)]
         row.same_answers = sum(same) / len(same)
@@ -269,16 +269,16 @@ def _result(rows: list[Row], work: Workload, bandwidths: list[float], model: str
     reference = rows[0].speeds
     results = []
     for row in rows:
-        found: dict[str, Any] = asdict(row) | {"path": row.path and row.path.name}
+        fields: dict[str, Any] = asdict(row) | {"path": row.path and row.path.name}
         if row.speeds and not row.failure:
-            found["tokens_per_second"] = {
+            fields["tokens_per_second"] = {
                 f: statistics.median(s.figures[f] for s in row.speeds) for f in row.speeds[0].figures
             }
             pairs = list(zip(row.speeds, reference, strict=True)) if len(row.speeds) == len(reference) else []
             if pairs:
                 ratios = {f: [a.figures[f] / b.figures[f] for a, b in pairs] for f in reference[0].figures}
-                found["ratio"] = {f: statistics.median(values) for f, values in ratios.items()}
-        results.append(found)
+                fields["ratio"] = {f: statistics.median(values) for f, values in ratios.items()}
+        results.append(fields)
     machine = {"processor": processor(), "cores": os.cpu_count()}
     machine["bandwidth_gb_per_second"] = statistics.median(bandwidths) if bandwidths else None
     engine = reference[0].engine if reference else ""

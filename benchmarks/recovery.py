@@ -67,10 +67,10 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--output", type=Path, default=HERE / "results" / f"recovery-{date.today().isoformat()}.json")
     parser.add_argument("--update-docs", action="store_true", help="write the table into the docs")
-    given = parser.parse_args()
-    given.work.mkdir(parents=True, exist_ok=True)
-    model = given.model or _trained(given.work / "small-mha")
-    text = given.work / "held_out.txt"
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    model = arguments.model or _trained(arguments.work / "small-mha")
+    text = arguments.work / "held_out.txt"
     text.write_text((model / "held_out.txt").read_text(encoding="utf-8")[:HELD_OUT_BYTES], encoding="utf-8")
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     heads = config["num_key_value_heads"]
@@ -78,20 +78,20 @@ def main() -> None:
     rows: list[Row] = []
 
     def add(what: str, recipe: Recipe, recovered: Path | None = None, steps: int = 0, seconds: float = 0.0) -> None:
-        bundle = given.work / f"{len(rows)}.bundle"
+        bundle = arguments.work / f"{len(rows)}.bundle"
         looked_at = None if recovered is not None else model / "training.txt"  # a recovery has its own
         ew.export(model, bundle, recipe=recipe, recovered=recovered, calibration=looked_at, overwrite=True)
         rows.append(_row(what, bundle, text, model, steps, seconds))
         print(rows[-1], flush=True)
         document = {"model": config, "rows": [asdict(r) for r in rows], "processor": processor(), "commit": commit()}
-        given.output.write_text(json.dumps({**document, "options": _plain(vars(given))}, indent=1) + "\n")
+        arguments.output.write_text(json.dumps({**document, "options": _plain(vars(arguments))}, indent=1) + "\n")
 
     def train(recipe: Recipe, name: str, steps: int, rate: float) -> tuple[Path, float]:
         start = time.perf_counter()
-        options = ew.RecoverOptions(steps=steps, batch_tokens=given.batch_tokens, learning_rate=rate)
+        options = ew.RecoverOptions(steps=steps, batch_tokens=arguments.batch_tokens, learning_rate=rate)
         ew.recover(
             model,
-            given.work / name,
+            arguments.work / name,
             recipe=recipe,
             text=model / "training.txt",
             calibration=model / "training.txt",
@@ -99,7 +99,7 @@ def main() -> None:
             overwrite=True,
             progress=_tell,
         )
-        return given.work / name, time.perf_counter() - start
+        return arguments.work / name, time.perf_counter() - start
 
     def grouped(method: str, grouping: str) -> Recipe:
         section = {"kv_heads": heads // 4, "method": method, "grouping": grouping}
@@ -108,14 +108,14 @@ def main() -> None:
     add("the source in f32", load_recipe("f32"))
     add(f"{heads // 4} of {heads} key and value heads, by the mean", grouped("mean", "neighbours"))
     add("the same, fitted", grouped("calibrated", "similar"))
-    folder, seconds = train(grouped("calibrated", "similar"), "gqa", given.steps, given.rate)
-    add("fitted and recovered", grouped("calibrated", "similar"), folder, given.steps, seconds)
+    folder, seconds = train(grouped("calibrated", "similar"), "gqa", arguments.steps, arguments.rate)
+    add("fitted and recovered", grouped("calibrated", "similar"), folder, arguments.steps, seconds)
     for name in ("int4", "int4-gptq"):
         recipe = load_recipe(name)
         add(f"`{name}`", recipe.model_copy(update={"budget": recipe.budget.model_copy(update=WIDE)}))
-    folder, seconds = train(load_recipe("int4"), "int4", given.qat_steps, given.qat_rate)
-    add("`int4`, trained", load_recipe("int4"), folder, given.qat_steps, seconds)
-    if given.update_docs:
+    folder, seconds = train(load_recipe("int4"), "int4", arguments.qat_steps, arguments.qat_rate)
+    add("`int4`, trained", load_recipe("int4"), folder, arguments.qat_steps, seconds)
+    if arguments.update_docs:
         note = f"{processor()}; {date.today().isoformat()}, commit {commit()[:12]}"
         TABLE.put(PAGE, f"{_table(rows)}\n\n{note}")
 

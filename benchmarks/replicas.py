@@ -59,10 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--shared", type=int, default=1000, help="tokens that all conversations begin with")
     parser.add_argument("--json", type=Path)
-    told = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(told)
-    found: dict[str, Any] = {
-        "workload": [options.bundle.name, *told[1:]],
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(words)
+    results: dict[str, Any] = {
+        "workload": [options.bundle.name, *words[1:]],
         "commit": commit(),
         "date": date.today().isoformat(),
         "machine": machine(),
@@ -70,10 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
     }
     parts = {"pair": pair, "kill": kill, "routing": routing}
     for name in options.parts.split(","):
-        found[name] = parts[name](options)
+        results[name] = parts[name](options)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return int("kill" in found and not found["kill"]["fine"])
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return int("kill" in results and not results["kill"]["fine"])
 
 
 @contextmanager
@@ -134,15 +134,15 @@ def below_of(pid: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(") ")[2].split()[1])
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
+    pids = [pid]
+    for one in pids:
+        pids += [child for child, parent in parents.items() if parent == one]
+    return pids
 
 
 def cpu_seconds(pids: Sequence[int]) -> dict[str, float]:
     """Processor time of servers by what their processes are."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for top in pids:
         for pid in below_of(top):
             with contextlib.suppress(OSError):
@@ -150,8 +150,8 @@ def cpu_seconds(pids: Sequence[int]) -> dict[str, float]:
                 times = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
                 kind = "front end" if pid == top else "engines" if b"engine_process" in words else "Ray and others"
                 kind = "replicas" if words.startswith(b"ray::ServeReplica") else kind
-                found[kind] = found.get(kind, 0.0) + sum(map(int, times)) / TICK
-    return found
+                seconds[kind] = seconds.get(kind, 0.0) + sum(map(int, times)) / TICK
+    return seconds
 
 
 def measured(pids: Sequence[int], urls: Sequence[str], clients: int, requests: int, options: Any) -> dict[str, Any]:
@@ -214,20 +214,20 @@ def kill(options: argparse.Namespace) -> dict[str, Any]:
         seen: list[float] = []
         watch = threading.Thread(target=lambda: seen.append(_both(url) - killed))
         watch.start()
-        found = result(tool)
+        figures = result(tool)
         watch.join()
         after = props(url)
     row = {
-        "requests": found["finished"] + found["failed"],
-        "finished": found["finished"],
-        "failed": found["failed"],
-        "errors": found["errors"],
+        "requests": figures["finished"] + figures["failed"],
+        "finished": figures["finished"],
+        "failed": figures["failed"],
+        "errors": figures["errors"],
         "victim_had": victim["requests"],
         "tried_again": after["retried"],
         "seconds_until_two_again": seen[0],
     }
-    row["fine"] = found["failed"] <= 2 * options.clients and row["requests"] == 4 * options.requests
-    print(f"killed under {victim['requests']} requests: {found['failed']} of {row['requests']} failed, "
+    row["fine"] = figures["failed"] <= 2 * options.clients and row["requests"] == 4 * options.requests
+    print(f"killed under {victim['requests']} requests: {figures['failed']} of {row['requests']} failed, "
           f"{after['retried']} were tried again; two replicas again after {seen[0]:.1f} s")  # fmt: skip
     return row
 
@@ -240,7 +240,7 @@ def _both(url: str) -> float:
 
 def routing(options: argparse.Namespace) -> dict[str, Any]:
     """An agent's trace by each policy, in turn."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in POLICIES}
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in POLICIES}
     sizes = ("--clients", options.conversations, "--requests", options.conversations, "--turns", options.turns)
     lengths = ("--shared-prefix", options.shared, "--prompt", 60, "--answer", 24)
     for index in range(options.rounds):
@@ -248,15 +248,15 @@ def routing(options: argparse.Namespace) -> dict[str, Any]:
             with replicated(options.bundle, "--routing", name) as (_, url):
                 row = result(load(url, *sizes, *lengths, "--seed", index))
             assert not row["failed"], row["errors"]
-            kept = ("requests_per_second", "tokens_per_second", "prompt_tokens", "cached_tokens", "seconds")
+            keys = ("requests_per_second", "tokens_per_second", "prompt_tokens", "cached_tokens", "seconds")
             times = {kind: row[kind] for kind in ("ttft", "end_to_end")}
-            found[name].append({key: row[key] for key in kept} | times)
-    for name, rows in found.items():
+            rounds[name].append({key: row[key] for key in keys} | times)
+    for name, rows in rounds.items():
         hits = median(row["cached_tokens"] / row["prompt_tokens"] for row in rows)
         first, late = (median(row["ttft"][key] for row in rows) for key in ("p50", "p95"))
         print(f"{name:<12}{hits:>7.1%} of prompt tokens found, first token {first:.3f} s (p95 {late:.3f}), "
               f"{median(row['seconds'] for row in rows):.1f} s in all")  # fmt: skip
-    return found
+    return rounds
 
 
 if __name__ == "__main__":

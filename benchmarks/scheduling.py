@@ -55,18 +55,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where the figures go; those of the other part stay")
     parser.add_argument("--page", type=Path, help="whose table is made anew")
     options = parser.parse_args(arguments)
-    found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    results = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     if options.what == "simulate":
-        found["simulator"] = simulated(options.requests)
+        results["simulator"] = simulated(options.requests)
     elif options.what == "serve":
-        found["engine"] = {"bundle": options.bundle.name, "threads": options.threads} | served(options)
+        results["engine"] = {"bundle": options.bundle.name, "threads": options.threads} | served(options)
     if options.json and options.what != "page":
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.page:
         text = options.page.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
-        options.page.write_text(f"{before}{BEGIN}\n\n{table(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    print(table(found) if options.what == "page" else json.dumps(found, indent=1))
+        options.page.write_text(f"{before}{BEGIN}\n\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    print(table(results) if options.what == "page" else json.dumps(results, indent=1))
     return 0
 
 
@@ -82,33 +82,33 @@ def shares() -> Schedulers:
 
 def simulated(requests: int) -> dict[str, Any]:
     """Simulates two rates; and with one tenant that asks for much more than its share."""
-    found: dict[str, Any] = {"requests": requests}
+    figures: dict[str, Any] = {"requests": requests}
     for name, rate in RATES.items():
         load = bursts(requests if name == "usual" else requests // 5, rate, seed=1)
-        found[name] = {"rate": rate} | {
+        figures[name] = {"rate": rate} | {
             key: _timed(simulate, load, scheduling, targets=TARGETS) for key, scheduling in deadlines().items()
         }
     load = greedy(requests // 50, FAIR_RATE, seed=2)
-    found["tenants"] = {key: by_tenant(simulate(load, scheduling)) for key, scheduling in shares().items()}
-    return found
+    figures["tenants"] = {key: by_tenant(simulate(load, scheduling)) for key, scheduling in shares().items()}
+    return figures
 
 
 def _timed(run: Any, load: Sequence[Arrival], scheduling: Scheduling | None, targets: Mapping[str, Any]) -> Any:
     start = time.perf_counter()
-    found = summary(run(load, scheduling), targets)
-    return found | {"simulated_in": time.perf_counter() - start}
+    figures = summary(run(load, scheduling), targets)
+    return figures | {"simulated_in": time.perf_counter() - start}
 
 
 def served(options: argparse.Namespace) -> dict[str, Any]:
     """Measures the policies on this machine, with a model's tokens and answers of the requested lengths."""
     load = bursts(int(options.seconds * ENGINE_RATE), ENGINE_RATE, seed=7)
-    found: dict[str, Any] = {"seconds": load[-1].at, "rate": ENGINE_RATE, "requests": len(load)}
+    figures: dict[str, Any] = {"seconds": load[-1].at, "rate": ENGINE_RATE, "requests": len(load)}
     for name, scheduling in deadlines(*ENGINE_TARGETS["chat"]).items():
         run, costs = serve(options, load, scheduling)
-        found[name] = summary(run, ENGINE_TARGETS) | costs
+        figures[name] = summary(run, ENGINE_TARGETS) | costs
     load = greedy(int(options.seconds / 3 * ENGINE_FAIR_RATE), ENGINE_FAIR_RATE, seed=4)
-    found["tenants"] = {name: by_tenant(serve(options, load, how)[0]) for name, how in shares().items()}
-    return found
+    figures["tenants"] = {name: by_tenant(serve(options, load, how)[0]) for name, how in shares().items()}
+    return figures
 
 
 def serve(
@@ -128,7 +128,7 @@ def serve(
         engine.step()
     errors: list[float] = []
     of: dict[Request, Arrival] = {}
-    found: list[Served] = []
+    outcomes: list[Served] = []
     arrivals = list(reversed(load))
     start = time.monotonic()
     while arrivals or engine.has_work():
@@ -142,15 +142,15 @@ def serve(
                 of[request] = arrival
             except EnginewrightError as e:
                 retry = e.retry_after if isinstance(e, OverloadError) else None
-                found.append(Served(arrival, None, None, now, retry))
+                outcomes.append(Served(arrival, None, None, now, retry))
         if engine.has_work():
             for request in _step(engine, errors):
                 if request.finished:
-                    found.append(_served(of.pop(request), request, time.monotonic() - start))
+                    outcomes.append(_served(of.pop(request), request, time.monotonic() - start))
         else:
             time.sleep(max(0.0, arrivals[-1].at - now))
     executor.close()
-    return found, {"step_error_p50": median(errors)} if errors else {}
+    return outcomes, {"step_error_p50": median(errors)} if errors else {}
 
 
 def _step(engine: Engine, errors: list[float]) -> list[Request]:

@@ -126,15 +126,15 @@ class Server:
 
     def tree_megabytes(self) -> dict[str, float]:
         """Resident, of its processes by what they are, with shared pages divided among them."""
-        pids, found = [self._process.pid], dict.fromkeys(("front_end", "engine", "others"), 0.0)
+        pids, megabytes = [self._process.pid], dict.fromkeys(("front_end", "engine", "others"), 0.0)
         for pid in pids:
             pids += [int(one) for task in Path(f"/proc/{pid}/task").glob("*/children") for one in _read(task).split()]
             lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
             kilobytes = next((int(line.split()[1]) for line in lines if line.startswith(b"Pss:")), None)
             resident = int((_read(f"/proc/{pid}/statm").split() or [b"0"] * 2)[1]) * PAGE / 1e6
             name = {self._process.pid: "front_end", self.engine: "engine"}.get(pid, "others")
-            found[name] += resident if kilobytes is None else kilobytes / 1e3
-        return found
+            megabytes[name] += resident if kilobytes is None else kilobytes / 1e3
+        return megabytes
 
     def processor_seconds(self) -> dict[str, float]:
         """Processor time so far: of the front end, of the engine, and of this process, which is the clients'."""
@@ -158,10 +158,10 @@ class Server:
 
     def idle(self) -> bool:
         """Waits until no request runs; whether no block is held then."""
-        while (found := self.props())["requests"] or found["waiting"] or found["kv_cache_used"]:
-            if not found["requests"] and time.monotonic() - self._since > 30:
+        while (state := self.props())["requests"] or state["waiting"] or state["kv_cache_used"]:
+            if not state["requests"] and time.monotonic() - self._since > 30:
                 return False
-            if found["requests"]:
+            if state["requests"]:
                 self._since = time.monotonic()
             time.sleep(0.5)
         return True
@@ -192,7 +192,7 @@ def load(server: Server, folder: Path, options: argparse.Namespace) -> dict[str,
     program += [] if options.plot is None else ["--plot", str(options.plot)]
     with _each_second(lambda: memory.append(server.megabytes())):
         text = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found = json.loads(text)
+    result = json.loads(text)
     third = max(len(memory) // 3, 1)
     grown = [
         sum(one[i] for one in memory[-third:]) / third - sum(one[i] for one in memory[third : 2 * third]) / third
@@ -201,7 +201,7 @@ def load(server: Server, folder: Path, options: argparse.Namespace) -> dict[str,
     server._since = time.monotonic()
     return {
         "clients": options.clients,
-        "result": found,
+        "result": result,
         "all_blocks_free": server.idle(),
         "megabytes": {
             "front_end": {"first": memory[0][0], "last": memory[-1][0], "last_third_less_middle": grown[0]},
@@ -234,16 +234,16 @@ def kills(server: Server, count: int, requests: int = 20) -> dict[str, Any]:
     for round_ in range(count):
         with concurrent.futures.ThreadPoolExecutor(requests) as pool:
             body = {"max_tokens": 200, "ignore_eos": True, "request_class": "chat"}
-            asked = [
+            futures = [
                 pool.submit(server.ask, "POST", "/v1/completions", body | {"prompt": f"{round_} {i}", "seed": i})
                 for i in range(requests)
             ]
-            while server.props()["requests"] < requests // 2 and not all(one.done() for one in asked):
+            while server.props()["requests"] < requests // 2 and not all(one.done() for one in futures):
                 time.sleep(0.01)
             if (pid := server.engine) is not None:
                 os.kill(pid, signal.SIGKILL)
             began = time.monotonic()
-            for one in asked:
+            for one in futures:
                 status = str(one.result()[0])
                 statuses[status] = statuses.get(status, 0) + 1
             while pid in server.children():  # it still counts as healthy
@@ -261,9 +261,9 @@ def hostile(bundle: Path, folder: Path, seconds: float, kinds: Sequence[str] = (
     os.sched_setaffinity(0, cores[:1])
     server = Server.with_keys(bundle, folder)  # its processes are children, and stay on that core
     os.sched_setaffinity(0, cores[-1:])
-    found: dict[str, Any] = {"seconds": seconds, "cores": [cores[0], cores[-1]]}
+    figures: dict[str, Any] = {"seconds": seconds, "cores": [cores[0], cores[-1]]}
     if kinds:
-        found["kinds"] = list(kinds)
+        figures["kinds"] = list(kinds)
     try:
         about = hostile_clients.Server(int(server.url.rpartition(":")[2]), "honest", HOSTILE_KEYS)
         expected = {}
@@ -271,20 +271,20 @@ def hostile(bundle: Path, folder: Path, seconds: float, kinds: Sequence[str] = (
             status, body = hostile_clients.ask(about, json.dumps(hostile_clients.chat(number)).encode())
             assert status == 200, body
             expected[number] = hostile_clients.text_of(body)
-        found["megabytes_idle"] = server.tree_megabytes()
+        figures["megabytes_idle"] = server.tree_megabytes()
         work = partial(hostile_clients.hostile, about, HOSTILE, seconds, HOSTILE_RATE, kinds)
-        found["hostile"], tally = _next_to_honest(server, about, expected, seconds, work)
+        figures["hostile"], tally = _next_to_honest(server, about, expected, seconds, work)
         requests = max(1, sum(tally.requests.values()))
         work = partial(
             hostile_clients.well_behaved, about, HOSTILE, seconds, requests / seconds, tally.sent // requests
         )
-        found["well_behaved"], _ = _next_to_honest(server, about, expected, seconds, work)
+        figures["well_behaved"], _ = _next_to_honest(server, about, expected, seconds, work)
         server._since = time.monotonic()
-        found["all_blocks_free"], found["deaths"] = server.idle(), server.props()["deaths"]
+        figures["all_blocks_free"], figures["deaths"] = server.idle(), server.props()["deaths"]
     finally:
-        found["exit"] = server.stop()
+        figures["exit"] = server.stop()
         os.sched_setaffinity(0, cores)
-    return found
+    return figures
 
 
 def _next_to_honest(
@@ -299,9 +299,9 @@ def _next_to_honest(
     ):
         pool.submit(os.getpid).result()
         before = server.processor_seconds()
-        asked = pool.submit(_honest, about, seconds, expected)
+        honest = pool.submit(_honest, about, seconds, expected)
         others = work()
-        took, wrong = asked.result()
+        took, wrong = honest.result()
         spent = {name: round(now - before[name], 2) for name, now in server.processor_seconds().items()}
     third = max(len(memory) // 3, 1)
     sums = [sum(one.values()) for one in memory]
@@ -359,26 +359,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="an SVG file with the times")
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
+    results: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
     with tempfile.TemporaryDirectory() as name:
         if {"load", "kills"} & {*options.parts}:
             server = Server.scheduled(options.bundle, Path(name))
             try:
                 if "load" in options.parts:
-                    found["load"] = load(server, Path(name), options)
+                    results["load"] = load(server, Path(name), options)
                 if "kills" in options.parts:
-                    found["kills"] = kills(server, options.kills)
+                    results["kills"] = kills(server, options.kills)
             finally:
-                found["exit"] = server.stop()
+                results["exit"] = server.stop()
         if "hostile" in options.parts:
-            found["hostile"] = hostile(options.bundle, Path(name), options.seconds, options.kinds)
-            found["hostile"]["memory"] = options.memory
+            results["hostile"] = hostile(options.bundle, Path(name), options.seconds, options.kinds)
+            results["hostile"]["memory"] = options.memory
     if options.rate and "day" in options.parts:
-        found["day"] = simulated(options.rate)
+        results["day"] = simulated(options.rate)
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
-    return int(bool(problems(found)))
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+    return int(bool(problems(results)))
 
 
 def problems(found: dict[str, Any]) -> list[str]:

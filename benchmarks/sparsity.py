@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--model-only", action="store_true")
     parser.add_argument("--output", type=Path, default=BUILD / "sparsity.json")
     args = parser.parse_args()
-    found: dict[str, object] = {"threads": args.threads}
+    results: dict[str, object] = {"threads": args.threads}
     if not args.model_only:
         kernels = [kernel_row(s, n, args.rounds, args.threads) for s in args.storages for n in args.rows]
         print("storage  rows  bytes  speed (smallest to largest)  sparse GB/s")
@@ -111,12 +111,12 @@ def main() -> int:
                 f"{row.storage:7}{row.rows:6}{row.bytes_share:7.2f}{row.ratio:7.2f}x ({min(row.ratios):.2f} to "
                 f"{max(row.ratios):.2f}){row.gigabytes_per_second:14.1f}"
             )
-        found["kernels"] = [asdict(row) | {"ratio": row.ratio} for row in kernels]
+        results["kernels"] = [asdict(row) | {"ratio": row.ratio} for row in kernels]
     if not args.kernels_only:
         model = args.model or load_module("fetch_model", EXAMPLES / "fetch_model.py").fetch()
-        found["model"] = model_kl(model, args.storage, args.methods, args.tokens)
+        results["model"] = model_kl(model, args.storage, args.methods, args.tokens)
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
+    args.output.write_text(json.dumps(results, indent=1, default=str) + "\n", encoding="utf-8")
     return 0
 
 
@@ -144,19 +144,19 @@ def model_kl(model: Path, storage: Storage, methods: Sequence[str], tokens: int)
     captured = capture(model)
     assert captured.tokenizer_files is not None, "the model has no tokenizer"
     prefix, ids = split_prefix(Tokenizer(captured.tokenizer_files), evaluation_text())
-    own = WINDOW - len(prefix)
-    windows = [torch.tensor([*prefix, *ids[s : s + own]]) for s in range(0, len(ids) - own, own)]
+    room = WINDOW - len(prefix)
+    windows = [torch.tensor([*prefix, *ids[s : s + room]]) for s in range(0, len(ids) - room, room)]
     calibration, rest = windows[::2][: max(1, tokens // WINDOW)], windows[1::2]
     passes, _ = choose_passes({})
     before, later = split_before(passes, ChooseFormats.name)
     PassManager(before, PassContext()).run(captured.program)
     context = PassContext(calibration=tuple(calibration))
     check = Check(captured.program, later, context, {"text": rest[:MEASURED]})
-    found = {}
+    kl = {}
     for method in methods:
-        found[method] = check.measure(replace(context, formats=formats_of(storage, method)))["text"]
-        print(f"{storage} {method:10} mean KL {found[method]:.4f}", flush=True)
-    return found
+        kl[method] = check.measure(replace(context, formats=formats_of(storage, method)))["text"]
+        print(f"{storage} {method:10} mean KL {kl[method]:.4f}", flush=True)
+    return kl
 
 
 def kernel_row(storage: Storage, rows: int, rounds: int, threads: int) -> KernelRow:
@@ -164,7 +164,7 @@ def kernel_row(storage: Storage, rows: int, rounds: int, threads: int) -> Kernel
     dtype, layout = STORAGES[storage]
     dense_bytes = stored_bytes(WeightUse(name="w", dtype=dtype, shape=(SIZE, SIZE), layout=layout))
     count = max(1, (DENSE_BYTES if rows < 64 else DENSE_BYTES // 8) // dense_bytes)
-    programs = [linears(dtype, own, count) for own in (layout, "sparse32")]
+    programs = [linears(dtype, kind, count) for kind in (layout, "sparse32")]
     runners = [CpuProgram(p, contents(p), blocks={}, threads=threads) for p in programs]
     sizes = [sum(stored_bytes(u) for u in p.weights if u.name != "table") for p in programs]
     row, seconds = KernelRow(storage, rows, sizes[1] / sizes[0]), 0.0
@@ -194,13 +194,13 @@ def step_of(rows: int) -> StepInput:
 
 def contents(program: LoweredProgram) -> Mapping[str, npt.NDArray[np.generic]]:
     """Memory for its weights that is really there: each byte is 27, which is a small number in every type."""
-    found: dict[str, npt.NDArray[np.generic]] = {}
+    arrays: dict[str, npt.NDArray[np.generic]] = {}
     for use in program.weights:
         size = stored_bytes(use)
         memory = np.full(size + 64, 27, np.uint8)
         start = -memory.ctypes.data % 64
-        found[use.name] = memory[start : start + size]
-    return found
+        arrays[use.name] = memory[start : start + size]
+    return arrays
 
 
 def linears(dtype: Dtype, layout: Layout, count: int) -> LoweredProgram:
@@ -232,11 +232,11 @@ def linears(dtype: Dtype, layout: Layout, count: int) -> LoweredProgram:
         op, attributes = "quantized_linear", {"weight_group": GROUP, "activation_group": GROUP}
     for i in range(count):
         weights.append(WeightUse(name=f"w{i}", dtype=dtype, shape=(SIZE, SIZE), layout=layout))
-        own = [operand("weight", f"w{i}", dtype, Affine(SIZE), SIZE)]
+        operands = [operand("weight", f"w{i}", dtype, Affine(SIZE), SIZE)]
         if op == "quantized_linear":
             weights.append(WeightUse(name=f"s{i}", dtype="f16", shape=(SIZE, SIZE // GROUP), layout="panel32"))
-            own.append(operand("weight", f"s{i}", "f16", Affine(SIZE), SIZE // GROUP))
-        steps.append(Step(op=op, inputs=(*inputs, *own), outputs=(out,), attrs=dict(attributes)))
+            operands.append(operand("weight", f"s{i}", "f16", Affine(SIZE), SIZE // GROUP))
+        steps.append(Step(op=op, inputs=(*inputs, *operands), outputs=(out,), attrs=dict(attributes)))
     sampled = Operand(kind="input", name="rows", dtype="i32", shape=(_R,), strides=(_ONE,))
     steps.append(Step(op="take_rows", inputs=(out, sampled), outputs=(logits,)))
     return LoweredProgram(

@@ -98,7 +98,7 @@ class Pattern:
 PATTERNS = {
     "2:4": Pattern(0.5, (1, QUAD)),
     **{f"none-{gone}": Pattern(1 - gone / 100, (1, 1)) for gone in (50, 70, 90)},
-    **{f"32x4-{gone}": Pattern(kept / 16, (PANEL, QUAD)) for gone, kept in ((50, 8), (70, 5), (90, 2))},
+    **{f"32x4-{gone}": Pattern(left / 16, (PANEL, QUAD)) for gone, left in ((50, 8), (70, 5), (90, 2))},
     **{f"32x32-{gone}": Pattern(1 - gone / 100, (PANEL, GROUP)) for gone in (50, 70, 90)},
 }
 """``none``: any weights. ``32x4``: what one step of the product reads of a panel. ``32x32``: a panel's group."""
@@ -140,8 +140,8 @@ def keeps(pattern: Pattern, weight: torch.Tensor, factor: Factor) -> Keep:
         padded = torch.nn.functional.pad(scores, (0, panels * PANEL - rows))
         sums = padded.view(-1, QUAD, panels, PANEL).sum((1, 3))  # [steps, panels]
         best = sums.argsort(0, descending=True)[: max(1, round(len(sums) * pattern.density))]
-        kept = torch.zeros(sums.shape, dtype=torch.bool).scatter_(0, best, True)
-        return kept.repeat_interleave(QUAD, 0).repeat_interleave(PANEL, 1)[:, :rows]
+        stays = torch.zeros(sums.shape, dtype=torch.bool).scatter_(0, best, True)
+        return stays.repeat_interleave(QUAD, 0).repeat_interleave(PANEL, 1)[:, :rows]
 
     if inputs < GROUP:
         return {(1, QUAD): two_of_four, (1, 1): any_of_all, (PANEL, QUAD): steps_of_a_panel}[pattern.block]
@@ -163,13 +163,13 @@ def pruned(weight: torch.Tensor, factor: Factor, pattern: Pattern) -> torch.Tens
         stop = min(start + ROUND, len(columns))
         block = columns[start:stop]
         errors = torch.empty_like(block)
-        kept = torch.empty(0)
+        mask = torch.empty(0)
         for i, column in enumerate(block):
             at = start + i
             if i % pattern.round == 0:
                 some = block[i : i + pattern.round] / upper.diagonal()[at : min(at + pattern.round, stop), None]
-                kept = keep(at, some.square())
-            stays = kept[i % pattern.round]
+                mask = keep(at, some.square())
+            stays = mask[i % pattern.round]
             result[order[at]] = torch.where(stays, column, 0.0)
             torch.div(torch.where(stays, 0.0, column), upper[at, at], out=errors[i])
             if at + 1 < stop:
@@ -186,21 +186,21 @@ def prune(program: Program, calibration: Sequence[torch.Tensor], pattern: Patter
         weight = node.args[WEIGHT_ARGUMENT[node.target]]
         if node not in heads_of(program):
             nodes[node] = str(weight.target)
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
 
     def look(node: Node, args: Sequence[Any]) -> torch.Tensor:
         x, value, name = args[0], args[1].float(), nodes[node]
-        if name not in found:
+        if name not in weights:
             hessian = Hessian(x.shape[-1])
             hessian.add(x.reshape(-1, x.shape[-1]))
             factor = factorize_by_fours(hessian.sum)
-            found[name] = pruned(value, factor, pattern)
-        return finish_linear(torch.nn.functional.linear(x, found[name], args[2]), *args[3:])
+            weights[name] = pruned(value, factor, pattern)
+        return finish_linear(torch.nn.functional.linear(x, weights[name], args[2]), *args[3:])
 
     working = dict.fromkeys(nodes, 1 << 28)
     context = PassContext(calibration=tuple(calibration))
     walk(program, dict.fromkeys(nodes, look), calibration_tokens(program, context, "prune", working, 8192))
-    return found
+    return weights
 
 
 def trainable(program: Program, kept: Mapping[str, torch.Tensor]) -> TrainableProgram:
@@ -227,8 +227,8 @@ class Trial:
         self.captured: CapturedModel = capture(model)
         assert self.captured.tokenizer_files is not None, "the model comes without a tokenizer"
         prefix, ids = split_prefix(Tokenizer(self.captured.tokenizer_files), evaluation_text())
-        own = WINDOW - len(prefix)
-        windows = [torch.tensor([*prefix, *ids[s : s + own]]) for s in range(0, len(ids) - own, own)]
+        room = WINDOW - len(prefix)
+        windows = [torch.tensor([*prefix, *ids[s : s + room]]) for s in range(0, len(ids) - room, room)]
         self.calibration, self.measured = windows[::2][: max(1, tokens // WINDOW)], windows[1::2][:MEASURED]
         passes = split_before(choose_passes({})[0], ChooseFormats.name)[0]
         PassManager([p for p in passes if not isinstance(p, LowerAttention)], PassContext()).run(self.captured.program)
@@ -236,8 +236,8 @@ class Trial:
         self.teacher = Teacher(model, self.captured.model_info.context_length, 1 << 32)
         self.options, self.sequences = options, Sequences((), tuple(self.measured), "")
         if trains:
-            found = read_or_sample(model, self.captured, None, options, lambda _: None, 1 << 32)
-            self.sequences = Sequences(found.training, tuple(self.measured), found.origin)
+            sampled = read_or_sample(model, self.captured, None, options, lambda _: None, 1 << 32)
+            self.sequences = Sequences(sampled.training, tuple(self.measured), sampled.origin)
 
     def of_format(self, storage: Storage) -> Quality:
         """Measures a dense format for the linears; tables and logits stay floats, as with patterns."""
@@ -272,9 +272,9 @@ def speeds(rows: Sequence[int], rounds: int, threads: int, size: int, size_bytes
         program = Path(folder) / "sparsity_patterns"
         command = ["g++", "-std=c++20", "-O3", "-march=native", "-fopenmp", str(HERE / "sparsity_patterns.cpp")]
         subprocess.run([*command, "-o", str(program)], check=True)
-        given = [str(program), str(size), str(size_bytes), str(rounds), *map(str, rows)]
+        arguments = [str(program), str(size), str(size_bytes), str(rounds), *map(str, rows)]
         threads_of = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run(given, check=True, stdout=subprocess.PIPE, text=True, env=threads_of)
+        done = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True, env=threads_of)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -324,11 +324,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=BUILD / "sparsity-patterns.json", help="what is in it stays")
     parser.add_argument("--update-docs", action="store_true", help="put the table into the page of notes")
     args = parser.parse_args()
-    found: dict[str, Any] = json.loads(args.output.read_text(encoding="utf-8")) if args.output.is_file() else {}
+    results: dict[str, Any] = json.loads(args.output.read_text(encoding="utf-8")) if args.output.is_file() else {}
     about = {"date": str(date.today()), "commit": commit(), "processor": processor()}
     if not args.model_only:
         measured = speeds(args.rows, args.rounds, args.threads, args.size, args.weight_bytes)
-        found |= {"speed": measured, "speed_measured": about | {"threads": args.threads, "rounds": args.rounds}}
+        results |= {"speed": measured, "speed_measured": about | {"threads": args.threads, "rounds": args.rounds}}
     if not args.kernels_only:
         model = args.model or load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch()
         options = RecoverOptions(
@@ -343,12 +343,12 @@ def main() -> int:
         for name in args.patterns:
             qualities.append(trial.quality(name, PATTERNS[name]))
             print(f"{name}: {qualities[-1]}", file=sys.stderr, flush=True)
-        found |= {"quality": [asdict(row) for row in qualities], "quality_measured": about | asdict(options)}
+        results |= {"quality": [asdict(row) for row in qualities], "quality_measured": about | asdict(options)}
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(table({"quality": [asdict(Quality(n, p.density, p.bits, 0.0)) for n, p in PATTERNS.items()], **found}))
+    args.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(table({"quality": [asdict(Quality(n, p.density, p.bits, 0.0)) for n, p in PATTERNS.items()], **results}))
     if args.update_docs:
-        TABLE.put(PAGE, table(found))
+        TABLE.put(PAGE, table(results))
     return 0
 
 

@@ -101,34 +101,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peers", choices=FORMATS, help="other engines beside ours, with weights of this format")
     parser.add_argument("--page", type=Path, help="with --peers: the page whose table is to be replaced")
     options = parser.parse_args(arguments)
-    found: dict[str, Any]
+    figures: dict[str, Any]
     if options.row_costs:
-        found = {"row_costs": row_costs(options)}
+        figures = {"row_costs": row_costs(options)}
     elif options.replay:
-        found = {"computed": replayed(options)}
+        figures = {"computed": replayed(options)}
     elif options.same_tokens:
-        found = {"same_tokens": same_tokens(options)}
+        figures = {"same_tokens": same_tokens(options)}
     else:
-        found = beside(options, prompts(options)) if options.peers else {"tasks": alone(options)}
+        figures = beside(options, prompts(options)) if options.peers else {"tasks": alone(options)}
     if options.json:
         results = json.loads(options.json.read_text()) if options.json.exists() else {}
         about = {"rounds": options.rounds, "tokens": options.tokens, "machine": machine(), "commit": commit()}
         draft = f", draft {options.draft.name}" if options.draft else ""
-        results[f"{options.bundle.name}{draft}"] = about | found
+        results[f"{options.bundle.name}{draft}"] = about | figures
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
 def row_costs(options: argparse.Namespace) -> dict[str, dict[int, tuple[float, ...]]]:
     """Gives by company, then by context, seconds of steps of 1, 2, ... rows. Prints milliseconds as Markdown."""
-    bundle, found = Bundle.open(options.bundle), {}
+    bundle, costs = Bundle.open(options.bundle), {}
     contexts = tuple(context for context in CONTEXTS if context < bundle.model.context_length)
     for name, others in (("alone", 0), (f"beside {TOGETHER - 1}", TOGETHER - 1)):
-        found[name] = row_seconds(bundle, contexts, SECONDS, others=others, threads=options.threads)
-        for context, seconds in found[name].items():
+        costs[name] = row_seconds(bundle, contexts, SECONDS, others=others, threads=options.threads)
+        for context, seconds in costs[name].items():
             first, *more = (f"{1e3 * seconds[rows - 1]:.1f}" for rows in SHOWN)
             print(line((options.bundle.stem, name, f"{context:,}", first, *more)), flush=True)
-    return found
+    return costs
 
 
 class Replayed(DecodeTimes):
@@ -141,27 +141,27 @@ class Replayed(DecodeTimes):
 def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Says by each other bundle's row costs how many times as fast each task of one request would be."""
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
-    found: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, float]] = {}
     for name, of in json.loads(options.replay.read_text()).items():
         measured = {int(context): seconds for context, seconds in of["row_costs"]["alone"].items()}
-        found[name] = {}
+        ratios[name] = {}
         for task, temperature in itertools.product(TASKS, (0.0, 0.8)):
             with LLM(options.bundle, speculate="lookup", memory="512MiB", threads=options.threads) as llm:
                 drafts = llm.engine.scheduler.drafts
                 assert isinstance(drafts, Drafts)
                 drafts.times = costs = Replayed(measured)
-                submit, taken = llm.engine.executor.submit, []
+                submit, step_seconds = llm.engine.executor.submit, []
 
                 def counted(step: StepInput) -> Pending:
-                    taken.append(costs.seconds(len(step.ids)) if len(step.ids) <= DRAFT_ROWS else 0.0)  # noqa: B023
+                    step_seconds.append(costs.seconds(len(step.ids)) if len(step.ids) <= DRAFT_ROWS else 0.0)  # noqa: B023
                     return submit(step)  # noqa: B023
 
                 llm.engine.executor.submit = counted  # type: ignore[method-assign]
                 (answer,) = llm.generate([TASKS[task]], replace(params, temperature=temperature, seed=1))
                 plain = (len(answer.token_ids) - 1) * costs.seconds(1)
-            found[name][f"{task}, temperature {temperature}"] = plain / sum(taken)
-        print(name, ", ".join(f"{task}: {ratio:.2f}" for task, ratio in found[name].items()), flush=True)
-    return found
+            ratios[name][f"{task}, temperature {temperature}"] = plain / sum(step_seconds)
+        print(name, ", ".join(f"{task}: {ratio:.2f}" for task, ratio in ratios[name].items()), flush=True)
+    return ratios
 
 
 def same_tokens(options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -171,7 +171,7 @@ def same_tokens(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         with LLM(path, threads=options.threads, memory="256MiB") as llm:
             text = EVALUATION_TEXT.read_text(encoding="utf-8")
             logits.append(llm.logits(llm.tokenizer.encode(text)[:SCORED]).astype(np.float64) / 0.8)
-    found: dict[str, dict[str, float]] = {}
+    by_top_p: dict[str, dict[str, float]] = {}
     for top_p in (1.0, 0.95):
         random = np.random.default_rng(0)
         inverse = gumbel = 0
@@ -188,20 +188,20 @@ def same_tokens(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 gumbel += int((weights[0] + noise).argmax()) == int((weights[1] + noise).argmax())
         count = len(most) * DRAWS
         rates = {"at_most": float(np.mean(most)), "inverse": inverse / count, "gumbel": gumbel / count}
-        found[f"top_p {top_p}"] = rates
+        by_top_p[f"top_p {top_p}"] = rates
         print(f"{options.same_tokens.name}, top_p {top_p}:", {name: round(rate, 3) for name, rate in rates.items()})
-    return found
+    return by_top_p
 
 
 def probabilities(logits: FloatArray, top_p: float) -> FloatArray:
     """Softmax [V], of the most probable tokens that make ``top_p`` together."""
-    found: FloatArray = np.exp(logits - logits.max())
-    found /= found.sum()
-    order = np.argsort(-found, kind="stable")
-    before = np.cumsum(found[order]) - found[order]
-    found[order[before >= top_p]] = 0
-    found /= found.sum()
-    return found
+    shares: FloatArray = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    order = np.argsort(-shares, kind="stable")
+    before = np.cumsum(shares[order]) - shares[order]
+    shares[order[before >= top_p]] = 0
+    shares /= shares.sum()
+    return shares
 
 
 def alone(options: argparse.Namespace) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def alone(options: argparse.Namespace) -> dict[str, Any]:
     common: dict[str, Any] = {"threads": options.threads, "prefix_cache": False, "memory": "1GiB"}
     common["max_requests"] = TOGETHER
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, logprobs=0)
-    found: dict[str, Any] = {}
+    figures_of: dict[str, Any] = {}
     way = options.draft or "lookup"
     with LLM(options.bundle, speculate=None, **common) as plain, LLM(options.bundle, speculate=way, **common) as ahead:
         encode = plain.tokenizer.encode
@@ -225,11 +225,11 @@ def alone(options: argparse.Namespace) -> dict[str, Any]:
                 one = [replace(params, temperature=temperature, seed=1 + i) for i in range(len(several))]
                 rounds = [measured(plain, ahead, several, one, name, i) for i in range(options.rounds)]
                 figures = {key: median(r[key] for r in rounds) for key in rounds[0]}
-                found[f"{name}, temperature {temperature}"] = figures
+                figures_of[f"{name}, temperature {temperature}"] = figures
                 share = f"{figures['accepted']:.0f} of {figures['drafted']:.0f} accepted"
                 speed = f"{figures['ratio']:>5.2f} times, {figures['tokens_per_second']:,.0f} tokens/s"
                 print(f"{name:<19} {temperature}: {speed}; {share}", flush=True)
-    return found
+    return figures_of
 
 
 def prompts(options: argparse.Namespace) -> dict[str, list[int]]:
@@ -240,8 +240,8 @@ def prompts(options: argparse.Namespace) -> dict[str, list[int]]:
 
 def random_tokens(llm: LLM) -> list[int]:
     """Random tokens."""
-    found: list[int] = np.random.default_rng(0).integers(10, llm.model.vocab_size, RANDOM).tolist()
-    return found
+    ids: list[int] = np.random.default_rng(0).integers(10, llm.model.vocab_size, RANDOM).tolist()
+    return ids
 
 
 def measured(
@@ -269,9 +269,9 @@ def measured(
     answers = {llm: [(one.tokens, one.token_logprobs) for one in of] for llm, of in requests.items()}
     assert answers[plain] == answers[ahead], "speculation changed a token or a log-probability"
     speeds = {llm: tokens[llm] / seconds[llm] for llm in order}
-    found = {"ratio": speeds[ahead] / speeds[plain], "tokens_per_second": speeds[ahead]}
-    found["drafted"] = float(sum(one.drafted for one in requests[ahead]))
-    return found | {"accepted": float(sum(one.accepted for one in requests[ahead]))}
+    figures = {"ratio": speeds[ahead] / speeds[plain], "tokens_per_second": speeds[ahead]}
+    figures["drafted"] = float(sum(one.drafted for one in requests[ahead]))
+    return figures | {"accepted": float(sum(one.accepted for one in requests[ahead]))}
 
 
 def request(llm: LLM, prompt: list[int], params: SamplingParams, tenant: str) -> Request:
@@ -284,17 +284,17 @@ def request(llm: LLM, prompt: list[int], params: SamplingParams, tenant: str) ->
 @contextmanager
 def always_wrong(vocabulary: int) -> Iterator[None]:
     """Guesses are of tokens that a model hardly ever gives; they are found as fast as others."""
-    own = NgramLookup.next
+    original = NgramLookup.next
 
     def wrong(lookup: NgramLookup, most: int) -> Proposal:
-        own(lookup, most)
+        original(lookup, most)
         return Proposal([vocabulary - 1] * most, OWN_KINDS[8])
 
     NgramLookup.next = wrong  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        NgramLookup.next = own  # type: ignore[method-assign]
+        NgramLookup.next = original  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ _numbers = itertools.count()
 
 def prompts(count: int, length: int) -> list[list[int]]:
     """Others at each call: nothing of them is in a prefix cache."""
-    found: list[list[int]] = np.random.default_rng(next(_numbers)).integers(5, 40_000, (count, length)).tolist()
-    return found
+    ids: list[list[int]] = np.random.default_rng(next(_numbers)).integers(5, 40_000, (count, length)).tolist()
+    return ids
 
 
 def median(measure: Callable[[], float], times: int) -> float:
@@ -110,22 +110,22 @@ def main() -> None:
     parser.add_argument("--ours", type=Path, help="a bundle whose stablehlo calls our kernels")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     machine = look_at_machine()
-    runs = {"stablehlo": of_target(asked.bundle, "stablehlo", asked.threads)}
-    if asked.ours is not None:
-        runs["stablehlo, our kernels"] = of_target(asked.ours, "stablehlo", asked.threads)
-    runs["transformers"] = of_transformers(asked.model, asked.threads)
-    runs["cpu"] = of_target(asked.bundle, "cpu", asked.threads)
-    found = {
-        "model": asked.model.name,
+    runs = {"stablehlo": of_target(arguments.bundle, "stablehlo", arguments.threads)}
+    if arguments.ours is not None:
+        runs["stablehlo, our kernels"] = of_target(arguments.ours, "stablehlo", arguments.threads)
+    runs["transformers"] = of_transformers(arguments.model, arguments.threads)
+    runs["cpu"] = of_target(arguments.bundle, "cpu", arguments.threads)
+    result = {
+        "model": arguments.model.name,
         "processor": machine.processor,
-        "threads": asked.threads,
+        "threads": arguments.threads,
         "versions": {name: metadata.version(name) for name in ("jaxlib", "torch", "transformers")},
         "unit": "tokens a second",
         **runs,
     }
-    asked.output.write_text(json.dumps(found, indent=1) + "\n")
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     for name, run in runs.items():
         figures = {key: value for key, value in run.items() if isinstance(value, float)}
         print(name, " ".join(f"{key} {value:.1f}" for key, value in figures.items()))

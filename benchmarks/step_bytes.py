@@ -53,7 +53,7 @@ def count(bundle: Bundle, shapes: dict[str, StepSizes]) -> list[Counted]:
     for array in caches:
         pages_read.keep_small(array)
     runner.fill_caches()
-    found = []
+    counts = []
     for name, sizes in shapes.items():
         step = runner.step(sizes)
         cost = sum(step_costs(program, sizes), StepCost())
@@ -63,20 +63,20 @@ def count(bundle: Bundle, shapes: dict[str, StepSizes]) -> list[Counted]:
             runner.program.run(step)
             weights_read = max(weights_read, pages_read.accessed([arena.array]))
             kv_read = max(kv_read, pages_read.accessed(caches))
-        found.append(Counted(name, cost.weights, weights_read, cost.kv_read, kv_read))
-    return found
+        counts.append(Counted(name, cost.weights, weights_read, cost.kv_read, kv_read))
+    return counts
 
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the table of all bundles."""
     bundles = [Bundle.open(Path(path)) for path in arguments if path != "--json"]
-    found = {str(b.manifest.recipe.get("name")): count(b, SHAPES) for b in bundles}
+    counts = {str(b.manifest.recipe.get("name")): count(b, SHAPES) for b in bundles}
     if "--json" in arguments:
-        print(json.dumps({recipe: [asdict(c) for c in rows] for recipe, rows in found.items()}))
+        print(json.dumps({recipe: [asdict(c) for c in rows] for recipe, rows in counts.items()}))
         return
     print("| recipe | step | weights predicted | read | ratio | KV cache predicted | read | ratio |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for recipe, rows in found.items():
+    for recipe, rows in counts.items():
         for c in rows:
             print(
                 f"| `{recipe}` | {c.shape} | {c.weights:,} | {c.weights_read:,} | {c.weights / c.weights_read:.4f} | "

@@ -112,19 +112,19 @@ def try_schemas(
         cases: a name, a schema, and its instances, each with whether it is valid.
         tokenizer, grammars: of one model.
     """
-    found = Outcome()
+    outcome = Outcome()
     for name, schema, instances in cases:
         began = time.perf_counter()
         try:
             grammar = grammars.grammar(StructuredOutputsParams(json=json.dumps(schema)))
         except ew.RequestError as e:
-            found.refused += 1
-            found.reasons[e.message.partition(": ")[2][:60]] += 1
+            outcome.refused += 1
+            outcome.reasons[e.message.partition(": ")[2][:60]] += 1
             continue
-        found.compiled += 1
-        found.compile_ms.append((time.perf_counter() - began) * 1e3)
+        outcome.compiled += 1
+        outcome.compile_ms.append((time.perf_counter() - began) * 1e3)
         for data, valid in instances:
-            found.instances += 1
+            outcome.instances += 1
             text = json.dumps(data, ensure_ascii=False)
             try:
                 ids = tokenizer.encode(text, add_special_tokens=False)
@@ -135,17 +135,17 @@ def try_schemas(
                 began = time.perf_counter()
                 masks = Masks([Guided(one, 0, ())], 1)
                 masks.wait()
-                found.mask_us.append((time.perf_counter() - began) * 1e6)
-                found.tokens += 1
+                outcome.mask_us.append((time.perf_counter() - began) * 1e6)
+                outcome.tokens += 1
                 if not masks.bits[0, token // 32] >> np.uint32(token % 32) & 1:
                     fits = False
                     break
                 one.push(token)
             fits = fits and one.complete
             if fits and not valid:
-                found.accepted.append(name)
-            found.rejected += valid and not fits and _fits_held(schema, data)
-    return found
+                outcome.accepted.append(name)
+            outcome.rejected += valid and not fits and _fits_held(schema, data)
+    return outcome
 
 
 def _fits_held(schema: Any, data: Any) -> bool:
@@ -163,8 +163,8 @@ def maskbench(folder: Path, count: int) -> Iterator[tuple[str, Any, Sequence[tup
     if not files:
         raise SystemExit(f"{folder} has no schemas; take maskbench/data of guidance-ai/jsonschemabench")
     for file in files[:: max(len(files) // count, 1)][:count] if count else files:
-        given = json.loads(file.read_text(encoding="utf-8"))
-        yield file.stem, given["schema"], [(one["data"], one["valid"]) for one in given.get("tests", [])]
+        document = json.loads(file.read_text(encoding="utf-8"))
+        yield file.stem, document["schema"], [(one["data"], one["valid"]) for one in document.get("tests", [])]
 
 
 def schemas(options: argparse.Namespace) -> dict[str, Any]:
@@ -213,8 +213,8 @@ def _timed(
     llm: ew.LLM, prompts: Sequence[str], params: Sequence[ew.SamplingParams]
 ) -> tuple[list[ew.RequestOutput], float]:
     began = time.perf_counter()
-    found = llm.generate(prompts, params, progress=False)
-    return found, time.perf_counter() - began
+    results = llm.generate(prompts, params, progress=False)
+    return results, time.perf_counter() - began
 
 
 def _chat(text: str) -> str:
@@ -233,9 +233,9 @@ def drafts(options: argparse.Namespace) -> dict[str, Any]:
 def _with_drafts(options: argparse.Namespace, cases: Sequence[Any], *, compact: bool) -> dict[str, Any]:
     seconds, tokens, ratios = {True: 0.0, False: 0.0}, 0, []
     with ew.LLM(options.bundle, prefix_cache=False) as llm:
-        asked = 0
+        done = 0
         for name, schema, _ in cases:
-            if asked == options.requests:
+            if done == options.requests:
                 break
             text = json.dumps(schema)
             if len(text) > 2000:
@@ -251,24 +251,24 @@ def _with_drafts(options: argparse.Namespace, cases: Sequence[Any], *, compact: 
             except ew.RequestError:
                 continue
             took = {}
-            for one in params if asked % 2 else reversed(params):
+            for one in params if done % 2 else reversed(params):
                 # A tenant of its own, as answers are looked up in a tenant's past ones.
-                (found,) = llm.generate([prompt], one, tenant=f"{name} {one.speculate}", progress=False)
-                metrics = found.metrics
+                (output,) = llm.generate([prompt], one, tenant=f"{name} {one.speculate}", progress=False)
+                metrics = output.metrics
                 assert metrics.first_token is not None and metrics.last_token is not None
-                took[one.speculate] = metrics.last_token - metrics.first_token, found.token_ids
+                took[one.speculate] = metrics.last_token - metrics.first_token, output.token_ids
             if took[True][1] != took[False][1]:
                 raise SystemExit(f"{name}: drafts changed the tokens")
             if len(took[True][1]) < 10:
                 continue
-            asked += 1
+            done += 1
             tokens += len(took[True][1])
             for ahead, (spent, _) in took.items():
                 seconds[ahead] += spent
             ratios.append(took[False][0] / took[True][0])
         described = llm.info()["speculation"]
     return {
-        "requests": asked,
+        "requests": done,
         "tokens": tokens,
         "with_drafts": tokens / seconds[True],
         "without": tokens / seconds[False],
@@ -280,7 +280,7 @@ def _with_drafts(options: argparse.Namespace, cases: Sequence[Any], *, compact: 
 
 def slow(options: argparse.Namespace) -> dict[str, Any]:
     """The longest time between two tokens of plain requests, while a form compiles and while none does."""
-    found: dict[str, Any] = {}
+    times: dict[str, Any] = {}
     slowest = json.dumps(json.loads((options.maskbench / SLOWEST).read_text(encoding="utf-8"))["schema"])
     with ew.LLM(options.bundle, max_requests=4) as llm:
         llm.generate("a", ew.SamplingParams(max_tokens=2, structured_outputs={"regex": "a"}), progress=False)
@@ -310,9 +310,9 @@ def slow(options: argparse.Namespace) -> dict[str, Any]:
             row = {"p50_ms": p50 * 1e3, "p99_ms": p99 * 1e3, "worst_ms": max(gaps) * 1e3}
             return row | ({"compiling_seconds": took[0]} if took else {})
 
-        found["without"] = longest(False)
-        found["while_one_compiles"] = longest(True)
-    return found
+        times["without"] = longest(False)
+        times["while_one_compiles"] = longest(True)
+    return times
 
 
 PART = {"schemas": schemas, "batch": batch, "drafts": drafts, "slow": slow}

@@ -59,7 +59,7 @@ CASES = (
     TileCase(128, 4, "bf16", "fp8", decode=True),
     TileCase(128, 4, "bf16", "int8", decode=True),
 )
-"""What is carried to a lent GPU, the most wanted first."""
+"""The cases for a lent GPU, the most important ones first."""
 
 CANDIDATES_FILE = "candidates.json"
 """Beside the kernels: which tiles of which case were compiled."""
@@ -90,7 +90,7 @@ def fits(gpu: GpuLimits, kernel: CompiledKernel) -> bool:
 
 def compile_candidates(case: TileCase, gpu: GpuLimits, compiler: KernelCompiler, folder: Path) -> list[Tile]:
     """Writes the kernels of all tiles that fit; the tiles."""
-    found, tiles = [], list(candidates(case, gpu))
+    compiled, tiles = [], list(candidates(case, gpu))
     specs = [_specs_of(case, tile, gpu) for tile in tiles]
     for spec in itertools.chain.from_iterable(specs):
         compiler.start(spec)
@@ -101,8 +101,8 @@ def compile_candidates(case: TileCase, gpu: GpuLimits, compiler: KernelCompiler,
             continue
         if all(fits(gpu, kernel) for kernel in kernels):
             write_kernels(folder, kernels)
-            found.append(tile)
-    return found
+            compiled.append(tile)
+    return compiled
 
 
 def _specs_of(case: TileCase, tile: Tile, gpu: GpuLimits) -> list[KernelSpec]:
@@ -133,18 +133,18 @@ def pack(folder: Path, gpu: GpuLimits, compiler: KernelCompiler, cases: Sequence
     from enginewright.plugins.cuda.serve.kernels import TILES_FILE
 
     folder.mkdir(parents=True)
-    found = [
+    listed = [
         {"case": asdict(case), "tiles": [asdict(tile) for tile in compile_candidates(case, gpu, compiler, folder)]}
         for case in cases
     ]
-    (folder / CANDIDATES_FILE).write_text(json.dumps(found) + "\n")
+    (folder / CANDIDATES_FILE).write_text(json.dumps(listed) + "\n")
     (folder / TILES_FILE.format(gpu.capability)).write_text("[]\n")  # each launch says its own
 
 
 def packed(folder: Path) -> dict[TileCase, list[Tile]]:
     """Reads the candidates that ``pack`` wrote."""
-    said = json.loads((folder / CANDIDATES_FILE).read_text())
-    return {TileCase(**one["case"]): [Tile(**tile) for tile in one["tiles"]] for one in said}
+    entries = json.loads((folder / CANDIDATES_FILE).read_text())
+    return {TileCase(**one["case"]): [Tile(**tile) for tile in one["tiles"]] for one in entries}
 
 
 def times_of(case: TileCase, tiles: Iterable[Tile], timer: Timer, goes_on: Callable[[], bool]) -> dict[Tile, float]:
@@ -176,16 +176,16 @@ def sweep(
 
     A case that has been begun when ``clock`` passes ``until`` is left out: its best tile may be among those not timed.
     """
-    found: Measured = {}
+    bests: Measured = {}
     left_out = []
     for case in cases:
         times = times_of(case, tiles_of(case), timer, lambda: clock() < until) if clock() < until else {}
         if not times or clock() >= until:
             left_out.append(case)
             continue
-        found[case] = tile, more = best(times)
+        bests[case] = tile, more = best(times)
         told(f"{case}: {tile} takes {more['microseconds']} us, the slowest of {len(times)} {more['slowest']} us")
-    return found, left_out
+    return bests, left_out
 
 
 def merge(path: Path, measured: Measured) -> None:
@@ -206,12 +206,12 @@ def record_of(case: TileCase, times: Mapping[Tile, float]) -> dict[str, Any]:
 
 def found_in(lines: Iterable[str]) -> Measured:
     """The fastest tiles of what ``record_of`` wrote, among other lines."""
-    found: Measured = {}
+    bests: Measured = {}
     for record in map(json.loads, filter(str.strip, lines)):
         if record.get("times"):
             times = {Tile(**{k: v for k, v in one.items() if k != "us"}): one["us"] for one in record["times"]}
-            found[TileCase(**record["case"])] = best(times)
-    return found
+            bests[TileCase(**record["case"])] = best(times)
+    return bests
 
 
 def gpu_timer(launcher: Any, place: Any) -> tuple[Timer, dict[Tile, float | str]]:
@@ -293,8 +293,8 @@ def main() -> None:
         folder = Path(name, "kernels")
         pack(folder, gpu, compiler, ())
         timer, _ = gpu_timer(place.launcher(folder, section), place)
-        found, left_out = sweep(cases, lambda c: compile_candidates(c, gpu, compiler, folder), timer, until)
-    merge(options.output or tiles_file(gpu.capability), found)
+        bests, left_out = sweep(cases, lambda c: compile_candidates(c, gpu, compiler, folder), timer, until)
+    merge(options.output or tiles_file(gpu.capability), bests)
     for case in left_out:
         print(f"left out: {case}")
 

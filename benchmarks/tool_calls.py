@@ -95,8 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
     fixtures = Fixtures(packages / "canitoolcall" / "_data" / "fixtures")
     tests = [fixtures.test(one) for one in fixtures.all]
     held = [row for one in fixtures.all if (row := fixtures.held(one)) is not None]
-    found: Row = {"of": PACKAGES[0], "machine": machine(), "enginewright": metadata.version("enginewright")}
-    found |= {"commit": commit()}
+    results: Row = {"of": PACKAGES[0], "machine": machine(), "enginewright": metadata.version("enginewright")}
+    results |= {"commit": commit()}
     for name, rows in (("parsed", tests), ("grammar", held)):
         counts = Counter(row["outcome"] for row in rows)
         families = {}
@@ -107,8 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
             if row["outcome"] == "failed":
                 print(f"  {row['name']}: {row['reason'][:300]}")
         others = [row for row in rows if row["outcome"] != "passed"]
-        found[name] = {"counts": counts, "families": families, "others": others}
-    options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        results[name] = {"counts": counts, "families": families, "others": others}
+    options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     return 1 if any(row["outcome"] == "failed" for row in (*tests, *held)) else 0
 
 
@@ -129,9 +129,7 @@ class Fixtures:
             control = [token for token in one.output_token_ids or () if self._is_control(one, token)]
             markers = self._markers(one)
             if len(control) == len(markers):
-                self._named |= {
-                    (self._model(one), token): found[0] for token, found in zip(control, markers, strict=True)
-                }
+                self._named |= {(self._model(one), token): ids[0] for token, ids in zip(control, markers, strict=True)}
 
     def test(self, one: Any) -> Row:
         """Tests a fixture and returns its outcome."""
@@ -154,13 +152,13 @@ class Fixtures:
         for pieces in ways:
             parser = chosen.parser(tokenizer, tools=tools, prompt_ids=prompt)
             deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
-            told = [
+            parsed = [
                 "".join(d.content for d in deltas),
                 "".join(d.reasoning for d in deltas),
                 *("".join(d.arguments for d in deltas if d.call == i) for i in range(len(whole.calls))),
             ]
             same = [whole.content or "", whole.reasoning or "", *(call.arguments for call in whole.calls)]
-            if parser.message != whole or told != same:
+            if parser.message != whole or parsed != same:
                 return {"name": one.id, "outcome": "failed", "reason": f"streamed isn't unstreamed: {parser.message}"}
         calls = tuple(ParsedToolCall(call.name, call.arguments) for call in whole.calls if call.complete)
         result = ParseResult(content=whole.content, reasoning_content=whole.reasoning, tool_calls=calls)
@@ -205,8 +203,8 @@ class Fixtures:
         return {"name": one.id, "outcome": "failed", "reason": f"refused behind {text[-80:]!r}"}
 
     def _model(self, one: Any) -> str:
-        found: str = one.tokenizer.repo if one.tokenizer else one.models[0]
-        return found
+        name: str = one.tokenizer.repo if one.tokenizer else one.models[0]
+        return name
 
     def _format(self, one: Any) -> str | None:
         return next(name for part, name in FAMILIES[one.family] if part in one.models[0])
@@ -236,11 +234,11 @@ class Fixtures:
             chosen = _aligned(
                 one.raw_output, markers, places, len(ids), [self._named.get((self._model(one), ids[i])) for i in places]
             )
-        found, at = [], 0
+        parts, at = [], 0
         for marker in chosen:
-            found += [(one.raw_output[at : marker.start()], False), (marker[0], True)]
+            parts += [(one.raw_output[at : marker.start()], False), (marker[0], True)]
             at = marker.end()
-        return [*found, (one.raw_output[at:], False)]
+        return [*parts, (one.raw_output[at:], False)]
 
     def _made(self, one: Any, name: str) -> tuple[ChatFormat, Tokenizer, list[int], list[int]]:
         spelling = BY_NAME[name]
@@ -272,14 +270,14 @@ def _aligned(
     def best(first: int, k: int, at: int) -> tuple[float, tuple[int, ...]]:
         if k == len(places):
             return abs((len(text) - at) / 3.8 - gaps[k]), ()
-        found: tuple[float, tuple[int, ...]] = (float("inf"), ())
+        least: tuple[float, tuple[int, ...]] = (float("inf"), ())
         for j in range(first, len(markers)):
             letters = markers[j].start() - at
             if (letters == 0) != (gaps[k] == 0) or names[k] not in (None, markers[j][0]):
                 continue
             cost, rest = best(j + 1, k + 1, markers[j].end())
-            found = min(found, (cost + abs(letters / 3.8 - gaps[k]), (j, *rest)))
-        return found
+            least = min(least, (cost + abs(letters / 3.8 - gaps[k]), (j, *rest)))
+        return least
 
     chosen = best(0, 0, 0)[1]
     assert len(chosen) == len(places), text
@@ -291,13 +289,13 @@ def _byte_tokenizer(markers: tuple[str, ...], special: bool) -> Tokenizer:
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     letters = [chr(b) if b in shown else chr(next(others)) for b in range(256)]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: b for b, c in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens([tokenizers.AddedToken("<end>", special=True, normalized=False)])
-    add: Callable[[list[tokenizers.AddedToken]], int] = made.add_special_tokens if special else made.add_tokens
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: b for b, c in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken("<end>", special=True, normalized=False)])
+    add: Callable[[list[tokenizers.AddedToken]], int] = backend.add_special_tokens if special else backend.add_tokens
     add([tokenizers.AddedToken(one, special=special, normalized=False) for one in markers])
-    return Tokenizer(TokenizerFiles(made.to_str(), None, {"eos_token": "<end>"}))
+    return Tokenizer(TokenizerFiles(backend.to_str(), None, {"eos_token": "<end>"}))
 
 
 if __name__ == "__main__":

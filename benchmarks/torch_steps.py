@@ -56,7 +56,7 @@ def compile_packages(model: Path, folder: Path) -> dict[str, Any]:
     ).eval()
     loaded.generation_config.cache_implementation = "static"
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"seconds": {}, "bytes": {}}
+    figures: dict[str, Any] = {"seconds": {}, "bytes": {}}
     for name, places in PLACES.items():
         start = time.perf_counter()
         ids, where = inputs(name)
@@ -64,16 +64,16 @@ def compile_packages(model: Path, folder: Path) -> dict[str, Any]:
             step = Step(loaded, batch_size=len(ids), max_cache_len=places)
             exported = torch.export.export(step, args=(ids, where), strict=True)
             path = torch._inductor.aoti_compile_and_package(exported, package_path=str(folder / f"{name}.pt2"))
-        found["seconds"][name] = time.perf_counter() - start
-        found["bytes"][name] = Path(path).stat().st_size
-        print(name, found, file=sys.stderr, flush=True)
-    return found | {"peak": memory("VmHWM")}
+        figures["seconds"][name] = time.perf_counter() - start
+        figures["bytes"][name] = Path(path).stat().st_size
+        print(name, figures, file=sys.stderr, flush=True)
+    return figures | {"peak": memory("VmHWM")}
 
 
 def measure(folder: Path, threads: int) -> dict[str, float]:
     """Tokens a second: the median of 5 prompts, and of as many decode steps as for transformers' eager."""
     torch.set_num_threads(threads)
-    found = {}
+    figures = {}
     for name in PLACES:
         step = torch._inductor.aoti_load_package(str(folder / f"{name}.pt2"))
         ids, where = inputs(name)
@@ -83,9 +83,9 @@ def measure(folder: Path, threads: int) -> dict[str, float]:
             begun = time.perf_counter()
             step(ids, where if name == "prefill" else where + index)
             times.append(time.perf_counter() - begun)
-        found[name] = ids.numel() / statistics.median(times)
+        figures[name] = ids.numel() / statistics.median(times)
         del step
-    return found | {"peak": float(memory("VmHWM"))}
+    return figures | {"peak": float(memory("VmHWM"))}
 
 
 def main() -> None:
@@ -93,14 +93,14 @@ def main() -> None:
     parser.add_argument("task", choices=("eager", "compile", "measure"))
     parser.add_argument("paths", type=Path, nargs="+")
     parser.add_argument("--threads", type=int, default=2)
-    asked = parser.parse_args()
-    if asked.task == "compile":
-        found = compile_packages(*asked.paths)
-    elif asked.task == "measure":
-        found = measure(*asked.paths, asked.threads)
+    arguments = parser.parse_args()
+    if arguments.task == "compile":
+        figures = compile_packages(*arguments.paths)
+    elif arguments.task == "measure":
+        figures = measure(*arguments.paths, arguments.threads)
     else:
-        found = of_transformers(*asked.paths, asked.threads) | {"peak": memory("VmHWM")}
-    print(json.dumps(found))
+        figures = of_transformers(*arguments.paths, arguments.threads) | {"peak": memory("VmHWM")}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def load_eager(source: Path) -> Any:
 def distances(bundle: Path) -> dict[str, float]:
     """Target -> mean KL from the source on random tokens, when it was exported."""
     report = json.loads((bundle / REPORT_PATH).read_text())
-    return {found["target"]: found["random_tokens"]["kl_mean"] for found in report["verification"]}
+    return {entry["target"]: entry["random_tokens"]["kl_mean"] for entry in report["verification"]}
 
 
 @torch.inference_mode()
@@ -111,18 +111,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ours", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    bundle, model = Bundle.open(given.bundle, trust="code"), load_eager(given.source)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    bundle, model = Bundle.open(options.bundle, trust="code"), load_eager(options.source)
     blocks = {group.name: BLOCKS for group in bundle.program("cpu").cache_groups}
     executors: dict[str, CpuExecutor | TvmExecutor] = {
-        "cpu": CpuExecutor(bundle, blocks, threads=given.threads),
-        "tvm": TvmExecutor(bundle, blocks, threads=given.threads),
+        "cpu": CpuExecutor(bundle, blocks, threads=options.threads),
+        "tvm": TvmExecutor(bundle, blocks, threads=options.threads),
     }
-    kl = distances(given.bundle)
-    if given.ours is not None:
-        executors[OURS] = TvmExecutor(Bundle.open(given.ours, trust="code"), blocks, threads=given.threads)
-        kl[OURS] = distances(given.ours)["tvm"]
+    kl = distances(options.bundle)
+    if options.ours is not None:
+        executors[OURS] = TvmExecutor(Bundle.open(options.ours, trust="code"), blocks, threads=options.threads)
+        kl[OURS] = distances(options.ours)["tvm"]
     vocabulary = bundle.model.vocab_size
     cases = {f"prefill {PROMPT}": (0, PROMPT, 1), **{f"decode {batch}": (PAST, 1, batch) for batch in BATCHES}}
     seconds = {}
@@ -131,13 +131,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for target, executor in executors.items():
             step = step_of(executor.cache_groups, past, new, requests, vocabulary)
             runs[target] = lambda executor=executor, step=step: executor.submit(step).result()
-        seconds[name] = measure(runs, given.rounds)
+        seconds[name] = measure(runs, options.rounds)
         print(name, {run: f"{1000 * s:.1f} ms" for run, s in seconds[name].items()}, flush=True)
     about = {target: executor.describe() for target, executor in executors.items()}
-    found = {"rounds": given.rounds, "past": PAST, "engines": about, "kl": kl, "seconds": seconds}
-    results = json.loads(given.result.read_text()) if given.result.exists() else {}
-    results[bundle.manifest.recipe["name"]] = found
-    given.result.write_text(json.dumps(results, indent=1) + "\n")
+    result = {"rounds": options.rounds, "past": PAST, "engines": about, "kl": kl, "seconds": seconds}
+    results = json.loads(options.result.read_text()) if options.result.exists() else {}
+    results[bundle.manifest.recipe["name"]] = result
+    options.result.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,6 @@ LONGEST = 30
 
 NOT_CLEAN: tuple[str, ...] = (
     ".",
-    "benchmarks",
-    "benchmarks/peers",
     "docs/build",
     "benchmarks/notes",
     "docs/inside",

@@ -52,7 +52,7 @@ class Texts:
         where that is known. Both are warm after the first."""
         warm = next(iter(self.prompts.values()))
         plain(warm), ahead(warm)
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, prompt in self.prompts.items():
             off, on = plain(prompt), ahead(prompt)
             if not len(off.tokens) == len(on.tokens) == self.tokens:
@@ -64,5 +64,5 @@ class Texts:
             of["accepted"] = more - on.steps
             if on.drafted is not None:
                 of["drafted"] = on.drafted
-            found |= {f"{name}.{key}": float(value) for key, value in of.items()}
-        return found
+            values |= {f"{name}.{key}": float(value) for key, value in of.items()}
+        return values

@@ -24,7 +24,7 @@ LOOKUPS = (("llama.cpp", 2), ("llama.cpp", 10), ("openvino", 5), ("openvino", 10
 """Each with the tokens that it computes ahead: llama-cpp-python's page has 2 for processors and 10 by default,
 OpenVINO's samples 5."""
 DRAFTS = (("llama.cpp", 3), ("llama.cpp", 5), ("openvino", 3), ("openvino", 5))
-"""The same of draft models: OpenVINO's default is 5."""
+"""Engines with draft models, and the tokens that each computes ahead: OpenVINO's default is 5."""
 
 Runs = dict[str, tuple[Command, Path, Workload]]
 
@@ -36,8 +36,8 @@ def beside(options: argparse.Namespace, prompts: Mapping[str, list[int]]) -> dic
     model = model_of(options.bundle)
     guesser = format_of(options.draft, model) if options.draft else None
     engines = list(dict.fromkeys(name for name, _ in LOOKUPS))
-    asked = Asked([model], [one for one in (options.peers, guesser) if one], engines, every_format=True)
-    peers, missing = prepare(asked, lambda text: print(text, file=sys.stderr))
+    selection = Asked([model], [one for one in (options.peers, guesser) if one], engines, every_format=True)
+    peers, missing = prepare(selection, lambda text: print(text, file=sys.stderr))
     failed = {f"{TITLES[one.engine]} {one.format}".rstrip(): one.reason for one in missing}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "texts.json"
@@ -55,22 +55,22 @@ def beside(options: argparse.Namespace, prompts: Mapping[str, list[int]]) -> dic
         for name, ahead in DRAFTS:
             one, draft = paths.get((name, options.peers)), guesser and paths.get((name, guesser))
             if one and draft:
-                told = replace(work, draft=ahead, draft_model=str(draft[1]))
-                runs[f"{TITLES[name]}, draft model, {ahead} ahead"] = (*one, told)
+                drafted = replace(work, draft=ahead, draft_model=str(draft[1]))
+                runs[f"{TITLES[name]}, draft model, {ahead} ahead"] = (*one, drafted)
         reports = in_turn(runs, options.rounds, failed)
-    found: dict[str, dict[str, Any]] = {
+    figures: dict[str, dict[str, Any]] = {
         name: {"engine": of[0].engine, "settings": of[0].settings, "tasks": medians(of, list(prompts))}
         for name, of in reports.items()
         if of
     }
-    for name in (name for name in found if name.startswith(TITLES[OURS])):
-        changed = {task: of["same"] for task, of in found[name]["tasks"].items() if of["same"] < options.tokens}
+    for name in (name for name in figures if name.startswith(TITLES[OURS])):
+        changed = {task: of["same"] for task, of in figures[name]["tasks"].items() if of["same"] < options.tokens}
         assert not changed, f"{name}: speculation changed a token: {changed}"
-    text = table(found, failed, options.tokens)
+    text = table(figures, failed, options.tokens)
     print(text)
     if options.page:
         marked(model, options.peers, guesser).put(options.page, text)
-    return {"model": model, "engines": found, "failed": failed}
+    return {"model": model, "engines": figures, "failed": failed}
 
 
 def marked(model: str, kind: Format, guesser: Format | None = None) -> MarkedTable:
@@ -82,11 +82,11 @@ def model_of(bundle: Path) -> str:
     """The name in ``peers.models`` of what a bundle was made from. Raises SystemExit where it is none of them."""
     known = load_module("fetch_model", REPOSITORY / "examples" / "fetch_model.py").MODELS
     source = Bundle.open(bundle).manifest.source.name
-    found: str | None = next((name for name, one in known.items() if one.name == source), None)
-    if found is None:
+    name_of_source: str | None = next((name for name, one in known.items() if one.name == source), None)
+    if name_of_source is None:
         names = " or ".join(one.name for one in known.values())
         raise SystemExit(f"{bundle}: made from {source}, which peers aren't given; --peers needs a bundle of {names}")
-    return found
+    return name_of_source
 
 
 def format_of(draft: Path, model: str) -> Format:
@@ -119,7 +119,7 @@ def in_turn(runs: Runs, rounds: int, failed: dict[str, str]) -> dict[str, list[R
 def medians(rounds: Sequence[Report], tasks: Sequence[str]) -> dict[str, dict[str, float]]:
     """Gives the medians of each task's figures; ``ratio`` is of one round's speeds, and ``same`` the fewest tokens of
     all rounds."""
-    found: dict[str, dict[str, float]] = {}
+    by_task: dict[str, dict[str, float]] = {}
     for task in tasks:
         every = [
             {key.removeprefix(f"{task}."): value for key, value in of.figures.items() if key.startswith(f"{task}.")}
@@ -127,8 +127,8 @@ def medians(rounds: Sequence[Report], tasks: Sequence[str]) -> dict[str, dict[st
         ]
         one = {key: median(of[key] for of in every) for key in every[0]}
         one["ratio"] = median(of["on"] / of["off"] for of in every)
-        found[task] = one | {"same": min(of["same"] for of in every)}
-    return found
+        by_task[task] = one | {"same": min(of["same"] for of in every)}
+    return by_task
 
 
 def table(engines: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], tokens: int) -> str:

@@ -12,7 +12,7 @@ STORED: tuple[Format, ...] = ("q4_k_m", "q6_k", "iq4_xs", "q3_k_m", "q2_k")
 """Types of GGUF files, which engines take as they are stored."""
 OURS = "enginewright"
 GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0", "bf16": "f16", **{kind: kind for kind in STORED}}
-"""What llama.cpp loads of a model, and OpenVINO converts."""
+"""The files of a model that llama.cpp loads and OpenVINO converts."""
 _AS_STORED: Mapping[Format, str] = dict.fromkeys(STORED, "the file's own blocks")
 
 

@@ -25,12 +25,12 @@ def processor() -> str:
 def machine() -> dict[str, Any]:
     """Processor, its instruction sets that matter, caches, memory, system."""
     flags = set(_cpuinfo("flags").split())
-    asked = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8")
+    known = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "instruction_sets": [flag for flag in asked if flag in flags],
+        "instruction_sets": [flag for flag in known if flag in flags],
         "caches": caches(Path("/sys/devices/system/cpu/cpu0/cache")),
         "memory_gib": round(pages / 2**30, 1),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
@@ -40,11 +40,11 @@ def machine() -> dict[str, Any]:
 
 def caches(folder: Path) -> dict[str, str]:
     """Size of each cache of a core, as the system has it, such as {"L2": "1024K"}."""
-    found = {}
+    sizes = {}
     for index in sorted(folder.glob("index*")):
         level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        found[f"L{level}" + {"Data": "d", "Instruction": "i"}.get(kind, "")] = size
-    return found
+        sizes[f"L{level}" + {"Data": "d", "Instruction": "i"}.get(kind, "")] = size
+    return sizes
 
 
 def _cpuinfo(name: str) -> str:

@@ -90,14 +90,14 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
             able.append(engine)
         else:
             missing.append(Missing(engine.name, "", "", why))
-    found = []
+    contenders = []
     for model in asked.models:
         folder = BUILD / model
         tell(f"make {model}")
-        made = [kind for kind in asked.formats_of(model) if kind in STORED and kind != MODELS[model].stored]
-        kinds = ["hf", "reference", *(GGUF[kind] for kind in asked.formats_of(model)), *(["f16"] if made else [])]
+        converted = [kind for kind in asked.formats_of(model) if kind in STORED and kind != MODELS[model].stored]
+        kinds = ["hf", "reference", *(GGUF[kind] for kind in asked.formats_of(model)), *(["f16"] if converted else [])]
         quietly([sys.executable, "-m", "peers.make_models", model, str(folder), "--kinds", *kinds])
-        without = {kind: why for kind in made if (why := _quantized(folder, kind, python)) is not None}
+        without = {kind: why for kind in converted if (why := _quantized(folder, kind, python)) is not None}
         for kind in asked.formats_of(model):
             for engine in able:
                 if kind in without:
@@ -111,7 +111,7 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
                     missing.append(Missing(engine.name, model, kind, why))
                     continue
                 runs_on = Path(sys.executable) if engine.name == OURS else python
-                found.append(
+                contenders.append(
                     Contender(
                         engine.name,
                         model,
@@ -121,9 +121,9 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
                     )
                 )
     tell("write the engines' files anew, so that the file cache keeps all in pages of one size")
-    for contender in found:
+    for contender in contenders:
         write_anew(contender.path)
-    return found, missing
+    return contenders, missing
 
 
 def _quantized(folder: Path, kind: Format, python: Path) -> str | None:
@@ -163,11 +163,11 @@ def source_of(folder: Path) -> Path:
 def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None) -> None:
     """Makes the bundle if it isn't there, or was made by other code; in a process that gives its memory back."""
     made_by = bundle.with_suffix(".json")
-    wanted = {"code": fingerprint(REPOSITORY), "source": source.name, "recipe": recipe, "kv_cache": kv_cache}
-    if bundle.exists() and made_by.exists() and json.loads(made_by.read_text()) == wanted:
+    origin = {"code": fingerprint(REPOSITORY), "source": source.name, "recipe": recipe, "kv_cache": kv_cache}
+    if bundle.exists() and made_by.exists() and json.loads(made_by.read_text()) == origin:
         return
     quietly([sys.executable, "-c", EXPORT, str(source), str(bundle), recipe, kv_cache or ""])
-    made_by.write_text(json.dumps(wanted))
+    made_by.write_text(json.dumps(origin))
 
 
 def fingerprint(repository: Path) -> str:

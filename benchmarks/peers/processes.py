@@ -44,8 +44,8 @@ class Command:
 def environment() -> dict[str, str]:
     """Ours, without what would tune the threads of one engine or another: each has its own defaults."""
     tuning = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "PYTHON")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(tuning)}
-    return kept | {"PYTHONPATH": str(BENCHMARKS)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(tuning)}
+    return variables | {"PYTHONPATH": str(BENCHMARKS)}
 
 
 def run(command: Sequence[str]) -> Report:
@@ -94,8 +94,8 @@ def end(process: subprocess.Popen[str]) -> None:
 def reason(errors: str, status: int) -> str:
     """The last line that says something."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    said = [line for line in lines if "Error" in line or "error" in line] or lines
-    return (said[-1] if said else f"it ended with {status}")[:REASON]
+    messages = [line for line in lines if "Error" in line or "error" in line] or lines
+    return (messages[-1] if messages else f"it ended with {status}")[:REASON]
 
 
 def seconds_to_first_token(command: Sequence[str]) -> float:
@@ -117,8 +117,8 @@ def main(arguments: Sequence[str]) -> int:
     prints a report. A process of its own, so that it runs under the prefix as all others do."""
     times, command = int(arguments[0]), arguments[1:]
     seconds_to_first_token(command)
-    found = sorted(seconds_to_first_token(command) for _ in range(times))
-    figures: Mapping[str, float] = {"start": found[len(found) // 2]}
+    seconds = sorted(seconds_to_first_token(command) for _ in range(times))
+    figures: Mapping[str, float] = {"start": seconds[len(seconds) // 2]}
     print(json.dumps({"engine": "", "figures": figures}))
     return 0
 

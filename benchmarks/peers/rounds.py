@@ -60,7 +60,7 @@ def plan(contenders: Sequence[Contender], rounds: int, tasks: Sequence[Task]) ->
     groups = list(dict.fromkeys((c.model, c.format) for c in contenders))
     for index in range(rounds):
         for model, kind in groups:
-            own = [c for c in contenders if (c.model, c.format) == (model, kind)]
+            same_model = [c for c in contenders if (c.model, c.format) == (model, kind)]
             for task in tasks:
                 if task == "long" and index >= MODELS[model].long_rounds:
                     continue
@@ -68,7 +68,7 @@ def plan(contenders: Sequence[Contender], rounds: int, tasks: Sequence[Task]) ->
                     continue
                 if task == "far" and kind not in (MODELS[model].formats[0], *STORED):
                     continue  # what decides there, attention and its cache, is the same in all
-                able = [c for c in own if task not in ENGINES[c.engine].lacks]
+                able = [c for c in same_model if task not in ENGINES[c.engine].lacks]
                 jobs += [Job(index, task, able[(index + i) % len(able)]) for i in range(len(able))]
     return jobs
 

@@ -88,8 +88,8 @@ def ready(name: str, tell: Callable[[str], None]) -> str | None:
                 _build(python)
         elif not (installed(PACKAGE, python) and installed("sse-starlette", python)):
             tell("install llama-cpp-python[server]: some ten minutes, once")
-            wanted = PACKAGE.replace("==", "[server]==")
-            _quietly([str(python), "-m", "pip", "install", "--quiet", "--prefer-binary", wanted])
+            package = PACKAGE.replace("==", "[server]==")
+            _quietly([str(python), "-m", "pip", "install", "--quiet", "--prefer-binary", package])
     except (subprocess.CalledProcessError, OSError) as e:
         return f"it can't be made: {last_error(e.stderr) if isinstance(e, subprocess.CalledProcessError) else e}"
     return None
@@ -177,8 +177,8 @@ def _wait(process: subprocess.Popen[bytes], port: int, errors: IO[bytes]) -> Non
                     return
         time.sleep(0.02)
     errors.seek(0)
-    said = errors.read().decode("utf-8", "replace")
-    raise RuntimeError(f"it doesn't answer: {reason(said, process.poll() or 0)}")
+    message = errors.read().decode("utf-8", "replace")
+    raise RuntimeError(f"it doesn't answer: {reason(message, process.poll() or 0)}")
 
 
 def asked(port: int, method: str, path: str, body: object = None) -> int:
@@ -203,12 +203,12 @@ def _free_port() -> int:
 
 def _tree(pid: int) -> list[int]:
     """A process and all that it started."""
-    found = [pid]
-    for one in found:
+    pids = [pid]
+    for one in pids:
         with contextlib.suppress(OSError):
             for task in Path(f"/proc/{one}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+                pids += [int(child) for child in (task / "children").read_text().split()]
+    return pids
 
 
 def _line(pid: int) -> bytes:

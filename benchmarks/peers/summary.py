@@ -43,10 +43,10 @@ SAME_KL = 1.02
 def figures_of(measured: Measured) -> dict[str, float]:
     """Medians over the rounds; peak memory is the most of all."""
     names = dict.fromkeys(name for figures in measured.rounds for name in figures)
-    found = {name: median(f[name] for f in measured.rounds if name in f) for name in names}
+    middles = {name: median(f[name] for f in measured.rounds if name in f) for name in names}
     if "peak" in measured.bytes:
-        found["peak"] = float(measured.bytes["peak"])
-    return found
+        middles["peak"] = float(measured.bytes["peak"])
+    return middles
 
 
 def ratio(ours: Measured, theirs: Measured, figure: Figure) -> dict[str, float] | None:
@@ -58,45 +58,45 @@ def ratio(ours: Measured, theirs: Measured, figure: Figure) -> dict[str, float] 
     else:
         rounds = zip(ours.rounds, theirs.rounds, strict=False)
         pairs = [(m[figure.name], t[figure.name]) for m, t in rounds if figure.name in m and figure.name in t]
-    found = [m / t if figure.more else t / m for m, t in pairs]
-    return {"median": median(found), "least": min(found), "most": max(found)} if found else None
+    ratios = [m / t if figure.more else t / m for m, t in pairs]
+    return {"median": median(ratios), "least": min(ratios), "most": max(ratios)} if ratios else None
 
 
 def best_peers(ours: Measured, peers: Sequence[Measured]) -> dict[str, dict[str, Any]]:
     """For each figure the peer that we are the least ahead of, and whether our KL divergence is no more than its."""
-    own = figures_of(ours)
-    found = {}
+    figures = figures_of(ours)
+    bests = {}
     for figure in FIGURES:
         ratios = [(r["median"], peer) for peer in peers if (r := ratio(ours, peer, figure)) is not None]
         if not ratios:
             continue
         least, peer = min(ratios, key=lambda pair: pair[0])
         theirs = figures_of(peer).get("kl")
-        no_worse = None if theirs is None or "kl" not in own else own["kl"] <= theirs * SAME_KL
-        found[figure.name] = {"engine": peer.contender.engine, "ratio": least, "kl_no_worse": no_worse}
-    return found
+        no_worse = None if theirs is None or "kl" not in figures else figures["kl"] <= theirs * SAME_KL
+        bests[figure.name] = {"engine": peer.contender.engine, "ratio": least, "kl_no_worse": no_worse}
+    return bests
 
 
 def limits_of(ours: Measured, roofs: Sequence[Report]) -> dict[str, float]:
     """Shares of what the machine can do. Bandwidths and peaks are medians of those measured before each round."""
-    own, found = figures_of(ours), dict[str, float]()
+    figures, limits = figures_of(ours), dict[str, float]()
     for name in ("bandwidth", "bandwidth_of_weights", "peak", "matmul", "matmul_share_of_prefill"):
         values = [roof.figures[name] for roof in roofs if name in roof.figures]
         if values:
-            found[name] = median(values)
-    if roofs and "decode_1" in own:
-        read = roofs[0].bytes["read"] * own["decode_1"] / 1e9
-        found["read_of_a_step"] = roofs[0].bytes["read"]
+            limits[name] = median(values)
+    if roofs and "decode_1" in figures:
+        read = roofs[0].bytes["read"] * figures["decode_1"] / 1e9
+        limits["read_of_a_step"] = roofs[0].bytes["read"]
         # What caches keep of a small model comes faster than from memory: the loop reads as many bytes as a step.
-        found["bandwidth_share"] = read / found["bandwidth_of_weights"]
+        limits["bandwidth_share"] = read / limits["bandwidth_of_weights"]
     for name in ("decode_long", "decode_far", "decode_farther"):
-        if roofs and name in own and name in roofs[0].bytes:
-            found[f"{name}_share"] = roofs[0].bytes[name] * own[name] / 1e9 / found["bandwidth"]
-    if "peak" in found:
-        found["peak_share"] = found["matmul"] / found["peak"]
+        if roofs and name in figures and name in roofs[0].bytes:
+            limits[f"{name}_share"] = roofs[0].bytes[name] * figures[name] / 1e9 / limits["bandwidth"]
+    if "peak" in limits:
+        limits["peak_share"] = limits["matmul"] / limits["peak"]
     if {"peak", "weights", "kv"} <= set(ours.bytes):
-        found["memory"] = ours.bytes["peak"] / (ours.bytes["weights"] + ours.bytes["kv"])
-    return found
+        limits["memory"] = ours.bytes["peak"] / (ours.bytes["weights"] + ours.bytes["kv"])
+    return limits
 
 
 def table_of(group: Sequence[Measured], roofs: Sequence[Report]) -> dict[str, Any]:

@@ -58,27 +58,27 @@ def engine_table(table: Mapping[str, Any]) -> list[str]:
 
 def limit_line(table: Mapping[str, Any]) -> str:
     """The machine's limits, and the share of them that was reached, as a line."""
-    found = table["limits"]
+    limits = table["limits"]
     parts = []
-    if "bandwidth_share" in found:
+    if "bandwidth_share" in limits:
         parts.append(
-            f"in Enginewright a step of one request reads {found['read_of_a_step'] / 1e6:,.0f} MB of weights, at "
-            f"{found['bandwidth_share']:.0%} of the {found['bandwidth_of_weights']:.1f} GB/s of a loop over as much"
+            f"in Enginewright a step of one request reads {limits['read_of_a_step'] / 1e6:,.0f} MB of weights, at "
+            f"{limits['bandwidth_share']:.0%} of the {limits['bandwidth_of_weights']:.1f} GB/s of a loop over as much"
         )
-    if "peak_share" in found:
+    if "peak_share" in limits:
         parts.append(
-            f"the products of a prefill reach {found['peak_share']:.0%} of {found['peak']:,.0f} G multiply-adds a "
-            f"second and take {found['matmul_share_of_prefill']:.0%} of its kernels' time"
+            f"the products of a prefill reach {limits['peak_share']:.0%} of {limits['peak']:,.0f} G multiply-adds a "
+            f"second and take {limits['matmul_share_of_prefill']:.0%} of its kernels' time"
         )
     lengths = {"decode_long": "4,096", "decode_far": "16,384", "decode_farther": "32,768"}
-    if behind := {tokens: found[f"{name}_share"] for name, tokens in lengths.items() if f"{name}_share" in found}:
+    if behind := {tokens: limits[f"{name}_share"] for name, tokens in lengths.items() if f"{name}_share" in limits}:
         parts.append(
             f"behind {', '.join(behind)} tokens a step moves weights and cache at "
-            f"{', '.join(f'{share:.0%}' for share in behind.values())} of the {found['bandwidth']:.1f} GB/s of memory"
+            f"{', '.join(f'{share:.0%}' for share in behind.values())} of the {limits['bandwidth']:.1f} GB/s of memory"
         )
-    if "memory" in found:
+    if "memory" in limits:
         parts.append(
-            f"at its peak Enginewright's process has {found['memory']:.2f} times the bytes of weights and KV cache"
+            f"at its peak Enginewright's process has {limits['memory']:.2f} times the bytes of weights and KV cache"
         )
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)
 

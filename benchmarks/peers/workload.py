@@ -35,7 +35,7 @@ SPARE = 16
 """Tokens that a request may get while others of its batch are still in prefill."""
 
 FIRST_TOKEN = "first token"
-"""What a worker prints as soon as it has it."""
+"""The line that a worker prints as soon as it has its first token."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Workload:
     @classmethod
     def parse(cls, text: str) -> Workload:
         """Reads JSON. Raises TypeError for a field that there is not."""
-        given = json.loads(text)
-        if "batches" in given:
-            given["batches"] = tuple(given["batches"])
-        return cls(**given)
+        fields = json.loads(text)
+        if "batches" in fields:
+            fields["batches"] = tuple(fields["batches"])
+        return cls(**fields)
 
     def to_json(self) -> str:
         """The text that ``parse`` reads."""
@@ -177,14 +177,14 @@ def serve(worker: Worker, arguments: list[str] | None = None) -> None:
 def _logits(worker: Worker, model: str, reference: Path) -> Report:
     """Mean KL divergence of the engine's distributions from the reference's, in nats, how often the top agrees, and
     its perplexity on the text."""
-    with np.load(reference) as kept:
-        ids, wanted = [int(i) for i in kept["ids"]], kept["logits"]
-    found = worker.logits(model, ids)
-    if found is None:
+    with np.load(reference) as arrays:
+        ids, expected = [int(i) for i in arrays["ids"]], arrays["logits"]
+    logits = worker.logits(model, ids)
+    if logits is None:
         return Report("", figures={})
-    same = float((found.argmax(axis=1) == wanted.argmax(axis=1)).mean())
-    loss = -np.mean([float(_log_softmax(row)[token]) for row, token in zip(found, ids[1:], strict=False)])
-    figures = {"kl": kl_divergence(wanted, found), "top_1": same, "perplexity": float(np.exp(loss))}
+    same = float((logits.argmax(axis=1) == expected.argmax(axis=1)).mean())
+    loss = -np.mean([float(_log_softmax(row)[token]) for row, token in zip(logits, ids[1:], strict=False)])
+    figures = {"kl": kl_divergence(expected, logits), "top_1": same, "perplexity": float(np.exp(loss))}
     return Report("", figures=figures)
 
 

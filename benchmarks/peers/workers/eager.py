@@ -36,13 +36,13 @@ def opened(folder: str, dtype: torch.dtype) -> Any:
 def seconds_uncached(model: Any, prompt: torch.Tensor, steps: int) -> float:
     """Times a step, on average over so many behind the prompt [1, T]; one in EVERY is timed, with tokens of the prompt
     in the place of new ones, which takes as long."""
-    found = []
+    seconds = []
     for more in range(0, steps, EVERY):
         ids = torch.cat([prompt, prompt.repeat(1, more // prompt.shape[1] + 1)[:, :more]], 1)
         start = time.perf_counter()
         model(input_ids=ids, use_cache=False, logits_to_keep=1).logits.argmax(-1)
-        found.append(time.perf_counter() - start)
-    return mean(found)
+        seconds.append(time.perf_counter() - start)
+    return mean(seconds)
 
 
 def seconds_cached(model: Any, prompt: torch.Tensor, steps: int) -> float:
@@ -57,8 +57,8 @@ def seconds_cached(model: Any, prompt: torch.Tensor, steps: int) -> float:
 
 def logits_uncached(model: Any, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
     """[T, V], all in one step."""
-    found: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
-    return found
+    rows: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+    return rows
 
 
 def logits_cached(model: Any, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -82,8 +82,8 @@ def measured(how: str, folder: str, work: Workload, reference: Path) -> Report:
     seconds(model, warm, 2)
     figures = {"decode_1": 1 / seconds(model, prompt, work.steps)}
     if reference.name:
-        with np.load(reference) as kept:
-            figures["kl"] = kl_divergence(kept["logits"], logits(model, [int(i) for i in kept["ids"]]))
+        with np.load(reference) as arrays:
+            figures["kl"] = kl_divergence(arrays["logits"], logits(model, [int(i) for i in arrays["ids"]]))
     size = sum(p.numel() * p.element_size() for p in model.parameters())  # a table that is the head too counts once
     return Report(f"transformers {transformers.__version__}", "eager, bf16", figures, {"weights": size})
 
@@ -97,8 +97,8 @@ def write_reference(folder: str, target: Path) -> Report:
 
 def main(arguments: list[str]) -> int:
     """The command line."""
-    how, folder, told, target = arguments
-    work = Workload.parse(told)
+    how, folder, text, target = arguments
+    work = Workload.parse(text)
     torch.set_num_threads(work.threads)
     with torch.inference_mode():
         report = (

@@ -94,8 +94,8 @@ class Context:
 
     def logits(self, rows: int, columns: int) -> npt.NDArray[np.float32]:
         """Gives those of the last decode, [T, V]."""
-        found = llama_cpp.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(found, (rows, columns)).copy()
+        pointer = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, (rows, columns)).copy()
 
     def free(self) -> None:
         """Gives its memory back."""
@@ -308,7 +308,7 @@ def answers(path: str, prompts: list[list[int]], tokens: int) -> list[list[int]]
     """Generates greedy answers; see ``workload``."""
     model = load(path)
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    found = []
+    texts = []
     for prompt in prompts:
         context = Context(model, 2, len(prompt) + tokens + 64, 1)
         context.prefill(prompt)
@@ -317,8 +317,8 @@ def answers(path: str, prompts: list[list[int]], tokens: int) -> list[list[int]]
             context.decode(answer[-1:], [len(prompt) + len(answer) - 1], [0])
             answer.append(int(context.logits(1, vocabulary).argmax()))
         context.free()
-        found.append(answer)
-    return found
+        texts.append(answer)
+    return texts
 
 
 if __name__ == "__main__":

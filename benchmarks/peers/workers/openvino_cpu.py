@@ -64,13 +64,13 @@ class Served:
         """Generates ``tokens`` tokens; also returns the time at which the first one was there."""
         (handle,), _ = self.prefill([prompt], tokens - 1)
         at = time.perf_counter()
-        found: list[int] = []
+        ids: list[int] = []
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         while handle.can_read():
             for output in handle.read().values():
-                found += output.generated_ids
-        return found, at
+                ids += output.generated_ids
+        return ids, at
 
     def finish(self, handles: list[Any]) -> None:
         """Ends them."""
@@ -170,11 +170,11 @@ def ahead(path: str, work: Workload) -> Report:
             config.num_assistant_tokens = draft
         if draft and not work.draft_model:
             config.max_ngram_size = LAST
-        found = pipeline.generate(openvino.Tensor(np.asarray([prompt], np.int64)), config)
-        at = found.perf_metrics.raw_metrics.m_new_token_times  # in milliseconds
-        counted = found.extended_perf_metrics
+        result = pipeline.generate(openvino.Tensor(np.asarray([prompt], np.int64)), config)
+        at = result.perf_metrics.raw_metrics.m_new_token_times  # in milliseconds
+        counted = result.extended_perf_metrics
         drafted = len(counted.draft_model_metrics.raw_metrics.m_batch_sizes) if counted else None
-        return Answer([int(token) for token in found.tokens[0]], (at[-1] - at[0]) / 1e3, len(at) - 1, drafted)
+        return Answer([int(token) for token in result.tokens[0]], (at[-1] - at[0]) / 1e3, len(at) - 1, drafted)
 
     plain = opened()
     if work.draft_model:
@@ -197,8 +197,8 @@ def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
         "position_ids": np.arange(len(ids), dtype=np.int64)[None],
         "beam_idx": np.zeros(1, np.int32),
     }
-    wanted = {name for port in compiled.inputs for name in port.names}
-    result = compiled.create_infer_request().infer({k: v for k, v in inputs.items() if k in wanted})
+    names = {name for port in compiled.inputs for name in port.names}
+    result = compiled.create_infer_request().infer({k: v for k, v in inputs.items() if k in names})
     return np.asarray(result[0][0], np.float32)
 
 
