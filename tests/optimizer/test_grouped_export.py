@@ -39,6 +39,7 @@ def model() -> PreTrainedModel:
     return make_tiny_model("Llama", num_key_value_heads=4)
 
 
+@pytest.mark.matrix
 def test_a_quarter_of_the_heads_is_served_as_the_program_says(model: PreTrainedModel, tmp_path: Path) -> None:
     path, chosen = tmp_path / "grouped.bundle", recipe(KvOptions(kv_heads=1))
     report = export(model, path, recipe=chosen)

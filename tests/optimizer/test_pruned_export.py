@@ -102,6 +102,7 @@ def test_formats_on_top(weights: str, model: PreTrainedModel, tmp_path: Path) ->
     assert ("i8" if weights == "int8" else "u4") in storages
 
 
+@pytest.mark.matrix
 def test_a_planted_bug_is_found_in_a_pruned_bundle(
     model: PreTrainedModel, exported: tuple[Path, ExportReport], tmp_path: Path
 ) -> None:

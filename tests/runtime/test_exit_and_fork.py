@@ -250,6 +250,7 @@ def test_what_ended_it_is_its_code(ending: tuple[str, int], tiny_bundle: Path) -
     assert python(code, tiny_bundle, send=send)[0] == expected
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("when", FORK_WHEN)
 def test_forked_children(when: str, tiny_bundle: Path) -> None:
     code = f"llm = opened(0.005, held_after={HELD_AFTER[when]})\n{FORK_WHEN[when]}\n"

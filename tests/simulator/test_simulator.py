@@ -29,7 +29,7 @@ from tests.simulator.scenario import PROFILES, SCHEDULING, Ask, Scenario, Setup,
 from tests.simulator.seeds import Report, first_seed, recorded, run_seeds
 from tests.simulator.world import run
 
-NEW_SEEDS, SOAK_SEEDS, SOAK_PARTS = 2_000, 100_000, 20
+NEW_SEEDS, SOAK_SEEDS, SOAK_PARTS = 1_000, 100_000, 20
 MOST_NEW_FAILURES = 2
 """A change that breaks something fails for more of the new seeds than this. So few are a defect that was there before:
 it is said, and doesn't stop a change that has nothing to do with it."""

@@ -49,6 +49,7 @@ CASES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES)
 def test_by_default_the_original_context(tiny_model, case):
     """There transformers needs no scaling, so that it gives the same for every length."""

@@ -223,6 +223,7 @@ def write_newer(model: PreTrainedModel, path: Path, kind: IntEnum) -> tuple[Path
     return path, at
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", GGML, ids=lambda kind: kind.name)
 def test_a_file_of_newer_types_is_kept(
     kind: IntEnum, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path

@@ -37,6 +37,7 @@ from tests.optimizer.hub_server import MODEL, Hub, Repository, _git_hash
 # ---- what is fetched
 
 
+@pytest.mark.matrix
 def test_an_id_is_exported_and_says_its_commit(hub: Hub, model: Repository, tiny_folder: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     report = ew.export(MODEL, tmp_path / "a.bundle", targets=("cpu",), progress=events.append)

@@ -73,6 +73,7 @@ def test_logits_are_those_of_the_whole_model_given_text(saved, family, tmp_path)
     assert np.abs(expected).max() > 0.5
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["mistral3", "qwen2_vl"])
 def test_a_bundle_has_the_tokenizer_the_template_and_names_the_decoder(saved, family, tmp_path, tiny_folder):
     _, folder = saved(family)
@@ -176,6 +177,7 @@ def test_special_tokens_of_the_whole_win(saved):
     assert capture(folder, part="text").model_info.eos_token_ids == (2, 7)
 
 
+@pytest.mark.matrix
 def test_a_decoder_is_taken_whole(tiny_folder):
     assert capture(tiny_folder, part="text").model_info == capture(tiny_folder).model_info
 

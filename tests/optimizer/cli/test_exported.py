@@ -36,6 +36,7 @@ def messages(printed: str) -> list[str]:
     return [line for line in printed.splitlines() if not line.startswith("[")]
 
 
+@pytest.mark.matrix
 def test_the_line_names_recipe_and_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(make_tiny_model("Llama"), tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
     for _ in range(2):  # the second time it is kept

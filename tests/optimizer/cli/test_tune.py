@@ -24,6 +24,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("few_rounds")
 def test_text_and_the_file(bundle: Path) -> None:
     result = CliRunner().invoke(app, ["tune", str(bundle), "--seconds", "60", "--threads", "1"])

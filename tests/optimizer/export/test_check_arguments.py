@@ -64,6 +64,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.matrix
 def test_nothing_heavy_is_imported_to_say_what_is_wrong(tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
     for name in ("empty", "folder", "folder.gguf", "files"):
         (tmp_path / name).mkdir()

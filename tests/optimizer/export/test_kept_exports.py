@@ -83,6 +83,7 @@ def test_a_model_that_is_served_is_exported_once(
         export_once(source)
 
 
+@pytest.mark.matrix
 def test_a_second_export_is_the_first_byte_by_byte(
     source: Path, tmp_path: Path, kept: KeptExports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_what_decides_is_in_the_key(source: Path, tmp_path: Path, monkeypatch: p
     assert key() is None
 
 
+@pytest.mark.matrix
 def test_the_command_shows_and_clears(source: Path, tmp_path: Path, kept: KeptExports) -> None:
     arguments = ["export", str(source), "--quiet"]
     assert CliRunner().invoke(app, [*arguments, "--no-cache", "-o", str(tmp_path / "0.bundle")]).exit_code == 0

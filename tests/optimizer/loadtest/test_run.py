@@ -52,6 +52,7 @@ def test_all_clients_of_a_closed_loop_ask_until_all_is_asked(fake: FakeServer) -
     assert len(sent["messages"][0]["content"].split()) == 128
 
 
+@pytest.mark.matrix
 def test_the_same_seed_sends_the_same_bodies(fake: FakeServer) -> None:
     load(fake.url, clients=1, requests=5, seed=3, classes=one_class(prompt="5-60"))
     first = fake.bodies[:]
@@ -85,6 +86,7 @@ def test_a_stall_ends_as_a_timeout_and_the_others_go_on(fake: FakeServer) -> Non
     assert fake.gone.acquire(timeout=600)
 
 
+@pytest.mark.matrix
 def test_in_an_open_loop_requests_come_while_none_is_answered(fake: FakeServer) -> None:
     """The server answers none before it has all: in a closed loop of fewer clients this would never end."""
     everything = threading.Event()
@@ -234,6 +236,7 @@ def test_our_server_s_refusals_are_told_by_kind(ours: str) -> None:
     assert json.loads(json.dumps(found.to_json()))["classes"]["bad"]["failed"] == bad.failed
 
 
+@pytest.mark.matrix
 def test_a_bundle_that_can_t_be_served_says_why(tmp_path: Path) -> None:
     (folder := tmp_path / "empty.bundle").mkdir()
     with pytest.raises(EnginewrightError, match="can't be served"), served(folder):

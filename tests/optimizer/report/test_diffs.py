@@ -31,6 +31,7 @@ def diffs_of(model: PreTrainedModel) -> dict[str, ProgramDiff]:
     return {d.name: d for d in recorder.diffs}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("hidden", "layers"), [(64, 2), (96, 4)])
 def test_what_all_layers_share_is_said_once(
     hidden: int, layers: int, tiny_model: Callable[..., PreTrainedModel]

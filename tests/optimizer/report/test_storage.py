@@ -11,6 +11,7 @@ from enginewright.optimizer.shared.storage import kind_of, layer_of, stored_weig
 from enginewright.runtime.bundle.reader import Bundle
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("recipe", "tied"), [("f32", True), ("int8", False)])
 def test_every_byte_is_somewhere(
     recipe: str, tied: bool, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path

@@ -51,6 +51,7 @@ def searching(model: PreTrainedModel, scratch: Path | None = None) -> Searching:
     return Searching(capture(model), random_tokens(32, 32, 32, 32), scratch, None, silent)
 
 
+@pytest.mark.matrix
 def test_what_is_not_missed_goes_and_the_bundle_is_smaller_than_by_formats_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

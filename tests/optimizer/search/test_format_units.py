@@ -65,6 +65,7 @@ def test_groups_that_do_not_divide_are_left_out() -> None:
     assert units["down_proj"].formats == (F32,)  # 84 isn't a multiple of 8
 
 
+@pytest.mark.matrix
 def test_only_linears_inside_of_a_model_may_be_sparse() -> None:
     sparse = INT8.model_copy(update={"sparsity": "2:4"})
     for units in (

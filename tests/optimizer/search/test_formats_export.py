@@ -112,6 +112,7 @@ def test_the_bundle_is_timed_where_the_budget_has_a_time(
         export(tiny_model("Llama"), tmp_path / "never.bundle", recipe=recipe(max_ms_per_token=1e-6))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "dtype"), [("int3", "u3"), ("q4_k", "u4"), ("mxfp4", "fp4"), ("nvfp4", "fp4")])
 def test_formats_that_files_have_are_written(name: str, dtype: str, tiny_model: MakeModel, tmp_path: Path) -> None:
     few = CalibrationSection(tokens=128, sequence_length=32)

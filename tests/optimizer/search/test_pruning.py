@@ -42,6 +42,7 @@ def model_with_less() -> PreTrainedModel:
     return model
 
 
+@pytest.mark.matrix
 def test_what_adds_the_least_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_with_less()
     first, second = tmp_path / "first.bundle", tmp_path / "second.bundle"

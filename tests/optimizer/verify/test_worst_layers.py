@@ -57,6 +57,7 @@ def swapped(weight: WeightExpr) -> WeightExpr:
     return Concat(weight.bases[::-1], weight.dim)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("hidden", "layers"), [(64, 2), (96, 3)])
 def test_one_place_is_wrong_and_those_behind_it_are_not(hidden: int, layers: int) -> None:
     before = captured("Llama", hidden_size=hidden, num_hidden_layers=layers)

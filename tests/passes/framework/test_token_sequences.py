@@ -27,6 +27,7 @@ def test_both_forms_give_what_transformers_gives_for_each_sequence(lengths: tupl
     torch.testing.assert_close(program.evaluate(inputs)[0], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.matrix
 def test_sliding_windows_have_a_group_of_their_own() -> None:
     program = captured("Gemma2")
     sequences = [torch.arange(70), torch.arange(3)]

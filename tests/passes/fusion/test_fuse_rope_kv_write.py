@@ -43,6 +43,7 @@ def test_every_layer(shape: Shape) -> None:
         assert [n.args for n in attention.args[:3]] == [(fused, i) for i in range(3)]
 
 
+@pytest.mark.matrix
 def test_a_part_of_the_head() -> None:
     after, record = fuse(prepared("GPTNeoX", "int8", 96), FuseRopeKvWrite())
     assert record.matched == 2 and op_counts(after)["ew.rope_kv_write"] == 2

@@ -305,6 +305,7 @@ def test_blocks_of_scales_that_are_not_whole() -> None:
     assert formats(whole) == {"narrow": blocks}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("chosen", "size", "others"),
     [

@@ -72,6 +72,7 @@ def test_rotating_alone_changes_nothing_but_rounding(family: str, sizes: dict[st
     torch.testing.assert_close(logits(program), before, rtol=0, atol=2e-5 * float(before.abs().max()))
 
 
+@pytest.mark.matrix
 def test_a_loud_channel_of_values_costs_less() -> None:
     """One row of each head's values is 40 times the others, so 4 bits round the others of its group to zero."""
 

@@ -69,6 +69,7 @@ def test_linears_that_were_not_fused_share_their_input() -> None:
     assert folds(of["o_proj"]) == values  # its bias too
 
 
+@pytest.mark.matrix
 def test_what_relu_passes_on_and_layer_norms_can_be_scaled_and_gelu_can_not() -> None:
     of = found(lowered("GPT2"))
     assert [f[0] for f in folds(of["c_attn"])] == ["transformer_h_1_ln_1_weight", "transformer_h_1_ln_1_bias"]

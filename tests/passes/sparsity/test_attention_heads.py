@@ -67,6 +67,7 @@ def test_what_is_left_computes_the_same(
     assert [(h.queries, h.groups) for h in again] == [(found[0].queries, found[0].groups), (len(queries), len(groups))]
 
 
+@pytest.mark.matrix
 def test_numbers_of_each_head_go_with_them() -> None:
     program = normal("GptOss", num_local_experts=2, num_experts_per_tok=1, head_dim=16)
     one = attention_heads(program)[0][0]

@@ -60,6 +60,7 @@ def test_what_is_left_keeps_its_numbers_and_its_cache() -> None:
     assert {n for n in program.inputs if n.startswith("k_cache:")} == {"k_cache:0", "k_cache:2", "k_cache:3"}
 
 
+@pytest.mark.matrix
 def test_the_layers_that_are_missed_least_go() -> None:
     def small(value: torch.Tensor) -> None:
         value.mul_(0.01)

@@ -21,6 +21,7 @@ SHAPE = AttentionShape(4, 2, 32, 32, 32, "f16", "f16", 0.125)
 SPECS = [combine_spec(SHAPE, 90), combine_spec(SHAPE, 80), write_spec(SHAPE, 90)]
 
 
+@pytest.mark.matrix
 def test_the_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for workers in (1, 2):

@@ -25,6 +25,7 @@ def test_products_and_tables(form: str, dtype: str, interpreter: ProcessPoolExec
     assert max(interpreter.submit(cases.products, form, dtype).result()) <= 2 * ROUNDING[dtype]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("form", "dtype"), [("int8", "f32"), ("int4", "f32"), ("uint4", "bf16"), ("fp8", "bf16")])
 def test_products_in_parts(form: str, dtype: str, interpreter: ProcessPoolExecutor) -> None:
     """Sums of parts are float32, so a part rounds nothing: as much off as products in one piece."""

@@ -28,6 +28,7 @@ class Owner(np.ndarray):  # type: ignore[type-arg]
     """An array that can be watched."""
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("writeable", [True, False])
 def test_a_capsule_holds_the_memory_that_it_is_of(writeable: bool) -> None:
     array: Array = np.arange(24, dtype=np.float32).reshape(4, 6).view(Owner)

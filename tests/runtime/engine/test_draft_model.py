@@ -178,6 +178,7 @@ def test_what_a_tenant_said_is_forgotten(tiny_bundle: Path, tiny_int8: Path) -> 
         assert answers.next("a", PROMPTS[0] * 20, 9) == NOTHING
 
 
+@pytest.mark.matrix
 def test_bad_bundles_are_named(tiny_bundle: Path, tiny_int8: Path, tiny_model: Models, tmp_path: Path) -> None:
     with pytest.raises(ew.BundleError, match=r"speculate: .*nowhere doesn't exist"):
         ew.LLM(tiny_bundle, speculate=tmp_path / "nowhere")

@@ -88,6 +88,7 @@ def test_random_traffic_has_the_same_bits(name: str, bundles: dict[str, Path]) -
         assert sum(u.padded_tokens for u in use) > 0
 
 
+@pytest.mark.matrix
 def test_each_bucket_is_used_by_the_steps_that_fit_it(bundles: dict[str, Path]) -> None:
     ids = np.random.default_rng(4).integers(0, 256, 96).tolist()
     llm, executor = static(bundles["f32"], PLAN, blocks=24)

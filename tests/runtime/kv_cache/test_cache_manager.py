@@ -391,6 +391,7 @@ def steps_to_first_token(toy: Any, *, victim: bool, share: bool, seed: int) -> i
     return steps
 
 
+@pytest.mark.matrix
 def test_nobody_can_tell_what_another_tenant_asked(toy: Any) -> None:
     """A permutation test on the time that an attacker sees; it finds the difference where tenants share."""
 

@@ -104,6 +104,7 @@ def test_nobody_waits_for_a_pool_that_is_enough_for_windows(toy: Any, seed: int)
     steps(small, True)
 
 
+@pytest.mark.matrix
 def test_an_opened_model_has_such_pools(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
     """Gemma 2, every second layer with a window: more tokens in the same memory, and a request that needs them runs."""
     export(tiny_model("Gemma2", max_position_embeddings=4096), tmp_path / "bundle", recipe="f32", targets=["cpu"])

@@ -241,6 +241,7 @@ ROUTES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 LIMITS = {"responses": {"max_output_tokens": 2}, "ollama": {"options": {"num_predict": 2}}}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", ANSWERS)
 @pytest.mark.parametrize("arguments", [CUT, "", "null", "[1]", '"x"', "not JSON"])
 def test_a_call_that_was_cut_off_is_history(agents: Server, protocol: str, arguments: str) -> None:

@@ -171,6 +171,7 @@ def test_models_and_tokens(server: Server, client: openai.OpenAI, llm: LLM) -> N
     assert server.ask("POST", "/detokenize", {"tokens": ids}).json["prompt"] == "Hello there"
 
 
+@pytest.mark.matrix
 def test_a_conversation_goes_on_from_its_own_tokens(make_server: Callable[..., Server], turns_bundle: Path) -> None:
     """A tiny model writes bytes that aren't text: encoded again they would be other tokens."""
     server = make_server(turns_bundle)

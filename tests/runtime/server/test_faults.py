@@ -131,6 +131,7 @@ def test_an_engine_that_loses_a_rank_comes_back(make_server: MakeServer, tiny_bu
     assert server.complete("a", max_tokens=2).status == 200
 
 
+@pytest.mark.matrix
 def test_an_engine_that_hangs_is_killed(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
     server = make_server(tiny_bundle, "--config", slow_config(tmp_path, "silence_seconds = 3.0\n"))
     freeze(server)
@@ -158,6 +159,7 @@ def test_a_stream_s_error_is_an_event(make_server: MakeServer, tiny_bundle: Path
     link.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.matrix
 def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer, tiny_bundle: Path) -> None:
     server = make_server(tiny_bundle)
     pid = freeze(server)
@@ -510,6 +512,7 @@ def test_every_prompt_and_answer_counts_for_a_key(make_server: MakeServer, tiny_
     assert "tokens a minute" in ask(1, 1).json["error"]["message"]
 
 
+@pytest.mark.matrix
 def test_a_bundle_that_is_replaced_is_served_from_the_next_start_on(
     make_server: MakeServer, tiny_bundle: Path, turns_bundle: Path, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def prompt_of(server: Server, ids: dict[str, int], parts: list[str]) -> list[int
 GREEDY: dict[str, Any] = {"model": "code", "temperature": 0, "ignore_eos": True}
 
 
+@pytest.mark.matrix
 def test_all_protocols_ask_for_the_same_middle(filling: tuple[Server, dict[str, int]]) -> None:
     server, ids = filling
     parts = ["<|file_sep|>", "filename\n", "<|fim_prefix|>", "ab", "<|fim_suffix|>", "yz", "<|fim_middle|>"]

@@ -149,6 +149,7 @@ def test_how_much_a_model_reasons(agents: Server) -> None:
     assert reply.headers["x-enginewright-ignored"] == "reasoning_effort"
 
 
+@pytest.mark.matrix
 def test_the_reasoning_ends_at_its_budget(reasoner: Server) -> None:
     """The model is random, and reasons to the end of the answer without a budget."""
     body = {"messages": ASKED, "max_tokens": 30, "ignore_eos": True}

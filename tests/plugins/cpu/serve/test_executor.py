@@ -205,6 +205,7 @@ def test_one_request_of_nan_ends_alone(cache: CacheDtype, isa: str, make_bundle:
         assert llm.generate(prompts[0], params[0])[0] == alone[0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("penalty", [0.5, 1.3])
 def test_a_repetition_penalty_in_any_company(penalty: float, bundle: Path) -> None:
     """Tokens and logprobs are the same alone, preempted, in chunks, on every instruction set, and as the reference

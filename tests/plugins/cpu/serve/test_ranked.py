@@ -309,6 +309,7 @@ def test_a_rank_may_be_killed_at_any_moment(tiny_bundle: Path, expected: list[ob
         assert answers(llm) == expected
 
 
+@pytest.mark.matrix
 def test_a_rank_that_disagrees_is_an_error_that_names_it(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = shared_files()
     same = {"version of Enginewright": "1", "bundle": "sha256:1"}
@@ -334,6 +335,7 @@ def test_a_rank_that_dies_while_it_starts_is_an_error(tiny_bundle: Path, monkeyp
     assert shared_files() == files
 
 
+@pytest.mark.matrix
 def test_no_shared_memory_is_an_error_that_names_it(tiny_bundle: Path) -> None:
     files = shared_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -309,6 +309,7 @@ def test_products_in_parts_in_a_step(interpreter: ProcessPoolExecutor) -> None:
     assert ran.count("sum_parts") == 4  # down projections of two layers, in two steps
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
 def test_many_rows_meet_floats_made_of_narrow_weights(recipe: str, interpreter: ProcessPoolExecutor) -> None:
     """Many are made few here."""
@@ -347,6 +348,7 @@ def test_a_weight_is_made_floats_in_pieces(bias: bool, interpreter: ProcessPoolE
     assert apart <= 2.0**-8  # a weight is rounded, and a result
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", ["Llama", "Mixtral", "GPT2"])
 def test_a_graph_depends_on_nothing_that_the_host_held(case: str, interpreter: ProcessPoolExecutor) -> None:
     launches, worst = interpreter.submit(replayed, case).result()
@@ -380,6 +382,7 @@ def without_graphs() -> tuple[list[str], str, int, float]:
     return ours_alone, failing.no_graphs, failing.graph_launches, worst
 
 
+@pytest.mark.matrix
 def test_a_capture_that_fails_is_said_once_and_steps_go_on(interpreter: ProcessPoolExecutor) -> None:
     said, reason, launches, worst = interpreter.submit(without_graphs).result()
     assert reason == "CUDA error: operation not permitted when stream is capturing"
@@ -413,6 +416,7 @@ def held_and_left() -> tuple[int, int, list[str]]:
     return total, said, [name for name, of in alive.items() if of() is not None]
 
 
+@pytest.mark.matrix
 def test_what_steps_hold_is_known_before_and_gone_afterwards(interpreter: ProcessPoolExecutor) -> None:
     held, said, left = interpreter.submit(held_and_left).result()
     assert held <= said <= held + 4 * 4 * (1 + 2 * 8 * 3)  # lists of work are made where contexts are cut
@@ -824,6 +828,7 @@ def lost_gpu(bundle: str) -> list[tuple[str, str]]:
     return said
 
 
+@pytest.mark.matrix
 def test_a_lost_gpu_is_said_from_then_on(tmp_path: Path, tiny_folder: Path, interpreter: ProcessPoolExecutor) -> None:
     from enginewright.optimizer.export import export
 

@@ -98,6 +98,7 @@ def test_a_disk_that_is_full_and_no_home(folder: Path, monkeypatch: pytest.Monke
     assert [load(), load()] == [(1, 0), (1, 0)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kernels", [None, "enginewright"])
 def test_what_is_found_computes_the_same_in_place(tmp_path: Path, kernels: str | None) -> None:
     written = module_session.write_bundle(lowered_family("llama"), tmp_path / "b", kernels)  # type: ignore[arg-type]

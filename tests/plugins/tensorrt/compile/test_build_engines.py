@@ -69,11 +69,13 @@ def prompts(vocabulary: int) -> list[list[int]]:
     return [rng.integers(3, vocabulary, n).tolist() for n in (1, 3, 5, 9, 21)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])  # the second has windows
 def test_a_bundle_is_built_and_runs(family: str, process: ProcessPoolExecutor, tmp_path: Path) -> None:
     check("aliased", family, process, tmp_path)
 
 
+@pytest.mark.matrix
 def test_writes_that_tensorrt_is_not_told_of(process: ProcessPoolExecutor, tmp_path: Path) -> None:
     check("ordered", "Llama", process, tmp_path)
 

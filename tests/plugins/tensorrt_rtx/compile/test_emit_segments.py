@@ -27,6 +27,7 @@ from tests.plugins.tensorrt_rtx.compile.segment_session import MANIFEST
 TARGET = "tensorrt-rtx"
 
 
+@pytest.mark.matrix
 def test_a_bundle_of_segments(tmp_path: Path) -> None:
     for package in ("tensorrt_rtx", "triton"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'enginewright[tensorrt-rtx]'")

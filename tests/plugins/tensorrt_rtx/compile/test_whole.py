@@ -46,6 +46,7 @@ def _emit(program: Program, folder: Path, **options: Any) -> tuple[Any, EngineRe
     return target, built[0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "default", "embeddings", "offsets", "dtype", "gpus"),
     [

@@ -189,6 +189,7 @@ def test_too_short_a_time_measures_nothing_more(bundle: Path) -> None:
     assert of_tvm(bundle) == before
 
 
+@pytest.mark.matrix
 def test_records_of_a_product(fresh: Path) -> None:
     products = products_of(Bundle.open(fresh, trust="code").program("tvm"))
     assert all(name.split()[:2] == ["linear", "f32"] for name in products) and len(products) > 3
@@ -218,6 +219,7 @@ def test_refusals(bundle: Path, tmp_path: Path) -> None:
     assert result.exit_code == 7 and "no target 'onnx'; it has tvm" in result.output.replace("\n", " ")
 
 
+@pytest.mark.matrix
 def test_our_kernels_have_no_schedules(tmp_path: Path) -> None:
     recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(levels=(LEVEL,), kernels="enginewright")})
     export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("tvm",))
