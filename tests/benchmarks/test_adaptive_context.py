@@ -30,9 +30,9 @@ def test_attention_on_chosen_blocks_is_counted(benchmark: ModuleType, heads: int
     k[:, 110] = 6 * q[:: heads // kv_heads, -1]
 
     def on(way: str, best: int) -> tuple[torch.Tensor, tuple[float, float]]:
-        found: tuple[torch.Tensor, tuple[float, float]]
-        found = benchmark.on_chosen(q, k, places, best, benchmark.WAYS[way], fact, 1)
-        return found
+        result: tuple[torch.Tensor, tuple[float, float]]
+        result = benchmark.on_chosen(q, k, places, best, benchmark.WAYS[way], fact, 1)
+        return result
 
     for way in benchmark.WAYS:
         every, (seen, all_of_it) = on(way, 20)

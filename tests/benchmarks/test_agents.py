@@ -77,9 +77,9 @@ def test_a_task_is_done_where_every_turn_is(wrong: str | None) -> None:
     ]
     if wrong == "one turn":
         turns[2]["done"] = False
-    found = agents.judged(turns[: 4 if wrong == "a turn less" else 5])
-    assert found["done"] == (wrong is None)
-    assert found["cached_of_the_turn_before"][0] == pytest.approx(1.0)
+    verdict = agents.judged(turns[: 4 if wrong == "a turn less" else 5])
+    assert verdict["done"] == (wrong is None)
+    assert verdict["cached_of_the_turn_before"][0] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", [name for name, agent in agents.RUN.items() if agent.tool])

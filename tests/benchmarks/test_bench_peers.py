@@ -87,9 +87,9 @@ def test_an_engine_that_can_not_be_prepared_is_missing(tmp_path: Path, monkeypat
     monkeypatch.setattr("peers.prepare.quietly", lambda command: None)
     reasons = {"llama.cpp": "no wheel"}
     monkeypatch.setattr("peers.prepare.install", lambda engine, python: reasons.get(engine.name))
-    asked = Asked(["smollm2"], ["int4"], ["enginewright", "llama.cpp", "ctranslate2"], ("nice",), keep=True)
-    found, missing = prepare(asked, lambda text: None)
-    assert [(c.engine, c.model, c.format, c.command.prefix) for c in found] == [
+    selection = Asked(["smollm2"], ["int4"], ["enginewright", "llama.cpp", "ctranslate2"], ("nice",), keep=True)
+    contenders, missing = prepare(selection, lambda text: None)
+    assert [(c.engine, c.model, c.format, c.command.prefix) for c in contenders] == [
         ("enginewright", "smollm2", "int4", ("nice",))
     ]
     assert [(m.engine, m.format, m.reason) for m in missing] == [
@@ -110,8 +110,8 @@ def test_a_file_that_llama_cpp_can_not_make_is_missing(tmp_path: Path, monkeypat
     monkeypatch.setattr("peers.prepare.quietly", quietly)
     monkeypatch.setattr("peers.prepare.install", lambda engine, python: None)
     (tmp_path / "smollm2").mkdir()
-    found, missing = prepare(Asked(["smollm2"], ["q6_k", "iq4_xs"], ["llama.cpp"], keep=True), lambda text: None)
-    assert [(c.engine, c.format) for c in found] == [("llama.cpp", "iq4_xs")]
+    contenders, missing = prepare(Asked(["smollm2"], ["q6_k", "iq4_xs"], ["llama.cpp"], keep=True), lambda text: None)
+    assert [(c.engine, c.format) for c in contenders] == [("llama.cpp", "iq4_xs")]
     assert [(m.engine, m.format, m.reason) for m in missing] == [
         ("llama.cpp", "q6_k", "llama.cpp can't make the file: it failed with 1")
     ]

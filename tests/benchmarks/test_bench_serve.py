@@ -24,10 +24,10 @@ def job(tiny_bundle: Path) -> Job:
 
 
 def test_the_same_requests_go_through_http_and_without(job: Job) -> None:
-    found: dict[str, Any] = {}
-    for _ in bench_serve.through(found, job):
+    figures: dict[str, Any] = {}
+    for _ in bench_serve.through(figures, job):
         pass
-    (row,) = found["through"]
+    (row,) = figures["through"]
     assert row["runtime"]["tokens"] == row[OURS]["tokens"] > 20
     assert row[OURS]["failed"] == 0 and row[OURS]["tokens_counted_by"] == "server"
     took = row[OURS]["cpu_microseconds_per_token"]
@@ -36,10 +36,10 @@ def test_the_same_requests_go_through_http_and_without(job: Job) -> None:
 
 
 def test_an_open_loop_has_its_goodput(job: Job) -> None:
-    found: dict[str, Any] = {"sizes": {"ttft": "500ms", "tpot": "50ms"}}
-    for _ in bench_serve.goodput(found, job):
+    figures: dict[str, Any] = {"sizes": {"ttft": "500ms", "tpot": "50ms"}}
+    for _ in bench_serve.goodput(figures, job):
         pass
-    (row,) = found["goodput"]
+    (row,) = figures["goodput"]
     assert row["failed"] == 0 and row["goodput"]["asked"] == row["finished"] > 3
 
 

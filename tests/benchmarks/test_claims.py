@@ -25,11 +25,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 def test_the_page_has_what_was_measured(tiny_bundle: Path, tmp_path: Path) -> None:
-    found, page = tmp_path / "claims.json", tmp_path / "claims.md"
-    common = [str(tiny_bundle), "--rounds", "1", "--requests", "12", "--threads", "1", "--json", str(found)]
+    results, page = tmp_path / "claims.json", tmp_path / "claims.md"
+    common = [str(tiny_bundle), "--rounds", "1", "--requests", "12", "--threads", "1", "--json", str(results)]
     assert claims.main([*common, "--parts", "reservation", "batching"]) == 0
     assert claims.main([*common, "--parts", "cache", "formats", "--page", str(page)]) == 0
-    figures = json.loads(found.read_text())
+    figures = json.loads(results.read_text())
     reservation = figures["reservation"]
     assert 0 < reservation["blocks"]["waste"] < reservation["contexts"]["waste"] < 1
     assert reservation["blocks"]["mean_running"] >= reservation["contexts"]["mean_running"]
@@ -76,8 +76,8 @@ def test_the_page_says_what_rounding_did(tmp_path: Path, monkeypatch: pytest.Mon
         num_key_value_heads=2, head_dim=32,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    kept = {name: kv_rounding.ROUNDINGS[name] for name in ("8 bits", "4 bits", "4 bits, rotated")}
-    monkeypatch.setattr(kv_rounding, "ROUNDINGS", kept)
-    found = kv_rounding.rounded(tmp_path, range(2, 90), 1)
-    assert 0 < found["8 bits"]["kl"] < found["4 bits"]["kl"] and found["4 bits"]["bits"] == 5
-    assert f"| 4 bits, rotated | 5.0 | {found['4 bits, rotated']['kl']:.2e} |" in claims_page.rounding(found)
+    roundings = {name: kv_rounding.ROUNDINGS[name] for name in ("8 bits", "4 bits", "4 bits, rotated")}
+    monkeypatch.setattr(kv_rounding, "ROUNDINGS", roundings)
+    figures = kv_rounding.rounded(tmp_path, range(2, 90), 1)
+    assert 0 < figures["8 bits"]["kl"] < figures["4 bits"]["kl"] and figures["4 bits"]["bits"] == 5
+    assert f"| 4 bits, rotated | 5.0 | {figures['4 bits, rotated']['kl']:.2e} |" in claims_page.rounding(figures)

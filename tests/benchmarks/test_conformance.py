@@ -29,11 +29,11 @@ def test_outcomes_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     report.write_text(REPORT)
     reasons.write_text("[[of]]\ntest = '_delete'\nfails = '405.*DELETE'\nreason = 'nothing is deleted'\n")
     monkeypatch.setattr(conformance, "REASONS", reasons)
-    found = conformance.judged("of", conformance.cases(report))
-    assert [row["outcome"] for row in found] == ["passed", "skipped", "not applicable", "failed", "failed"]
-    assert found[1]["reason"] == "no IPv6"
-    assert found[0]["name"] == "chat.test_completions.TestCompletions::test_create[strict]"
-    assert found[2]["reason"] == "nothing is deleted" and "500" in found[3]["reason"]
+    outcome = conformance.judged("of", conformance.cases(report))
+    assert [row["outcome"] for row in outcome] == ["passed", "skipped", "not applicable", "failed", "failed"]
+    assert outcome[1]["reason"] == "no IPv6"
+    assert outcome[0]["name"] == "chat.test_completions.TestCompletions::test_create[strict]"
+    assert outcome[2]["reason"] == "nothing is deleted" and "500" in outcome[3]["reason"]
 
 
 def test_rules_are_whole() -> None:
@@ -55,11 +55,11 @@ def test_what_was_skipped_as_foreseen_is_not_applicable(tmp_path: Path, monkeypa
 
 
 def test_outcomes_of_scenarios() -> None:
-    given = [("a", "scenario", True, "pass"), ("a", "stream_equals_nonstream", False, "fail")]
-    given += [("b", "scenario", False, "skip"), ("b", "scenario", False, "error")]
+    scenarios = [("a", "scenario", True, "pass"), ("a", "stream_equals_nonstream", False, "fail")]
+    scenarios += [("b", "scenario", False, "skip"), ("b", "scenario", False, "error")]
     outcomes = [
         {"scenario_id": name, "check": check, "stream": stream, "status": status, "detail": "why", "warnings": []}
-        for name, check, stream, status in given
+        for name, check, stream, status in scenarios
     ]
     assert conformance.probed({"outcomes": outcomes}) == [
         {"name": "a, streamed", "outcome": "passed"},
@@ -95,18 +95,18 @@ def test_the_script_answers_by_the_last_message() -> None:
 
 
 def test_flags_of_another_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told: list[Any] = []
+    command: list[Any] = []
     monkeypatch.setenv("CONFORMANCE_BUNDLE", "a.bundle")
     monkeypatch.setenv("CONFORMANCE_THREADS", "2")
-    monkeypatch.setattr(os, "execv", lambda program, given: told.extend(given))
+    monkeypatch.setattr(os, "execv", lambda program, given: command.extend(given))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     flags = "--port 81 --temp 0.8 --host 127.0.0.1,::1 --ctx-size 512 --parallel 2 --alias b,c --api-key s --no-slots"
     conformance.main(["--as-llama-server", *flags.split()])
-    said = " ".join(told)
+    line = " ".join(command)
     for part in ("--model b=a.bundle", "--port 81", "--host 127.0.0.1 ", "--context 256", "--max-requests 2"):
-        assert part in said
+        assert part in line
     (keys,) = tmp_path.glob("*.toml")
-    assert str(keys) in said and "sha256:" in keys.read_text()
+    assert str(keys) in line and "sha256:" in keys.read_text()
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
@@ -142,7 +142,7 @@ def test_each_client_has_a_section_and_its_scripts() -> None:
 def test_the_table_says_what_was_run() -> None:
     rows = [{"name": f"openai: {title}", "outcome": "passed"} for title in conformance.CASES.values()]
     rows[-1]["outcome"] = "failed"
-    found = {
+    results = {
         "clients": {
             "packages": {"openai": ["openai==1.2.3"], "AI SDK": ["ai@6.0.1", "@ai-sdk/x@2.0.1"]},
             "tests": rows,
@@ -152,7 +152,7 @@ def test_the_table_says_what_was_run() -> None:
             "tests": [{"name": "codex: a task of five turns", "outcome": "passed"}],
         },
     }
-    table = conformance.clients_table(found).splitlines()
+    table = conformance.clients_table(results).splitlines()
     assert table[2] == "| [openai](#openai) | openai 1.2.3 | yes | yes | yes | no |"
     assert table[3] == "| [AI SDK](#ai-sdk) | ai 6.0.1, @ai-sdk/x 2.0.1 | not run | not run | not run | not run |"
     assert table[7] == "| `codex` | @openai/codex 0.1.2 | yes |"

@@ -77,8 +77,8 @@ def test_weights_are_moved_by_half_a_step_at_most(rows: int) -> None:
 
 
 def test_a_command_is_told_without_files() -> None:
-    told = ["a/b.gguf", "c.gguf", "--moved", "--calibration", "d.txt", "--types", "Q4_K_M", "Q6_K", "--json", "e.json"]
-    assert module.given(told) == ["--moved", "--types", "Q4_K_M", "Q6_K"]
+    words = ["a/b.gguf", "c.gguf", "--moved", "--calibration", "d.txt", "--types", "Q4_K_M", "Q6_K", "--json", "e.json"]
+    assert module.given(words) == ["--moved", "--types", "Q4_K_M", "Q6_K"]
 
 
 def test_pages_are_a_text_to_calibrate_on() -> None:

@@ -38,8 +38,8 @@ sys.addaudithook(refuse)
 
 def run(repository: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(repository / "benchmarks" / "gpu_truth.py"), *arguments]
-    given = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=given)
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
 @pytest.fixture
@@ -94,14 +94,14 @@ def test_a_rehearsal_of_the_service(repository: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     done = run(repository, "E", "--packed", str(packed), "--output", str(output), "--rehearse", "interpreted")
     assert done.returncode == 0, (output / "E.log").read_text()
-    found = {(r["part"], r["figure"], r.get("model"), r.get("way")): r for r in lines(output, "E") if "figure" in r}
-    server = found["survival", "server", None, None]
+    figures = {(r["part"], r["figure"], r.get("model"), r.get("way")): r for r in lines(output, "E") if "figure" in r}
+    server = figures["survival", "server", None, None]
     assert server["503 after s"] is not None and server["answered"] == server["before"]
-    assert all(r.get("right", True) and "error" not in r for r in found.values()), found
+    assert all(r.get("right", True) and "error" not in r for r in figures.values()), figures
     for name in ("plain 256", "structured 64", "logprobs 64"):
-        assert found["generate", name, None, None]["warming"]["late_binds"] > 0
-    assert found["arrivals", "arrivals", None, None]["failed"] == 0
-    assert {"steps 8b fp8", "steps moe", "drawing", "invariance"} <= {part for part, *_ in found}
+        assert figures["generate", name, None, None]["warming"]["late_binds"] > 0
+    assert figures["arrivals", "arrivals", None, None]["failed"] == 0
+    assert {"steps 8b fp8", "steps moe", "drawing", "invariance"} <= {part for part, *_ in figures}
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +125,14 @@ def test_figures_ask_for_no_kernel_that_was_not_packed(
 
     def measured(to: str, free: int) -> tuple[int, list[Record]]:
         output = tmp_path / to
-        given = ("B", "--only", "steps 1b", "--packed", str(program), "--output", str(output), "--free", str(free))
-        done = run(repository, *given, "--rehearse", "looked-up", **bare)
+        arguments = ("B", "--only", "steps 1b", "--packed", str(program), "--output", str(output), "--free", str(free))
+        done = run(repository, *arguments, "--rehearse", "looked-up", **bare)
         return done.returncode, [record for record in lines(output, "B") if "figure" in record]
 
-    status, found = measured("whole", 139 << 30)
-    assert status == 0 and len(found) > 12
-    assert all("ms" in record or "wall ms" in record for record in found), found
-    assert {record.get("batch") for record in found} == {None, 1, 16, 64, 256}
+    status, figures = measured("whole", 139 << 30)
+    assert status == 0 and len(figures) > 12
+    assert all("ms" in record or "wall ms" in record for record in figures), figures
+    assert {record.get("batch") for record in figures} == {None, 1, 16, 64, 256}
     status, small = measured("small", 2_300_000_000)  # as where a GPU has less memory
     assert status == 0
     left_out = [record for record in small if "left out" in record]
@@ -140,12 +140,12 @@ def test_figures_ask_for_no_kernel_that_was_not_packed(
 
     for kernel in (program / "tiny").glob("listed_attention-*.json"):
         kernel.rename(kernel.with_suffix(".gone"))
-    status, found = measured("without", 139 << 30)
-    failed = [record for record in found if "error" in record]
+    status, figures = measured("without", 139 << 30)
+    failed = [record for record in figures if "error" in record]
     assert status == 1
     assert all("listed_attention" in record["error"] for record in failed)
-    assert 0 < len(failed) < len(found) - 3
-    assert "ms" in next(record for record in found if record.get("prompt") == 8192)
+    assert 0 < len(failed) < len(figures) - 3
+    assert "ms" in next(record for record in figures if record.get("prompt") == 8192)
 
 
 def figures_of(*measures: Callable[[], Record]) -> Part:
@@ -163,10 +163,10 @@ def test_each_figure_stands_by_itself(tmp_path: Path, capsys: pytest.CaptureFixt
 
     part = figures_of(fails, large, lambda: {"ms": 1}, lambda: {"right": False})
     assert gpu_truth.run_part(part, Machine(tmp_path, "looked-up"), 0, None) == 74
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [record["number"] for record in found] == [1, 2, 3, 4]
-    assert found[0]["error"] == "RuntimeError: no such kernel" and found[1]["left out"] == "needs 87 GB"
-    assert found[2]["ms"] == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["number"] for record in rows] == [1, 2, 3, 4]
+    assert rows[0]["error"] == "RuntimeError: no such kernel" and rows[1]["left out"] == "needs 87 GB"
+    assert rows[2]["ms"] == 1
     assert gpu_truth.run_part(part, Machine(tmp_path, "looked-up"), 2, 3) == 0
     assert [json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()] == [3]
 
@@ -196,8 +196,8 @@ CHILD = 'child = subprocess.Popen([sys.executable, "-c", "import time; time.slee
 
 
 def test_nothing_of_a_part_runs_beside_the_next(stage: Any) -> None:
-    failed, found = stage(CHILD + 'print(json.dumps({"number": 1, "pid": child.pid}), flush=True)')
-    pid = next(record["pid"] for record in found if "pid" in record)
+    failed, rows = stage(CHILD + 'print(json.dumps({"number": 1, "pid": child.pid}), flush=True)')
+    pid = next(record["pid"] for record in rows if "pid" in record)
     assert failed == 0
     while running(pid):  # a process that was killed ends soon, not at once
         time.sleep(0.01)
@@ -212,24 +212,24 @@ def running(pid: int) -> bool:
 
 
 def test_a_part_ends_at_its_limit(stage: Any) -> None:
-    failed, found = stage("time.sleep(10000)", seconds=0.5)
+    failed, rows = stage("time.sleep(10000)", seconds=0.5)
     assert failed == 1
-    assert "stopped after" in found[-2]["ended"] and found[-1] == {"part": "A", "failed": 1}
+    assert "stopped after" in rows[-2]["ended"] and rows[-1] == {"part": "A", "failed": 1}
 
 
 def test_behind_a_lost_gpu_another_process_goes_on(stage: Any) -> None:
     code = 'print(json.dumps({"number": after + 1, "error": "illegal access"}), flush=True)\nsys.exit(75 * (after < 2))'
-    failed, found = stage(code)
+    failed, rows = stage(code)
     assert failed == 1
-    assert [record["number"] for record in found if "number" in record] == [1, 2, 3]
-    assert "taken anew" in next(record["ended"] for record in found if "ended" in record)
+    assert [record["number"] for record in rows if "number" in record] == [1, 2, 3]
+    assert "taken anew" in next(record["ended"] for record in rows if "ended" in record)
 
 
 def test_a_part_that_dies_is_said(stage: Any) -> None:
-    failed, found = stage('print("what is this?", flush=True)\nos.abort()')
+    failed, rows = stage('print("what is this?", flush=True)\nos.abort()')
     assert failed == 1
-    assert {"part": "one", "said": "what is this?"} in found
-    assert "exit status -6 behind figure 0: A.log has" in next(r["ended"] for r in found if "ended" in r)
+    assert {"part": "one", "said": "what is this?"} in rows
+    assert "exit status -6 behind figure 0: A.log has" in next(r["ended"] for r in rows if "ended" in r)
 
 
 def test_what_is_missing_is_said(repository: Path, tmp_path: Path) -> None:

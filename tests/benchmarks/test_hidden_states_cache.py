@@ -22,8 +22,8 @@ def test_keys_and_values_are_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     export(tiny_model(family), tmp_path / "tiny.bundle", recipe=recipe, targets=["cpu"])
-    given = ["", str(tmp_path / "tiny.bundle"), "--tokens", "40", "--rounds", "1"]
-    monkeypatch.setattr("sys.argv", [*given, "--folder", str(tmp_path), "--json", str(tmp_path / "found.json")])
+    arguments = ["", str(tmp_path / "tiny.bundle"), "--tokens", "40", "--rounds", "1"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--folder", str(tmp_path), "--json", str(tmp_path / "found.json")])
     assert hidden_states_cache.main() == 0
     [row] = json.loads((tmp_path / "found.json").read_text())["models"]
     assert row["same_bits"]

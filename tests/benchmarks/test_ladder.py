@@ -25,23 +25,23 @@ def test_every_rung_is_measured_and_the_page_has_it(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported: list[tuple[str, str]] = []
-    asked: list[str] = []
+    calls: list[str] = []
 
     def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None) -> None:
         exported.append((bundle.stem, Path(recipe).name))
         bundle.symlink_to(tiny_bundle)
 
     def run(command: Sequence[str]) -> Report:
-        worker, told = command[2].removeprefix("peers.workers."), command[3:]
+        worker, arguments = command[2].removeprefix("peers.workers."), command[3:]
         if worker == "eager":
-            how, _, work, reference = told
-            asked.append(how)
+            how, _, work, reference = arguments
+            calls.append(how)
             if how == "reference":
                 return Report("")
             kl = {"kl": 0.25} if reference else {}
             return Report("transformers", "", {"decode_1": SPEEDS[how]} | kl, {"weights": 269_000_000})
-        task, bundle, work = told[:3]
-        asked.append(f"{task} {Path(bundle).stem}")
+        task, bundle, work = arguments[:3]
+        calls.append(f"{task} {Path(bundle).stem}")
         if task == "ahead":
             texts = Texts.read(Workload.parse(work).texts)
             assert list(texts.prompts) == ["copy"] and texts.tokens == 128
@@ -54,16 +54,16 @@ def test_every_rung_is_measured_and_the_page_has_it(
 
     monkeypatch.setattr(ladder, "export", export)
     monkeypatch.setattr(ladder, "run", run)
-    found, page = tmp_path / "found.json", tmp_path / "ladder.md"
-    told = [str(tmp_path), "--bundles", str(tmp_path / "bundles"), "--threads", "1"]
-    assert ladder.main([*told, "--prepare"]) == 0
+    figures, page = tmp_path / "found.json", tmp_path / "ladder.md"
+    arguments = [str(tmp_path), "--bundles", str(tmp_path / "bundles"), "--threads", "1"]
+    assert ladder.main([*arguments, "--prepare"]) == 0
     assert exported == [("unfused", "unfused.toml"), *((name, name) for name in ("f32", "bf16", "int8", "int4"))]
-    assert not asked
+    assert not calls
     monkeypatch.setattr(ladder, "export", lambda *_: None)
-    assert ladder.main([*told, "--rounds", "2", "--json", str(found), "--page", str(page)]) == 0
-    assert asked.count("reference") == 1 and asked.count("uncached") == asked.count("ahead int4") == 2
-    assert asked.count("logits int4") == 1, "once, and not of the batch's rung again"
-    rungs = json.loads(found.read_text())["rungs"]
+    assert ladder.main([*arguments, "--rounds", "2", "--json", str(figures), "--page", str(page)]) == 0
+    assert calls.count("reference") == 1 and calls.count("uncached") == calls.count("ahead int4") == 2
+    assert calls.count("logits int4") == 1, "once, and not of the batch's rung again"
+    rungs = json.loads(figures.read_text())["rungs"]
     assert list(rungs) == [rung.name for rung in ladder.RUNGS]
     assert rungs["16 requests"]["tokens_per_second"] == 960 and "kl" not in rungs["16 requests"]
     assert rungs["int8"]["kl"] == 0.125 and rungs["KV cache"]["kl"] == 0.25
@@ -74,7 +74,7 @@ def test_every_rung_is_measured_and_the_page_has_it(
     assert lines["speculation"].endswith("| 1,000 | 4.00 |  | 1 | as int4 |")
     assert "at one request, is not reached: 8.0 is the most." in page.read_text()
     rungs["int8"]["tokens_per_second"] = 300.0
-    again = ladder.page(json.loads(found.read_text()) | {"rungs": rungs})
+    again = ladder.page(json.loads(figures.read_text()) | {"rungs": rungs})
     assert "is reached by int8 with 10.0 (KL 0.12)." in again
     assert "- tiled attention: " in page.read_text(), "left out by name"
     assert "(ladder.svg)" in page.read_text() and "tokens/s" in (tmp_path / "ladder.svg").read_text()

@@ -36,14 +36,14 @@ def result() -> dict[str, Any]:
         },
         bytes={"read": 10**9, "decode_far": 2 * 10**9},
     )
-    found = summarize([ours, theirs], {("smollm2", "int8"): [roof]}, {"smollm2.int8.decode_1": "memory is slow"})
+    summary = summarize([ours, theirs], {("smollm2", "int8"): [roof]}, {"smollm2.int8.decode_1": "memory is slow"})
     machine = {"processor": "A CPU", "instruction_sets": ["avx2"], "caches": {"L3": "32768K"}, "memory_gib": 8}
     return {
         "machine": machine | {"system": "Linux"},
         "measured": {"date": "2026-01-01", "commit": "abc", "rounds": 3, "seconds": 600, "whole": True},
         "workload": {"threads": 2},
         "missing": [{"engine": "openvino", "model": "smollm2", "format": "int8", "reason": "no wheel"}],
-        **found,
+        **summary,
     }
 
 

@@ -11,16 +11,16 @@ RATIO = Goal("smollm2", "int8", "decode_1", "ratio", 1.5)
 
 def test_a_ratio_is_met_if_our_kl_is_no_worse() -> None:
     table = {"best": {"decode_1": BEST}, "limits": {}}
-    found = judge(RATIO, table, {})
-    assert (found["measured"], found["peer"], found["met"]) == (1.6, "openvino", True)
+    verdict = judge(RATIO, table, {})
+    assert (verdict["measured"], verdict["peer"], verdict["met"]) == (1.6, "openvino", True)
     for change, met in (({"ratio": 1.4}, False), ({"kl_no_worse": False}, False), ({"kl_no_worse": None}, True)):
         assert judge(RATIO, {"best": {"decode_1": BEST | change}, "limits": {}}, {})["met"] is met
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     for goal in (RATIO, Goal("smollm2", "int8", "decode_1", "bandwidth", 0.75)):
-        found = judge(goal, {"best": {}, "limits": {}}, {goal.key: "why"})
-        assert (found["measured"], found["met"], found["reason"]) == (None, None, "why")
+        verdict = judge(goal, {"best": {}, "limits": {}}, {goal.key: "why"})
+        assert (verdict["measured"], verdict["met"], verdict["reason"]) == (None, None, "why")
 
 
 @pytest.mark.parametrize(

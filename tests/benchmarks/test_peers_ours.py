@@ -66,9 +66,9 @@ def test_logits_of_itself_have_no_divergence(tiny_bundle: Path, tmp_path: Path) 
     with LLM(tiny_bundle) as llm:
         logits = llm.logits(ids)
     np.savez(tmp_path / "reference.npz", ids=ids, logits=logits)
-    found = ours("logits", tiny_bundle, "--reference", str(tmp_path / "reference.npz")).figures
-    assert found["kl"] == pytest.approx(0, abs=1e-12)
-    assert found["top_1"] == 1
+    figures = ours("logits", tiny_bundle, "--reference", str(tmp_path / "reference.npz")).figures
+    assert figures["kl"] == pytest.approx(0, abs=1e-12)
+    assert figures["top_1"] == 1
     np.savez(tmp_path / "reference.npz", ids=ids, logits=logits[:, ::-1])
     assert ours("logits", tiny_bundle, "--reference", str(tmp_path / "reference.npz")).figures["kl"] > 0.01
 
@@ -83,23 +83,23 @@ def test_an_agents_answers_are_the_same_with_the_cache_and_without(tiny_bundle: 
     talk.write(tmp_path / "conversation.json")
     assert Conversation.read(tmp_path / "conversation.json") == talk
     work = replace(WORK, conversation=str(tmp_path / "conversation.json"))
-    found = run(Command(Path(sys.executable), "ours").line("agent", tiny_bundle, work)).figures
-    assert found["turns"] == 4
-    assert found["changed"] == 0
-    assert 0 < found["first_with"] < found["with"]
-    assert 0 < found["first_without"] < found["without"]
+    figures = run(Command(Path(sys.executable), "ours").line("agent", tiny_bundle, work)).figures
+    assert figures["turns"] == 4
+    assert figures["changed"] == 0
+    assert 0 < figures["first_with"] < figures["with"]
+    assert 0 < figures["first_without"] < figures["without"]
 
 
 def test_a_conversation_counts_the_answers_that_a_cache_changes() -> None:
     talk = Conversation([1, 2], [[3], [4], [5]], answer=1)
-    asked: list[list[int]] = []
+    prompts: list[list[int]] = []
 
     def cached(prompt: list[int]) -> tuple[list[int], float]:
-        asked.append(prompt)
+        prompts.append(prompt)
         return [len(prompt)], time.perf_counter()
 
-    found = talk.figures(cached, lambda prompt: ([len(prompt) + (prompt[-1] == 4)], time.perf_counter()))
-    assert asked == [[1, 2, 3], [1, 2, 3, 3, 4], [1, 2, 3, 3, 4, 5, 5]]
-    assert found["changed"] == 1
+    figures = talk.figures(cached, lambda prompt: ([len(prompt) + (prompt[-1] == 4)], time.perf_counter()))
+    assert prompts == [[1, 2, 3], [1, 2, 3, 3, 4], [1, 2, 3, 3, 4, 5, 5]]
+    assert figures["changed"] == 1
     with pytest.raises(ValueError, match="90 tokens, where 1500 are needed"):
         Conversation.of_text([0] * 90, system=1500, tool=0, turns=1)

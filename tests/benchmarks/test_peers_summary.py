@@ -10,8 +10,8 @@ PREFILL, START, PEAK = (next(f for f in FIGURES if f.name == name) for name in (
 
 
 def test_medians_are_over_the_rounds_that_have_the_figure() -> None:
-    found = figures_of(measured("llama.cpp", {"prefill": 10, "kl": 0.5}, {"prefill": 30}, {"prefill": 11}, peak=7))
-    assert found == {"prefill": 11, "kl": 0.5, "peak": 7}
+    medians = figures_of(measured("llama.cpp", {"prefill": 10, "kl": 0.5}, {"prefill": 30}, {"prefill": 11}, peak=7))
+    assert medians == {"prefill": 11, "kl": 0.5, "peak": 7}
 
 
 def test_ratios_are_of_one_round_and_turned_around_where_less_is_better() -> None:
@@ -43,23 +43,23 @@ def test_limits_are_shares_of_what_was_measured() -> None:
     roofs = [
         Report("", figures=figures | {"bandwidth_of_weights": b}, bytes={"read": 200_000_000}) for b in (40, 50, 20)
     ]
-    found = limits_of(ours, roofs)
-    assert found["bandwidth_share"] == pytest.approx(0.5)  # 20 GB/s of the median, 40
-    assert found["peak_share"] == pytest.approx(0.5)
-    assert found["memory"] == pytest.approx(1.1)
+    limits = limits_of(ours, roofs)
+    assert limits["bandwidth_share"] == pytest.approx(0.5)  # 20 GB/s of the median, 40
+    assert limits["peak_share"] == pytest.approx(0.5)
+    assert limits["memory"] == pytest.approx(1.1)
     assert limits_of(measured("enginewright", {"prefill": 1}), []) == {}
 
 
 def test_a_summary_has_every_model_format_and_goal_that_was_measured() -> None:
     rounds = ({"prefill": 20.0, "kl": 0.01}, {"prefill": 22.0})
-    found = summarize(
+    summary = summarize(
         [measured("enginewright", *rounds), measured("llama.cpp", *rounds)], {}, {"smollm2.int8.prefill": "r"}
     )
-    table = found["models"]["smollm2"]["formats"]["int8"]
+    table = summary["models"]["smollm2"]["formats"]["int8"]
     assert set(table["engines"]) == {"enginewright", "llama.cpp"}
     assert "ratio" not in table["engines"]["enginewright"]
     assert table["engines"]["llama.cpp"]["ratio"]["prefill"]["median"] == 1
-    assert {(g["model"], g["format"]) for g in found["goals"]} == {("smollm2", "int8")}
-    prefill = next(g for g in found["goals"] if g["figure"] == "prefill")
+    assert {(g["model"], g["format"]) for g in summary["goals"]} == {("smollm2", "int8")}
+    prefill = next(g for g in summary["goals"] if g["figure"] == "prefill")
     assert (prefill["measured"], prefill["met"], prefill["reason"]) == (1, False, "r")
     assert summarize([measured("llama.cpp", *rounds)], {}, {})["models"]["smollm2"]["formats"]["int8"]["best"] == {}

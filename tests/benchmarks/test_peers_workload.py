@@ -32,15 +32,15 @@ def test_the_context_has_room_for_every_batch() -> None:
 @pytest.mark.parametrize(("tokens", "vocabulary"), [(1, 3), (7, 50)])
 def test_kl_is_that_of_the_definition(tokens: int, vocabulary: int) -> None:
     random = np.random.default_rng(0)
-    wanted, found = random.standard_normal((2, tokens, vocabulary), np.float32) * 4
-    p, q = (np.exp(x.astype(np.float64)) for x in (wanted, found))
+    exact, rounded = random.standard_normal((2, tokens, vocabulary), np.float32) * 4
+    p, q = (np.exp(x.astype(np.float64)) for x in (exact, rounded))
     p, q = p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
     expected = float((p * np.log(p / q)).sum(1).mean())
     # Both are computed in 64-bit floats, in another order.
-    assert kl_divergence(wanted, found) == pytest.approx(expected, rel=1e-9)
-    assert kl_divergence(wanted, wanted + 3) == pytest.approx(0, abs=1e-7)  # float32 rounds the sum
+    assert kl_divergence(exact, rounded) == pytest.approx(expected, rel=1e-9)
+    assert kl_divergence(exact, exact + 3) == pytest.approx(0, abs=1e-7)  # float32 rounds the sum
     with pytest.raises(ValueError, match="logits of"):
-        kl_divergence(wanted, found[:, 1:])
+        kl_divergence(exact, rounded[:, 1:])
 
 
 def test_sizes_are_those_of_the_models() -> None:

@@ -18,6 +18,6 @@ def test_every_way_to_a_first_token_is_timed(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     sizes = ["--prompt", "100", "--shared", "70", "--rounds", "1", "--threads", "1", "--memory", "64MiB"]
     assert prefix_cache.main([str(tiny_bundle), *sizes, "--json", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())["seconds_to_first_token"]
-    assert set(found) == {"cold", "hit", "disk", "rest"} and all(of[0] > 0 for of in found.values())
+    seconds = json.loads((tmp_path / "found.json").read_text())["seconds_to_first_token"]
+    assert set(seconds) == {"cold", "hit", "disk", "rest"} and all(of[0] > 0 for of in seconds.values())
     assert "changed 3 of 8 answers" in capsys.readouterr().out

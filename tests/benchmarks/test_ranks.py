@@ -18,6 +18,6 @@ def test_ratios_and_shares(tiny_bundle: Path, tmp_path: Path) -> None:
     result = tmp_path / "found.json"
     small = ["--rounds", "1", "--prompt", "16", "--context", "16", "--json", str(result)]
     assert ranks.main([str(tiny_bundle), *small]) == 0
-    (found,) = json.loads(result.read_text())["bundles"]
-    assert found["ratios"]["tensor=2"].keys() == {"prefill", "decode_1", "decode_16", "pss"}
-    assert all(0 < share < 1 for shares in found["waited"].values() for share in shares.values())
+    (row,) = json.loads(result.read_text())["bundles"]
+    assert row["ratios"]["tensor=2"].keys() == {"prefill", "decode_1", "decode_16", "pss"}
+    assert all(0 < share < 1 for shares in row["waited"].values() for share in shares.values())

@@ -12,8 +12,8 @@ import replicas
 
 
 def test_processor_time_is_told_by_process() -> None:
-    found = replicas.cpu_seconds([os.getpid()])
-    assert found["front end"] > 0 and "replicas" not in found
+    seconds = replicas.cpu_seconds([os.getpid()])
+    assert seconds["front end"] > 0 and "replicas" not in seconds
     assert os.getpid() in replicas.below_of(os.getppid())
 
 
@@ -24,7 +24,10 @@ def test_all_three_parts(tiny_bundle: Path, tmp_path: Path) -> None:
     small = ["--rounds", "1", "--clients", "2", "--requests", "24", "--prompt", "20", "--answer", "60"]
     small += ["--conversations", "3", "--turns", "2", "--shared", "100", "--json", str(result)]
     assert replicas.main([str(tiny_bundle), *small]) == 0
-    found = json.loads(result.read_text())
-    assert found["pair"]["share"] > 0 and found["pair"]["replicas"][0]["cpu_seconds"].keys() >= {"engines", "replicas"}
-    assert found["kill"]["fine"] and found["kill"]["requests"] == 96
-    assert all(row["cached_tokens"] for rows in found["routing"].values() for row in rows)
+    result_json = json.loads(result.read_text())
+    assert result_json["pair"]["share"] > 0 and result_json["pair"]["replicas"][0]["cpu_seconds"].keys() >= {
+        "engines",
+        "replicas",
+    }
+    assert result_json["kill"]["fine"] and result_json["kill"]["requests"] == 96
+    assert all(row["cached_tokens"] for rows in result_json["routing"].values() for row in rows)

@@ -21,23 +21,23 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("requests", [800, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_deadlines_are_kept_at_a_load_where_first_come_first_served_is_late(requests: int) -> None:
     load = bursts(requests, 4.0, seed=1)
-    found = {name: summary(simulate(load, how), TARGETS) for name, how in deadlines().items()}
-    before, after = (found[name]["chat"] for name in ("fcfs", "deadlines"))
+    figures = {name: summary(simulate(load, how), TARGETS) for name, how in deadlines().items()}
+    before, after = (figures[name]["chat"] for name in ("fcfs", "deadlines"))
     assert before["within"] < 0.75 and after["within"] > 0.98
     assert after["goodput"] > 1.3 * before["goodput"]
     assert after["ttft_p99"] < TARGETS["chat"][0] and after["tpot_p99"] < TARGETS["chat"][1] < before["tpot_p99"]
     assert after["refused"] < 0.02
-    assert found["deadlines"]["tokens_per_second"] > 0.97 * found["fcfs"]["tokens_per_second"]
-    assert found["deadlines"]["batch"]["refused"] == 0
+    assert figures["deadlines"]["tokens_per_second"] > 0.97 * figures["fcfs"]["tokens_per_second"]
+    assert figures["deadlines"]["batch"]["refused"] == 0
 
 
 @pytest.mark.parametrize("requests", [600, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_too_many_requests_are_refused_and_the_others_served_in_time(requests: int) -> None:
-    found = {name: simulate(bursts(requests, 10.0, seed=2), how) for name, how in deadlines().items()}
-    chat = {name: summary(served, TARGETS)["chat"] for name, served in found.items()}
+    outcomes = {name: simulate(bursts(requests, 10.0, seed=2), how) for name, how in deadlines().items()}
+    chat = {name: summary(served, TARGETS)["chat"] for name, served in outcomes.items()}
     assert chat["deadlines"]["refused"] > 0.05 and chat["deadlines"]["within_of_served"] > 0.8
     assert chat["deadlines"]["within"] > 1.5 * chat["fcfs"]["within"]
-    refused = [s for s in found["deadlines"] if s.first is None]
+    refused = [s for s in outcomes["deadlines"] if s.first is None]
     assert all(s.retry_after is not None and s.retry_after > 0 for s in refused)
     longest = 1.25 * seconds(StepSize(64, 512, 64 * 1456, 512 * 1200))
     assert all(s.ended - s.arrival.at < longest < 0.6 for s in refused), "when the step is over in which they came"
@@ -46,11 +46,11 @@ def test_too_many_requests_are_refused_and_the_others_served_in_time(requests: i
 @pytest.mark.parametrize("requests", [600, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_a_greedy_tenant_delays_itself_alone(requests: int) -> None:
     load = greedy(requests, FAIR_RATE, seed=2)
-    found = {name: by_tenant(simulate(load, how)) for name, how in shares().items()}
+    figures = {name: by_tenant(simulate(load, how)) for name, how in shares().items()}
     for name in ("t1", "t2", "t3"):
-        assert found["fair"][name]["p99"] < 1.5 and found["fair"][name]["p50"] < 0.3 * found["fcfs"][name]["p50"]
-    assert found["fair"]["greedy"]["p50"] > found["fcfs"]["greedy"]["p50"]
-    assert sum(of["requests"] for of in found["fair"].values()) == requests, "nobody is refused"
+        assert figures["fair"][name]["p99"] < 1.5 and figures["fair"][name]["p50"] < 0.3 * figures["fcfs"][name]["p50"]
+    assert figures["fair"]["greedy"]["p50"] > figures["fcfs"]["greedy"]["p50"]
+    assert sum(of["requests"] for of in figures["fair"].values()) == requests, "nobody is refused"
 
 
 def test_weights_are_shares_of_what_is_served() -> None:
@@ -78,11 +78,11 @@ def test_the_arithmetic() -> None:
         Served(chat, None, None, 0.0, 0.2),
         Served(batch, 2.0, None, 10.0),
     ]
-    found = summary(served, TARGETS)
-    row = found["chat"]
+    figures = summary(served, TARGETS)
+    row = figures["chat"]
     assert (row["within"], row["within_of_served"], row["goodput"], row["refused"]) == (0.25, 1 / 3, 0.1, 0.25)
-    assert (row["ttft_p50"], row["end_to_end_p50"], found["batch"]["end_to_end_p50"]) == (0.5, 2.0, 9.0)
-    assert found["tokens_per_second"] == 6
+    assert (row["ttft_p50"], row["end_to_end_p50"], figures["batch"]["end_to_end_p50"]) == (0.5, 2.0, 9.0)
+    assert figures["tokens_per_second"] == 6
 
 
 def test_the_page_has_what_was_committed() -> None:

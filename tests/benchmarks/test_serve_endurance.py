@@ -28,20 +28,20 @@ def test_all_three_parts(tiny_bundle: Path, tmp_path: Path) -> None:
         str(result),
     ]
     assert serve_endurance.main([str(tiny_bundle), *small]) == 0
-    found = json.loads(result.read_text())
-    assert found["load"]["result"]["finished"] > 0 and found["kills"]["requests"] == 20
-    assert found["day"]["requests"] > 100 and found["day"]["ended_after_hours"] > 20
+    result_json = json.loads(result.read_text())
+    assert result_json["load"]["result"]["finished"] > 0 and result_json["kills"]["requests"] == 20
+    assert result_json["day"]["requests"] > 100 and result_json["day"]["ended_after_hours"] > 20
 
 
 def test_hostile_clients(tiny_bundle: Path, tmp_path: Path) -> None:
     """Each client is there, and honest answers are right; times are left to a quiet machine."""
-    found = serve_endurance.hostile(tiny_bundle, tmp_path, 3.0)
+    figures = serve_endurance.hostile(tiny_bundle, tmp_path, 3.0)
     # On a busy machine a key of well-behaved clients may have more requests at a time than it is allowed.
-    assert found["hostile"]["wrong"] == []
-    assert [one for one in found["well_behaved"]["wrong"] if not one.startswith("well-behaved: 429 ")] == []
-    assert found["hostile"]["honest"]["requests"] > 0 < found["well_behaved"]["honest"]["requests"]
-    assert found["deaths"] == 0 == found["exit"] and found["all_blocks_free"]
-    kinds = {name.partition(" ")[0] for name in found["hostile"]["others"]["statuses"]}
+    assert figures["hostile"]["wrong"] == []
+    assert [one for one in figures["well_behaved"]["wrong"] if not one.startswith("well-behaved: 429 ")] == []
+    assert figures["hostile"]["honest"]["requests"] > 0 < figures["well_behaved"]["honest"]["requests"]
+    assert figures["deaths"] == 0 == figures["exit"] and figures["all_blocks_free"]
+    kinds = {name.partition(" ")[0] for name in figures["hostile"]["others"]["statuses"]}
     assert kinds == {kind.__name__ for kind in hostile_clients.KINDS}
 
 

@@ -36,18 +36,18 @@ def test_patterns_keep_what_they_say(patterns: ModuleType, rows: int) -> None:
     hessian = Hessian(128)
     hessian.add(x * torch.rand(128, generator=generator))
     factor = factorize_by_fours(hessian.sum)
-    kept = {name: patterns.pruned(weight, factor, pattern) for name, pattern in patterns.PATTERNS.items()}
-    assert torch.equal(kept["2:4"], sparsegpt(weight, factor))
+    pruned = {name: patterns.pruned(weight, factor, pattern) for name, pattern in patterns.PATTERNS.items()}
+    assert torch.equal(pruned["2:4"], sparsegpt(weight, factor))
     for name, pattern in patterns.PATTERNS.items():
-        share = float((kept[name] != 0).float().mean())
+        share = float((pruned[name] != 0).float().mean())
         whole = 4 if name.startswith("32x32") else 128  # groups in a row are kept or not
         assert share == pytest.approx(max(1, round(whole * pattern.density)) / whole, abs=0.01), name
     for name in ("32x4-50", "32x32-50"):
         outputs, inputs = patterns.PATTERNS[name].block
-        for panel in (kept[name] != 0).split(outputs):
+        for panel in (pruned[name] != 0).split(outputs):
             blocks = panel.unflatten(1, (-1, inputs)).sum((0, 2))
             assert set(blocks.tolist()) <= {0, len(panel) * inputs}, name
-    errors = {n: float((x @ (kept[n] - weight).t()).norm()) for n in ("none-50", "2:4", "32x4-50", "32x32-50")}
+    errors = {n: float((x @ (pruned[n] - weight).t()).norm()) for n in ("none-50", "2:4", "32x4-50", "32x32-50")}
     assert list(errors) == sorted(errors, key=lambda n: errors[n])  # the freer the choice, the smaller
 
 
@@ -73,6 +73,6 @@ def test_products_are_those_of_dense_weights(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--kernels-only", *sizes, "--output", str(out)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # the program compares them bit for bit
-    found = json.loads(out.read_text())["speed"]
-    assert {(row["pattern"], row["rows"]) for row in found} >= {("none-50", 1), ("32x4-70", 6), ("32x32-90", 20)}
-    assert all(row["speed"] > 0 and 0 < row["bytes"] < 1 for row in found)
+    speeds = json.loads(out.read_text())["speed"]
+    assert {(row["pattern"], row["rows"]) for row in speeds} >= {("none-50", 1), ("32x4-70", 6), ("32x32-90", 20)}
+    assert all(row["speed"] > 0 and 0 < row["bytes"] < 1 for row in speeds)

@@ -29,19 +29,19 @@ def test_every_task_is_measured_and_compared(
         speculation.main([str(tiny_bundle), "--rounds", "1", "--tokens", "6", "--threads", "1", "--json", str(path)])
         == 0
     )
-    (found,) = json.loads(path.read_text()).values()
-    assert len(found["tasks"]) == 14
-    assert all(of["ratio"] > 0 and of["accepted"] <= of["drafted"] for of in found["tasks"].values())
+    (figures,) = json.loads(path.read_text()).values()
+    assert len(figures["tasks"]) == 14
+    assert all(of["ratio"] > 0 and of["accepted"] <= of["drafted"] for of in figures["tasks"].values())
 
 
 def test_ours_has_the_same_tokens_with_speculation_and_without(tiny_bundle: Path, tmp_path: Path) -> None:
     Texts({"copy": [5, 6, 7] * 5, "chat": [9, 40, 22, 7]}, 9).write(tmp_path / "texts.json")
-    found = ours.ahead(str(tiny_bundle), Workload(threads=1, texts=str(tmp_path / "texts.json"))).figures
-    assert {name.partition(".")[0] for name in found} == {"copy", "chat"}
-    assert all(found[f"{name}.same"] == 9 and found[f"{name}.on"] > 0 for name in ("copy", "chat"))
+    report = ours.ahead(str(tiny_bundle), Workload(threads=1, texts=str(tmp_path / "texts.json"))).figures
+    assert {name.partition(".")[0] for name in report} == {"copy", "chat"}
+    assert all(report[f"{name}.same"] == 9 and report[f"{name}.on"] > 0 for name in ("copy", "chat"))
     for name in ("copy", "chat"):
-        assert found[f"{name}.tokens_per_step"] == pytest.approx(8 / (8 - found[f"{name}.accepted"]))
-        assert found[f"{name}.accepted"] <= found[f"{name}.drafted"]
+        assert report[f"{name}.tokens_per_step"] == pytest.approx(8 / (8 - report[f"{name}.accepted"]))
+        assert report[f"{name}.accepted"] <= report[f"{name}.drafted"]
 
 
 def test_an_answer_that_changes_or_is_short_is_noticed() -> None:
@@ -54,10 +54,10 @@ def test_an_answer_that_changes_or_is_short_is_noticed() -> None:
     def ahead(prompt: list[int]) -> Answer:
         return Answer([1, 1, 1, 1, 1], 1.0, 2, 6)
 
-    found = texts.figures(plain, ahead)
-    assert (found["copy.off"], found["copy.on"], found["copy.tokens_per_step"]) == (2, 4, 2)
-    assert (found["copy.same"], found["edit.same"]) == (5, 0)
-    assert (found["copy.drafted"], found["copy.accepted"]) == (6, 2)
+    figures = texts.figures(plain, ahead)
+    assert (figures["copy.off"], figures["copy.on"], figures["copy.tokens_per_step"]) == (2, 4, 2)
+    assert (figures["copy.same"], figures["edit.same"]) == (5, 0)
+    assert (figures["copy.drafted"], figures["copy.accepted"]) == (6, 2)
     uncounted = texts.figures(plain, plain)
     assert "copy.drafted" not in uncounted and uncounted["copy.accepted"] == 0
     with pytest.raises(ValueError, match="edit: 5 and 4 tokens of 5"):
@@ -68,13 +68,13 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fakes give 100 tokens a second without, and with speculation 30 for each token of a step; one crashes."""
-    asked: list[tuple[str, int, str]] = []
+    runs: list[tuple[str, int, str]] = []
 
     def run(command: Sequence[str]) -> Report:
         worker, task, work = command[2].removeprefix("peers.workers."), command[3], Workload.parse(command[5])
         assert task == "ahead"
         texts = Texts.read(work.texts)
-        asked.append((worker, work.draft, Path(work.draft_model).name))
+        runs.append((worker, work.draft, Path(work.draft_model).name))
         if worker == "openvino_cpu" and not work.draft_model:
             raise WorkerError("it ended with -11")
         per_step = work.draft or 6
@@ -105,30 +105,30 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     table, drafts = MarkedTable("speculation.py smollm2 int8"), beside.marked("smollm2", "int8", "int4")
     page.write_text(f"before\n{table.begin}\nstale\n{END}\n{drafts.begin}\nuntouched\n{END}\nafter\n")
     sizes = ["--rounds", "2", "--tokens", "61", "--threads", "1"]
-    told = [str(tiny_bundle), "--peers", "int8", *sizes, "--json", str(path), "--page", str(page)]
-    assert speculation.main(told) == 0
-    assert sorted(asked[:5]) == sorted(asked[5:])
+    arguments = [str(tiny_bundle), "--peers", "int8", *sizes, "--json", str(path), "--page", str(page)]
+    assert speculation.main(arguments) == 0
+    assert sorted(runs[:5]) == sorted(runs[5:])
     peers = {(name, ahead, "") for name, ahead in (("llama_cpp", 2), ("llama_cpp", 10), ("openvino_cpu", 5))}
-    assert set(asked) == {("ours", 0, ""), *peers, ("openvino_cpu", 10, "")}
-    assert asked[0] == ("ours", 0, "") and asked[5] == ("llama_cpp", 2, ""), "another begins each round"
-    (found,) = json.loads(path.read_text()).values()
-    engines = found["engines"]
+    assert set(runs) == {("ours", 0, ""), *peers, ("openvino_cpu", 10, "")}
+    assert runs[0] == ("ours", 0, "") and runs[5] == ("llama_cpp", 2, ""), "another begins each round"
+    (by_task,) = json.loads(path.read_text()).values()
+    engines = by_task["engines"]
     assert set(engines) == {"Enginewright", "llama.cpp, 2 ahead", "llama.cpp, 10 ahead"}
     copy = engines["Enginewright"]["tasks"]["copy"]
     assert copy["ratio"] == pytest.approx(1.8) and copy["tokens_per_step"] == pytest.approx(6)
     assert (copy["drafted"], copy["accepted"], copy["same"]) == (60, 50, 61)
     assert set(engines["Enginewright"]["tasks"]) == {*speculation.TASKS, "random"}
-    assert found["failed"]["OpenVINO GenAI, 10 ahead"] == "round 1: it ended with -11"
+    assert by_task["failed"]["OpenVINO GenAI, 10 ahead"] == "round 1: it ended with -11"
     text = page.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "stale" not in text and "untouched" in text
     assert "| edit | Enginewright | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
     assert "| others from token 61 on |" in text and "OpenVINO GenAI, 5 ahead has no results" in text
     assert "llama.cpp has no results for some or all rounds: no wheel" in text
     assert "- llama.cpp, 2 ahead: llama_cpp, told." in text
-    asked.clear()
-    assert speculation.main([*told, "--draft", str(tiny_bundle)]) == 0
+    runs.clear()
+    assert speculation.main([*arguments, "--draft", str(tiny_bundle)]) == 0
     guesser = tiny_bundle.resolve().name
-    assert {one for one in asked if one[2]} == {
+    assert {one for one in runs if one[2]} == {
         ("ours", 0, guesser),
         ("openvino_cpu", 3, "b4"),
         ("openvino_cpu", 5, "b4"),

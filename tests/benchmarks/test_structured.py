@@ -32,10 +32,10 @@ def test_schemas_and_instances_are_counted(tokenizer: Tokenizer, tmp_path: Path)
         (tmp_path / f"{name}.json").write_text(json.dumps({"schema": schema, "tests": tests}), encoding="utf-8")
     assert [name for name, _, _ in structured.maskbench(tmp_path, 2)] == ["a", "c"]
     grammars = Grammars(tokenizer.to_json(), 256, [2])
-    found = structured.try_schemas(structured.maskbench(tmp_path, 0), tokenizer, grammars)
+    outcome = structured.try_schemas(structured.maskbench(tmp_path, 0), tokenizer, grammars)
     grammars.close()
-    assert (found.compiled, found.refused, found.instances) == (3, 1, 7)
-    assert found.accepted == ["d"] and found.rejected == 1
-    assert found.reasons == {'Unimplemented keys: ["not"]': 1}
-    row = found.to_json()
+    assert (outcome.compiled, outcome.refused, outcome.instances) == (3, 1, 7)
+    assert outcome.accepted == ["d"] and outcome.rejected == 1
+    assert outcome.reasons == {'Unimplemented keys: ["not"]': 1}
+    row = outcome.to_json()
     assert row["invalid_accepted"] == ["d"] and row["mask_us"]["worst"] >= row["mask_us"]["p50"] > 0

@@ -42,17 +42,17 @@ def tiles_of(case: TileCase) -> list[Tile]:
 @pytest.mark.parametrize("capability", [80, 90, 100, 120])
 def test_candidates_hold_what_the_rule_takes_first(capability, group):
     for case in (replace(DECODE, group=group), replace(PREFILL, group=group)):
-        found = list(tile_sweep.candidates(case, GPUS[capability]))
-        assert len(found) == len(set(found)) > 10
-        assert next(attention_tiles(case, GPUS[capability])) in found
+        tiles = list(tile_sweep.candidates(case, GPUS[capability]))
+        assert len(tiles) == len(set(tiles)) > 10
+        assert next(attention_tiles(case, GPUS[capability])) in tiles
 
 
 def test_the_fastest_tile_of_each_case_comes_into_the_table(tmp_path):
-    said: list[str] = []
-    found, left_out = tile_sweep.sweep([DECODE, PREFILL], tiles_of, timer, 1.0, lambda: 0.0, said.append)
-    assert {case: tile for case, (tile, _) in found.items()} == BEST and left_out == [] and len(said) == 2
+    lines: list[str] = []
+    best, left_out = tile_sweep.sweep([DECODE, PREFILL], tiles_of, timer, 1.0, lambda: 0.0, lines.append)
+    assert {case: tile for case, (tile, _) in best.items()} == BEST and left_out == [] and len(lines) == 2
     path = tmp_path / "tiles.jsonl"
-    tile_sweep.merge(path, found)
+    tile_sweep.merge(path, best)
     assert read_tiles(path) == BEST
     assert '"microseconds": 10.0' in path.read_text()
     other = Tile(1, 16, 64, 4, 3)
@@ -64,14 +64,14 @@ def test_the_fastest_tile_of_each_case_comes_into_the_table(tmp_path):
 @pytest.mark.parametrize("seconds", [0, 1, 30])
 def test_a_case_that_was_not_finished_is_left_out(seconds):
     times = iter(range(10**6))
-    found, left_out = tile_sweep.sweep([DECODE, PREFILL], tiles_of, timer, seconds, lambda: next(times), lambda _: None)
-    assert found == ({} if seconds < 30 else found) and left_out[-1] == PREFILL
-    assert [*found, *left_out] == [DECODE, PREFILL]
+    best, left_out = tile_sweep.sweep([DECODE, PREFILL], tiles_of, timer, seconds, lambda: next(times), lambda _: None)
+    assert best == ({} if seconds < 30 else best) and left_out[-1] == PREFILL
+    assert [*best, *left_out] == [DECODE, PREFILL]
 
 
 def test_a_case_that_nothing_runs_is_left_out():
-    found, left_out = tile_sweep.sweep([DECODE], tiles_of, lambda case, tile: None, 1.0, lambda: 0.0)
-    assert found == {} and left_out == [DECODE]
+    best, left_out = tile_sweep.sweep([DECODE], tiles_of, lambda case, tile: None, 1.0, lambda: 0.0)
+    assert best == {} and left_out == [DECODE]
 
 
 def test_tiles_that_do_not_fit_or_need_a_stack_are_not_compiled_for(monkeypatch, tmp_path):
@@ -92,10 +92,10 @@ def test_tiles_that_do_not_fit_or_need_a_stack_are_not_compiled_for(monkeypatch,
 def test_the_table_is_made_from_what_was_found_elsewhere(tmp_path):
     times = {tile: timer(DECODE, tile) for tile in tiles_of(DECODE)}
     record = tile_sweep.record_of(DECODE, {tile: took for tile, took in times.items() if took is not None})
-    found = tmp_path / "A.jsonl"
-    found.write_text('{"part": "facts"}\n' + json.dumps({"part": "tiles", **record}) + "\n")
+    records = tmp_path / "A.jsonl"
+    records.write_text('{"part": "facts"}\n' + json.dumps({"part": "tiles", **record}) + "\n")
     table = tmp_path / "tiles.jsonl"
-    command = [sys.executable, str(SCRIPT), "--found", str(found), "--output", str(table)]
+    command = [sys.executable, str(SCRIPT), "--found", str(records), "--output", str(table)]
     assert subprocess.run(command, check=False).returncode == 0
     assert read_tiles(table) == {DECODE: BEST[DECODE]}
 

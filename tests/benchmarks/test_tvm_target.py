@@ -32,12 +32,12 @@ def test_a_time_for_each_case_and_engine(tmp_path: Path, monkeypatch: pytest.Mon
     tvm_target.main([*paths, "--ours", str(tmp_path / "b"), "--rounds", "1", "--threads", "1"])
     results = json.loads(result.read_text())
     assert results["int8"] == {"seconds": 1}
-    found = results["f32"]
-    assert found["seconds"].keys() == {"prefill 20", "decode 1", "decode 2"}
-    for times in found["seconds"].values():
+    figures = results["f32"]
+    assert figures["seconds"].keys() == {"prefill 20", "decode 1", "decode 2"}
+    for times in figures["seconds"].values():
         assert times.keys() == {tvm_target.EAGER, "cpu", "tvm", tvm_target.OURS} and min(times.values()) > 0
-    assert found["kl"].keys() == {"cpu", "tvm", tvm_target.OURS} and max(found["kl"].values()) < 1e-9
-    assert found["engines"][tvm_target.OURS]["kernels"] == "enginewright"
+    assert figures["kl"].keys() == {"cpu", "tvm", tvm_target.OURS} and max(figures["kl"].values()) < 1e-9
+    assert figures["engines"][tvm_target.OURS]["kernels"] == "enginewright"
 
 
 def test_steps_are_the_same_requests_as_transformers_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

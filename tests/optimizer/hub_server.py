@@ -129,18 +129,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(self.state.broken, b"{}")
         if self.side == "storage":
             return self._file(*self.state.blobs[path.removeprefix("/")])
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+)|/(refs))?", path):
-            return self._api(found[1], found[2] or "main", refs=found[3] is not None)
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            return self._resolve(found[1], found[2], found[3])
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+)|/(refs))?", path):
+            return self._api(match[1], match[2] or "main", refs=match[3] is not None)
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            return self._resolve(match[1], match[2], match[3])
         return self._send(404, b"{}")
 
     def _repository(self, name: str) -> Repository | None:
-        found = self.state.repositories.get(name)
-        if found is None or (found.private and not self._has_token()):
+        repository = self.state.repositories.get(name)
+        if repository is None or (repository.private and not self._has_token()):
             self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
             return None
-        return found
+        return repository
 
     def _has_token(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {self.state.token}"
@@ -178,18 +178,18 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit}
         if len(data) < LARGE:
             return self._file(file, data, headers | {"ETag": f'"{_git_hash(data)}"'})
-        found = hashlib.sha256(data).hexdigest()
-        self.state.blobs[found] = (file, data)
-        headers |= {"X-Linked-Etag": f'"{found}"', "X-Linked-Size": str(len(data))}
-        return self._send(302, b"", headers | {"Location": f"{self.state.storage}/{found}?Signature=abc"})
+        digest = hashlib.sha256(data).hexdigest()
+        self.state.blobs[digest] = (file, data)
+        headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data))}
+        return self._send(302, b"", headers | {"Location": f"{self.state.storage}/{digest}?Signature=abc"})
 
     def _file(self, name: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         sent, status, headers = data, 200, dict(headers or {})
         if name in self.state.damaged:
             sent = data[:-1] + bytes([data[-1] ^ 1])
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if wanted is not None and not self.state.without_ranges:
-            start, status = int(wanted[1]), 206
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if match is not None and not self.state.without_ranges:
+            start, status = int(match[1]), 206
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             sent = sent[start:]
         if self.command == "GET":

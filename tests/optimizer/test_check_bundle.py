@@ -40,19 +40,19 @@ def bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
 
 def test_a_bundle_that_is_whole(tiny_bundle: Path, tiny_folder: Path) -> None:
     events: list[ProgressEvent] = []
-    found = check_bundle(tiny_bundle, progress=events.append)
+    check = check_bundle(tiny_bundle, progress=events.append)
     size = sum(f.bytes for f in Bundle.open(tiny_bundle).files.values())
-    assert (found.files, found.bytes, found.source) == (len(Bundle.open(tiny_bundle).files), size, None)
+    assert (check.files, check.bytes, check.source) == (len(Bundle.open(tiny_bundle).files), size, None)
     assert [(e.stage, e.done, e.total) for e in events][-1] == ("hash", size, size)
-    (target,) = found.targets
+    (target,) = check.targets
     assert (target.target, target.why_not, target.comparison) == ("cpu", None, None)
     assert {"isa", "threads"} <= target.runs_with.keys()
 
-    found = check_bundle(tiny_bundle, source=tiny_folder, targets=["cpu"], progress=events.append)
-    compared = found.targets[0].comparison
+    check = check_bundle(tiny_bundle, source=tiny_folder, targets=["cpu"], progress=events.append)
+    compared = check.targets[0].comparison
     assert compared is not None and compared.tolerance is not None
     assert 0 < compared.random_tokens.max_logit_error <= compared.tolerance
-    assert json.loads(json.dumps(found.to_json()))["targets"][0]["comparison"]["exact"] is True
+    assert json.loads(json.dumps(check.to_json()))["targets"][0]["comparison"]["exact"] is True
     assert "verify" in {e.stage for e in events}
 
 
@@ -144,20 +144,20 @@ def test_targets_that_do_not_run_here(bundle: Path) -> None:
     path = bundle / target_manifest_path("cpu")
     target = json.loads(path.read_text())
     path.write_text(sealed(target | {"state": "needs-build", "needs": "a GPU"}))
-    (found,) = check_bundle(bundle).targets
-    assert (found.why_not, found.comparison) == ("it is not built yet, and needs a GPU", None)
+    (one,) = check_bundle(bundle).targets
+    assert (one.why_not, one.comparison) == ("it is not built yet, and needs a GPU", None)
     with pytest.raises(BundleError, match="not built"):
         check_bundle(bundle, targets=["cpu"])
 
 
 def test_a_target_that_onnxruntime_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_onnx.write_bundle(tmp_path / "tiny.bundle")
-    (found,) = check_bundle(path).targets
-    assert (found.target, found.why_not) == ("onnx", None)
-    assert found.runs_with["provider"] == "CPUExecutionProvider"
+    (target,) = check_bundle(path).targets
+    assert (target.target, target.why_not) == ("onnx", None)
+    assert target.runs_with["provider"] == "CPUExecutionProvider"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    (found,) = check_bundle(path).targets
-    assert found.why_not is not None and "onnxruntime, which target 'onnx' runs on" in found.why_not
+    (target,) = check_bundle(path).targets
+    assert target.why_not is not None and "onnxruntime, which target 'onnx' runs on" in target.why_not
     with pytest.raises(MissingDependencyError, match=r"enginewright\[onnx\]"):
         check_bundle(path, targets=["onnx"])
 

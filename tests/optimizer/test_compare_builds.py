@@ -139,10 +139,10 @@ def change_model(**fields: Any) -> Callable[[Path], None]:
 
 def swap_tokens(bundle: Path) -> None:
     file = "tokenizer/tokenizer.json"
-    found = json.loads((bundle / file).read_text())
-    vocabulary = found["model"]["vocab"]
+    document = json.loads((bundle / file).read_text())
+    vocabulary = document["model"]["vocab"]
     vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
-    write(bundle, file, json.dumps(found).encode())
+    write(bundle, file, json.dumps(document).encode())
 
 
 def scale_by(factor: float) -> Callable[[np.ndarray[Any, Any]], None]:
@@ -268,13 +268,13 @@ def test_a_planted_edit_is_found(planted: str, builds: Builds, tmp_path: Path) -
     older = builds.get("llama", recipe)
     new = builds.copy(older, tmp_path / "new.bundle")
     edit(new)
-    found = compare(new, older)
-    check_found(found, expected)
+    comparison = compare(new, older)
+    check_found(comparison, expected)
     if expected & {"kl_mean"}:
         part = "down_proj" if planted == "a scale" else "layernorm"
-        assert found.files[0].startswith(f"{BLOB}: ") and part in found.files[0]
+        assert comparison.files[0].startswith(f"{BLOB}: ") and part in comparison.files[0]
     else:
-        assert not names(found.failed) & SUITE
+        assert not names(comparison.failed) & SUITE
 
 
 @pytest.mark.parametrize("planted", EXPORTS)
@@ -295,19 +295,19 @@ def test_what_a_family_has_is_found_missing(planted: str, builds: Builds) -> Non
 def test_a_slower_build_is_found(planted: str, builds: Builds) -> None:
     factors, expected = SPEEDS[planted]
     bundle = builds.get("llama", "int8")
-    found = compare(bundle, bundle, measure=timed(*factors))
-    assert names(found.failed) == expected
-    (check,) = found.failed
+    comparison = compare(bundle, bundle, measure=timed(*factors))
+    assert names(comparison.failed) == expected
+    (check,) = comparison.failed
     assert check.measured == pytest.approx(max(factors)) and "margin of 5%" in check.detail
 
 
 def test_a_busy_machine_makes_the_speed_inconclusive_and_no_failure(builds: Builds, tmp_path: Path) -> None:
     bundle = builds.get("llama", "int8")
     budget = Budget(layers=False)
-    found = compare(bundle, bundle, budget=budget, measure=noisy(1.0, 0))
-    assert [check.name for check in found.inconclusive] == ["prefill_ratio", "decode_ratio"]
-    assert found.within_budget and not found.failed
-    write_junit(found, tmp_path / "out.xml")
+    comparison = compare(bundle, bundle, budget=budget, measure=noisy(1.0, 0))
+    assert [check.name for check in comparison.inconclusive] == ["prefill_ratio", "decode_ratio"]
+    assert comparison.within_budget and not comparison.failed
+    write_junit(comparison, tmp_path / "out.xml")
     skipped = [one.get("message", "") for one in ElementTree.parse(tmp_path / "out.xml").iter("skipped")]
     assert sum(message.startswith("inconclusive: ") for message in skipped) == 2
     # Much slower is still found.
@@ -331,10 +331,10 @@ def test_equal_builds_pass_a_budget_of_nothing(family: str, recipe: str, builds:
         builds.get("llama" if text and i == 0 else f"{family}-{i}", recipe, model, text=text) for i in range(2)
     )
     assert first != second
-    found = compare(second, first, budget=nothing, measure=timed(1.09, 0.9))  # within the margin
-    assert found.within_budget, [f"{c.name} {shown(c)} {c.detail}" for c in found.failed]
-    assert {check.outcome for check in found.checks} == {"passed"}
-    assert [one.layer for one in found.layers] == [0, 1, None] and found.files == found.changed == ()
+    comparison = compare(second, first, budget=nothing, measure=timed(1.09, 0.9))  # within the margin
+    assert comparison.within_budget, [f"{c.name} {shown(c)} {c.detail}" for c in comparison.failed]
+    assert {check.outcome for check in comparison.checks} == {"passed"}
+    assert [one.layer for one in comparison.layers] == [0, 1, None] and comparison.files == comparison.changed == ()
 
 
 def test_there_are_twenty_pairs() -> None:
@@ -344,12 +344,12 @@ def test_there_are_twenty_pairs() -> None:
 @pytest.mark.parametrize("recipe", ["f32", "int8"])
 def test_a_source_is_what_a_bundle_is_held_against(recipe: str, builds: Builds, tiny_folder: Path) -> None:
     bundle = builds.get("llama", recipe)
-    found = compare(bundle, tiny_folder)
-    assert (found.kind, found.within_budget) == ("source", True), found.failed
-    skipped = {c.name for c in found.checks if c.outcome == "not compared"}
+    comparison = compare(bundle, tiny_folder)
+    assert (comparison.kind, comparison.within_budget) == ("source", True), comparison.failed
+    skipped = {c.name for c in comparison.checks if c.outcome == "not compared"}
     assert skipped == {"kv_cache", "size_ratio", "memory_ratio", "prefill_ratio", "decode_ratio", "bytes"}
-    assert [one.layer for one in found.layers] == [0, 1, None]
-    assert found.speed is None
+    assert [one.layer for one in comparison.layers] == [0, 1, None]
+    assert comparison.speed is None
     strict = compare(bundle, tiny_folder, budget=Budget(kl_mean=1e-9))
     assert names(strict.failed) >= ({"kl_mean"} if recipe == "int8" else set())
     assert strict.within_budget == (recipe == "f32")
@@ -360,8 +360,8 @@ def test_a_source_that_differs(builds: Builds, tiny_folder: Path, tmp_path: Path
     for file in tiny_folder.glob("*token*"):
         shutil.copy(file, tmp_path / "other")
     (tmp_path / "other/generation_config.json").write_text('{"temperature": 0.5, "do_sample": true}')
-    found = compare(builds.get("llama", "f32"), tmp_path / "other")
-    assert {"kl_mean", "templates", "generation"} == names(found.failed) - {"kl_max", "kl_layer", "tokens_changed"}
+    comparison = compare(builds.get("llama", "f32"), tmp_path / "other")
+    assert {"kl_mean", "templates", "generation"} == names(comparison.failed) - {"kl_max", "kl_layer", "tokens_changed"}
     with pytest.raises(SourceError, match="against"):
         compare(builds.get("llama", "f32"), tmp_path / "nothing")
 
@@ -384,9 +384,9 @@ def test_what_the_budget_leaves_out(builds: Builds, tmp_path: Path) -> None:
     def never(*_: object) -> SpeedPairs:
         raise AssertionError("speed isn't to be measured")
 
-    found = compare(new, bundle, budget=Budget(generation=False, layers=False, speed=False), measure=never)
-    assert found.within_budget and found.layers == () and found.speed is None
-    skipped = {c.name: c.detail for c in found.checks if c.outcome == "not compared"}
+    comparison = compare(new, bundle, budget=Budget(generation=False, layers=False, speed=False), measure=never)
+    assert comparison.within_budget and comparison.layers == () and comparison.speed is None
+    skipped = {c.name: c.detail for c in comparison.checks if c.outcome == "not compared"}
     assert skipped.keys() == {"generation", "kl_layer", "prefill_ratio", "decode_ratio", "bytes"}
     assert "generation = false" in skipped["generation"] and "speed = false" in skipped["decode_ratio"]
     assert names(compare(new, bundle, budget=Budget(bytes=True)).failed) == {"generation", "bytes"}
@@ -399,8 +399,8 @@ def test_prompts_of_a_file(builds: Builds, tmp_path: Path) -> None:
     file.write_text('{"prompt": "abc"}\n\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     bundle = builds.get("llama", "int8")
     events: list[ProgressEvent] = []
-    found = compare(bundle, bundle, prompts=file, progress=events.append)
-    assert found.prompts == 2 and found.tokens == 3 + len("<s>[user] Hi\n[assistant] ") - 2 + 2 * 32
+    comparison = compare(bundle, bundle, prompts=file, progress=events.append)
+    assert comparison.prompts == 2 and comparison.tokens == 3 + len("<s>[user] Hi\n[assistant] ") - 2 + 2 * 32
     assert {"load", "prompts", "layers", "compare"} <= {e.stage for e in events}
     worse = compare(builds.get("llama", "int4"), bundle, prompts=file)
     assert {one.where for one in worse.changed} <= {f"{file}:1", f"{file}:3"} and worse.changed
@@ -435,9 +435,9 @@ def test_speed_is_measured_in_pairs(builds: Builds) -> None:
         seen.append(len(pairs.decode))
         return len(seen) == 2
 
-    found = measure_speed(bundle, bundle, "cpu", 1, settled, silent)
-    assert found is not None and seen == list(ROUNDS[:2])
-    for pairs in (found.prefill, found.decode):
+    speeds = measure_speed(bundle, bundle, "cpu", 1, settled, silent)
+    assert speeds is not None and seen == list(ROUNDS[:2])
+    for pairs in (speeds.prefill, speeds.decode):
         assert len(pairs) == ROUNDS[1] and all(time > 0 for pair in pairs for time in pair)
     short = Bundle.open(builds.get("short", "f32", llama(max_position_embeddings=16)))
     assert measure_speed(short, short, "cpu", 1, settled, silent) is None
@@ -477,9 +477,9 @@ def test_junit(worse: BuildComparison, tmp_path: Path) -> None:
 
 def test_json_has_no_number_that_json_lacks(worse: BuildComparison) -> None:
     plain = replace(worse, budget=Budget(kl_max=math.inf)).to_json()
-    found = json.loads(json.dumps(plain, allow_nan=False))
-    assert found["within_budget"] is False and found["budget"]["kl_max"] is None
-    assert [c["name"] for c in found["checks"]] == [c.name for c in worse.checks]
+    document = json.loads(json.dumps(plain, allow_nan=False))
+    assert document["within_budget"] is False and document["budget"]["kl_max"] is None
+    assert [c["name"] for c in document["checks"]] == [c.name for c in worse.checks]
 
 
 def test_words_of_a_check() -> None:

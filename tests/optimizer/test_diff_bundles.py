@@ -27,12 +27,12 @@ def test_copies_are_equal_whatever_their_reports_say(tiny_bundle: Path, other: P
     (other / "report/report.json").write_text("{}")
     (other / "report/more.txt").write_text("x")
     events: list[ProgressEvent] = []
-    found = diff_bundles(tiny_bundle, other, progress=events.append)
-    assert found.equal and found.differences == ()
+    diff = diff_bundles(tiny_bundle, other, progress=events.append)
+    assert diff.equal and diff.differences == ()
     files = [p for p in tiny_bundle.rglob("*") if p.is_file() and p.parent.name != "report"]
-    assert (found.files, found.bytes) == (len(files), sum(p.stat().st_size for p in files))
-    assert (events[-1].stage, events[-1].done, events[-1].total) == ("compare", found.bytes, found.bytes)
-    assert json.loads(json.dumps(found.to_json()))["equal"] is True
+    assert (diff.files, diff.bytes) == (len(files), sum(p.stat().st_size for p in files))
+    assert (events[-1].stage, events[-1].done, events[-1].total) == ("compare", diff.bytes, diff.bytes)
+    assert json.loads(json.dumps(diff.to_json()))["equal"] is True
 
 
 def test_a_weight_is_named_with_how_much_of_it_differs(tiny_bundle: Path, other: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_weight_is_named_with_how_much_of_it_differs(tiny_bundle: Path, other:
     for at in (0, 5, entry.bytes - 1):
         data[entry.offset + at] ^= 1
     (other / BLOB).write_bytes(data)
-    (found,) = diff_bundles(tiny_bundle, other).differences
-    assert found == FileDifference(BLOB, len(data), len(data), (f"{name}: 3 of {entry.bytes:,} bytes",))
+    (difference,) = diff_bundles(tiny_bundle, other).differences
+    assert difference == FileDifference(BLOB, len(data), len(data), (f"{name}: 3 of {entry.bytes:,} bytes",))
 
 
 def test_a_field_is_named_with_both_values(tiny_bundle: Path, other: Path) -> None:
@@ -54,10 +54,10 @@ def test_a_field_is_named_with_both_values(tiny_bundle: Path, other: Path) -> No
     manifest["model"]["eos_token_ids"] = [*manifest["model"]["eos_token_ids"], 7]
     manifest["recipe"]["name"] = "x" * 100
     path.write_text(json.dumps(manifest))
-    (found,) = diff_bundles(tiny_bundle, other).differences
+    (difference,) = diff_bundles(tiny_bundle, other).differences
     was = json.loads((tiny_bundle / "manifest.json").read_text())["toolchain"]["torch"]
-    assert found.path == "manifest.json"
-    ids, recipe, more, torch = found.details
+    assert difference.path == "manifest.json"
+    ids, recipe, more, torch = difference.details
     assert ids.startswith("model.eos_token_ids: A [") and ids.endswith(", 7]")
     assert recipe.startswith("recipe.name: A 'f32', B 'xxx") and recipe.endswith("x...") and len(recipe) < 100
     assert (more, torch) == ("toolchain.more: only in B", f"toolchain.torch: A {was!r}, B '1.0'")
@@ -70,10 +70,10 @@ def test_files_that_one_of_them_lacks_and_bytes_of_the_others(tiny_bundle: Path,
     manifest = json.loads(path.read_text())
     manifest["files"]["tokenizer/chat_template.jinja"]["bytes"] = len("{{ other }}")
     path.write_text(json.dumps(manifest))
-    found = {d.path: d for d in diff_bundles(tiny_bundle, other).differences}
-    assert set(found) == {"tokenizer/chat_template.jinja", "notes.txt", "manifest.json"}
-    assert found["notes.txt"] == FileDifference("notes.txt", None, 1)
-    assert found["tokenizer/chat_template.jinja"].details == ("from byte 3 on",)
+    by_path = {d.path: d for d in diff_bundles(tiny_bundle, other).differences}
+    assert set(by_path) == {"tokenizer/chat_template.jinja", "notes.txt", "manifest.json"}
+    assert by_path["notes.txt"] == FileDifference("notes.txt", None, 1)
+    assert by_path["tokenizer/chat_template.jinja"].details == ("from byte 3 on",)
     assert {d.path: d.bytes_b for d in diff_bundles(other, tiny_bundle).differences}["notes.txt"] is None
 
 
@@ -83,8 +83,8 @@ def test_no_more_than_a_few_fields_are_named(tiny_bundle: Path, other: Path, mon
     manifest["toolchain"] |= {f"tool{i}": "1" for i in range(5)}
     path.write_text(json.dumps(manifest))
     monkeypatch.setattr(module, "MOST_DETAILS", 3)
-    (found,) = diff_bundles(tiny_bundle, other).differences
-    assert found.details == (*(f"toolchain.tool{i}: only in B" for i in range(3)), "and 2 more")
+    (difference,) = diff_bundles(tiny_bundle, other).differences
+    assert difference.details == (*(f"toolchain.tool{i}: only in B" for i in range(3)), "and 2 more")
 
 
 def test_a_file_longer_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

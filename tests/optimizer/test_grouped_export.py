@@ -43,9 +43,9 @@ def model() -> PreTrainedModel:
 def test_a_quarter_of_the_heads_is_served_as_the_program_says(model: PreTrainedModel, tmp_path: Path) -> None:
     path, chosen = tmp_path / "grouped.bundle", recipe(KvOptions(kv_heads=1))
     report = export(model, path, recipe=chosen)
-    (found,) = report.kv_heads
-    assert (found.bytes_per_token_before, found.bytes_per_token) == (BEFORE, BEFORE // 4)
-    assert set(found.heads.values()) == {(4, 1)} and found.error is not None and 0 < found.error < 1
+    (heads,) = report.kv_heads
+    assert (heads.bytes_per_token_before, heads.bytes_per_token) == (BEFORE, BEFORE // 4)
+    assert set(heads.heads.values()) == {(4, 1)} and heads.error is not None and 0 < heads.error < 1
     document = read_report(Bundle.open(path)).document
     assert document is not None
     assert kv_heads_lines(document)[0] == "256 bytes a token, 1,024 before (25%): 4 heads to 1 in 2 layers"
@@ -77,13 +77,13 @@ def test_integers_go_on_top(model: PreTrainedModel, tmp_path: Path) -> None:
 def test_numbers_within_a_cache(model: PreTrainedModel, tmp_path: Path) -> None:
     path, section = tmp_path / "searched.bundle", KvOptions(max_cache_bytes_per_token=BEFORE * 5 // 8)
     report = export(model, path, recipe=recipe(section))
-    (found,) = report.kv_heads
-    assert found.bytes_per_token == BEFORE * 5 // 8 and found.search is not None
-    alone = {layer.where: {o.kv_heads: o.predicted_kl for o in layer.options} for layer in found.search.layers}
+    (heads,) = report.kv_heads
+    assert heads.bytes_per_token == BEFORE * 5 // 8 and heads.search is not None
+    alone = {layer.where: {o.kv_heads: o.predicted_kl for o in layer.options} for layer in heads.search.layers}
     # One layer must give up three of its heads: that which costs less alone.
     cheapest = min(alone, key=lambda where: alone[where][1])
-    assert found.heads == {cheapest: (4, 1)}
-    assert found.search.chosen.measured_kl == max(found.search.measured_kl.values())
+    assert heads.heads == {cheapest: (4, 1)}
+    assert heads.search.chosen.measured_kl == max(heads.search.measured_kl.values())
     again = load_recipe(path / "report" / "recipe.toml")
     assert again.attention is not None
     assert again.attention.overrides == (KvHeadsOverride(layers=cheapest, kv_heads=1),)

@@ -64,10 +64,10 @@ def test_a_pruned_bundle_is_served_as_its_program_says(
     tokens = torch.arange(3, 40, dtype=torch.int32)
     expected = program.evaluate(packed_inputs(program, [tokens]))[0]
     with LLM(path, threads=1) as llm:
-        found = llm.logits(tokens.tolist())
+        logits = llm.logits(tokens.tolist())
         generated = llm.generate([tokens.tolist()])[0]
     # Float32 sums in two orders.
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(logits, expected.numpy(), rtol=1e-4, atol=1e-4)
     assert generated.token_ids
 
 
@@ -96,8 +96,8 @@ def cached_layers(path: Path) -> list[int]:
 def test_formats_on_top(weights: str, model: PreTrainedModel, tmp_path: Path) -> None:
     report = export(model, tmp_path / "m.bundle", recipe=recipe(weights, Pruning(channels=0.3)))
     (channels,) = [p for p in report.passes if p.name == "prune_channels"]
-    kept = {f.value for f in channels.figures if f.name == "channels kept"}
-    assert kept == {96.0 if weights == "int8" else 64.0}  # groups of 32, and of 64
+    counts = {f.value for f in channels.figures if f.name == "channels kept"}
+    assert counts == {96.0 if weights == "int8" else 64.0}  # groups of 32, and of 64
     storages = {s.dtype for s in report.storage if s.layer is not None}
     assert ("i8" if weights == "int8" else "u4") in storages
 
@@ -112,17 +112,17 @@ def test_a_planted_bug_is_found_in_a_pruned_bundle(
     assert bisect(Given(model), Given(path)).first_divergence is None
     planting = Planting(path, tmp_path / "planted")
     scale_rows(planting, f"{module}.weight", 16, 48)
-    found = bisect(Given(model), Given(planting.folder)).first_divergence
-    assert found is not None
-    assert found.stage == EMISSION and found.module == module
-    assert any(f"{module}.weight[0:64]" in tensor for tensor in found.tensors)
-    assert found.others == []
+    divergence = bisect(Given(model), Given(planting.folder)).first_divergence
+    assert divergence is not None
+    assert divergence.stage == EMISSION and divergence.module == module
+    assert any(f"{module}.weight[0:64]" in tensor for tensor in divergence.tensors)
+    assert divergence.others == []
     gate = f"model.layers.{first}.mlp.gate_proj"
     planting = Planting(path, tmp_path / "planted too")
     scale_rows(planting, f"{gate.removesuffix('gate_proj')}gate_proj+up_proj.weight", 0, 64)
-    found = bisect(Given(model), Given(planting.folder)).first_divergence
-    assert found is not None and found.module == gate
-    assert any(f"{gate}.weight[" in tensor for tensor in found.tensors)
+    divergence = bisect(Given(model), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.module == gate
+    assert any(f"{gate}.weight[" in tensor for tensor in divergence.tensors)
 
 
 def test_more_is_lost_than_the_budget_allows(model: PreTrainedModel, tmp_path: Path) -> None:

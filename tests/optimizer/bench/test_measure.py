@@ -46,13 +46,13 @@ def test_every_size_has_its_figures(found: BenchResult) -> None:
 def test_texts_with_tokens_computed_ahead(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "TASKS", {"copy": "one two " * 4, "long": "x " * 2000})
     options = BenchOptions(prompts=(5,), batches=(), steps=3, rounds=2, threads=1, speculate="lookup")
-    found = bench(Bundle.open(tiny_bundle), options).speculation
-    assert found is not None
-    (one,) = found.tasks  # the other is longer than the context
+    result = bench(Bundle.open(tiny_bundle), options).speculation
+    assert result is not None
+    (one,) = result.tasks  # the other is longer than the context
     assert one.task == "copy" and one.ratio.count == 2 and one.ratio.least > 0
-    assert one.accepted <= one.drafted == found.info["drafted"]
-    for wrong, said in (("", "isn't a way"), ("lookup", "onnx")):
-        with pytest.raises(RequestError, match=f"speculate: .*{said}"):
+    assert one.accepted <= one.drafted == result.info["drafted"]
+    for wrong, words in (("", "isn't a way"), ("lookup", "onnx")):
+        with pytest.raises(RequestError, match=f"speculate: .*{words}"):
             speculation.check_speculation(Bundle.open(tiny_bundle), "onnx", wrong)
 
 
@@ -165,10 +165,10 @@ def test_a_target_that_reads_its_prompts(tiny_folder: Path, tmp_path: Path) -> N
     pytest.importorskip("onnxruntime")
     enginewright.export(tiny_folder, tmp_path / "onnx.bundle", recipe="f32", targets=["onnx"])
     options = BenchOptions(prompts=(5,), batches=(1, 2), contexts=(8,), steps=2, threads=1, profile=True)
-    found = bench(Bundle.open(tmp_path / "onnx.bundle"), options)
-    assert found.target == "onnx" and found.limits is None and found.profiles == ()
-    assert found.options["rounds"] == 1
-    assert [d.step.count for d in found.decodes if d.step is not None] == [2, 2]
-    assert found.prompts[0].share is None and found.memory.weights == 0 < found.memory.kv_cache
-    assert [len(panel.series[0].limits) for panel in panels(found)] == [0, 0]
-    assert "dashed" in svg(found)
+    result = bench(Bundle.open(tmp_path / "onnx.bundle"), options)
+    assert result.target == "onnx" and result.limits is None and result.profiles == ()
+    assert result.options["rounds"] == 1
+    assert [d.step.count for d in result.decodes if d.step is not None] == [2, 2]
+    assert result.prompts[0].share is None and result.memory.weights == 0 < result.memory.kv_cache
+    assert [len(panel.series[0].limits) for panel in panels(result)] == [0, 0]
+    assert "dashed" in svg(result)

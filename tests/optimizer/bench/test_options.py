@@ -9,23 +9,23 @@ from enginewright.runtime.shared.errors import RequestError
 
 
 def test_the_defaults_where_all_fit() -> None:
-    found = plan(BenchOptions(), 8192)
-    assert (found.prompts, found.batches, found.contexts) == (PROMPTS, BATCHES, CONTEXTS)
-    assert found.context == max(PROMPTS) + new_tokens(found.steps)
-    assert found.requests == max(BATCHES)
+    sizes = plan(BenchOptions(), 8192)
+    assert (sizes.prompts, sizes.batches, sizes.contexts) == (PROMPTS, BATCHES, CONTEXTS)
+    assert sizes.context == max(PROMPTS) + new_tokens(sizes.steps)
+    assert sizes.requests == max(BATCHES)
 
 
 def test_the_defaults_of_a_short_context() -> None:
-    found = plan(BenchOptions(steps=8), 600)
-    assert (found.prompts, found.contexts) == ((128, 512), (128,))
-    found = plan(BenchOptions(steps=8), 64)
-    assert (found.prompts, found.contexts) == ((64 - new_tokens(8),), (64 - new_tokens(8),))
-    assert found.context == 64
+    sizes = plan(BenchOptions(steps=8), 600)
+    assert (sizes.prompts, sizes.contexts) == ((128, 512), (128,))
+    sizes = plan(BenchOptions(steps=8), 64)
+    assert (sizes.prompts, sizes.contexts) == ((64 - new_tokens(8),), (64 - new_tokens(8),))
+    assert sizes.context == 64
 
 
 def test_sizes_come_once_and_in_order() -> None:
-    found = plan(BenchOptions(prompts=(9, 3, 9), batches=(2, 1), contexts=(5, 4)), 512)
-    assert (found.prompts, found.batches, found.contexts) == ((3, 9), (1, 2), (4, 5))
+    sizes = plan(BenchOptions(prompts=(9, 3, 9), batches=(2, 1), contexts=(5, 4)), 512)
+    assert (sizes.prompts, sizes.batches, sizes.contexts) == ((3, 9), (1, 2), (4, 5))
 
 
 def test_room_is_made_for_what_is_measured_alone() -> None:

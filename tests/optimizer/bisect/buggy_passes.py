@@ -53,9 +53,9 @@ def buggy_quantization(bug: Callable[[Program, str], None], path: str) -> Pass:
 def scale_weight(program: Program, path: str) -> None:
     """A linear's weight, or that of the product it is fused into, times 1.01: of a quantized one the scales."""
     node = _linear(program, path)
-    given = bound_arguments(node)
-    argument = "weight" if given.get("weight_scales") is None else "weight_scales"
-    weight = given[argument]
+    arguments = bound_arguments(node)
+    argument = "weight" if arguments.get("weight_scales") is None else "weight_scales"
+    weight = arguments[argument]
     expr = program.weight_of(weight)
     assert expr is not None
     scaled = Apply(aten.mul.Tensor, (expr, 1.01), (), expr.shape, expr.dtype)

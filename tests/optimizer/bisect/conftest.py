@@ -31,8 +31,8 @@ class Made:
             return capture(source, **options)
         if id(source) not in self.captures:
             self.captures[id(source)] = capture(source, **options)
-        found = self.captures[id(source)]
-        return replace(found, program=found.program.copy())
+        captured = self.captures[id(source)]
+        return replace(captured, program=captured.program.copy())
 
     def replay(self, source: Any, captured: CapturedModel, recipe: Recipe, *args: Any, **options: Any) -> list[Stage]:
         """Replays as ``replay`` does, once."""

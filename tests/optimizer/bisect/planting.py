@@ -117,8 +117,8 @@ def shift_rope(planting: Planting, where: str) -> None:
         turn = {**table, "inputs": [positions, *table["inputs"][1:]], "outputs": [shifted]}
         for at in ropes:
             inputs = steps[at]["inputs"]
-            own = next(i for i, o in enumerate(inputs) if o["name"] == table["outputs"][0]["name"])
-            inputs[own] = shifted
+            first = next(i for i, o in enumerate(inputs) if o["name"] == table["outputs"][0]["name"])
+            inputs[first] = shifted
         steps[ropes[0] : ropes[0]] = [add, turn]
 
     planting.change_program(change)

@@ -41,10 +41,10 @@ def test_two_instruction_sets_of_a_bundle_agree(recipe: str, bundles: Bundles) -
 def test_two_bundles_differ_where_one_was_changed(bundles: Bundles, tmp_path: Path) -> None:
     planting = Planting(bundles("Qwen2", "f32"), tmp_path / "other")
     scale_rows(planting, QKV, 96, 128)
-    found = bisect(Given(bundles("Qwen2", "f32")), Given(planting.folder)).first_divergence
-    assert found is not None and found.stage == "" and found.pass_name is None
-    assert found.value_name == "output of model.layers.0.self_attn.v_proj"
-    assert "1.0100 times" in found.reasons[0]
+    divergence = bisect(Given(bundles("Qwen2", "f32")), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.stage == "" and divergence.pass_name is None
+    assert divergence.value_name == "output of model.layers.0.self_attn.v_proj"
+    assert "1.0100 times" in divergence.reasons[0]
 
 
 def test_bundles_of_other_formats_are_allowed_what_rounding_does(bundles: Bundles) -> None:
@@ -59,10 +59,10 @@ def test_two_models_differ_where_one_was_changed() -> None:
     changed = copy.deepcopy(original)
     with torch.no_grad():
         changed.get_submodule("model.layers.1.self_attn.o_proj").weight.mul_(1.01)
-    found = bisect(Given(original), Given(changed)).first_divergence
-    assert found is not None and found.layer == "model.layers.1"
-    assert found.value_name == "output of model.layers.1.self_attn.o_proj"
-    assert found.gain == pytest.approx(1.01, rel=1e-4)
+    divergence = bisect(Given(original), Given(changed)).first_divergence
+    assert divergence is not None and divergence.layer == "model.layers.1"
+    assert divergence.value_name == "output of model.layers.1.self_attn.o_proj"
+    assert divergence.gain == pytest.approx(1.01, rel=1e-4)
     same = bisect(Given(original), Given(copy.deepcopy(original)))
     assert same.first_divergence is None and same.largest_error == 0
 
@@ -75,14 +75,14 @@ def test_a_bias_that_one_of_two_models_has(dropped_in: str) -> None:
     with torch.no_grad():
         changed.get_submodule(name).bias.zero_()
     a, b = (changed, original) if dropped_in == "A" else (original, changed)
-    found = bisect(Given(a), Given(b)).first_divergence
-    assert found is not None and found.value_name == f"output of {name}"
-    assert not any("inf" in reason for reason in found.reasons)
+    divergence = bisect(Given(a), Given(b)).first_divergence
+    assert divergence is not None and divergence.value_name == f"output of {name}"
+    assert not any("inf" in reason for reason in divergence.reasons)
     if dropped_in == "A":
-        assert found.reasons[0].startswith(f"A adds no bias there, as it is all zeros; B adds {name}.bias")
+        assert divergence.reasons[0].startswith(f"A adds no bias there, as it is all zeros; B adds {name}.bias")
     else:
-        assert found.reasons[0].startswith(f"B doesn't add the bias {name}.bias")
-        assert found.reasons[0].endswith("it is all zeros")
+        assert divergence.reasons[0].startswith(f"B doesn't add the bias {name}.bias")
+        assert divergence.reasons[0].endswith("it is all zeros")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_a_step_that_was_changed_is_named(bundles: Bundles, tmp_path: Path) -> N
         step["attrs"]["scale"] *= 1.25
 
     planting.change_program(other_scale)
-    found = bisect(model_of("Qwen2"), Given(planting.folder)).first_divergence
-    assert found is not None and found.value_name == "what attention gives in model.layers.1.self_attn"
-    assert "has scale 0.3125, where the recipe makes 0.25" in found.reasons[-1]
+    divergence = bisect(model_of("Qwen2"), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.value_name == "what attention gives in model.layers.1.self_attn"
+    assert "has scale 0.3125, where the recipe makes 0.25" in divergence.reasons[-1]
 
 
 def test_given_tokens_are_taken_and_progress_is_told(bundles: Bundles) -> None:

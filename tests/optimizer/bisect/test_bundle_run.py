@@ -34,9 +34,9 @@ def test_what_is_put_is_what_is_read(dtype: CacheDtype, size: int) -> None:
     keys = rng.standard_normal((4, HEADS, size)).astype(np.float32)
     slots = np.array([31, 32, 70, 71], np.int32)
     put_keys(executable, "full", 0, slots, keys)
-    found, values = executable.cache_arrays("full", 0)
+    cached, values = executable.cache_arrays("full", 0)
     blocks, places = np.divmod(slots, KV_BLOCK_SIZE)
     expected = rounded_heads(torch.from_numpy(keys), dtype).numpy()
-    np.testing.assert_array_equal(found[blocks, :, :, places], expected)
-    assert np.count_nonzero(found) == np.count_nonzero(expected)  # nothing else was written
+    np.testing.assert_array_equal(cached[blocks, :, :, places], expected)
+    assert np.count_nonzero(cached) == np.count_nonzero(expected)  # nothing else was written
     assert not values.any()

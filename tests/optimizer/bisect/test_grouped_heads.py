@@ -46,16 +46,16 @@ def test_a_weight_times_1_01(bundle: Path, tmp_path: Path) -> None:
     name = f"{LAYER}.q_proj+k_proj+v_proj.weight"  # 64 rows of queries, 32 of keys, 32 of values
     planting = Planting(bundle, tmp_path / "key")
     scale_rows(planting, name, 64, 96)
-    found = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).first_divergence
-    assert found is not None and found.stage == EMISSION
-    assert found.layer == "model.layers.1" and found.value_name == f"output of {LAYER}.k_proj"
+    divergence = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.stage == EMISSION
+    assert divergence.layer == "model.layers.1" and divergence.value_name == f"output of {LAYER}.k_proj"
     # Each new head is made of two of the source's.
-    assert any(f"{LAYER}.k_proj.weight[0:32]" in t and f"{LAYER}.k_proj.weight[32:64]" in t for t in found.tensors)
-    assert "k_proj" in found.reasons[0] and "is 1.0100 times" in found.reasons[0]
+    assert any(f"{LAYER}.k_proj.weight[0:32]" in t and f"{LAYER}.k_proj.weight[32:64]" in t for t in divergence.tensors)
+    assert "k_proj" in divergence.reasons[0] and "is 1.0100 times" in divergence.reasons[0]
 
     planting = Planting(bundle, tmp_path / "output")
     scale_rows(planting, f"{LAYER}.o_proj.weight", 0, 64)
-    found = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).first_divergence
-    assert found is not None and found.layer == "model.layers.1"  # its product goes right into the residual
-    assert any(f"{LAYER}.o_proj.weight[0:64]" in tensor for tensor in found.tensors)
-    assert f"{LAYER}.o_proj.weight" in found.reasons[0] and "is 1.0100 times" in found.reasons[0]
+    divergence = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.layer == "model.layers.1"  # its product goes right into the residual
+    assert any(f"{LAYER}.o_proj.weight[0:64]" in tensor for tensor in divergence.tensors)
+    assert f"{LAYER}.o_proj.weight" in divergence.reasons[0] and "is 1.0100 times" in divergence.reasons[0]

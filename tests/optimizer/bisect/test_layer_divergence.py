@@ -35,10 +35,10 @@ def test_what_a_layer_changes_shows_behind_it(family: str, layer: int) -> None:
     assert [(event.stage, event.done, event.total) for event in events] == [("layers", n, 3) for n in range(4)]
     assert same is not None
     assert [(one.layer, one.kl_mean, one.kl_max) for one in same] == [(n, 0, 0) for n in (0, 1, 2, None)]
-    found = layer_divergence(run_of(family), run_of(family, scaled=layer), SEQUENCES)
-    assert found is not None
-    assert [one.kl_mean > 1e-4 for one in found] == [n > layer for n in range(4)]
-    assert all(0 <= one.kl_mean <= one.kl_max for one in found)
+    rows = layer_divergence(run_of(family), run_of(family, scaled=layer), SEQUENCES)
+    assert rows is not None
+    assert [one.kl_mean > 1e-4 for one in rows] == [n > layer for n in range(4)]
+    assert all(0 <= one.kl_mean <= one.kl_max for one in rows)
 
 
 def test_the_lens_is_the_model_s_own_last_norm_and_head() -> None:
@@ -62,8 +62,8 @@ class _Without:
         self.name, self.leaves, self.value_names = run.name, run.leaves, run.value_names
 
     def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
-        found = self._run.values(sequences, given)
-        return {name: value for name, value in found.items() if not name.path.startswith(self._hidden)}
+        values = self._run.values(sequences, given)
+        return {name: value for name, value in values.items() if not name.path.startswith(self._hidden)}
 
     def tensors(self, path: str) -> list[Tensor]:
         return self._run.tensors(path)
@@ -74,5 +74,5 @@ def test_runs_that_have_no_such_values() -> None:
     assert layer_divergence(whole, run_of("Llama", layers=2), SEQUENCES) is None
     assert layer_divergence(whole, _Without(run_of("Llama"), "nothing"), SEQUENCES) is not None
     for hidden in ("model.norm", "model.layers.1.", "lm_head", "model."):
-        found = layer_divergence(whole, _Without(run_of("Llama"), hidden), SEQUENCES)
-        assert (found is None) == (hidden != "lm_head"), hidden
+        rows = layer_divergence(whole, _Without(run_of("Llama"), hidden), SEQUENCES)
+        assert (rows is None) == (hidden != "lm_head"), hidden

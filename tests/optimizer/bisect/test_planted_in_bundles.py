@@ -21,11 +21,11 @@ LAYER = "model.layers.1"
 
 
 def divergence(family: str, bundle: Path) -> FirstDivergence:
-    found = bisect(Given(tiny(family)[0]), Given(bundle)).first_divergence
-    assert found is not None
-    assert found.stage == EMISSION and found.pass_name is None
-    assert found.error > found.tolerance
-    return found
+    first = bisect(Given(tiny(family)[0]), Given(bundle)).first_divergence
+    assert first is not None
+    assert first.stage == EMISSION and first.pass_name is None
+    assert first.error > first.tolerance
+    return first
 
 
 def planted(bundle: Path, folder: Path, plant: Callable[[Planting], None]) -> Path:
@@ -53,14 +53,14 @@ def test_a_bundle_as_exported_agrees(family: str, recipe: str, bundles: Bundles)
 def test_a_weight_times_1_01(family: str, recipe: str, bundles: Bundles, tmp_path: Path) -> None:
     bundle = bundles(family, recipe)
     name = f"{LAYER}.self_attn.q_proj+k_proj+v_proj.weight" + ("" if recipe == "f32" else ".scales")
-    found = divergence(family, planted(bundle, tmp_path, lambda p: scale_rows(p, name, 64, 96)))
-    assert found.layer == LAYER
-    assert found.value_name == f"output of {LAYER}.self_attn.k_proj"
-    assert any(f"{LAYER}.self_attn.k_proj.weight[0:32]" in tensor for tensor in found.tensors)
-    assert re.search(r"is 1\.010[0-2] times", found.reasons[0])  # scales and offsets are rounded to f16
-    assert "k_proj" in found.reasons[0]
-    assert found.others == []
-    assert found.calls[-1].endswith("linear (" + " + ".join(f"{LAYER}.self_attn.{x}_proj" for x in "qkv") + ")")
+    first = divergence(family, planted(bundle, tmp_path, lambda p: scale_rows(p, name, 64, 96)))
+    assert first.layer == LAYER
+    assert first.value_name == f"output of {LAYER}.self_attn.k_proj"
+    assert any(f"{LAYER}.self_attn.k_proj.weight[0:32]" in tensor for tensor in first.tensors)
+    assert re.search(r"is 1\.010[0-2] times", first.reasons[0])  # scales and offsets are rounded to f16
+    assert "k_proj" in first.reasons[0]
+    assert first.others == []
+    assert first.calls[-1].endswith("linear (" + " + ".join(f"{LAYER}.self_attn.{x}_proj" for x in "qkv") + ")")
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
@@ -71,24 +71,24 @@ def test_gate_and_up_swapped(family: str, recipe: str, bundles: Bundles, tmp_pat
         for name in weights(bundle, f"{LAYER}.mlp.gate_proj+up_proj.weight"):
             swap_halves(planting, name)
 
-    found = divergence(family, planted(bundle, tmp_path, swap))
-    assert found.layer == LAYER
-    assert found.value_name == f"output of {LAYER}.mlp.gate_proj"
-    assert "are swapped" in found.reasons[0]
-    assert "gate_proj.weight" in found.reasons[0] and "up_proj.weight" in found.reasons[0]
-    assert found.others == [f"output of {LAYER}.mlp.up_proj"]
+    first = divergence(family, planted(bundle, tmp_path, swap))
+    assert first.layer == LAYER
+    assert first.value_name == f"output of {LAYER}.mlp.gate_proj"
+    assert "are swapped" in first.reasons[0]
+    assert "gate_proj.weight" in first.reasons[0] and "up_proj.weight" in first.reasons[0]
+    assert first.others == [f"output of {LAYER}.mlp.up_proj"]
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
 def test_a_rope_one_position_off(family: str, recipe: str, bundles: Bundles, tmp_path: Path) -> None:
-    found = divergence(
+    first = divergence(
         family, planted(bundles(family, recipe), tmp_path, lambda p: shift_rope(p, f"{LAYER}.self_attn"))
     )
-    assert found.layer == LAYER
-    assert found.value_name == f"key, as attention gets it, of {LAYER}.self_attn"
-    assert any("inv_freq" in tensor for tensor in found.tensors)
-    assert "position that rope has is off by +1" in found.reasons[0]
-    assert found.others == [f"query, as attention gets it, of {LAYER}.self_attn"]
+    assert first.layer == LAYER
+    assert first.value_name == f"key, as attention gets it, of {LAYER}.self_attn"
+    assert any("inv_freq" in tensor for tensor in first.tensors)
+    assert "position that rope has is off by +1" in first.reasons[0]
+    assert first.others == [f"query, as attention gets it, of {LAYER}.self_attn"]
 
 
 @pytest.mark.parametrize("recipe", ["f32", "int8"])
@@ -114,9 +114,9 @@ def test_a_rope_one_position_off(family: str, recipe: str, bundles: Bundles, tmp
 def test_a_dropped_bias(
     family: str, layer: str, where: str, module: str, tensor: str, recipe: str, bundles: Bundles, tmp_path: Path
 ) -> None:
-    found = divergence(family, planted(bundles(family, recipe), tmp_path, lambda p: drop_bias(p, where)))
-    assert found.layer == layer
-    assert found.value_name == f"output of {layer}.{module}"
-    assert found.reasons[0].startswith("B doesn't add the bias") and f"{layer}.{tensor}" in found.reasons[0]
-    assert "it was dropped" in found.reasons[1]
-    assert f"{layer}.{tensor}" in found.tensors[0] and found.tensors[0].endswith("which B doesn't add")
+    first = divergence(family, planted(bundles(family, recipe), tmp_path, lambda p: drop_bias(p, where)))
+    assert first.layer == layer
+    assert first.value_name == f"output of {layer}.{module}"
+    assert first.reasons[0].startswith("B doesn't add the bias") and f"{layer}.{tensor}" in first.reasons[0]
+    assert "it was dropped" in first.reasons[1]
+    assert f"{layer}.{tensor}" in first.tensors[0] and first.tensors[0].endswith("which B doesn't add")

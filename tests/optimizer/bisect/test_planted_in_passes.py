@@ -31,12 +31,12 @@ def put(monkeypatch: pytest.MonkeyPatch, new: Pass, *, behind: str | None = None
 
 
 def divergence(family: str, recipe: str, name: str) -> FirstDivergence:
-    found = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe)).first_divergence
-    assert found is not None
-    assert found.pass_name == name and found.stage == f"the pass {name}"
-    assert found.layer == LAYER
-    assert found.error > 0 and found.others_count < 4
-    return found
+    first = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe)).first_divergence
+    assert first is not None
+    assert first.pass_name == name and first.stage == f"the pass {name}"
+    assert first.layer == LAYER
+    assert first.error > 0 and first.others_count < 4
+    return first
 
 
 @pytest.mark.parametrize(
@@ -45,43 +45,43 @@ def divergence(family: str, recipe: str, name: str) -> FirstDivergence:
 )
 def test_a_weight_times_1_01(behind: str, family: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(scale_weight, f"{LAYER}.mlp.down_proj"), behind=behind)
-    found = divergence(family, recipe, "polish")
-    assert found.value_name == f"output of {LAYER}.mlp.down_proj"
-    assert "1.0100 times" in found.reasons[0] and f"{LAYER}.mlp.down_proj.weight" in found.reasons[0]
-    assert any(call.startswith("node ") and "linear" in call for call in found.calls)
+    first = divergence(family, recipe, "polish")
+    assert first.value_name == f"output of {LAYER}.mlp.down_proj"
+    assert "1.0100 times" in first.reasons[0] and f"{LAYER}.mlp.down_proj.weight" in first.reasons[0]
+    assert any(call.startswith("node ") and "linear" in call for call in first.calls)
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Gemma2"])
 def test_gate_and_up_swapped(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(swap_gate_up, f"{LAYER}.mlp"), behind="fuse_gate_up")
-    found = divergence(family, "f32", "polish")
-    assert found.value_name == f"input of {LAYER}.mlp.down_proj"
-    assert any("gate_proj and" in reason and "up_proj are swapped" in reason for reason in found.reasons)
+    first = divergence(family, "f32", "polish")
+    assert first.value_name == f"input of {LAYER}.mlp.down_proj"
+    assert any("gate_proj and" in reason and "up_proj are swapped" in reason for reason in first.reasons)
 
 
 @pytest.mark.parametrize(("family", "recipe"), [("Qwen2", "int8"), ("Gemma2", "f32")])
 def test_a_rope_one_position_off(family: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(shift_rope, f"{LAYER}.self_attn"), behind="fuse_add_norm")
-    found = divergence(family, recipe, "polish")
-    assert found.value_name == f"key, as attention gets it, of {LAYER}.self_attn"
-    assert "position that rope has is off by +1" in found.reasons[0]
+    first = divergence(family, recipe, "polish")
+    assert first.value_name == f"key, as attention gets it, of {LAYER}.self_attn"
+    assert "position that rope has is off by +1" in first.reasons[0]
 
 
 def test_a_dropped_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(drop_bias, f"{LAYER}.self_attn.v_proj"), behind="normalize_linear")
-    found = divergence("Qwen2", "int8", "polish")
-    assert found.value_name == f"output of {LAYER}.self_attn.v_proj"
-    assert any("doesn't add the bias" in r and f"{LAYER}.self_attn.v_proj.bias" in r for r in found.reasons)
+    first = divergence("Qwen2", "int8", "polish")
+    assert first.value_name == f"output of {LAYER}.self_attn.v_proj"
+    assert any("doesn't add the bias" in r and f"{LAYER}.self_attn.v_proj.bias" in r for r in first.reasons)
 
 
 @pytest.mark.parametrize(("bug", "recipe"), [(scale_weight, "int8"), (drop_bias, "int8"), (drop_bias, "int4")])
 def test_a_pass_that_rounds_has_a_bug(bug: object, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 % is less than what rounding makes of a product, and is found all the same: it is the same everywhere."""
     put(monkeypatch, buggy_quantization(bug, f"{LAYER}.self_attn.q_proj"))  # type: ignore[arg-type]
-    found = divergence("Qwen2", recipe, "quantize_linears")
-    assert found.value_name == f"output of {LAYER}.self_attn.q_proj"
+    first = divergence("Qwen2", recipe, "quantize_linears")
+    assert first.value_name == f"output of {LAYER}.self_attn.q_proj"
     expected = "1.01" if bug is scale_weight else "doesn't add the bias"
-    assert any(expected in reason for reason in found.reasons)
+    assert any(expected in reason for reason in first.reasons)
 
 
 @pytest.mark.parametrize(("family", "recipe"), [("Qwen2", "bf16"), ("Gemma2", "int8"), ("GPT2", "int4")])

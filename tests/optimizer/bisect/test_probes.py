@@ -45,9 +45,9 @@ def test_a_fused_product_has_its_linears_columns() -> None:
     ]
     columns = {str(t.name): t.columns for t in find_probes(calls, LEAVES, "logits")}
     assert columns[f"output of {LAYER}.q"] == (0, 8) and columns[f"output of {LAYER}.k"] == (8, 12)
-    found = places(calls)
-    assert found[f"output of {LAYER}.q"] == found[f"output of {LAYER}.k"] == (1, False, 0)
-    assert found[f"input of {LAYER}.q"] == found[f"input of {LAYER}.k"] == (0, False, 0)  # where it is made
+    by_name = places(calls)
+    assert by_name[f"output of {LAYER}.q"] == by_name[f"output of {LAYER}.k"] == (1, False, 0)
+    assert by_name[f"input of {LAYER}.q"] == by_name[f"input of {LAYER}.k"] == (0, False, 0)  # where it is made
 
 
 def test_a_product_that_does_more_is_known_by_what_comes_out() -> None:
@@ -58,9 +58,9 @@ def test_a_product_that_does_more_is_known_by_what_comes_out() -> None:
     norm = call(3, "rms_norm", f"{LAYER}.norm + {LAYER}", ["y"], ["logits"])
     assert places([embed, active, norm])[f"output of {LAYER}.act"] == (1, False, 0)
     assert f"output of {LAYER}.o" not in places([embed, active, norm])
-    found = places([embed, added, norm])
-    assert found[f"output of {LAYER}.o"] == (2, False, 0)  # without the residual
-    assert found[f"input of {LAYER}.norm"] == (2, False, 0)  # with it, where it is made
+    by_name = places([embed, added, norm])
+    assert by_name[f"output of {LAYER}.o"] == (2, False, 0)  # without the residual
+    assert by_name[f"input of {LAYER}.norm"] == (2, False, 0)  # with it, where it is made
     (product, total) = [t for t in find_probes([embed, added, norm], LEAVES, "logits") if t.key == 2][:2]
     assert product.residual and not total.residual  # in this order: the sum is made of the product
     both = call(2, "linear", f"{LAYER}.act + {LAYER}.o", ["x", "x"], ["y"], pieces=pieces, epilogue="both")
@@ -75,15 +75,15 @@ def test_sums_within_norms_and_keys_in_caches() -> None:
         call(2, "rope_kv_write", LAYER, ["sum", "sum", "sum", "x"], ["turned"]),
         call(3, "paged_attention", LAYER, ["turned"], ["logits"]),
     ]  # fmt: skip
-    found = {str(t.name): t for t in find_probes(calls, LEAVES, "logits")}
-    total = found[f"input of {LAYER}.norm"]
+    by_name = {str(t.name): t for t in find_probes(calls, LEAVES, "logits")}
+    total = by_name[f"input of {LAYER}.norm"]
     assert (total.key, total.before, total.slot, total.added) == (1, False, 3, True)
-    assert f"output of {LAYER}.norm" not in found
-    key = found[f"key, as attention gets it, of {LAYER}"]
+    assert f"output of {LAYER}.norm" not in by_name
+    key = by_name[f"key, as attention gets it, of {LAYER}"]
     assert (key.key, key.before, key.cached) == (2, False, True)
-    query, given = found[f"query, as attention gets it, of {LAYER}"], found[f"what attention gives in {LAYER}"]
+    query, outcome = by_name[f"query, as attention gets it, of {LAYER}"], by_name[f"what attention gives in {LAYER}"]
     assert (query.key, query.before) == (2, False)  # where it is made
-    assert (given.key, given.before) == (3, False)
+    assert (outcome.key, outcome.before) == (3, False)
 
 
 def test_a_module_that_runs_twice_is_not_compared() -> None:

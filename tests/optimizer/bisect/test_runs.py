@@ -34,9 +34,9 @@ def test_source_and_captured_program_have_the_same_values(family: str, lengths: 
     source = SourceRun(model, "source")
     values = source.values(sequences(lengths))
     program = ProgramRun(captured(family), "program", leaves=source.leaves)
-    found = program.values(sequences(lengths))  # on its own
-    assert set(found) <= set(values) and len(values) - len(found) < 3
-    for name, value in found.items():
+    own_values = program.values(sequences(lengths))  # on its own
+    assert set(own_values) <= set(values) and len(values) - len(own_values) < 3
+    for name, value in own_values.items():
         np.testing.assert_allclose(value, values[name], rtol=2e-4, atol=2e-4, err_msg=str(name))
     with torch.no_grad():
         expected = torch.cat([model(input_ids=s[None]).logits[0] for s in sequences(lengths)])
@@ -50,16 +50,16 @@ def test_a_bundle_in_chunks_has_the_values_of_its_program(
     recipe: str, lengths: tuple[int, ...], bundles: Bundles
 ) -> None:
     source = SourceRun(tiny("Qwen2")[0], "source")
-    given = source.values(sequences(lengths))
+    source_values = source.values(sequences(lengths))
     bundle = BundleRun(Bundle.open(bundles("Qwen2", recipe)), "bundle", leaves=source.leaves)
-    values = bundle.values(sequences(lengths), given)
+    values = bundle.values(sequences(lengths), source_values)
     assert len(values) > 30
     for name, value in values.items():
-        if name in given:
-            assert value.shape == given[name].shape
+        if name in source_values:
+            assert value.shape == source_values[name].shape
             # What int8 makes of a product of 64 or 128 terms; nothing adds up.
-            assert np.linalg.norm(value - given[name]) < (1e-5 if recipe == "f32" else 0.02) * np.linalg.norm(
-                given[name]
+            assert np.linalg.norm(value - source_values[name]) < (1e-5 if recipe == "f32" else 0.02) * np.linalg.norm(
+                source_values[name]
             ), name
 
 
@@ -112,17 +112,17 @@ def test_attention_over_a_rounded_cache_is_the_same_in_all_programs(bundles: Bun
     as long as a trained model's, what is left is the rounding of attention's weights, 2^-9."""
     source = SourceRun(tiny("Qwen2")[0], "source")
     tokens = sequences((37, 23))
-    given = dict(source.values(tokens))
+    source_values = dict(source.values(tokens))
     for layer in range(2):
         query = ValueName(f"model.layers.{layer}.self_attn", "query")
-        given[query] = given[query] * np.float32(24)
+        source_values[query] = source_values[query] * np.float32(24)
     bundle = BundleRun(Bundle.open(bundles("Qwen2", "int8-unscaled")), "bundle", leaves=source.leaves)
     stages = {stage.name: stage for stage in made.stages[id(tiny("Qwen2")[0]), "int8-unscaled"]}
     before, after = (
         ProgramRun(stages[name].program, name, leaves=source.leaves)
         for name in ("fuse_norm_quantize", "fuse_rope_kv_write")
     )
-    values = [run.values(tokens, given) for run in (before, after, bundle)]
+    values = [run.values(tokens, source_values) for run in (before, after, bundle)]
     for layer in range(2):
         name = ValueName(f"model.layers.{layer}.self_attn", "context")
         assert difference(values[0][name], values[1][name]).error < 1e-6

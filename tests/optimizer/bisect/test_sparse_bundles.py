@@ -42,7 +42,7 @@ def test_a_weight_times_1_01(bundle: Path, tmp_path: Path) -> None:
     name = next(n for n in Bundle.open(bundle).index.tensors if n.startswith(f"{LAYER}.q_proj+k_proj+v_proj.weight"))
     planting = Planting(bundle, tmp_path / "key")
     scale_rows(planting, name, 64, 96)
-    found = bisect(Given(tiny("Llama")[0]), Given(planting.folder)).first_divergence
-    assert found is not None and found.stage == EMISSION
-    assert found.layer == "model.layers.1" and found.value_name == f"output of {LAYER}.k_proj"
-    assert any(f"{LAYER}.k_proj.weight[0:32]" in tensor for tensor in found.tensors)
+    divergence = bisect(Given(tiny("Llama")[0]), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.stage == EMISSION
+    assert divergence.layer == "model.layers.1" and divergence.value_name == f"output of {LAYER}.k_proj"
+    assert any(f"{LAYER}.k_proj.weight[0:32]" in tensor for tensor in divergence.tensors)

@@ -75,11 +75,11 @@ def run(family: str, folder: Path, **options: object) -> BisectReport:
 def test_an_export_has_the_tensors_that_the_repeated_one_would_write(
     family: str, recipe: str, bundles: Bundles, lowered: Callable[[str, str], Lowering]
 ) -> None:
-    found = compare_with_export(lowered(family, recipe), Bundle.open(bundles(family, recipe)), "cpu", None, silent)
-    assert found.differing == [] and found.not_compared == []
+    comparison = compare_with_export(lowered(family, recipe), Bundle.open(bundles(family, recipe)), "cpu", None, silent)
+    assert comparison.differing == [] and comparison.not_compared == []
     index = Bundle.open(bundles(family, recipe)).index
-    assert found.compared == len(index.tensors)
-    assert found.bytes == sum(tensor.bytes for tensor in index.tensors.values())
+    assert comparison.compared == len(index.tensors)
+    assert comparison.bytes == sum(tensor.bytes for tensor in index.tensors.values())
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
@@ -96,10 +96,10 @@ def test_a_weight_times_1_01(
 ) -> None:
     planting = Planting(bundles(family, recipe), tmp_path / "planted")
     scale_rows(planting, f"{name}.scales", *rows)
-    found = differing(lowered(family, recipe), planting.folder)
+    differences = differing(lowered(family, recipe), planting.folder)
     four_bits = recipe == "int4" and name not in ("lm_head.weight", "model.embed_tokens.weight")
-    assert [f.name for f in found] == [f"{name}.{part}" for part in ("scales", "offsets")[: 1 + four_bits]]
-    for one in found:
+    assert [f.name for f in differences] == [f"{name}.{part}" for part in ("scales", "offsets")[: 1 + four_bits]]
+    for one in differences:
         assert one.factor == pytest.approx(1.01, abs=5e-4)  # scales are rounded to f16, 2^-11
         assert one.sources == [source]
         assert one.modules and all(source.startswith(m) or name.startswith(m) or "+" in name for m in one.modules)
@@ -117,10 +117,10 @@ def test_a_norm_fused_with_rounding_times_1_01(
     folder, lowering = distinct(recipe)
     planting = Planting(folder, tmp_path / "planted")
     planting.change_weight(name, lambda weight: weight * np.float32(1.01))
-    (found,) = differing(lowering, planting.folder)
-    assert found.name == name and found.modules == [name.removesuffix(".weight")]
-    assert found.factor == pytest.approx(1.01, rel=1e-5) and found.differing == found.values == 64
-    assert found.reason == "all values differ; there B is 1.0100 times A"
+    (difference,) = differing(lowering, planting.folder)
+    assert difference.name == name and difference.modules == [name.removesuffix(".weight")]
+    assert difference.factor == pytest.approx(1.01, rel=1e-5) and difference.differing == difference.values == 64
+    assert difference.reason == "all values differ; there B is 1.0100 times A"
 
 
 @pytest.fixture(scope="module")
@@ -133,16 +133,16 @@ def distinct(tmp_path_factory: pytest.TempPathFactory, made: Made) -> Callable[[
             if "norm" in name or "bias" in name:
                 parameter.copy_(1 + 0.1 * torch.randn(parameter.shape, generator=generator))
     folder = tmp_path_factory.mktemp("distinct")
-    found: dict[str, tuple[Path, Lowering]] = {}
+    variants: dict[str, tuple[Path, Lowering]] = {}
 
     def make(recipe: str) -> tuple[Path, Lowering]:
-        if recipe not in found:
+        if recipe not in variants:
             captured: CapturedModel = made.capture(model)
             chosen = load_recipe(recipe)
             stages = made.replay(model, captured, chosen, "cpu", calibration=None, scratch=folder, progress=silent)
             path = write_bundle(captured, chosen, stages[-1].program, folder / recipe)
-            found[recipe] = path, lower_program(stages[-1].program)
-        return found[recipe]
+            variants[recipe] = path, lower_program(stages[-1].program)
+        return variants[recipe]
 
     return make
 
@@ -152,18 +152,18 @@ def test_biases(recipe: str, tmp_path: Path, distinct: Callable[[str], tuple[Pat
     folder, lowering = distinct(recipe)
     planting = Planting(folder, tmp_path / "planted")
     scale_rows(planting, f"{QKV}.bias", 64, 96)
-    (found,) = differing(lowering, planting.folder)
-    assert found.sources == [f"{LAYER}.self_attn.k_proj.bias[0:32]"] and found.places == "elements 64:96"
-    assert found.factor == pytest.approx(1.01, rel=1e-5)
+    (difference,) = differing(lowering, planting.folder)
+    assert difference.sources == [f"{LAYER}.self_attn.k_proj.bias[0:32]"] and difference.places == "elements 64:96"
+    assert difference.factor == pytest.approx(1.01, rel=1e-5)
     where = " + ".join(f"{LAYER}.self_attn.{x}_proj" for x in "qkv")
     dropped = Planting(folder, tmp_path / "dropped")
     drop_bias(dropped, where)
-    (found,) = differing(lowering, dropped.folder)
-    assert found.name == f"{QKV}.bias" and found.reason == "no step of B reads it: the bias was dropped"
+    (difference,) = differing(lowering, dropped.folder)
+    assert difference.name == f"{QKV}.bias" and difference.reason == "no step of B reads it: the bias was dropped"
     zero = Planting(folder, tmp_path / "zero")
     zero.change_weight(f"{QKV}.bias", np.zeros_like)
-    (found,) = differing(lowering, zero.folder)
-    assert "B is all zeros there" in found.reason
+    (difference,) = differing(lowering, zero.folder)
+    assert "B is all zeros there" in difference.reason
 
 
 def test_one_value_of_one_expert_is_named(
@@ -177,14 +177,14 @@ def test_one_value_of_one_expert_is_named(
         return other
 
     planting.change_weight(f"{EXPERTS}.down_proj.int8", change)
-    (found,) = differing(lowered("Mixtral", "int8"), planting.folder)
-    assert (found.differing, found.values) == (1, 8 * 64 * 128)
-    assert found.places == "expert 2, row 17, column 5" and found.sources == [f"{EXPERTS}.down_proj[2:3]"]
+    (difference,) = differing(lowered("Mixtral", "int8"), planting.folder)
+    assert (difference.differing, difference.values) == (1, 8 * 64 * 128)
+    assert difference.places == "expert 2, row 17, column 5" and difference.sources == [f"{EXPERTS}.down_proj[2:3]"]
 
 
 def test_a_tensor_of_another_format_is_named(bundles: Bundles, lowered: Callable[[str, str], Lowering]) -> None:
-    found = differing(lowered("Qwen2", "f32"), bundles("Qwen2", "bf16"))
-    (one,) = [f for f in found if f.name == f"{LAYER}.self_attn.o_proj.weight"]
+    differences = differing(lowered("Qwen2", "f32"), bundles("Qwen2", "bf16"))
+    (one,) = [f for f in differences if f.name == f"{LAYER}.self_attn.o_proj.weight"]
     assert one.reason == "B stores bf16 [64, 64] in panel32x2, A f32 [64, 64] in panel32" or "no step" in one.reason
 
 
@@ -193,9 +193,9 @@ def test_tensors_of_two_bundles(bundles: Bundles, tmp_path: Path) -> None:
     planting = Planting(first, tmp_path / "planted")
     scale_rows(planting, f"{GATE_UP}.scales", 10, 12)
     a, b = Bundle.open(first), Bundle.open(planting.folder)
-    (found,) = compare_bundles(a, "cpu", b, "cpu", True, None, silent).differing
-    assert found.name == f"{GATE_UP}.scales" and found.places == "rows 10:12"
-    assert found.sources == [f"{LAYER}.mlp.gate_proj.weight[10:12]"]
+    (difference,) = compare_bundles(a, "cpu", b, "cpu", True, None, silent).differing
+    assert difference.name == f"{GATE_UP}.scales" and difference.places == "rows 10:12"
+    assert difference.sources == [f"{LAYER}.mlp.gate_proj.weight[10:12]"]
     assert compare_bundles(a, "cpu", b, "cpu", True, [0], silent).differing == []
     same = compare_bundles(a, "cpu", a, "cpu", True, None, silent)
     assert same.compared == 0 and len(same.not_compared) == len(a.index.tensors)
@@ -212,10 +212,10 @@ def test_values_show_a_product_without_its_residual(module: str, recipe: str, bu
     planting = Planting(bundles("Qwen2", recipe), tmp_path / "planted")
     scale_rows(planting, f"{LAYER}.{module}.weight.scales", 0, 64)
     report = run("Qwen2", planting.folder)
-    found = report.first_divergence
-    assert found is not None and found.value_name == f"output of {LAYER}.{module}"
-    assert found.gain == pytest.approx(1.01, abs=1e-3) and found.others == []
-    assert any("is 1.01" in reason and module in reason for reason in found.reasons)
+    divergence = report.first_divergence
+    assert divergence is not None and divergence.value_name == f"output of {LAYER}.{module}"
+    assert divergence.gain == pytest.approx(1.01, abs=1e-3) and divergence.others == []
+    assert any("is 1.01" in reason and module in reason for reason in divergence.reasons)
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
@@ -225,9 +225,9 @@ def test_a_product_within_a_large_sum_times_1_01(module: str, recipe: str, bundl
     planting = Planting(bundles("Llama", recipe), tmp_path / "planted")
     scale_rows(planting, f"{LAYER}.{module}.weight.scales", 0, 64)
     report = bisect(Given(tiny("Llama")[0]), Given(planting.folder), Options(tokens=[list(range(60))]))
-    found = report.first_divergence
-    assert found is not None and found.value_name == f"output of {LAYER}.{module}"
-    assert any(tensor.startswith(f"{LAYER}.{module}.weight") for tensor in found.tensors)
+    divergence = report.first_divergence
+    assert divergence is not None and divergence.value_name == f"output of {LAYER}.{module}"
+    assert any(tensor.startswith(f"{LAYER}.{module}.weight") for tensor in divergence.tensors)
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
@@ -238,10 +238,10 @@ def test_a_fused_norm_is_named_and_not_the_linear_behind_it(
     name = f"{LAYER}.post_attention_layernorm"
     planting.change_weight(f"{name}.weight", lambda weight: weight * np.float32(1.05))
     model = tiny("Qwen2", initializer_range=0.021)[0]
-    found = bisect(Given(model), Given(planting.folder)).first_divergence
-    assert found is not None and found.value_name == f"output of {LAYER}.mlp.gate_proj"
-    assert found.reasons[0].startswith(f"{name}.weight") and "is 1.0500 times" in found.reasons[0]
-    assert not any("gate_proj" in reason for reason in found.reasons)
+    divergence = bisect(Given(model), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.value_name == f"output of {LAYER}.mlp.gate_proj"
+    assert divergence.reasons[0].startswith(f"{name}.weight") and "is 1.0500 times" in divergence.reasons[0]
+    assert not any("gate_proj" in reason for reason in divergence.reasons)
 
 
 def test_what_no_token_uses(bundles: Bundles, tmp_path: Path) -> None:
@@ -343,9 +343,9 @@ def test_plants_in_smollm2(recipe: str, smollm2_gguf: Path, tmp_path: Path) -> N
     names["lm_head.weight.scales"] = "token_embd.weight[40000:40001]"
     report = bisect(Given(smollm2_gguf), Given(planting.folder))
     assert report.tensors is not None and report.first_divergence is not None
-    found = {one.name: one for one in report.tensors.differing}
-    assert {name for name in found if not name.endswith(".offsets")} == names.keys()
+    by_name = {one.name: one for one in report.tensors.differing}
+    assert {name for name in by_name if not name.endswith(".offsets")} == names.keys()
     for name, source in names.items():
-        assert found[name].sources == [source] and found[name].factor == pytest.approx(1.01, abs=5e-4)
+        assert by_name[name].sources == [source] and by_name[name].factor == pytest.approx(1.01, abs=5e-4)
     assert report.first_divergence.module == "model.layers.0.self_attn.q_proj"
     assert report.first_divergence.others_count >= len(SMOLLM2) - 1

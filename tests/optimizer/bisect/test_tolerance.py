@@ -35,8 +35,8 @@ def value() -> np.ndarray:
 def test_exact_values_are_held_to_rounding(value: np.ndarray) -> None:
     tolerance = Tolerance(ROUNDING)
     assert tolerance.exceeded(value, rounded(value, 1e-6)) is None
-    found = tolerance.exceeded(value, value * np.float32(1.01))
-    assert found is not None and found.gain == pytest.approx(1.01, rel=1e-4)
+    excess = tolerance.exceeded(value, value * np.float32(1.01))
+    assert excess is not None and excess.gain == pytest.approx(1.01, rel=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.003, 0.01])
@@ -111,11 +111,11 @@ def test_the_worst_column_counts(tokens: int, columns: int) -> None:
     assert same.error == 0 and same.gain == pytest.approx(1) and same.scatter == 0
     b = a.copy()
     b[:, 3] *= 1.5
-    found = difference(a, b)
+    apart = difference(a, b)
     largest = max(np.linalg.norm(a[:, 3]), np.linalg.norm(a) / np.sqrt(columns))
-    assert found.error == pytest.approx(np.linalg.norm(b[:, 3] - a[:, 3]) / largest, rel=1e-5)
-    assert found.column == 3 and found.token == np.abs(a[:, 3]).argmax()
-    assert (found.a, found.b) == (a[found.token, 3], b[found.token, 3])
+    assert apart.error == pytest.approx(np.linalg.norm(b[:, 3] - a[:, 3]) / largest, rel=1e-5)
+    assert apart.column == 3 and apart.token == np.abs(a[:, 3]).argmax()
+    assert (apart.a, apart.b) == (a[apart.token, 3], b[apart.token, 3])
     assert difference(a, 2 * a).gain == pytest.approx(2)
 
 
@@ -133,6 +133,6 @@ def test_what_is_not_finite() -> None:
     assert difference(a, a.copy()).error == 0
     b = a.copy()
     b[1, 2] = np.inf
-    found = difference(a, b)
-    assert found.error == np.inf and (found.token, found.column) == (1, 2)
+    apart = difference(a, b)
+    assert apart.error == np.inf and (apart.token, apart.column) == (1, 2)
     assert difference(np.zeros((2, 2), np.float32), np.ones((2, 2), np.float32)).error == np.inf

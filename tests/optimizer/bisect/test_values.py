@@ -28,8 +28,8 @@ def test_leaves_have_no_modules_in_them() -> None:
 def test_values_come_token_by_token() -> None:
     recording = Recording(4, {A: np.arange(8, dtype=np.float32).reshape(4, 2)})
     assert recording.see(B, np.ones((4, 3), np.float32)) is None
-    given = recording.see(A, np.full((2, 2), 5, np.float32), np.array([3, 1]))
-    np.testing.assert_array_equal(given, [[6, 7], [2, 3]])
+    replacement = recording.see(A, np.full((2, 2), 5, np.float32), np.array([3, 1]))
+    np.testing.assert_array_equal(replacement, [[6, 7], [2, 3]])
     assert recording.values[A][[1, 3]].tolist() == [[5, 5], [5, 5]] and np.isnan(recording.values[A][[0, 2]]).all()
 
 
@@ -43,9 +43,9 @@ def test_a_value_of_another_width_is_not_gone_on_with() -> None:
 def test_scaled_channels_are_compared_without_their_scale() -> None:
     scale = np.array([2, 4], np.float32)
     recording = Recording(1, {A: np.array([[3, 3]], np.float32)}, {A: scale}, {B})
-    given = recording.see(A, np.array([[2, 4]], np.float32))
+    replacement = recording.see(A, np.array([[2, 4]], np.float32))
     np.testing.assert_array_equal(recording.values[A], [[1, 1]])
-    np.testing.assert_array_equal(given, [[6, 12]])
+    np.testing.assert_array_equal(replacement, [[6, 12]])
     assert recording.see(B, np.ones((1, 2), np.float32)) is None and B not in recording.values
 
 

@@ -46,9 +46,9 @@ def test_the_bundle_has_the_sizes_and_one_program(exported: tuple[Path, ExportRe
     assert bundle.buckets == {"cpu": PLAN}
     assert report.bucket_sizes is not None
     assert [k.chosen.sizes for k in report.bucket_sizes.kinds] == [(16, 40, 96, 200), (3, 6)]
-    own = bundle.manifest.recipe["buckets"]
-    assert isinstance(own, dict) and own["histogram"] is None  # nothing beside the manifest is needed to say it
-    assert own["tokens"] == [16, 40, 96, 200] and own["batch"] == [3, 6]
+    section = bundle.manifest.recipe["buckets"]
+    assert isinstance(section, dict) and section["histogram"] is None  # nothing beside the manifest is needed to say it
+    assert section["tokens"] == [16, 40, 96, 200] and section["batch"] == [3, 6]
     bundle.verify_hashes()
     in_target = {name for name in bundle.files if name.startswith("targets/")}
     assert in_target == {"targets/cpu/programs/decode.json", "targets/cpu/buckets/plan.json"}

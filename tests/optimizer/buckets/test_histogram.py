@@ -41,9 +41,9 @@ def write(folder: Path, content: str | bytes) -> Path:
     ],
 )
 def test_all_spellings_say_the_same(content: str, tmp_path: Path) -> None:
-    found = read_histogram(write(tmp_path, content))
-    assert found.counts == EXPECTED
-    assert (found.entries, found.tokens, found.longest) == (8, 15 + 20 + 400, 400)
+    histogram = read_histogram(write(tmp_path, content))
+    assert histogram.counts == EXPECTED
+    assert (histogram.entries, histogram.tokens, histogram.longest) == (8, 15 + 20 + 400, 400)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_what_is_no_histogram(content: str | bytes, message: str, tmp_path: Path
 def test_any_text_is_read_or_refused(text: str, trace: bool, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     try:
-        found = read_trace(path).prompts if trace else read_histogram(path)
+        histogram = read_trace(path).prompts if trace else read_histogram(path)
     except RequestError:
         return
-    assert found.counts and all(length >= 1 and count >= 1 for length, count in found.counts)
+    assert histogram.counts and all(length >= 1 and count >= 1 for length, count in histogram.counts)
 
 
 def test_files_that_cant_be_read(tmp_path: Path) -> None:

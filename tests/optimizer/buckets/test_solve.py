@@ -29,8 +29,8 @@ def test_no_other_sizes_are_better(counts: dict[int, int], most: int, multiple: 
     limit = min(histogram.longest, 14) if multiple == 1 else round_up(histogram.longest, multiple)
     if multiple == 1:  # every size from 1 on is tried: keep that within bounds
         histogram = Histogram.from_counts({min(length, limit): n for length, n in counts.items()}, "test")
-    found = solve(histogram, most, multiple, limit)
-    for k, best in enumerate(found, 1):
+    solutions = solve(histogram, most, multiple, limit)
+    for k, best in enumerate(solutions, 1):
         assert len(best.sizes) == k and list(best.sizes) == sorted(set(best.sizes))
         assert all(s % multiple == 0 or s == limit for s in best.sizes)
         assert best.padded == padding(histogram, best.sizes) == brute_force(histogram, k, multiple, limit)
@@ -41,10 +41,10 @@ def test_no_other_sizes_are_better(counts: dict[int, int], most: int, multiple: 
 def test_large_numbers_are_exact_and_never_worse_than_others(counts: dict[int, int], most: int) -> None:
     histogram = Histogram.from_counts(counts, "test")
     for multiple in (1, 8, 48):
-        found = solve(histogram, most, multiple)
-        costs = [s.padded for s in found]
+        solutions = solve(histogram, most, multiple)
+        costs = [s.padded for s in solutions]
         assert costs == sorted(set(costs), reverse=True)  # each one more pays
-        for k, best in enumerate(found, 1):
+        for k, best in enumerate(solutions, 1):
             assert best.padded == padding(histogram, best.sizes)
             powers = powers_of_two(best.sizes[-1], k, multiple)
             assert len(powers) <= k and best.padded <= padding(histogram, powers)

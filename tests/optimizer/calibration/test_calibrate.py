@@ -26,9 +26,9 @@ def gptq(tokens: int = 512) -> Recipe:
 def test_an_export_with_a_text(tiny_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The river rose over its banks. " * 40, encoding="utf-8")
-    told: list[ProgressEvent] = []
+    events: list[ProgressEvent] = []
     report = export(
-        tiny_folder, tmp_path / "b", recipe=gptq(), calibration=text, max_memory="32GiB", progress=told.append
+        tiny_folder, tmp_path / "b", recipe=gptq(), calibration=text, max_memory="32GiB", progress=events.append
     )
     assert report.calibration is not None
     assert report.calibration.origin == "text.txt"
@@ -37,7 +37,7 @@ def test_an_export_with_a_text(tiny_folder: Path, tmp_path: Path) -> None:
     assert len(coverage.ranges) == 8
     assert all(r.largest > 0 for r in coverage.ranges)
     assert any("fewer than 2,048" in w for w in coverage.warnings)
-    assert {"calibration", "layers"} <= {event.stage for event in told}
+    assert {"calibration", "layers"} <= {event.stage for event in events}
     written = json.loads((tmp_path / "b" / "report" / "report.json").read_text())
     assert written["calibration"]["origin"] == "text.txt"
     assert written["memory"]["limit"] == 32 << 30
@@ -68,5 +68,5 @@ def test_a_bad_text_leaves_nothing(tiny_folder: Path, tmp_path: Path) -> None:
 def test_a_sampled_sequence_is_no_longer_than_the_context(tiny_folder: Path) -> None:
     info = ModelInfo("tiny", "LlamaForCausalLM", vocab_size=259, context_length=40, bos_token_id=1)
     section = CalibrationSection(tokens=128, sequence_length=64)
-    found = calibrate(tiny_folder, info, section, file=None, tokenizer=None, progress=silent)
-    assert [len(s) for s in found.sequences] == [40] * 4
+    calibration = calibrate(tiny_folder, info, section, file=None, tokenizer=None, progress=silent)
+    assert [len(s) for s in calibration.sequences] == [40] * 4

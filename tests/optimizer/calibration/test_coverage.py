@@ -14,10 +14,10 @@ def sequences(tokens: int, distinct: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize(("tokens", "distinct", "vocabulary"), [(FEW_TOKENS, 8, 256), (5000, 300, 49152)])
 def test_enough_is_no_reason_to_warn(tokens: int, distinct: int, vocabulary: int) -> None:
-    found = measure_coverage(sequences(tokens, distinct), vocabulary)
-    assert (found.sequences, found.tokens, found.distinct_tokens) == (2, tokens, distinct)
-    assert found.vocabulary_share == distinct / vocabulary
-    assert found.warnings == ()
+    coverage = measure_coverage(sequences(tokens, distinct), vocabulary)
+    assert (coverage.sequences, coverage.tokens, coverage.distinct_tokens) == (2, tokens, distinct)
+    assert coverage.vocabulary_share == distinct / vocabulary
+    assert coverage.warnings == ()
 
 
 def test_too_few_tokens_and_too_few_different_ones_warn() -> None:
@@ -31,13 +31,13 @@ def test_too_few_tokens_and_too_few_different_ones_warn() -> None:
 
 def test_ranges_come_from_passes() -> None:
     metrics = [Metric("layers.0", LARGEST_INPUT, 3.5), Metric("layers.0", "error", 1.0), Metric("x", LARGEST_INPUT, 0)]
-    found = measure_coverage(sequences(4096, 100), 256, metrics)
-    assert [(r.where, r.largest) for r in found.ranges] == [("layers.0", 3.5), ("x", 0)]
-    assert ["x" in w and "zeros" in w for w in found.warnings] == [True]
+    coverage = measure_coverage(sequences(4096, 100), 256, metrics)
+    assert [(r.where, r.largest) for r in coverage.ranges] == [("layers.0", 3.5), ("x", 0)]
+    assert ["x" in w and "zeros" in w for w in coverage.warnings] == [True]
 
 
 def test_tokens_without_room_are_said() -> None:
-    given = sequences(4096, 100)
-    assert measure_coverage(given, 256, [Metric("calibration", TOKENS_USED, 4096)]).warnings == ()
-    (warning,) = measure_coverage(given, 256, [Metric("calibration", TOKENS_USED, 1024)]).warnings
+    tokens = sequences(4096, 100)
+    assert measure_coverage(tokens, 256, [Metric("calibration", TOKENS_USED, 4096)]).warnings == ()
+    (warning,) = measure_coverage(tokens, 256, [Metric("calibration", TOKENS_USED, 1024)]).warnings
     assert "1,024 of 4,096" in warning

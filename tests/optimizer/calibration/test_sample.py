@@ -21,20 +21,20 @@ def sampled(
     keep_bytes: int = 1 << 30,
     cache_bytes: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    told: list[tuple[int, int]] = []
-    found = sample_sequences(
+    calls: list[tuple[int, int]] = []
+    drawn = sample_sequences(
         SourceRunner(model, keep_bytes=keep_bytes),
         model_info(model, "tiny", 512, {}, None),
         tokens=tokens,
         sequence_length=length,
         seed=seed,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: calls.append((done, total)),
         keep_bytes=keep_bytes,
         cache_bytes=cache_bytes,
     )
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1] == sum(len(s) for s in found)
-    return found
+    assert calls == sorted(calls)
+    assert calls[-1][0] == calls[-1][1] == sum(len(s) for s in drawn)
+    return drawn
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "Gemma2"])
@@ -42,11 +42,11 @@ def sampled(
 def test_sequences_of_a_length(
     family: str, tokens: int, length: int, tiny_model: Callable[..., PreTrainedModel]
 ) -> None:
-    found = sampled(tiny_model(family), tokens, length)
-    assert [s.shape for s in found] == [(length,)] * -(-tokens // length)
-    assert all(s.dtype == torch.int32 and s.min() >= 0 and s.max() < 256 for s in found)
-    assert all(s[0] == 1 for s in found)  # the BOS
-    assert len({int(s[1]) for s in found[1::2]}) > 1  # spread by what is drawn behind it
+    drawn = sampled(tiny_model(family), tokens, length)
+    assert [s.shape for s in drawn] == [(length,)] * -(-tokens // length)
+    assert all(s.dtype == torch.int32 and s.min() >= 0 and s.max() < 256 for s in drawn)
+    assert all(s[0] == 1 for s in drawn)  # the BOS
+    assert len({int(s[1]) for s in drawn[1::2]}) > 1  # spread by what is drawn behind it
 
 
 def test_the_seed_alone_decides(tiny_model: Callable[..., PreTrainedModel]) -> None:

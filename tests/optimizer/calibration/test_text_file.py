@@ -30,18 +30,18 @@ def written(tmp_path: Path, text: str, name: str = "text.txt") -> Path:
 @pytest.mark.parametrize(("length", "count"), [(32, 7), (64, 4)])
 def test_a_text_is_cut_into_sequences(length: int, count: int, tokenizer: Tokenizer, tmp_path: Path) -> None:
     text = (WORDS * 4)[:223]
-    found = read_sequences(written(tmp_path, text), tokenizer, VOCABULARY, 4096, length)
-    assert [len(s) for s in found] == [length] * (count - 1) + [223 - length * (count - 1)]
-    assert torch.cat(found).tolist() == tokenizer.encode(text)
-    assert all(s.dtype == torch.int32 for s in found)
+    sequences = read_sequences(written(tmp_path, text), tokenizer, VOCABULARY, 4096, length)
+    assert [len(s) for s in sequences] == [length] * (count - 1) + [223 - length * (count - 1)]
+    assert torch.cat(sequences).tolist() == tokenizer.encode(text)
+    assert all(s.dtype == torch.int32 for s in sequences)
 
 
 @pytest.mark.parametrize("tokens", [256, 512])
 def test_a_long_text_is_thinned_out_evenly(tokens: int, tokenizer: Tokenizer, tmp_path: Path) -> None:
     text = "".join(chr(97 + i // 100) * 100 for i in range(2600))
-    found = read_sequences(written(tmp_path, text), tokenizer, VOCABULARY, tokens, 32)
-    assert sum(len(s) for s in found) == tokens
-    letters = sorted({tokenizer.decode(s.tolist())[0] for s in found})
+    sequences = read_sequences(written(tmp_path, text), tokenizer, VOCABULARY, tokens, 32)
+    assert sum(len(s) for s in sequences) == tokens
+    letters = sorted({tokenizer.decode(s.tolist())[0] for s in sequences})
     assert letters[0] == "a"
     assert letters[-1] > "v"
 
@@ -49,10 +49,10 @@ def test_a_long_text_is_thinned_out_evenly(tokens: int, tokenizer: Tokenizer, tm
 def test_documents_of_jsonl_are_not_mixed(tokenizer: Tokenizer, tmp_path: Path) -> None:
     lines = [{"text": "a" * 100}, {"text": "b" * 40}, {"messages": [{"role": "user", "content": "hello"}]}]
     path = written(tmp_path, "\n\n".join(json.dumps(line) for line in lines) + "\n", "documents.jsonl")
-    found = read_sequences(path, tokenizer, VOCABULARY, 4096, 64)
-    assert [len(s) for s in found] == [64, 36, 40, len(tokenizer.encode("<s>[user] hello\n"))]
-    assert tokenizer.decode(found[2].tolist()) == "b" * 40
-    assert tokenizer.decode(found[3].tolist(), skip_special_tokens=False) == "<s>[user] hello\n"
+    sequences = read_sequences(path, tokenizer, VOCABULARY, 4096, 64)
+    assert [len(s) for s in sequences] == [64, 36, 40, len(tokenizer.encode("<s>[user] hello\n"))]
+    assert tokenizer.decode(sequences[2].tolist()) == "b" * 40
+    assert tokenizer.decode(sequences[3].tolist(), skip_special_tokens=False) == "<s>[user] hello\n"
 
 
 def test_a_prefix_begins_every_sequence(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +62,9 @@ def test_a_prefix_begins_every_sequence(tokenizer: Tokenizer, tmp_path: Path, mo
         "encode",
         lambda self, text, add_special_tokens=True: [1] * add_special_tokens + encode(self, text),
     )
-    found = read_sequences(written(tmp_path, WORDS * 4), tokenizer, VOCABULARY, 4096, 64)
-    assert all(s[0] == 1 and len(s) <= 64 for s in found)
-    assert sum(len(s) - 1 for s in found) == 4 * len(WORDS)
+    sequences = read_sequences(written(tmp_path, WORDS * 4), tokenizer, VOCABULARY, 4096, 64)
+    assert all(s[0] == 1 and len(s) <= 64 for s in sequences)
+    assert sum(len(s) - 1 for s in sequences) == 4 * len(WORDS)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from enginewright.optimizer.capture import capture
 @pytest.fixture(scope="session")
 def captured_families(tiny_model):
     """``captured_families("Llama")`` -> (the tiny model, what capture makes of it)."""
-    found = {}
+    captures = {}
 
     def get(family):
-        if family not in found:
+        if family not in captures:
             model = tiny_model(family)
-            found[family] = model, capture(model)
-        return found[family]
+            captures[family] = model, capture(model)
+        return captures[family]
 
     return get

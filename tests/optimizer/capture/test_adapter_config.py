@@ -88,7 +88,7 @@ def test_a_rank_of_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_patterns_choose_rank_and_alpha_by_the_end_of_a_name(tmp_path: Path) -> None:
     patterns = {"rank_pattern": {r"layers\.\d.q_proj": 4}, "alpha_pattern": {"q_proj": 2}, "lora_alpha": 16, "r": 8}
-    found = read_adapter_config(config(tmp_path, **patterns))
-    assert found.scaling("model.layers.3.q_proj") == (4, 0.5)
-    assert found.scaling("model.layers.3.k_proj") == (8, 2.0)
+    adapter = read_adapter_config(config(tmp_path, **patterns))
+    assert adapter.scaling("model.layers.3.q_proj") == (4, 0.5)
+    assert adapter.scaling("model.layers.3.k_proj") == (8, 2.0)
     assert read_adapter_config(config(tmp_path, use_rslora=True, r=16, lora_alpha=8)).scaling("q_proj") == (16, 2.0)

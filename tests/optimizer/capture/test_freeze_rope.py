@@ -123,11 +123,11 @@ def test_each_kind_of_layer_has_its_own(tiny_model):
     ).config
     assert isinstance(config, transformers.PretrainedConfig)
     twin = build_model(config)
-    own = twin.model.rotary_emb.sliding_attention_inv_freq.clone()
+    frequencies = twin.model.rotary_emb.sliding_attention_inv_freq.clone()
     assert freeze_rope(twin, 100) == 100
     rotary = twin.model.rotary_emb
     assert set(rotary.rope_type.values()) == {"default"}
-    assert torch.equal(rotary.sliding_attention_inv_freq, own)
+    assert torch.equal(rotary.sliding_attention_inv_freq, frequencies)
     assert torch.equal(rotary.full_attention_inv_freq, rotary.full_attention_long_inv_freq)
 
 

@@ -74,8 +74,8 @@ def write(
         if name in leave_out:
             continue
         kind = Q.F32 if data.ndim != 2 else quantization(name) if callable(quantization) else quantization
-        made = None if blocks is None or data.ndim != 2 else blocks(kind, data.shape)
-        quantized = gguf.quantize(np.ascontiguousarray(data), kind) if made is None else made
+        data_of_blocks = None if blocks is None or data.ndim != 2 else blocks(kind, data.shape)
+        quantized = gguf.quantize(np.ascontiguousarray(data), kind) if data_of_blocks is None else data_of_blocks
         writer.add_tensor(name, quantized, raw_dtype=kind)
     for name, data in extra:
         writer.add_tensor(name, data)

@@ -67,7 +67,7 @@ def scrambled(path: Path) -> Path:
 
 def file_blocks(path: Path) -> dict[str, tuple[npt.NDArray[Any], ...]]:
     """Gives by name: values [N, K], scales and mins [N, K/32] of each tensor, read block by block."""
-    found = {}
+    blocks_of = {}
     for tensor in gguf.GGUFReader(str(path)).tensors:
         if tensor.tensor_type not in KINDS:
             continue
@@ -88,8 +88,8 @@ def file_blocks(path: Path) -> dict[str, tuple[npt.NDArray[Any], ...]]:
             if tensor.tensor_type == Q.Q4_1:
                 mins[n, g] = np.frombuffer(block[2:4], "<f2")[0]
             values[n, 32 * g : 32 * g + 32] = row
-        found[tensor.name] = (values, scales, mins) if tensor.tensor_type == Q.Q4_1 else (values, scales)
-    return found
+        blocks_of[tensor.name] = (values, scales, mins) if tensor.tensor_type == Q.Q4_1 else (values, scales)
+    return blocks_of
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +199,10 @@ def test_newer_types_are_what_ggml_makes_of_them(kind: IntEnum) -> None:
     stored = newer_blocks(kind, 5, 4)
     size = SIZES[kind][0]
     tensor = GgufTensor("w", kind, (4 * size, 5), stored, 0, "")
-    found = dequantize(tensor)
-    assert hashlib.sha256((found + 0.0).tobytes()).hexdigest() == GGML[kind]  # -0 is 0
+    values = dequantize(tensor)
+    assert hashlib.sha256((values + 0.0).tobytes()).hexdigest() == GGML[kind]  # -0 is 0
     codes = read_codes([tensor], np.arange(5))
-    np.testing.assert_array_equal(decode(codes, FORMATS[kind]).numpy(), found)
+    np.testing.assert_array_equal(decode(codes, FORMATS[kind]).numpy(), values)
     assert set(codes.values.unique().tolist()) == ({-1, 1} if kind == Q.Q1_0 else {-2, -1, 0, 1})
 
 
@@ -242,10 +242,10 @@ def test_a_file_of_newer_types_is_kept(
 def test_rows_of_q2_0_that_do_not_fit_are_refused(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
     path, at = write_newer(tiny_model("Llama", intermediate_size=256), tmp_path / "tiny.gguf", Q2_0)
     data = bytearray(path.read_bytes())
-    for columns, told in ((4096, "has .* bytes at most, blocks of Q2_0 would be"), (100, "isn.t a multiple of 64")):
+    for columns, words in ((4096, "has .* bytes at most, blocks of Q2_0 would be"), (100, "isn.t a multiple of 64")):
         data[at : at + 8] = struct.pack("<Q", columns)
         path.write_bytes(data)
-        with pytest.raises(SourceError, match=f"tensor {DOWN} .*{told}"):
+        with pytest.raises(SourceError, match=f"tensor {DOWN} .*{words}"):
             open_gguf(path)
 
 

@@ -160,8 +160,8 @@ def test_white_space_after_control_tokens_of_phi_3(tmp_path, prefix, expected):
     built = build(tmp_path, keys | {"general.name": "Phi-3-mini"})
     assert [tokens_of(built, text) for text in PHI_3] == expected
     tokenizer, tokens, _ = built
-    own = tokenizer.encode_guarded(tokenizer.guarded("<|end|>") + " a")
-    assert [tokens[i] for i in own] == ["<|end|>", "▁a" if prefix else "a"]
+    ids = tokenizer.encode_guarded(tokenizer.guarded("<|end|>") + " a")
+    assert [tokens[i] for i in ids] == ["<|end|>", "▁a" if prefix else "a"]
     of_a_message = tokenizer.encode_guarded("<|end|> a")
     assert tokens[of_a_message[-1]] == "▁a" and "<|end|>" not in {tokens[i] for i in of_a_message}
 

@@ -49,14 +49,14 @@ def test_an_id_is_exported_and_says_its_commit(hub: Hub, model: Repository, tiny
     assert "download" in report.stages
 
     # Only what an export reads.
-    wanted = {p.name for p in tiny_folder.iterdir()} | {"README.md"}
-    assert {a.rpartition("/")[2] for a in hub.asked if "/resolve/" in a} == wanted
-    size = sum(len(model.revisions[commit][n]) for n in wanted)
+    names = {p.name for p in tiny_folder.iterdir()} | {"README.md"}
+    assert {a.rpartition("/")[2] for a in hub.asked if "/resolve/" in a} == names
+    size = sum(len(model.revisions[commit][n]) for n in names)
     assert sum(hub.served.values()) == size
     assert sum("/api/models/" in a for a in hub.asked) == 1  # which commit is meant, and what it has
-    told = [e for e in events if e.stage == "download"]
-    assert told[-1].done == told[-1].total == size
-    assert all(a.done <= b.done for a, b in pairwise(told))
+    downloads = [e for e in events if e.stage == "download"]
+    assert downloads[-1].done == downloads[-1].total == size
+    assert all(a.done <= b.done for a, b in pairwise(downloads))
 
     # Again, by its commit: nothing is fetched, and the bundle has the same bytes.
     hub.served.clear()
@@ -78,9 +78,9 @@ def test_everything_that_takes_a_source_takes_an_id(
     checked = check_bundle(tiny_bundle, source=MODEL)
     assert checked.targets[0].comparison is not None
     (tmp_path / "text.txt").write_text("The first one is always the shortest. " * 3)
-    found = evaluate(tiny_bundle, text=tmp_path / "text.txt", against=MODEL, window=32)
-    assert found.comparison is not None
-    assert found.comparison.kl_mean < 1e-6
+    evaluation = evaluate(tiny_bundle, text=tmp_path / "text.txt", against=MODEL, window=32)
+    assert evaluation.comparison is not None
+    assert evaluation.comparison.kl_mean < 1e-6
     assert bisect(Given(Path(MODEL)), Given(tiny_bundle), Options(tokens=[[5, 6, 7, 8]])).first_divergence is None
     bundle = ew.export(MODEL, tmp_path / "a.bundle", targets=("cpu",)).path
     facts = source_facts(Bundle.open(bundle), MODEL)
@@ -191,8 +191,8 @@ def test_gated_and_private_models_want_the_token(
     find_source(MODEL)
     assert hub.tokens["storage"] == {None}  # where the weights are nobody is told the token
     assert f"Bearer {hub.token}" in hub.tokens["hub"]
-    said = "".join(messages) + "".join(capfd.readouterr())
-    assert hub.token not in said and "hf_wrong" not in said and "Signature" not in said
+    output = "".join(messages) + "".join(capfd.readouterr())
+    assert hub.token not in output and "hf_wrong" not in output and "Signature" not in output
 
 
 def test_a_token_that_can_be_no_header_is_not_printed(

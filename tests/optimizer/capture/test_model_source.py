@@ -15,9 +15,9 @@ from enginewright.runtime.shared.errors import EnginewrightError, RequestError
 
 def test_a_weight_follows_the_last_equals_sign_and_a_folder_may_have_one(tmp_path: Path) -> None:
     (tmp_path / "a=2").mkdir()
-    given = parse_adapters(["a", "b=0.5", Path("c"), ("d", 2), f"{tmp_path}/a=2", f"{tmp_path}/a=2=-1e-1x"[:-1]][:5])
+    adapters = parse_adapters(["a", "b=0.5", Path("c"), ("d", 2), f"{tmp_path}/a=2", f"{tmp_path}/a=2=-1e-1x"[:-1]][:5])
     folders = [Path("a"), Path("b"), Path("c"), Path("d"), tmp_path / "a=2"]
-    assert given == tuple(map(Adapter, folders, [1.0, 0.5, 1.0, 2.0, 1.0]))
+    assert adapters == tuple(map(Adapter, folders, [1.0, 0.5, 1.0, 2.0, 1.0]))
     assert parse_adapters([f"{tmp_path}/a=2=-0.1"]) == (Adapter(tmp_path / "a=2", -0.1),)
     assert parse_adapters(None) == ()
 

@@ -60,16 +60,16 @@ def test_the_most_specific_group_counts() -> None:
     section = compressed("mixed-precision")
     section["config_groups"] |= {"group_0": section["config_groups"]["group_0"] | {"format": "pack-quantized"}}
     section["config_groups"] |= {"group_1": eight, "group_2": named}
-    found = parse_quantization(section, "here")
+    folder = parse_quantization(section, "here")
     modules = ("m.0.up_proj", "m.0.down_proj", "m.1.down_proj")
-    assert [found.scheme_of(name).layout for name in modules] == ["packed", "fp8", "int"]
+    assert [folder.scheme_of(name).layout for name in modules] == ["packed", "fp8", "int"]
 
 
 def test_gptq_has_other_bits_for_some_modules() -> None:
     """The first of GPTQModel's patterns that fits counts."""
     dynamic = {r"+:.*\.1\..*": {"bits": 8}, r".*down.*": {"bits": 2, "group_size": 32}, r"-:.*lm_head.*": {}}
-    found = parse_quantization({"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": dynamic}, "here")
-    sizes = [(s.bits, s.group_size) for s in map(found.scheme_of, ("m.0.up", "m.0.down", "m.1.down"))]
+    folder = parse_quantization({"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": dynamic}, "here")
+    sizes = [(s.bits, s.group_size) for s in map(folder.scheme_of, ("m.0.up", "m.0.down", "m.1.down"))]
     assert sizes == [(4, 64), (2, 32), (8, 64)]
 
 
@@ -77,11 +77,11 @@ def test_auto_round_says_otherwise_of_some_modules() -> None:
     """A name goes before patterns, which are searched in names; 16 bits aren't quantized."""
     extra = {"m.0.up": {"bits": 8}, r".*\.up": {"bits": 2, "group_size": 32}, "down$": {"bits": 16}, "m.2": {"bits": 3}}
     section = {"quant_method": "intel/auto-round", "bits": 4, "group_size": 64, "sym": False, "extra_config": extra}
-    found = parse_quantization(section, "here")
-    sizes = [(s.bits, s.group_size) for s in map(found.scheme_of, ("m.0.up", "m.1.up", "m.2.gate"))]
+    folder = parse_quantization(section, "here")
+    sizes = [(s.bits, s.group_size) for s in map(folder.scheme_of, ("m.0.up", "m.1.up", "m.2.gate"))]
     assert sizes == [(8, 64), (2, 32), (4, 64)]
     with pytest.raises(SourceError, match=r"m\.1\.down is packed, and 'down\$' says that it isn't quantized"):
-        found.scheme_of("m.1.down")
+        folder.scheme_of("m.1.down")
 
 
 ENDLESS = "(([a-z_.0-9])+)+!"
@@ -99,8 +99,8 @@ ENDLESS = "(([a-z_.0-9])+)+!"
     ids=["ignore", "targets", "dynamic", "extra_config"],
 )
 def test_patterns_are_matched_without_backtracking(section: dict[str, Any]) -> None:
-    found = parse_quantization(section, "here")
-    assert found.scheme_of("model.layers.0.self_attn.q_proj" * 20).bits == 4
+    folder = parse_quantization(section, "here")
+    assert folder.scheme_of("model.layers.0.self_attn.q_proj" * 20).bits == 4
 
 
 def test_patterns_that_need_backtracking_are_refused_by_name() -> None:
@@ -110,11 +110,11 @@ def test_patterns_that_need_backtracking_are_refused_by_name() -> None:
 
 def test_modelopt_has_a_file_of_its_own(tmp_path: Path) -> None:
     layers = {"m.0.up": {"quant_algo": "NVFP4", "group_size": 16}, "m.0.down": {"quant_algo": "FP8"}}
-    said = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}, "producer": {}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
-    found = quantization_of(tmp_path, {})
-    assert found is not None
-    assert [found.scheme_of(name).layout for name in layers] == ["nvfp4-modelopt", "fp8"]
+    document = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}, "producer": {}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(document))
+    folder = quantization_of(tmp_path, {})
+    assert folder is not None
+    assert [folder.scheme_of(name).layout for name in layers] == ["nvfp4-modelopt", "fp8"]
     assert quantization_of(tmp_path.parent / "nowhere", {}) is None
 
 
@@ -183,10 +183,10 @@ def test_modules_without_a_scheme_or_with_two() -> None:
     section = compressed(ignore=["lm_head"])
     section["config_groups"]["group_0"]["targets"] = ["re:.*proj"]
     section["config_groups"]["group_1"] = {"targets": ["re:.*up.*"], "weights": INT4 | {"num_bits": 8}}
-    found = parse_quantization(section, "here")
+    folder = parse_quantization(section, "here")
     with pytest.raises(SourceError, match="lm_head is packed, and 'lm_head' says that it isn't"):
-        found.scheme_of("lm_head")
+        folder.scheme_of("lm_head")
     with pytest.raises(SourceError, match=r"no group has m\.norm"):
-        found.scheme_of("m.norm")
+        folder.scheme_of("m.norm")
     with pytest.raises(SourceError, match=r"m\.up_proj is in 2 groups"):
-        found.scheme_of("m.up_proj")
+        folder.scheme_of("m.up_proj")

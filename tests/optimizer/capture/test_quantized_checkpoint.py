@@ -56,8 +56,8 @@ def words_of(codes: list[int], bits: int, padded: bool = False) -> list[int]:
         return [w for i in range(0, len(codes), each) for w in words_of(codes[i : i + each], bits)]
     number = sum(code << (i * bits) for i, code in enumerate(codes))
     count = -(-len(codes) * bits // 32)
-    found = [(number >> (32 * i)) & 0xFFFFFFFF for i in range(count)]
-    return [w - (1 << 32) if w >> 31 else w for w in found]
+    words = [(number >> (32 * i)) & 0xFFFFFFFF for i in range(count)]
+    return [w - (1 << 32) if w >> 31 else w for w in words]
 
 
 def pack_rows(codes: torch.Tensor, bits: int, padded: bool = False) -> torch.Tensor:
@@ -103,15 +103,15 @@ def gptq(
     section = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": order, "sym": symmetric}
     if v2:
         section["checkpoint_format"] = "gptq_v2"
-    kept: tuple[int, ...] | None
+    columns: tuple[int, ...] | None
     if order:
-        kept = None
+        columns = None
     elif symmetric or bits < 4:
         width = bits if symmetric else bits + 1  # differences of codes take a bit more
-        kept = (width, size if size < k else 64) if width <= 4 else (8, size if size < k else 0)
+        columns = (width, size if size < k else 64) if width <= 4 else (8, size if size < k else 0)
     else:
-        kept = ()  # in whatever holds differences of 5 bits
-    return Packed(tensors, section, floats_of(codes, zeros, scales, index), kept)
+        columns = ()  # in whatever holds differences of 5 bits
+    return Packed(tensors, section, floats_of(codes, zeros, scales, index), columns)
 
 
 def gptq_unset(n: int, k: int) -> Packed:
@@ -167,10 +167,10 @@ def pack_quantized(
         tensors[".weight_zero_point"] = pack_rows(zeros.t(), bits, padded).t().contiguous()
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group}
     floats = floats_of(codes, zeros, scales, [i // group for i in range(k)])
-    kept: tuple[int, ...] | None = (
+    columns: tuple[int, ...] | None = (
         (bits, group) if symmetric and bits <= 4 else None if bits == 8 and not symmetric else ()
     )
-    return Packed(tensors, compressed("pack-quantized", weights), floats, kept)
+    return Packed(tensors, compressed("pack-quantized", weights), floats, columns)
 
 
 def int_quantized(n: int, k: int) -> Packed:
@@ -193,8 +193,8 @@ def fp8_blocks(n: int, k: int, *, powers: bool = False) -> Packed:
     table = values.float()
     floats = torch.tensor([[float(table[i, j] * scales[i // 32, j // 128]) for j in range(k)] for i in range(n)])
     section = {"quant_method": "fp8", "weight_block_size": [32, 128], "activation_scheme": "dynamic"}
-    kept = (8, 0 if k < 128 else 64) if powers else None
-    return Packed({".weight": values, ".weight_scale_inv": scales}, section, floats, kept)
+    order = (8, 0 if k < 128 else 64) if powers else None
+    return Packed({".weight": values, ".weight_scale_inv": scales}, section, floats, order)
 
 
 def fp8_channels(n: int, k: int, *, whole: bool = False) -> Packed:
@@ -341,9 +341,9 @@ def sources(tensors: Tensors, module: str = "m") -> dict[str, WeightExpr]:
 
 
 def read(packed: Packed) -> WeightExpr:
-    found = unpacked(sources(packed.tensors), parse_quantization(packed.section, "config.json: quantization_config"))
-    assert list(found) == ["m.weight"], "nothing is left of what it is made of"
-    return found["m.weight"]
+    weights = unpacked(sources(packed.tensors), parse_quantization(packed.section, "config.json: quantization_config"))
+    assert list(weights) == ["m.weight"], "nothing is left of what it is made of"
+    return weights["m.weight"]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -651,13 +651,13 @@ def test_integers_come_through_to_the_bundle(tiny_model: Callable[..., PreTraine
     tiny_model("Llama").save_pretrained(folder)
     pack_folder(folder, gptq)
     report = export(folder, tmp_path / "kept.bundle", recipe="gguf")
-    wanted = random_codes(64, 128, 4) - 8
+    integers = random_codes(64, 128, 4) - 8
     bundle = Bundle.open(tmp_path / "kept.bundle")
     uses = [use for use in bundle.program("cpu").weights if use.dtype == "i4" and "down_proj" in use.name]
     assert len(uses) == 2
     for use in uses:
         got = unpack(np.array(bundle.weight(use.name)), use.shape, use.layout, use.dtype)
-        assert np.array_equal(got, wanted.numpy())
+        assert np.array_equal(got, integers.numpy())
     assert {w.stored for w in report.already_quantized} == {"GPTQ of 4 bits, groups of 32"}
     assert all(w.kept for w in report.already_quantized) and report.quantization is not None
     assert report.quantization.kept > 0
@@ -726,8 +726,8 @@ def test_experts_of_gpt_oss(tiny_model: Callable[..., PreTrainedModel], tmp_path
         model.get_parameter(name).data.copy_(value)
     same_logits(model, capture(folder), {"rtol": 2e-4, "atol": 1e-3})
     report = export(folder, tmp_path / "kept.bundle", recipe="gguf")
-    kept = {w.name.partition(".experts.")[2].partition("_proj")[0]: w.kept for w in report.already_quantized}
-    assert kept == {"gate_up": True, "down": True}, "gates and ups that alternate are laid apart as integers"
+    kept_of = {w.name.partition(".experts.")[2].partition("_proj")[0]: w.kept for w in report.already_quantized}
+    assert kept_of == {"gate_up": True, "down": True}, "gates and ups that alternate are laid apart as integers"
 
 
 def test_stacks_of_experts_in_fp8() -> None:
@@ -736,10 +736,10 @@ def test_stacks_of_experts_in_fp8() -> None:
     for shape in ((3,), (3, 1, 1), (3, 32, 1), (3, 1, 48)):
         scales = torch.rand(shape) + 0.5
         tensors = sources({".gate_up_proj": values, ".gate_up_proj_scale": scales})
-        found = unpacked(tensors, parse_quantization({"quant_method": "fbgemm_fp8"}, "config.json"))
+        weights = unpacked(tensors, parse_quantization({"quant_method": "fbgemm_fp8"}, "config.json"))
         spread = scales[:, None, None] if len(shape) == 1 else scales
-        assert list(found) == ["m.gate_up_proj"]
-        assert torch.equal(found["m.gate_up_proj"].evaluate(), values.float() * spread)
+        assert list(weights) == ["m.gate_up_proj"]
+        assert torch.equal(weights["m.gate_up_proj"].evaluate(), values.float() * spread)
 
 
 @pytest.mark.parametrize("case", ["packed-4", "int-quantized", "fp8-channels", "gptq-4"])
@@ -766,9 +766,9 @@ def test_random_damage_is_an_error_of_ours(case: str) -> None:
             key = generator.choice(["bits", "group_size", "sym", "format", "config_groups", "weight_block_size"])
             packed.section[key] = generator.choice([0, 2, 8, 64, -1, True, "x", None, [1, 2], {}])
         try:
-            found = unpacked(sources(packed.tensors), parse_quantization(packed.section, "config.json"))
-            if "m.weight" in found and len(found) == 1:
-                assert found["m.weight"].evaluate().isfinite().all()
+            weights = unpacked(sources(packed.tensors), parse_quantization(packed.section, "config.json"))
+            if "m.weight" in weights and len(weights) == 1:
+                assert weights["m.weight"].evaluate().isfinite().all()
         except (SourceError, UnsupportedModelError):
             refused += 1
     assert 10 < refused < 60

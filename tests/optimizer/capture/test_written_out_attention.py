@@ -45,15 +45,15 @@ def scores(q, k, v, mask):
 
 def in_three_axes(q, k, v, mask):
     q, k, v = (x.flatten(0, 1) for x in (q * 0.5, k, v))
-    made = torch.bmm(q, k.transpose(1, 2)).view(1, HEADS, q.shape[1], -1) + mask
-    made = torch.max(made, torch.full((), torch.finfo(torch.float32).min)).view(HEADS, q.shape[1], -1)
-    return torch.bmm(made.softmax(-1), v).view(1, HEADS, q.shape[1], -1)
+    products = torch.bmm(q, k.transpose(1, 2)).view(1, HEADS, q.shape[1], -1) + mask
+    products = torch.max(products, torch.full((), torch.finfo(torch.float32).min)).view(HEADS, q.shape[1], -1)
+    return torch.bmm(products.softmax(-1), v).view(1, HEADS, q.shape[1], -1)
 
 
 def with_slopes(q, k, v, mask):
     bias = (ALIBI[:, None] * torch.arange(q.shape[-2])).view(HEADS, 1, -1)
-    made = bias.baddbmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=0.25)
-    return (made[None] + mask).softmax(-1) @ v
+    products = bias.baddbmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=0.25)
+    return (products[None] + mask).softmax(-1) @ v
 
 
 def in_a_window(q, k, v, mask):

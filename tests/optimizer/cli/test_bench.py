@@ -33,9 +33,9 @@ def test_tables_and_a_plot(tiny_bundle: Path, tmp_path: Path) -> None:
 def test_json(tiny_bundle: Path) -> None:
     result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["prompts"][0]["tokens"] == 4
-    assert found["profiles"] == []
+    document = json.loads(result.stdout)
+    assert document["prompts"][0]["tokens"] == 4
+    assert document["profiles"] == []
 
 
 def test_quiet(tiny_bundle: Path) -> None:

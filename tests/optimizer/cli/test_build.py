@@ -14,8 +14,8 @@ def test_a_ready_target_is_shown(bundle: Path) -> None:  # noqa: F811
     shown = CliRunner().invoke(app, ["build", str(bundle)])
     assert shown.exit_code == 0
     assert "target tensorrt: ready before" in shown.stdout and "by TensorRT 11.4.0.106" in shown.stdout
-    found = json.loads(CliRunner().invoke(app, ["build", str(bundle), "--json"]).stdout)
-    assert (found["built"], found["target"], len(found["engines"])) == (False, "tensorrt", 2)
+    document = json.loads(CliRunner().invoke(app, ["build", str(bundle), "--json"]).stdout)
+    assert (document["built"], document["target"], len(document["engines"])) == (False, "tensorrt", 2)
 
 
 def test_what_can_t_be_built_has_an_exit_code(bundle: Path) -> None:  # noqa: F811

@@ -54,12 +54,12 @@ def test_each_line_is_a_turn_of_one_conversation(tiny_bundle: Path) -> None:
 
 
 def test_json_is_one_document_at_the_end(tiny_bundle: Path) -> None:
-    said = chat(tiny_bundle, "Hello\nWho are you?\n")
+    run = chat(tiny_bundle, "Hello\nWho are you?\n")
     result = chat(tiny_bundle, "Hello\nWho are you?\n", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["results"]
     assert [row["prompt"] for row in rows] == ["Hello", "Who are you?"]
-    assert "".join(row["text"] + "\n" for row in rows) == said.stdout
+    assert "".join(row["text"] + "\n" for row in rows) == run.stdout
     assert all(row["finish_reason"] in ("stop", "length") and row["token_ids"] for row in rows)
 
 
@@ -175,18 +175,18 @@ def test_an_overflowing_turn_drops_no_other(tiny_bundle: Path) -> None:
 def test_save_and_load(tiny_bundle: Path, tmp_path: Path) -> None:
     file, foreign = tmp_path / "my talk.json", tmp_path / "notes.txt"
     foreign.write_text("mine")
-    said = chat(
+    run = chat(
         tiny_bundle, f"/system Be brief.\nHello\n/save '{file}'\n/save '{foreign}'\n/save {tmp_path}/no/x\n/save\n"
     )
-    assert said.exit_code == 0, said.output
+    assert run.exit_code == 0, run.output
     messages = json.loads(file.read_text())
     assert [one["role"] for one in messages] == ["system", "user", "assistant"]
-    assert messages[2]["content"] + "\n" == said.stdout
-    assert foreign.read_text() == "mine" and "notes.txt: it exists, and isn't a conversation" in said.stderr
-    assert "No such file" in said.stderr and "/save FILE" in said.stderr
+    assert messages[2]["content"] + "\n" == run.stdout
+    assert foreign.read_text() == "mine" and "notes.txt: it exists, and isn't a conversation" in run.stderr
+    assert "No such file" in run.stderr and "/save FILE" in run.stderr
     assert sorted(tmp_path.iterdir()) == [file, foreign]
     went_on = chat(tiny_bundle, f"/load '{file}'\nWho are you?\n/save '{file}'\n")
-    assert said.stdout + went_on.stdout == answers(tiny_bundle, ["Hello", "Who are you?"], "Be brief.")
+    assert run.stdout + went_on.stdout == answers(tiny_bundle, ["Hello", "Who are you?"], "Be brief.")
     assert len(json.loads(file.read_text())) == 5
     for text, problem in (
         ("{", "it isn't a conversation"),
@@ -227,7 +227,7 @@ def test_set_changes_parameters(tiny_bundle: Path) -> None:
         expected = llm.chat([{"role": "user", "content": "Hello"}], ew.SamplingParams(max_tokens=2))[0].text
     assert result.stdout == expected + "\n"
     assert "max_tokens 2  (set)" in result.stderr
-    for wrong, said in (
+    for wrong, words in (
         ("/set temprature 1", "did you mean temperature?"),
         ("/set temperature hot", "temperature: 'hot' is out of range"),
         ("/set mood sunny", "mood: the model's template has no such variable"),
@@ -235,7 +235,7 @@ def test_set_changes_parameters(tiny_bundle: Path) -> None:
         ("/set temperature", "/set NAME VALUE"),
     ):
         result = chat(tiny_bundle, f"{wrong}\nHello\n")
-        assert said in result.stderr and result.stdout == answers(tiny_bundle, ["Hello"])
+        assert words in result.stderr and result.stdout == answers(tiny_bundle, ["Hello"])
 
 
 def test_an_option_that_the_template_does_not_read_is_said_at_once(tiny_bundle: Path) -> None:
@@ -318,8 +318,8 @@ def test_reasoning_is_written_apart_and_calls_have_a_line(
     calls = [("now", {}), ("get_weather", {"city": "Oslo"})]
     one = answer("hermes", "Well.", "Hm. Let me see.", calls)
     pieces = [StreamPiece((token,), "") for token in one.ids]
-    said = 'Well.\nnow {}\nget_weather {"city": "Oslo"}\n'
-    for terminal, expected in ((False, said), (True, f"\x1b[2mHm. Let me see.\x1b[22m\n\n{said}")):
+    output = 'Well.\nnow {}\nget_weather {"city": "Oslo"}\n'
+    for terminal, expected in ((False, output), (True, f"\x1b[2mHm. Let me see.\x1b[22m\n\n{output}")):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
         printer = StreamPrinter(parser=format_of("hermes").parser(tokenizer_of("hermes")))
         printer.print(pieces)

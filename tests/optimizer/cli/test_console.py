@@ -280,6 +280,6 @@ def test_a_warning_about_a_source_has_no_file_and_line(quiet: bool, capsys: pyte
             warnings.showwarning("theirs", DeprecationWarning, "torch.py", 3)
 
     command(quiet=quiet)
-    said = capsys.readouterr().err
-    assert ("warning: few bits\n" in said) is not quiet and "stages.py" not in said
+    errors = capsys.readouterr().err
+    assert ("warning: few bits\n" in errors) is not quiet and "stages.py" not in errors
     assert warnings.showwarning is before

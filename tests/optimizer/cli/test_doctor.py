@@ -42,7 +42,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> None:
 
 def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path, tmp_path: Path) -> None:
     bare = replace(PLAIN, instruction_sets=(), problems={"enginewright": "no such symbol"})
-    for machine, arguments, wanted in (
+    for machine, arguments, exit_code in (
         (PLAIN, [str(tiny_bundle)], 0),
         (PLAIN, [str(tiny_bundle), "--target", "cpu"], 0),
         (PLAIN, [str(tiny_bundle), "--target", "cpu", "--target", "tensorrt-rtx"], 15),
@@ -51,6 +51,6 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path, tmp_p
         (PLAIN, [str(tmp_path)], 7),
     ):
         code, printed = run(monkeypatch, machine, *arguments)
-        assert code == wanted, arguments
+        assert code == exit_code, arguments
         if machine is bare:
             assert "no such symbol" in printed

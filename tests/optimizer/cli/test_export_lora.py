@@ -60,11 +60,11 @@ def test_a_bundle_has_the_merged_weights_and_names_its_adapters(run: Run, folder
     ]
 
     assert run("verify", bundle, "--source", "base", *adapters).exit_code == 0
-    for given, message in (
+    for options, message in (
         ((), "was made with the adapter one (weight 1), which isn't given"),
         (("--lora", "one", "--lora", "two"), "with the adapter two at weight 0.5, and 1 is given"),
     ):
-        result = run("verify", bundle, "--source", "base", *given)
+        result = run("verify", bundle, "--source", "base", *options)
         assert result.exit_code != 0 and message in result.stderr.replace("\n", " "), result.output
     result = run("bisect", "base", bundle)
     assert result.exit_code != 0 and "was made with adapters (one, two), and base is read without" in result.stderr

@@ -49,8 +49,8 @@ def test_several_prompts_as_text(tiny_bundle: Path) -> None:
 
 def test_the_prompt_from_stdin(tiny_bundle: Path) -> None:
     piped = generate(tiny_bundle, "-", "--raw", "--max-tokens", "4", "--json", stdin="Hello\n")
-    said = generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "4", "--json")
-    assert json.loads(piped.stdout)["results"] == json.loads(said.stdout)["results"]
+    result = generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "4", "--json")
+    assert json.loads(piped.stdout)["results"] == json.loads(result.stdout)["results"]
 
 
 def test_sampling_options_reach_the_engine(tiny_bundle: Path) -> None:
@@ -71,8 +71,17 @@ def test_sampling_options_reach_the_engine(tiny_bundle: Path) -> None:
 
 
 def test_any_field_of_the_parameters_can_be_given(tiny_bundle: Path) -> None:
-    given = ("--param", "n=2", "--param", "bad_words=[[5, 6]]", "--param", 'logit_bias={"7": -3}', "--temperature", "2")
-    result = generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "5", *given, "--param", "logprobs=1", "--json")
+    options = (
+        "--param",
+        "n=2",
+        "--param",
+        "bad_words=[[5, 6]]",
+        "--param",
+        'logit_bias={"7": -3}',
+        "--temperature",
+        "2",
+    )
+    result = generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "5", *options, "--param", "logprobs=1", "--json")
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)["results"]
     params = ew.SamplingParams(temperature=2, max_tokens=5, n=2, bad_words=[[5, 6]], logit_bias={7: -3}, logprobs=1)
@@ -89,11 +98,11 @@ def test_the_form_of_an_answer(tiny_bundle: Path, tmp_path: Path) -> None:
     assert result.stdout.strip() in ("yes", "no")
     (tmp_path / "a.lark").write_text('start: "x" "y"', encoding="utf-8")
     (tmp_path / "a.json").write_text('{"const": [1, "z"]}', encoding="utf-8")
-    for option, said in (("--grammar", "xy"), ("--schema", '[1,"z"]')):
+    for option, words in (("--grammar", "xy"), ("--schema", '[1,"z"]')):
         form = tmp_path / ("a.lark" if option == "--grammar" else "a.json")
         result = generate(tiny_bundle, "Hello", "--raw", "--quiet", option, str(form))
         assert result.exit_code == 0, result.output
-        assert "".join(result.stdout.split()) == said
+        assert "".join(result.stdout.split()) == words
 
 
 def test_answers_have_numbers(tiny_bundle: Path) -> None:
@@ -164,10 +173,10 @@ def test_a_wrong_bundle_before_a_long_prompt_names_near_ones(tiny_bundle: Path, 
     """A prompt of over 255 bytes can't be a file's name, and was asked whether it is a folder."""
     (tmp_path / "tiny.bundle").symlink_to(tiny_bundle)
     prompt = "A long prompt. " * 40
-    for typed, said in (("tinny.bundle", "Did you mean"), ("elsewhere", "There is")):
+    for typed, words in (("tinny.bundle", "Did you mean"), ("elsewhere", "There is")):
         result = generate(tmp_path / typed, prompt)
         assert result.exit_code == 7, result.output
-        assert f"{typed} doesn't exist" in result.stderr and f"{said} {tmp_path / 'tiny.bundle'}" in result.stderr
+        assert f"{typed} doesn't exist" in result.stderr and f"{words} {tmp_path / 'tiny.bundle'}" in result.stderr
     result = CliRunner().invoke(app, ["generate", prompt, prompt])
     assert result.exit_code == 7 and f"{prompt[:60]}... doesn't exist" in result.stderr
 
@@ -271,11 +280,11 @@ def test_one_prompt_whose_logits_are_nan(tiny_bundle: Path, monkeypatch: pytest.
 def test_scheduling_by_name_or_file(tiny_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "classes.toml"
     file.write_text('refuse = false\n[classes.default]\nttft = "1s"\n')
-    asked = ("One", "Two", "--max-tokens", "3", "--json", "--stats")
-    plain = json.loads(generate(tiny_bundle, *asked).stdout)
+    arguments = ("One", "Two", "--max-tokens", "3", "--json", "--stats")
+    plain = json.loads(generate(tiny_bundle, *arguments).stdout)
     assert plain["stats"]["scheduling"] is None
-    for given in ("fair", str(file)):
-        result = generate(tiny_bundle, *asked, "--scheduling", given)
+    for scheduling in ("fair", str(file)):
+        result = generate(tiny_bundle, *arguments, "--scheduling", scheduling)
         assert result.exit_code == 0, result.output
         served = json.loads(result.stdout)
         assert [row["token_ids"] for row in served["results"]] == [row["token_ids"] for row in plain["results"]]
@@ -283,11 +292,11 @@ def test_scheduling_by_name_or_file(tiny_bundle: Path, tmp_path: Path) -> None:
 
 
 def test_tokens_computed_ahead_are_the_same(tiny_bundle: Path) -> None:
-    asked = ("One two one two one two", "--max-tokens", "40", "--json", "--stats", "--raw")
-    plain = json.loads(generate(tiny_bundle, *asked, "--speculate", "off").stdout)
+    arguments = ("One two one two one two", "--max-tokens", "40", "--json", "--stats", "--raw")
+    plain = json.loads(generate(tiny_bundle, *arguments, "--speculate", "off").stdout)
     assert plain["stats"]["speculation"] is None
     for how in ((), ("--speculate", "lookup")):
-        ahead = json.loads(generate(tiny_bundle, *asked, *how).stdout)
+        ahead = json.loads(generate(tiny_bundle, *arguments, *how).stdout)
         assert ahead["results"][0]["token_ids"] == plain["results"][0]["token_ids"]
         assert "drafted" in ahead["stats"]["speculation"]
     wrong = generate(tiny_bundle, "One", "--speculate", "guess")
@@ -295,7 +304,7 @@ def test_tokens_computed_ahead_are_the_same(tiny_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "said"),
+    ("scheduling", "text", "said"),
     [
         ("fast", None, "neither fcfs, priority, fair, offline nor a .toml file"),
         ("missing.toml", None, "No such file"),
@@ -303,11 +312,11 @@ def test_tokens_computed_ahead_are_the_same(tiny_bundle: Path) -> None:
         ("wrong.toml", "speed = 1", "there is no option 'speed'"),
     ],
 )
-def test_wrong_scheduling(given: str, text: str | None, said: str, tiny_bundle: Path, tmp_path: Path) -> None:
+def test_wrong_scheduling(scheduling: str, text: str | None, said: str, tiny_bundle: Path, tmp_path: Path) -> None:
     if text is not None:
-        (tmp_path / given).write_text(text)
-        given = str(tmp_path / given)
-    result = generate(tiny_bundle, "One", "--scheduling", given)
+        (tmp_path / scheduling).write_text(text)
+        scheduling = str(tmp_path / scheduling)
+    result = generate(tiny_bundle, "One", "--scheduling", scheduling)
     assert result.exit_code == 2
     output = " ".join(result.output.replace("│", " ").split())
     assert said in output or said.replace(" ", "") in output.replace(" ", "")

@@ -31,15 +31,15 @@ def test_a_table_a_chart_and_a_line_a_request(fake: FakeServer, tmp_path: Path) 
 def test_json_of_classes_and_of_what_was_asked(fake: FakeServer, tmp_path: Path) -> None:
     (classes := tmp_path / "classes.toml").write_text('[a]\nprompt = 3\n[b]\nshare = 2\n[b.body]\nuser = "b"\n')
     (key := tmp_path / "key").write_text("abc\n")
-    asked = ("--rate", "200", "--arrivals", "bursts", "--burst", "2x1s/4s", "--seed", "4", "--param", "top_p=0.5")
+    arguments = ("--rate", "200", "--arrivals", "bursts", "--burst", "2x1s/4s", "--seed", "4", "--param", "top_p=0.5")
     keyed = ("--api-key", f"@{key}", "--classes", str(classes), "--api", "completions", "--model", "mine")
-    result = run(fake.url, "--requests", "30", *asked, *keyed, "--json", "--quiet")
+    result = run(fake.url, "--requests", "30", *arguments, *keyed, "--json", "--quiet")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["format_version"] == 1 and found["model"] == "mine" and found["api"] == "completions"
-    assert (found["finished"], found["failed"], found["goodput"]) == (30, 0, None)
-    assert found["classes"]["a"]["finished"] + found["classes"]["b"]["finished"] == 30
-    assert found["workload"]["burst"] == {"factor": 2.0, "on": 1.0, "every": 4.0}
+    result_json = json.loads(result.stdout)
+    assert result_json["format_version"] == 1 and result_json["model"] == "mine" and result_json["api"] == "completions"
+    assert (result_json["finished"], result_json["failed"], result_json["goodput"]) == (30, 0, None)
+    assert result_json["classes"]["a"]["finished"] + result_json["classes"]["b"]["finished"] == 30
+    assert result_json["workload"]["burst"] == {"factor": 2.0, "on": 1.0, "every": 4.0}
     assert all("Authorization: Bearer abc" in head for head in fake.heads)
     assert "abc" not in result.stdout
     assert {body.get("user") for body in fake.bodies[1:]} == {None, "b"}

@@ -40,9 +40,9 @@ def test_a_group_s_fields_are_options_where_it_stands_and_come_as_one():
     seen: dict[str, Any] = {}
     assert CliRunner().invoke(app_of(seen), ["a", "-w", "5", "--quiet"]).exit_code == 0
     assert seen == {"name": "a", "size": Size(5, None), "quiet": True}
-    said = CliRunner().invoke(app_of(seen), ["--help"]).output
-    places = [said.index(word) for word in ("Keeps the options.", "NAME", "--width", "--height", "--quiet")]
-    assert places[0] > 0 and places[2:] == sorted(places[2:]) and "So wide." in said
+    output = CliRunner().invoke(app_of(seen), ["--help"]).output
+    places = [output.index(word) for word in ("Keeps the options.", "NAME", "--width", "--height", "--quiet")]
+    assert places[0] > 0 and places[2:] == sorted(places[2:]) and "So wide." in output
 
 
 def test_an_option_of_no_group_is_refused():
@@ -51,6 +51,6 @@ def test_an_option_of_no_group_is_refused():
 
 
 def test_what_is_served_has_the_names_of_the_class():
-    given = Serving(target="cpu", threads=2, speculate="off", scheduling="fair").given()
-    assert given["speculate"] is None and given["scheduling"] == "fair" and given["threads"] == 2
-    assert list(given)[: len(vars(Running()))] == list(vars(Running()))
+    options = Serving(target="cpu", threads=2, speculate="off", scheduling="fair").given()
+    assert options["speculate"] is None and options["scheduling"] == "fair" and options["threads"] == 2
+    assert list(options)[: len(vars(Running()))] == list(vars(Running()))

@@ -30,13 +30,13 @@ def test_tables_and_a_plot(tiny_bundle: Path, tmp_path: Path) -> None:
 def test_json(tiny_bundle: Path) -> None:
     result = run(str(tiny_bundle), *SMALL, "--json", "--quiet", "--memory", "1GiB", "--bandwidth-share", "0.5")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["format_version"] == 1
-    assert found["options"] == {"batches": [1, 4], "context": 256, "prompt": 256, "tpot": None, "ttft": None}
-    (device,) = found["devices"]
+    document = json.loads(result.stdout)
+    assert document["format_version"] == 1
+    assert document["options"] == {"batches": [1, 4], "context": 256, "prompt": 256, "tpot": None, "ttft": None}
+    (device,) = document["devices"]
     assert device["name"] == "H100" and not device["measured"] and device["room"] == 1 << 30
     assert device["shares"]["bandwidth"] == 0.5 and device["source"].startswith("https://")
-    (plan,) = found["plans"]
+    (plan,) = document["plans"]
     assert plan["recipes"] == ["f32"] and [s["batch"] for s in plan["speeds"]] == [1, 4]
 
 
@@ -48,18 +48,18 @@ def test_a_late_batch_is_marked_and_no_room_is_said(tiny_bundle: Path) -> None:
 
 
 def test_ranks(tiny_bundle: Path) -> None:
-    given = (str(tiny_bundle), *SMALL, "--quiet", "--ranks", "2")
-    result = run(*given, "--link", "nvlink", "--tpot", "1us")
+    arguments = (str(tiny_bundle), *SMALL, "--quiet", "--ranks", "2")
+    result = run(*arguments, "--link", "nvlink", "--tpot", "1us")
     assert result.exit_code == 0, result.output
     for words in ("links: NVLink 4 within a machine: 450 GB/s", "tensor=2", "pipeline=2", "weights a rank", "!"):
         assert words in result.stdout
     assert "2 ranks: none fits and meets the goals" in result.stdout
-    assert "2 ranks: the shortest time per token " in run(*given, "--link", "nvlink").stdout
-    result = run(*given, "--link", "pcie4,ndr", "--per-machine", "1", "--partition", "tensor=2", "--json")
+    assert "2 ranks: the shortest time per token " in run(*arguments, "--link", "nvlink").stdout
+    result = run(*arguments, "--link", "pcie4,ndr", "--per-machine", "1", "--partition", "tensor=2", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["format_version"] == 1 and found["links"]["H100"]["between"]["name"] == "InfiniBand NDR"
-    (plan,) = found["plans"]
+    document = json.loads(result.stdout)
+    assert document["format_version"] == 1 and document["links"]["H100"]["between"]["name"] == "InfiniBand NDR"
+    (plan,) = document["plans"]
     assert plan["partition"] == "tensor=2" and plan["collectives"][0]["between"] > 0
 
 
@@ -90,8 +90,8 @@ def test_ranks(tiny_bundle: Path) -> None:
 )
 def test_errors(arguments: list[str], code: int, named: str, tiny_bundle: Path, tmp_path: Path) -> None:
     arguments = [a.replace("absent", str(tmp_path / "absent")) for a in arguments]
-    given = arguments if "--gpu" in arguments else ["--gpu", "h100", *arguments]
-    result = run(str(tiny_bundle), *given)
+    words = arguments if "--gpu" in arguments else ["--gpu", "h100", *arguments]
+    result = run(str(tiny_bundle), *words)
     assert result.exit_code == code, result.output
     assert named in result.stderr
 

@@ -168,12 +168,12 @@ def test_a_ctrl_c_ends_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_long_command_shares_the_mechanism() -> None:
     """A progress bar of a command's own says nothing in a log."""
     folder = Path(progress.__file__).parent
-    own = [
+    commands = [
         file.name
         for file in folder.glob("*.py")
         if "rich.progress" in file.read_text() or "rich import progress" in file.read_text()
     ]
-    assert own == ["progress.py"]
+    assert commands == ["progress.py"]
     long = (
         "bench",
         "bisect",

@@ -13,15 +13,15 @@ from enginewright.optimizer.cli.app import app
 def test_options_reach_the_recovery_and_json_has_its_report(tiny_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("Some words to train on, and then some more of them. " * 60)
-    given = f"recover {tiny_folder} -r int4 -o {tmp_path / 'r'} --text {text} --steps 2 --batch-tokens 128"
-    done = CliRunner().invoke(app, [*given.split(), "--sequence-length", "64", "--lr", "1e-4", "--json"])
+    line = f"recover {tiny_folder} -r int4 -o {tmp_path / 'r'} --text {text} --steps 2 --batch-tokens 128"
+    done = CliRunner().invoke(app, [*line.split(), "--sequence-length", "64", "--lr", "1e-4", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["recipe"] == "int4"
     assert report["steps"] == len(report["losses"]) == 2
     assert report["origin"] == "the text notes.txt"
     assert (tmp_path / "r" / "weights.safetensors").exists()
-    again = CliRunner().invoke(app, given.split())
+    again = CliRunner().invoke(app, line.split())
     assert again.exit_code == 8
     assert "is a recovery already" in again.stderr
     assert "--resume" in again.stderr

@@ -62,8 +62,8 @@ def test_a_bundle_without_a_report(bundle: Path) -> None:
     assert "fuse_qkv" in result.stdout  # of the manifest
     assert "this bundle has no report" in result.stdout
     assert "multiply-adds" in result.stdout  # predicted
-    found = json.loads(CliRunner().invoke(app, ["report", str(bundle), "--json"]).stdout)
-    assert set(found) == {"storage", "rooflines", "arena"}
+    document = json.loads(CliRunner().invoke(app, ["report", str(bundle), "--json"]).stdout)
+    assert set(document) == {"storage", "rooflines", "arena"}
 
 
 def test_an_old_report(bundle: Path) -> None:

@@ -37,13 +37,13 @@ def test_an_unknown_command_is_answered(word: str, answer: str) -> None:
 def options() -> dict[str, dict[str, list[str]]]:
     """Command -> the options that its help shows -> all their spellings."""
     group = get_command(app)
-    found: dict[str, dict[str, list[str]]] = {}
+    by_command: dict[str, dict[str, list[str]]] = {}
     for name, command in getattr(group, "commands", {}).items():
         for parameter in command.params:
             if parameter.param_type_name == "option":
                 for spelled in parameter.opts:
-                    found.setdefault(name, {})[spelled] = list(parameter.opts)
-    return found
+                    by_command.setdefault(name, {})[spelled] = list(parameter.opts)
+    return by_command
 
 
 def test_an_option_has_one_name_everywhere() -> None:
@@ -68,22 +68,22 @@ def test_old_names_go_on_working(tmp_path: Path) -> None:
     (tmp_path / "batches.txt").write_text("1\n4\n")
     new = ["--batch-sizes", "batches.txt", "--most", "4", "--context", "100"]
     old = ["--batches=batches.txt", "-n", "4", "--context-length", "100"]
-    found = []
+    renamed = []
     for spelled in (new, old):
         spelled = [word.replace("batches.txt", str(tmp_path / "batches.txt")) for word in spelled]
         result = CliRunner().invoke(
             app, ["buckets", "--histogram", str(tmp_path / "lengths.txt"), *spelled, "--json"], env=WIDE
         )
         assert result.exit_code == 0, result.output
-        found.append(json.loads(result.stdout))
-    assert found[0] == found[1]
+        renamed.append(json.loads(result.stdout))
+    assert renamed[0] == renamed[1]
     wrong = CliRunner().invoke(app, ["bench", "nowhere", "--prompts", "4,x"], env=WIDE)
     assert wrong.exit_code == 2 and "--prompt: '4,x' is not a list of numbers" in wrong.stderr
 
 
 def test_a_bill_of_materials_is_json_with_and_without_saying_so(tiny_bundle: Path) -> None:
-    plain, asked = (CliRunner().invoke(app, ["sbom", str(tiny_bundle), *more]) for more in ([], ["--json", "--quiet"]))
-    assert json.loads(plain.stdout) == json.loads(asked.stdout)
+    plain, bill = (CliRunner().invoke(app, ["sbom", str(tiny_bundle), *more]) for more in ([], ["--json", "--quiet"]))
+    assert json.loads(plain.stdout) == json.loads(bill.stdout)
     failed = CliRunner().invoke(app, ["sbom", "nowhere", "--json"])
     assert failed.exit_code == 7
     assert json.loads(failed.stdout)["error"]["type"] == "BundleError"

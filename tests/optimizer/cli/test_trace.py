@@ -24,10 +24,10 @@ def test_sizes_and_json(tiny_bundle: Path, tmp_path: Path) -> None:
     sizes = ["--prompt-tokens", "5", "--decode", "2", "--batch", "3", "--threads", "1"]
     result = CliRunner().invoke(app, ["trace", str(tiny_bundle), "-o", str(output), *sizes, "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["path"] == str(output)
-    assert found["steps"] == 3
-    assert found["seconds"] > 0
+    document = json.loads(result.stdout)
+    assert document["path"] == str(output)
+    assert document["steps"] == 3
+    assert document["seconds"] > 0
     events = json.loads(output.read_text())["traceEvents"]
     slices = [e for e in events if e["ph"] == "X"]
     assert next(e for e in slices if e["name"] == "decode 2")["args"]["requests"] == 3

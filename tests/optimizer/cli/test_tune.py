@@ -33,8 +33,8 @@ def test_text_and_the_file(bundle: Path) -> None:
     assert first.split() == ["choice", "value", "speed"]
     assert rest[0].startswith("task_bytes") and rest[0].find("32,768") + len("32,768") == first.find("value") + 5
     assert "milliseconds, rows" in result.stdout and "1 request at 64" in result.stdout
-    said = "nothing is faster here" in result.stdout
-    assert said != ("kept" in "".join(rest[:12]).split()) or "chosen:" in result.stdout
+    nothing_faster = "nothing is faster here" in result.stdout
+    assert nothing_faster != ("kept" in "".join(rest[:12]).split()) or "chosen:" in result.stdout
     assert result.stdout.rstrip().endswith("own.bundle.tune.json")
     assert json.loads((bundle.parent / "own.bundle.tune.json").read_text())["format_version"] == 1
 
@@ -74,8 +74,8 @@ def test_json_of_a_dry_run(bundle: Path) -> None:
     arguments = ["tune", str(bundle), "--seconds", "60", "--threads", "1", "--dry-run", "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["written"] is False and found["tried"]
+    document = json.loads(result.stdout)
+    assert document["written"] is False and document["tried"]
     assert [p.name for p in bundle.parent.iterdir()] == ["own.bundle"]
 
 

@@ -88,9 +88,9 @@ def test_against_an_older_build(tiny_bundle: Path, tmp_path: Path) -> None:
     assert "over the budget: 1 of 13 checks: generation" in out and "eos_token_ids [2] became [2, 3]" in out
     assert ElementTree.parse(junit).getroot().get("failures") == "1"
     code, out, _ = run(other, *options, "--json")
-    found = json.loads(out)
-    assert code == 16 and found["against"]["within_budget"] is False and found["files"] > 3
-    assert [c["name"] for c in found["against"]["checks"] if c["outcome"] == "failed"] == ["generation"]
+    document = json.loads(out)
+    assert code == 16 and document["against"]["within_budget"] is False and document["files"] > 3
+    assert [c["name"] for c in document["against"]["checks"] if c["outcome"] == "failed"] == ["generation"]
 
 
 def test_speed_that_varies_too_much_has_an_exit_code_of_its_own(
@@ -102,9 +102,9 @@ def test_speed_that_varies_too_much_has_an_exit_code_of_its_own(
     assert code == 18
     assert "inconclusive: times vary too much on this machine: prefill_ratio, decode_ratio" in out
     code, out, _ = run(tiny_bundle, "--against", tiny_bundle, "--json")
-    found = json.loads(out)["against"]
-    assert code == 18 and found["within_budget"]
-    (check,) = [one for one in found["checks"] if one["name"] == "decode_ratio"]
+    comparison = json.loads(out)["against"]
+    assert code == 18 and comparison["within_budget"]
+    (check,) = [one for one in comparison["checks"] if one["name"] == "decode_ratio"]
     assert (check["outcome"], check["interval"]) == ("inconclusive", pytest.approx([1 / 3, 3]))
 
 

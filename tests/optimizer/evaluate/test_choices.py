@@ -48,11 +48,11 @@ def lm_eval_scores(pair: Pair, entry: dict[str, Any]) -> tuple[list[float], list
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation
         whole, before = tokenizer(context + continuation)["input_ids"], tokenizer(context)["input_ids"]
-        own = whole[len(before) :]
+        answer_ids = whole[len(before) :]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([whole[:-1]]), use_cache=False).logits[0].double()
-        log_probabilities = torch.log_softmax(logits, -1)[-len(own) :]
-        sums.append(float(log_probabilities[torch.arange(len(own)), own].sum()))
+        log_probabilities = torch.log_softmax(logits, -1)[-len(answer_ids) :]
+        sums.append(float(log_probabilities[torch.arange(len(answer_ids)), answer_ids].sum()))
     return sums, [s / len(c.encode()) for s, c in zip(sums, entry["choices"], strict=True)]
 
 
@@ -63,8 +63,8 @@ def test_scores_and_accuracy_equal_transformers(pair: Pair, text: Path, tmp_path
     try:
         for question, (sums, _) in zip(read_questions(file), expected, strict=True):
             encoded = encode_choices(question, model.tokenizer, 512)
-            found = [choice_log_likelihood(model, choice) for choice in encoded]
-            assert found == pytest.approx(sums, abs=TOLERANCE)
+            scores = [choice_log_likelihood(model, choice) for choice in encoded]
+            assert scores == pytest.approx(sums, abs=TOLERANCE)
     finally:
         model.close()
     report = evaluate(pair.bundle, text=text, choices=file, against=pair.folder, threads=1)

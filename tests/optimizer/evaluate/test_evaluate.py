@@ -77,36 +77,41 @@ def perturbed(pair: Pair, place: Path, strength: float) -> Pair:
 def test_divergence_of_a_perturbed_model_equals_torch(pair: Pair, text: Path, reference: str, tmp_path: Path) -> None:
     other = perturbed(pair, tmp_path, 0.05)
     report = evaluate(other.bundle, text=text, against=getattr(pair, reference), window=64, stride=32, threads=1)
-    found = report.comparison
-    assert found is not None
+    comparison = report.comparison
+    assert comparison is not None
     ids = token_ids(pair)
     p = scored_log_probabilities(pair.model(), ids, 64, 32)
     q = scored_log_probabilities(other.model(), ids, 64, 32)
     kl = (p.exp() * (p - q)).sum(-1)
-    assert found.kl_mean == pytest.approx(float(kl.mean()), rel=KL_TOLERANCE)
-    assert found.kl_max == pytest.approx(float(kl.max()), rel=KL_TOLERANCE)
-    assert found.kl_mean > 100 * SAME_KL
-    assert found.top1_agreement == float((p.argmax(-1) == q.argmax(-1)).double().mean())
-    assert found.top1_agreement < 1
-    assert found.nll == pytest.approx(-float(p[torch.arange(len(ids) - 1), ids[1:]].mean()), abs=NLL_TOLERANCE)
+    assert comparison.kl_mean == pytest.approx(float(kl.mean()), rel=KL_TOLERANCE)
+    assert comparison.kl_max == pytest.approx(float(kl.max()), rel=KL_TOLERANCE)
+    assert comparison.kl_mean > 100 * SAME_KL
+    assert comparison.top1_agreement == float((p.argmax(-1) == q.argmax(-1)).double().mean())
+    assert comparison.top1_agreement < 1
+    assert comparison.nll == pytest.approx(-float(p[torch.arange(len(ids) - 1), ids[1:]].mean()), abs=NLL_TOLERANCE)
     assert report.text.nll == pytest.approx(-float(q[torch.arange(len(ids) - 1), ids[1:]].mean()), abs=NLL_TOLERANCE)
-    assert found.max_logit_difference > 0.01
+    assert comparison.max_logit_difference > 0.01
 
 
 def test_a_bundle_is_nowhere_from_itself(pair: Pair, text: Path) -> None:
     report = evaluate(pair.bundle, text=text, against=pair.bundle, window=48, threads=1)
-    found = report.comparison
-    assert found is not None
-    assert (found.kl_mean, found.kl_max, found.max_logit_difference, found.top1_agreement) == (0.0, 0.0, 0.0, 1.0)
-    assert (found.nll, found.perplexity) == (report.text.nll, report.text.perplexity)
+    comparison = report.comparison
+    assert comparison is not None
+    assert (comparison.kl_mean, comparison.kl_max, comparison.max_logit_difference, comparison.top1_agreement) == (
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+    )
+    assert (comparison.nll, comparison.perplexity) == (report.text.nll, report.text.perplexity)
 
 
 def test_a_bundle_is_close_to_its_source(pair: Pair, text: Path) -> None:
-    found = evaluate(pair.bundle, text=text, against=pair.folder, threads=1).comparison
-    assert found is not None
-    assert 0 <= found.kl_mean <= found.kl_max < SAME_KL
-    assert found.top1_agreement == 1
-    assert 0 < found.max_logit_difference < 1e-4  # f32 sums in another order, of logits of a few units
+    comparison = evaluate(pair.bundle, text=text, against=pair.folder, threads=1).comparison
+    assert comparison is not None
+    assert 0 <= comparison.kl_mean <= comparison.kl_max < SAME_KL
+    assert comparison.top1_agreement == 1
+    assert 0 < comparison.max_logit_difference < 1e-4  # f32 sums in another order, of logits of a few units
 
 
 def test_windows_that_hold_all_that_a_token_sees_change_nothing(mistral: Pair, text: Path) -> None:
@@ -127,19 +132,19 @@ def test_a_full_context_needs_long_windows(tiny_bundle: Path, text: Path) -> Non
 
 
 def test_only_a_window_s_logits_are_made(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    rows: list[int] = []
     original = LLM.logits
 
     def logits(self: LLM, ids: list[int]) -> np.ndarray:
-        asked.append(len(ids))
+        rows.append(len(ids))
         return original(self, ids)
 
     monkeypatch.setattr(LLM, "logits", logits)
     file = tmp_path / "long.txt"
     file.write_text(TEXT * 10)
     report = evaluate(tiny_bundle, text=file, window=64, stride=60, threads=1)
-    assert len(asked) == report.text.windows > 30
-    assert max(asked) == 64
+    assert len(rows) == report.text.windows > 30
+    assert max(rows) == 64
     assert report.text.tokens > 2000
 
 
@@ -164,10 +169,10 @@ def test_a_start_token_begins_every_window(pair: Pair, text: Path, tmp_path: Pat
     ids, model = token_ids(pair), pair.model()
     total = 0.0
     for begin in range(0, len(ids), 32):  # the size less the token before it: windows touch, and share nothing
-        own = ids[begin : begin + 32]
+        window = ids[begin : begin + 32]
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[1, *own]]), use_cache=False).logits[0].double()
-        total += float(torch.log_softmax(logits, -1)[torch.arange(len(own)), own].sum())
+            logits = model(input_ids=torch.tensor([[1, *window]]), use_cache=False).logits[0].double()
+        total += float(torch.log_softmax(logits, -1)[torch.arange(len(window)), window].sum())
     assert report.text.scored == report.text.tokens == len(ids)
     assert report.text.nll == pytest.approx(-total / len(ids), abs=NLL_TOLERANCE)
 

@@ -75,10 +75,10 @@ def test_nothing_heavy_is_imported_to_say_what_is_wrong(tiny_folder: Path, tiny_
     (tmp_path / "wrong.toml").write_text('name = "wrong"\nnonsense = 1\n')
     shutil.copytree(tiny_bundle, tmp_path / "no.bundle")
     before = sorted(p.name for p in tmp_path.iterdir())
-    asked = [[str(tiny_folder) if word == "MODEL" else word for word in words] for words, _, _ in WRONG]
+    commands = [[str(tiny_folder) if word == "MODEL" else word for word in words] for words, _, _ in WRONG]
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(asked)],
+        [sys.executable, "-c", CHILD, json.dumps(commands)],
         cwd=tmp_path,
         env=environment,
         check=True,
@@ -92,7 +92,7 @@ def test_nothing_heavy_is_imported_to_say_what_is_wrong(tiny_folder: Path, tiny_
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("options", "error"),
     [
         ({"source": "nope"}, SourceError),
         ({"recipe": "int7"}, RecipeError),
@@ -104,12 +104,12 @@ def test_nothing_heavy_is_imported_to_say_what_is_wrong(tiny_folder: Path, tiny_
     ],
 )
 def test_what_is_refused(
-    given: dict[str, object], error: type[EnginewrightError], tiny_folder: Path, tmp_path: Path
+    options: dict[str, object], error: type[EnginewrightError], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    given = dict(given)
+    options = dict(options)
     with pytest.raises(error) as caught:
-        output = given.pop("output", tmp_path / "a.bundle")
-        arguments = ExportArguments(**{"source": tiny_folder, **given})  # type: ignore[arg-type]
+        output = options.pop("output", tmp_path / "a.bundle")
+        arguments = ExportArguments(**{"source": tiny_folder, **options})  # type: ignore[arg-type]
         check_arguments(arguments, output)
         check_model(arguments)
     assert caught.value.hint
@@ -118,19 +118,19 @@ def test_what_is_refused(
 def test_a_recipe_is_read_once(tiny_folder: Path, tmp_path: Path) -> None:
     """It may come from a pipe."""
     mine = Recipe(name="mine")
-    for given, found in ((mine, mine), ("int8", load_recipe("int8")), (None, None)):
-        arguments = ExportArguments(source=tiny_folder, recipe=given)
-        assert check_arguments(arguments, tmp_path / "a.bundle") == found
+    for recipe, loaded in ((mine, mine), ("int8", load_recipe("int8")), (None, None)):
+        arguments = ExportArguments(source=tiny_folder, recipe=recipe)
+        assert check_arguments(arguments, tmp_path / "a.bundle") == loaded
     assert check_arguments(ExportArguments(source=tiny_folder, recipe=mine), tmp_path / "a.bundle") is mine
 
 
 def test_a_quantized_file_names_its_recipe_where_nobody_else_does(tiny_folder: Path, tmp_path: Path) -> None:
     path, heard = quantized_file(tmp_path / "a.gguf"), list[ProgressEvent]()
     for source in (path, str(path)):
-        found = with_own_recipe(ExportArguments(source=source, kv_cache="f32"), heard.append)
-        assert found == ExportArguments(source=source, kv_cache="f32", recipe="gguf")
+        arguments = with_own_recipe(ExportArguments(source=source, kv_cache="f32"), heard.append)
+        assert arguments == ExportArguments(source=source, kv_cache="f32", recipe="gguf")
     assert [(e.stage, e.detail) for e in heard] == [("recipe", "gguf, as the file is quantized")] * 2
-    assert check_arguments(found, tmp_path / "a.bundle") == load_recipe("gguf")
+    assert check_arguments(arguments, tmp_path / "a.bundle") == load_recipe("gguf")
     others = (
         ExportArguments(source=path, recipe="f32"),
         ExportArguments(source=path, recipe=Recipe(name="mine")),
@@ -139,6 +139,6 @@ def test_a_quantized_file_names_its_recipe_where_nobody_else_does(tiny_folder: P
         ExportArguments(source=tiny_folder),
         ExportArguments(source="org/name:Q4_K_M"),  # not on this disk yet
     )
-    for given in others:
-        assert with_own_recipe(given, heard.append) is given
+    for changes in others:
+        assert with_own_recipe(changes, heard.append) is changes
     assert len(heard) == 2

@@ -42,9 +42,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptExports:
     """A cache of its own, that also takes tiny models."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_exports, "LEAST_SOURCE_BYTES", 0)
-    found = KeptExports.of_user()
-    assert found.root == tmp_path / "cache/enginewright/exports"
-    return found
+    exports = KeptExports.of_user()
+    assert exports.root == tmp_path / "cache/enginewright/exports"
+    return exports
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def files(bundle: Path, *, report: bool = True) -> dict[str, bytes]:
 
 def export_once(source: Path, recipe: str | None = None) -> Path:
     """Returns the bundle that a command would run."""
-    wanted = find_kept(source, recipe=recipe)
-    return wanted.bundle or export_to_keep(wanted)
+    missing = find_kept(source, recipe=recipe)
+    return missing.bundle or export_to_keep(missing)
 
 
 def no_work(*arguments: object) -> ExportReport:
@@ -103,9 +103,9 @@ def test_a_second_export_is_the_first_byte_by_byte(
     with pytest.raises(BundleError, match=r"second\.bundle exists"):
         export(source, tmp_path / "second.bundle", recipe="int8", cache=True)
     export(source, tmp_path / "second.bundle", recipe="int8", cache=True, overwrite=True)
-    for given in ({"recipe": "f32"}, {"context_length": 64}, {"kv_cache": "f32"}, {"name": "mine"}):
+    for options in ({"recipe": "f32"}, {"context_length": 64}, {"kv_cache": "f32"}, {"name": "mine"}):
         with pytest.raises(AssertionError, match="an export was made"):
-            export(source, tmp_path / "third.bundle", cache=True, **{"recipe": "int8", **given})  # type: ignore[arg-type]
+            export(source, tmp_path / "third.bundle", cache=True, **{"recipe": "int8", **options})  # type: ignore[arg-type]
     assert not (tmp_path / "third.bundle").exists()
 
 
@@ -146,56 +146,56 @@ DAMAGES: list[Callable[[Path], None]] = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_none(damage: Callable[[Path], None], tiny_bundle: Path, tmp_path: Path) -> None:
-    kept = KeptExports(tmp_path / "cache")
-    assert kept.keep(describe(HASH[::-1], tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle)
-    assert kept.root is not None
-    damage(kept.root / HASH[::-1])
+    exports = KeptExports(tmp_path / "cache")
+    assert exports.keep(describe(HASH[::-1], tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle)
+    assert exports.root is not None
+    damage(exports.root / HASH[::-1])
     (tmp_path / "taken").mkdir()
-    assert kept.take(HASH[::-1], tmp_path / "taken") is None
+    assert exports.take(HASH[::-1], tmp_path / "taken") is None
     assert list((tmp_path / "taken").iterdir()) == []
-    assert kept.take(HASH, tmp_path / "taken") is None
+    assert exports.take(HASH, tmp_path / "taken") is None
     assert not (tmp_path.parent / "manifest.json").exists()
 
 
 def test_what_is_taken_is_a_copy(tiny_bundle: Path, tmp_path: Path) -> None:
-    kept = KeptExports(tmp_path / "cache")
-    assert kept.keep(describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle)
+    exports = KeptExports(tmp_path / "cache")
+    assert exports.keep(describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle)
     (tmp_path / "taken").mkdir()
-    assert kept.take(HASH, tmp_path / "taken") is not None
+    assert exports.take(HASH, tmp_path / "taken") is not None
     assert files(tmp_path / "taken") == files(tiny_bundle)
     (tmp_path / "taken/manifest.json").write_text("mine")
     (tmp_path / "again").mkdir()
-    assert kept.take(HASH, tmp_path / "again") is not None
+    assert exports.take(HASH, tmp_path / "again") is not None
     assert files(tmp_path / "again") == files(tiny_bundle)
 
 
 def test_an_entry_that_may_be_running_stays(tiny_bundle: Path, tmp_path: Path) -> None:
-    kept = KeptExports(tmp_path / "cache")
+    exports = KeptExports(tmp_path / "cache")
     entry = describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny")
-    assert kept.keep(entry, tiny_bundle)
-    bundle = kept.bundle(HASH)
+    assert exports.keep(entry, tiny_bundle)
+    bundle = exports.bundle(HASH)
     assert bundle is not None
     before = bundle.parent.stat().st_ino
-    assert kept.keep(entry, tiny_bundle) and bundle.parent.stat().st_ino == before
+    assert exports.keep(entry, tiny_bundle) and bundle.parent.stat().st_ino == before
     (bundle / "manifest.json").unlink()
-    assert kept.keep(entry, tiny_bundle) and kept.bundle(HASH) == bundle  # it was damaged
+    assert exports.keep(entry, tiny_bundle) and exports.bundle(HASH) == bundle  # it was damaged
 
 
 def test_all_entries_together_have_a_bound(tiny_bundle: Path, tmp_path: Path) -> None:
-    kept = KeptExports(tmp_path / "cache")
+    exports = KeptExports(tmp_path / "cache")
     entry = describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny")
-    assert not kept.keep(entry, tiny_bundle, most=entry.bytes - 1)
-    assert kept.entries() == [] and kept.root is not None and list(kept.root.iterdir()) == []
+    assert not exports.keep(entry, tiny_bundle, most=entry.bytes - 1)
+    assert exports.entries() == [] and exports.root is not None and list(exports.root.iterdir()) == []
     keys = [f"{i:064x}" for i in range(4)]
     for i, key in enumerate(keys):
-        assert kept.keep(describe(key, tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle, most=3 * entry.bytes)
-        os.utime(kept.root / key, (i, 100 + i))  # in the order in which they were used
-    assert sorted(e.key for e in kept.entries()) == keys[1:]
+        assert exports.keep(describe(key, tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle, most=3 * entry.bytes)
+        os.utime(exports.root / key, (i, 100 + i))  # in the order in which they were used
+    assert sorted(e.key for e in exports.entries()) == keys[1:]
     (tmp_path / "taken").mkdir()
-    assert kept.take(keys[1], tmp_path / "taken") is not None
-    assert kept.entries()[0].key == keys[1]  # it was used just now
-    assert kept.clear() >= 3 * entry.bytes
-    assert kept.entries() == [] and list(kept.root.iterdir()) == []
+    assert exports.take(keys[1], tmp_path / "taken") is not None
+    assert exports.entries()[0].key == keys[1]  # it was used just now
+    assert exports.clear() >= 3 * entry.bytes
+    assert exports.entries() == [] and list(exports.root.iterdir()) == []
 
 
 def test_what_decides_is_in_the_key(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,23 +206,23 @@ def test_what_decides_is_in_the_key(source: Path, tmp_path: Path, monkeypatch: p
     def key(model: Path = source, using: Recipe = recipe, **given: Any) -> str | None:
         return key_of(model, using, files={"calibration": tmp_path / "text.txt"}, **given)
 
-    found = [key(), key(using=load_recipe("f32")), key(context_length=3), key(name="mine")]
+    keys = [key(), key(using=load_recipe("f32")), key(context_length=3), key(name="mine")]
     copied = Path(shutil.copytree(source, tmp_path / "elsewhere/tiny"))
-    assert key(copied) == found[0]  # the same bytes under the same name
-    found.append(key(Path(shutil.copytree(source, tmp_path / "another"))))
+    assert key(copied) == keys[0]  # the same bytes under the same name
+    keys.append(key(Path(shutil.copytree(source, tmp_path / "another"))))
     before = os.stat(source / "config.json")
     (source / "config.json").write_bytes((source / "config.json").read_bytes().replace(b" ", b"\t", 1))
     os.utime(source / "config.json", ns=(before.st_atime_ns, before.st_mtime_ns))  # of the same size, at the same time
-    found.append(key())
+    keys.append(key())
     (tmp_path / "text.txt").write_text("Calibration")
-    found.append(key())
+    keys.append(key())
     monkeypatch.setattr(kept_exports, "_version", lambda name: "another")
-    found.append(key())
+    keys.append(key())
     monkeypatch.setattr(kept_exports, "_our_code", lambda: "another")
-    found.append(key())
+    keys.append(key())
     monkeypatch.setattr(kept_exports, "_machine", dict)
-    found.append(key())
-    assert None not in found and len(set(found)) == len(found)
+    keys.append(key())
+    assert None not in keys and len(set(keys)) == len(keys)
     monkeypatch.setattr(kept_exports, "_foreign", lambda: {"theirs"})
     assert key(using=Recipe(name="mine", passes={"theirs": True})) is None
     assert key(using=Recipe(name="mine", passes={"theirs": False})) is not None
@@ -289,9 +289,9 @@ def test_a_quantized_file_is_kept_under_the_recipe_that_it_gets(
         again = export(source, tmp_path / "again.bundle", recipe=recipe, cache=True, overwrite=True)
         assert again.kept_since is not None
     assert files(tmp_path / "again.bundle") == files(tmp_path / "first.bundle")
-    for given in ({"recipe": "f32"}, {"recipe": "int8"}, {"kv_cache": "f32"}):
+    for options in ({"recipe": "f32"}, {"recipe": "int8"}, {"kv_cache": "f32"}):
         with pytest.raises(AssertionError, match="an export was made"):
-            export(source, tmp_path / "other.bundle", cache=True, **given)  # type: ignore[arg-type]
+            export(source, tmp_path / "other.bundle", cache=True, **options)  # type: ignore[arg-type]
 
 
 # ---- several processes, and disks that are full

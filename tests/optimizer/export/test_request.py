@@ -54,13 +54,21 @@ def test_what_is_refused(given: dict[str, Any], error: type[EnginewrightError], 
 
 def test_a_file_that_is_fetched_decides_where_no_recipe_is_named(tmp_path: Path) -> None:
     path = quantized_file(tmp_path / "a.gguf")
-    said: dict[str, Any] = {"kv_cache": "int8", "partitions": ["tensor=2"], "context_length": 64, "targets": ["onnx"]}
-    before = asked(**{**said, "targets": ["cpu"]})
-    found = before.of(path)
-    assert (before.recipe.name, found.recipe.name, found.recipe_from) == ("f32", "gguf", "gguf")
-    assert found.source.path == path and found.recipe.weights.keep_blocks
-    assert found.recipe.kv_cache.dtype == "int8" and found.recipe.target_tables() == before.recipe.target_tables() != ()
-    assert found.context_length == 64 and found.on_progress is silent
+    options: dict[str, Any] = {
+        "kv_cache": "int8",
+        "partitions": ["tensor=2"],
+        "context_length": 64,
+        "targets": ["onnx"],
+    }
+    before = asked(**{**options, "targets": ["cpu"]})
+    request = before.of(path)
+    assert (before.recipe.name, request.recipe.name, request.recipe_from) == ("f32", "gguf", "gguf")
+    assert request.source.path == path and request.recipe.weights.keep_blocks
+    assert (
+        request.recipe.kv_cache.dtype == "int8"
+        and request.recipe.target_tables() == before.recipe.target_tables() != ()
+    )
+    assert request.context_length == 64 and request.on_progress is silent
     assert asked(targets=["onnx"]).of(path).targets == ("onnx",)
     for other in (asked(recipe="f32"), asked(recipe=Recipe(name="mine"))):
         assert other.of(path).recipe == other.recipe and other.of(path).source.path == path

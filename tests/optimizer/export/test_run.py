@@ -171,17 +171,17 @@ def test_the_figures_are_in_the_report(tiny_folder: Path, tmp_path: Path, monkey
     monkeypatch.setattr("enginewright.optimizer.verify.measure_passes.SHARE", 1e9)  # whatever the machine is busy with
     events: list[ProgressEvent] = []
     report = export(tiny_folder, tmp_path / "a.bundle", progress=events.append)
-    found = report.verification[0]
-    assert found.target == "cpu"
-    assert found.exact
-    assert found.tolerance is not None
-    assert 0 < found.random_tokens.max_logit_error <= found.tolerance
-    assert found.random_tokens.tokens == 48 + 34
-    assert found.random_tokens.kl_mean < 1e-9  # rounding, squared
-    assert found.random_tokens.top1_agreement == 1
-    assert (found.max_kl, found.text, found.text_omitted) == (None, None, "the recipe is exact")
-    assert found.seconds <= report.stages["verify"] + 0.01
-    assert 0 < found.peak_rss_bytes <= report.peak_rss_bytes
+    verification = report.verification[0]
+    assert verification.target == "cpu"
+    assert verification.exact
+    assert verification.tolerance is not None
+    assert 0 < verification.random_tokens.max_logit_error <= verification.tolerance
+    assert verification.random_tokens.tokens == 48 + 34
+    assert verification.random_tokens.kl_mean < 1e-9  # rounding, squared
+    assert verification.random_tokens.top1_agreement == 1
+    assert (verification.max_kl, verification.text, verification.text_omitted) == (None, None, "the recipe is exact")
+    assert verification.seconds <= report.stages["verify"] + 0.01
+    assert 0 < verification.peak_rss_bytes <= report.peak_rss_bytes
     written = json.loads((tmp_path / "a.bundle/report/report.json").read_text())
     assert all(0 < size["live_bytes"] <= size["arena_bytes"] for size in written.pop("arena"))  # of the bundle itself
     assert written == json.loads(json.dumps(report.to_json()))
@@ -221,19 +221,19 @@ def test_a_recipe_that_loses_precision(
     model.save_pretrained(tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny_folder / name, tmp_path / "model" / name)
-    found = export(tmp_path / "model", tmp_path / "a.bundle", recipe="int8").verification[0]
-    assert not found.exact
-    assert found.tolerance is None
-    assert found.max_kl == 0.05
-    assert found.text is not None
-    assert found.text_omitted is None
-    for part in (found.random_tokens, found.text):
+    verification = export(tmp_path / "model", tmp_path / "a.bundle", recipe="int8").verification[0]
+    assert not verification.exact
+    assert verification.tolerance is None
+    assert verification.max_kl == 0.05
+    assert verification.text is not None
+    assert verification.text_omitted is None
+    for part in (verification.random_tokens, verification.text):
         assert 1e-7 < part.kl_mean < 0.01  # 8 bits: 1e-4 of these models' logits, which are nothing a text fits
         assert part.kl_mean <= part.kl_max
         assert 0.8 < part.top1_agreement <= 1  # the logits of random weights lie close together
-    assert found.text.perplexity == pytest.approx(found.text.source_perplexity, rel=0.01)
-    assert found.text.tokens > 4_000
-    assert (found.text.windows, found.text.windows_in_text) == (8, 60)
+    assert verification.text.perplexity == pytest.approx(verification.text.source_perplexity, rel=0.01)
+    assert verification.text.tokens > 4_000
+    assert (verification.text.windows, verification.text.windows_in_text) == (8, 60)
 
 
 @pytest.mark.parametrize("recipe", ["int8", "bf16"])
@@ -249,9 +249,9 @@ def test_a_budget_that_is_not_kept(recipe: str, tiny_model: MakeModel, tmp_path:
 
 
 def test_without_a_tokenizer_there_is_no_text(tiny_model: MakeModel, tmp_path: Path) -> None:
-    found = export(tiny_model("Llama"), tmp_path / "a.bundle", recipe="int8").verification[0]
-    assert found.text is None
-    assert found.text_omitted == "the model has no tokenizer"
+    verification = export(tiny_model("Llama"), tmp_path / "a.bundle", recipe="int8").verification[0]
+    assert verification.text is None
+    assert verification.text_omitted == "the model has no tokenizer"
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
@@ -333,13 +333,13 @@ def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel
     scaled = 0
     for name, values in weights.items():
         steps = read(f"{name}.scales").repeat(32, axis=1)  # half of one is the most that rounding changes
-        found, start = read(values) * steps, 0
+        rows, start = read(values) * steps, 0
         for part in bundle.tensor(values).parts:
             size, path = part.rows[1] - part.rows[0], part.source.removesuffix(".weight")
             outputs = np.broadcast_to(scale(path, "output"), (size,))
             source = rotated(model.state_dict()[part.source].numpy(), path, "input")
-            wanted = rotated(source.T, path, "output").T * outputs[:, None] / scale(path, "input")
-            off = np.abs(found[start : start + size] - wanted)
+            expected = rotated(source.T, path, "output").T * outputs[:, None] / scale(path, "input")
+            off = np.abs(rows[start : start + size] - expected)
             assert (off <= 0.51 * steps[start : start + size] + 1e-7).all(), path
             scaled += f"{path}.input_scale" in bundle.index.tensors
             start += size

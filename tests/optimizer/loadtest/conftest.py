@@ -105,10 +105,10 @@ class FakeServer:
 
 @pytest.fixture
 def fake() -> Iterator[FakeServer]:
-    found, ready, stop, loop = FakeServer(), threading.Event(), asyncio.Event(), asyncio.new_event_loop()
-    thread = threading.Thread(target=found.run, args=(ready, stop, loop))
+    server, ready, stop, loop = FakeServer(), threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+    thread = threading.Thread(target=server.run, args=(ready, stop, loop))
     thread.start()
     ready.wait()
-    yield found
+    yield server
     loop.call_soon_threadsafe(stop.set)
     thread.join()

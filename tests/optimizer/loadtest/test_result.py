@@ -23,8 +23,8 @@ def record(due: float, ttft: float, tpot: float, tokens: int = 11, **given: Any)
     first = due + ttft
     last = first + tpot * (tokens - 1)
     gaps = array("f", [tpot] * (tokens - 1))
-    found: dict[str, Any] = {"sent": due, "first": first, "last": last, "end": last, "tokens": tokens, "gaps": gaps}
-    return Record(**({"conversation": 0, "turn": 0, "of_class": "", "due": due} | found | given))
+    fields: dict[str, Any] = {"sent": due, "first": first, "last": last, "end": last, "tokens": tokens, "gaps": gaps}
+    return Record(**({"conversation": 0, "turn": 0, "of_class": "", "due": due} | fields | given))
 
 
 GOALS = Goals(ttft=0.5, tpot=0.05)
@@ -69,9 +69,9 @@ def test_figures_are_those_of_the_records() -> None:
 
 def test_a_spread_is_of_what_is_there() -> None:
     assert Spread.of([None]) is None
-    found = Spread.of([3.0, None, 1.0, 2.0])
-    assert found is not None
-    assert (found.count, found.mean, found.p50, found.largest) == (3, 2.0, 2.0, 3.0)
+    spread = Spread.of([3.0, None, 1.0, 2.0])
+    assert spread is not None
+    assert (spread.count, spread.mean, spread.p50, spread.largest) == (3, 2.0, 2.0, 3.0)
 
 
 def test_the_load_tool_says_what_it_took() -> None:
@@ -85,10 +85,10 @@ def test_the_load_tool_says_what_it_took() -> None:
 
 
 def test_the_json_is_whole(tmp_path: Path) -> None:
-    found = json.loads(json.dumps(result().to_json()))
-    assert found["goodput"]["goals"] == {"ttft": 0.5, "tpot": 0.05, "end_to_end": None}
-    assert found["errors"] == {"http 500": {"count": 1, "example": "boom"}}
-    assert found["workload"]["rate"] == 1.0
+    document = json.loads(json.dumps(result().to_json()))
+    assert document["goodput"]["goals"] == {"ttft": 0.5, "tpot": 0.05, "end_to_end": None}
+    assert document["errors"] == {"http 500": {"count": 1, "example": "boom"}}
+    assert document["workload"]["rate"] == 1.0
     result().write_records(tmp_path / "records.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert len(lines) == 6 and lines[0]["ttft"] == pytest.approx(0.1) and lines[5]["error"] == "http 500"
@@ -131,9 +131,9 @@ def test_the_chart_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_model_s_name_can_t_command_a_terminal_or_break_a_chart() -> None:
-    found = result(model="\x1b[2Jm<&>")
-    assert "\x1b" not in printed(found)
-    ElementTree.fromstring(svg(found))
+    text = result(model="\x1b[2Jm<&>")
+    assert "\x1b" not in printed(text)
+    ElementTree.fromstring(svg(text))
 
 
 def test_the_chart_s_tokens_are_all_there() -> None:

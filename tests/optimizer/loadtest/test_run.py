@@ -38,11 +38,11 @@ def one_class(**given: Any) -> tuple[RequestClass]:
 
 
 def test_all_clients_of_a_closed_loop_ask_until_all_is_asked(fake: FakeServer) -> None:
-    found = load(fake.url, clients=3, requests=20, classes=one_class(answer="4", body={"ignore_eos": True}))
-    of = found.figures
+    result = load(fake.url, clients=3, requests=20, classes=one_class(answer="4", body={"ignore_eos": True}))
+    of = result.figures
     assert (of.finished, of.left, of.failed, of.unfinished) == (20, 0, 0, 0)
     assert (of.tokens, of.prompt_tokens, of.cached_tokens) == (80, 100, 40)
-    assert found.counted and found.model == "fake"
+    assert result.counted and result.model == "fake"
     assert of.ttft is not None and of.ttft.count == 20
     assert of.tpot is not None and of.gap is not None and of.gap.count == 60
     assert fake.connections <= 4
@@ -70,19 +70,19 @@ def test_errors_are_counted_by_kind(fake: FakeServer) -> None:
         5: document(500, {"error": {"message": "boom"}}),
     }
     fake.behave = lambda number, body: scripts.get(number, stream(3))
-    found = load(fake.url, clients=1, requests=9, classes=one_class(goals=Goals(ttft=60.0)))
-    counts = {kind: count for kind, (count, _) in found.figures.errors.items()}
+    result = load(fake.url, clients=1, requests=9, classes=one_class(goals=Goals(ttft=60.0)))
+    counts = {kind: count for kind, (count, _) in result.figures.errors.items()}
     assert counts == {"http 500": 2, "http 429": 1, "cut": 1, "not JSON": 1}
-    assert found.figures.errors["http 500"][1] == "boom"
-    assert (found.figures.finished, found.figures.failed) == (4, 5)
-    assert found.figures.goodput is not None
-    assert (found.figures.goodput.asked, found.figures.goodput.met) == (9, 4)
+    assert result.figures.errors["http 500"][1] == "boom"
+    assert (result.figures.finished, result.figures.failed) == (4, 5)
+    assert result.figures.goodput is not None
+    assert (result.figures.goodput.asked, result.figures.goodput.met) == (9, 4)
 
 
 def test_a_stall_ends_as_a_timeout_and_the_others_go_on(fake: FakeServer) -> None:
     fake.behave = lambda number, body: [HEAD, piece("a"), STALL] if number == 2 else stream(3)
-    found = load(fake.url, clients=2, requests=6, timeout=3.0)
-    assert Counter(one.error for one in found.records)["timeout"] >= 1
+    result = load(fake.url, clients=2, requests=6, timeout=3.0)
+    assert Counter(one.error for one in result.records)["timeout"] >= 1
     assert fake.gone.acquire(timeout=600)
 
 
@@ -97,9 +97,9 @@ def test_in_an_open_loop_requests_come_while_none_is_answered(fake: FakeServer) 
         return stream(2) if number == 0 else [HEAD, *([] if number < 30 else [piece("a")]), STALL]
 
     fake.behave = behave
-    found = load(fake.url, rate=200.0, requests=30, timeout=2.0)
+    result = load(fake.url, rate=200.0, requests=30, timeout=2.0)
     assert everything.is_set()
-    assert len(found.records) == 30
+    assert len(result.records) == 30
 
 
 def test_times_count_from_when_a_request_was_due(fake: FakeServer) -> None:
@@ -112,19 +112,21 @@ def test_times_count_from_when_a_request_was_due(fake: FakeServer) -> None:
         return stream(2)
 
     fake.behave = behave
-    found = load(fake.url, rate=100.0, arrivals="constant", requests=10)
-    due = [one.due for one in found.records]
+    result = load(fake.url, rate=100.0, arrivals="constant", requests=10)
+    due = [one.due for one in result.records]
     assert due == pytest.approx([i / 100 for i in range(10)], abs=1e-9)
-    for one in found.records:
+    for one in result.records:
         assert one.ttft is not None and one.first is not None
         assert one.ttft == one.first - one.due
         assert one.ttft >= held - 0.09 - 0.01  # it came within 90 ms of the first; timers are coarse
-    assert found.late is not None and found.late.count == 10
+    assert result.late is not None and result.late.count == 10
 
 
 def test_turns_of_a_conversation_repeat_what_was_said(fake: FakeServer) -> None:
-    found = load(fake.url, clients=1, requests=2, shared_prefix=4, classes=one_class(turns="3", prompt="6", answer="2"))
-    assert found.figures.finished == 6
+    result = load(
+        fake.url, clients=1, requests=2, shared_prefix=4, classes=one_class(turns="3", prompt="6", answer="2")
+    )
+    assert result.figures.finished == 6
     first, second, third = (body["messages"] for body in fake.bodies[1:4])
     assert [one["role"] for one in third] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert third[:4] == second and second[:2] == first
@@ -141,16 +143,16 @@ def test_completions_have_a_text(fake: FakeServer) -> None:
 
 def test_a_conversation_ends_with_an_error(fake: FakeServer) -> None:
     fake.behave = lambda number, body: document(500, {}) if number == 2 else stream(2)
-    found = load(fake.url, clients=1, requests=1, classes=one_class(turns="3"))
-    assert [one.error for one in found.records] == [None, "http 500"]
+    result = load(fake.url, clients=1, requests=1, classes=one_class(turns="3"))
+    assert [one.error for one in result.records] == [None, "http 500"]
 
 
 def test_clients_that_leave_are_no_errors(fake: FakeServer) -> None:
     fake.behave = lambda number, body: stream(2) if number == 0 else [*stream(64)[:-3], STALL]
     classes = one_class(leave=1.0, goals=Goals(ttft=60.0))
-    found = load(fake.url, clients=2, requests=6, classes=classes)
-    assert (found.figures.left, found.figures.failed, found.figures.finished) == (6, 0, 0)
-    assert found.figures.goodput is not None and found.figures.goodput.asked == 0
+    result = load(fake.url, clients=2, requests=6, classes=classes)
+    assert (result.figures.left, result.figures.failed, result.figures.finished) == (6, 0, 0)
+    assert result.figures.goodput is not None and result.figures.goodput.asked == 0
     for _ in range(6):
         assert fake.gone.acquire(timeout=600)
 
@@ -160,10 +162,10 @@ def test_a_server_without_usage_has_its_pieces_counted(fake: FakeServer) -> None
         return document(400, {"error": "unknown"}) if "stream_options" in body else stream(3, usage=False)
 
     fake.behave = behave
-    found = load(fake.url, clients=1, requests=2)
-    assert not found.counted and found.figures.tokens == 6 and found.figures.prompt_tokens is None
-    assert any("pieces of text" in note for note in found.notes())
-    assert found.to_json()["tokens_counted_by"] == "pieces"
+    result = load(fake.url, clients=1, requests=2)
+    assert not result.counted and result.figures.tokens == 6 and result.figures.prompt_tokens is None
+    assert any("pieces of text" in note for note in result.notes())
+    assert result.to_json()["tokens_counted_by"] == "pieces"
 
 
 def test_a_server_that_can_t_be_asked_is_an_error(fake: FakeServer) -> None:
@@ -183,21 +185,21 @@ def test_ctrl_c_ends_it_with_what_was_measured(fake: FakeServer) -> None:
         return stream(2)
 
     fake.behave = behave
-    found = load(fake.url, clients=1, requests=100)
-    assert found.interrupted
-    assert (found.figures.finished, found.figures.unfinished, found.figures.failed) == (4, 1, 0)
+    result = load(fake.url, clients=1, requests=100)
+    assert result.interrupted
+    assert (result.figures.finished, result.figures.unfinished, result.figures.failed) == (4, 1, 0)
 
 
 def test_progress_says_how_far_it_is(fake: FakeServer) -> None:
     seen: list[ProgressEvent] = []
-    told = threading.Event()
+    started = threading.Event()
 
     def show(event: ProgressEvent) -> None:
         seen.append(event)
-        told.set()
+        started.set()
 
     def behave(number: int, body: dict[str, Any]) -> list[object]:
-        return [HEAD, piece("a"), STALL] if number == 3 and not told.is_set() else stream(2)
+        return [HEAD, piece("a"), STALL] if number == 3 and not started.is_set() else stream(2)
 
     fake.behave = behave
     options = LoadOptions(fake.url, clients=1, requests=4, timeout=1.0)
@@ -214,13 +216,13 @@ def ours(tiny_bundle: Path) -> Any:
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_our_server_bears_a_load(ours: str, api: Any) -> None:
     classes = one_class(prompt="5-20", answer="2-8", turns="1-2", leave=0.2, body={"ignore_eos": True})
-    found = load(ours, api=api, rate=100.0, requests=12, shared_prefix=8, classes=classes)
-    assert found.figures.errors == {} and found.counted
-    assert found.figures.finished + found.figures.left == len(found.records) >= 12
-    asked = {one.conversation: one for one in found.records if one.whole and one.turn == 0}
+    result = load(ours, api=api, rate=100.0, requests=12, shared_prefix=8, classes=classes)
+    assert result.figures.errors == {} and result.counted
+    assert result.figures.finished + result.figures.left == len(result.records) >= 12
+    firsts = {one.conversation: one for one in result.records if one.whole and one.turn == 0}
     for conversation in Workload(LoadOptions(ours, rate=100.0, requests=12, shared_prefix=8, classes=classes)):
-        if conversation.index in asked:
-            assert asked[conversation.index].tokens == conversation.turns[0].answer
+        if conversation.index in firsts:
+            assert firsts[conversation.index].tokens == conversation.turns[0].answer
 
 
 def test_our_server_s_refusals_are_told_by_kind(ours: str) -> None:
@@ -228,12 +230,12 @@ def test_our_server_s_refusals_are_told_by_kind(ours: str) -> None:
         replace(one_class(answer="4", prompt="5")[0], name="good"),
         RequestClass("bad", body={"temperature": -1}),
     )
-    found = load(ours, clients=2, requests=12, classes=classes)
-    fine, bad = found.classes
+    result = load(ours, clients=2, requests=12, classes=classes)
+    fine, bad = result.classes
     assert fine.failed == 0 and fine.finished > 0
     assert bad.finished == 0 and set(bad.errors) == {"http 400"}
     assert "temperature" in bad.errors["http 400"][1]
-    assert json.loads(json.dumps(found.to_json()))["classes"]["bad"]["failed"] == bad.failed
+    assert json.loads(json.dumps(result.to_json()))["classes"]["bad"]["failed"] == bad.failed
 
 
 @pytest.mark.matrix

@@ -23,40 +23,40 @@ def one_class(**given: Any) -> RequestClass:
 
 
 def test_the_same_seed_makes_the_same_requests_at_the_same_times() -> None:
-    given = options(rate=3.0, seed=5, classes=(one_class(prompt="5-50", answer="3-9", turns="1-3", leave=0.3),))
-    first, second = list(Workload(given)), list(Workload(given))
+    settings = options(rate=3.0, seed=5, classes=(one_class(prompt="5-50", answer="3-9", turns="1-3", leave=0.3),))
+    first, second = list(Workload(settings)), list(Workload(settings))
     assert first == second and len(first) == 100
-    assert first != list(Workload(replace(given, seed=6)))
-    more = list(Workload(replace(given, requests=200)))
+    assert first != list(Workload(replace(settings, seed=6)))
+    more = list(Workload(replace(settings, requests=200)))
     assert more[:100] == first  # a longer test begins as the shorter one
 
 
 def test_what_a_conversation_asks_is_the_same_in_any_loop() -> None:
-    given = options(seed=1, requests=20, classes=(one_class(prompt="5-50"),))
-    closed = [one.turns for one in Workload(replace(given, clients=7))]
-    assert closed == [one.turns for one in Workload(replace(given, rate=9.0, arrivals="bursts"))]
+    settings = options(seed=1, requests=20, classes=(one_class(prompt="5-50"),))
+    closed = [one.turns for one in Workload(replace(settings, clients=7))]
+    assert closed == [one.turns for one in Workload(replace(settings, rate=9.0, arrivals="bursts"))]
 
 
 def test_lengths_are_those_that_were_drawn() -> None:
-    found = list(Workload(options(clients=1, classes=(one_class(prompt="5-9", answer="3-4", turns="2"),))))
-    asked = [turn for one in found for turn in one.turns]
-    assert len(asked) == 200
-    assert {len(str(turn.prompt).split()) for turn in asked} == {5, 6, 7, 8, 9}
-    assert all(len(str(turn.prompt).split()) == turn.words for turn in asked)
-    assert {turn.answer for turn in asked} == {3, 4}
-    assert len({turn.prompt for turn in asked}) > 190
+    conversations = list(Workload(options(clients=1, classes=(one_class(prompt="5-9", answer="3-4", turns="2"),))))
+    turns = [turn for one in conversations for turn in one.turns]
+    assert len(turns) == 200
+    assert {len(str(turn.prompt).split()) for turn in turns} == {5, 6, 7, 8, 9}
+    assert all(len(str(turn.prompt).split()) == turn.words for turn in turns)
+    assert {turn.answer for turn in turns} == {3, 4}
+    assert len({turn.prompt for turn in turns}) > 190
     assert len(set(WORDS)) > 200
 
 
 def test_beginnings_are_shared() -> None:
-    found = list(Workload(options(clients=1, shared_prefix=30, prefixes=3)))
-    assert len({one.prefix for one in found}) == 3
-    assert {len(one.prefix.split()) for one in found} == {30}
+    conversations = list(Workload(options(clients=1, shared_prefix=30, prefixes=3)))
+    assert len({one.prefix for one in conversations}) == 3
+    assert {len(one.prefix.split()) for one in conversations} == {30}
 
 
 def test_a_share_of_clients_leaves_before_the_end() -> None:
-    found = [one.turns[0] for one in Workload(options(clients=1, requests=2000, classes=(one_class(leave=0.1),)))]
-    leaving = [turn.leave_after for turn in found if turn.leave_after is not None]
+    firsts = [one.turns[0] for one in Workload(options(clients=1, requests=2000, classes=(one_class(leave=0.1),)))]
+    leaving = [turn.leave_after for turn in firsts if turn.leave_after is not None]
     assert len(leaving) / 2000 == pytest.approx(0.1, abs=0.03)
     assert min(leaving) >= 1 and max(leaving) < 64
 
@@ -75,22 +75,22 @@ def test_arrivals_come_at_the_rate() -> None:
 
 @pytest.mark.parametrize("burst", [Burst(), Burst(2.0, 3.0, 10.0), Burst(1.0, 5.0, 5.0)])
 def test_bursts_have_their_share_and_keep_the_rate(burst: Burst) -> None:
-    found = times(20_000, rate=4.0, arrivals="bursts", burst=burst)
-    assert found == sorted(found)
-    assert found[-1] == pytest.approx(5000, rel=0.03)
-    inside = sum(at % burst.every < burst.on for at in found) / len(found)
+    due = times(20_000, rate=4.0, arrivals="bursts", burst=burst)
+    assert due == sorted(due)
+    assert due[-1] == pytest.approx(5000, rel=0.03)
+    inside = sum(at % burst.every < burst.on for at in due) / len(due)
     assert inside == pytest.approx(burst.factor * burst.on / burst.every, abs=0.02)
 
 
 def test_classes_have_their_shares() -> None:
     classes = (RequestClass("chat", 0.9), RequestClass("batch", 0.3))
-    found = [one.of_class.name for one in Workload(options(clients=1, requests=4000, classes=classes))]
-    assert found.count("chat") / 4000 == pytest.approx(0.75, abs=0.03)
+    names = [one.of_class.name for one in Workload(options(clients=1, requests=4000, classes=classes))]
+    assert names.count("chat") / 4000 == pytest.approx(0.75, abs=0.03)
 
 
 def test_no_more_are_sent_than_there_is_time_for() -> None:
-    found = list(Workload(options(rate=8.0, arrivals="constant", seconds=2.0)))
-    assert len(found) == 17
+    conversations = list(Workload(options(rate=8.0, arrivals="constant", seconds=2.0)))
+    assert len(conversations) == 17
     assert Workload(options(clients=2, seconds=2.0)).total is None
 
 
@@ -117,11 +117,11 @@ def trace(folder: Path, rows: Any) -> Path:
 
 def test_a_trace_of_ours(tmp_path: Path) -> None:
     work = Workload(options(trace=trace(tmp_path, OURS), speed=2.0))
-    found = list(work)
-    assert work.is_open and [one.at for one in found] == [0, 0.25, 1]
-    assert len(str(found[0].turns[0].prompt).split()) == 12
-    assert found[1].turns[0].prompt == ({"role": "user", "content": "Hi"},)
-    assert (found[2].turns[0].prompt, found[2].turns[0].answer) == ("Say it", 9)
+    conversations = list(work)
+    assert work.is_open and [one.at for one in conversations] == [0, 0.25, 1]
+    assert len(str(conversations[0].turns[0].prompt).split()) == 12
+    assert conversations[1].turns[0].prompt == ({"role": "user", "content": "Hi"},)
+    assert (conversations[2].turns[0].prompt, conversations[2].turns[0].answer) == ("Say it", 9)
 
 
 def test_a_trace_s_requests_can_come_otherwise(tmp_path: Path) -> None:
@@ -171,14 +171,19 @@ def test_a_trace_that_is_wrong_says_where(rows: str, said: str, tmp_path: Path) 
 
 def test_a_trace_s_classes_must_be_there(tmp_path: Path) -> None:
     classes = (RequestClass("chat"), RequestClass("batch"))
-    found = list(Workload(options(trace=trace(tmp_path, OURS), classes=classes)))
-    assert found[0].of_class.name == "chat"
+    conversations = list(Workload(options(trace=trace(tmp_path, OURS), classes=classes)))
+    assert conversations[0].of_class.name == "chat"
     with pytest.raises(RequestError, match="no class 'other'"):
         Workload(options(trace=trace(tmp_path, [{"class": "other"}]), classes=classes))
 
 
 def test_what_is_sent_is_described(tmp_path: Path) -> None:
-    found = Workload(options(rate=2.0, arrivals="bursts", seed=3)).describe()
-    assert json.loads(json.dumps(found)) == found
-    assert (found["loop"], found["seed"], found["rate"], found["burst"]["factor"]) == ("open", 3, 2.0, 5.0)
+    description = Workload(options(rate=2.0, arrivals="bursts", seed=3)).describe()
+    assert json.loads(json.dumps(description)) == description
+    assert (description["loop"], description["seed"], description["rate"], description["burst"]["factor"]) == (
+        "open",
+        3,
+        2.0,
+        5.0,
+    )
     assert Workload(options(clients=3)).describe()["clients"] == 3

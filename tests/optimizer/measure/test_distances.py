@@ -35,17 +35,17 @@ def test_it_equals_torch(n: int, v: int, block: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measure, "_BLOCK", block)  # 1: row by row
     a, b, ids = logits(n, v, 1), logits(n, v, 2), targets(n, v)
     p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (b, a))
-    found = measured(a, b, ids)
+    divergence = measured(a, b, ids)
     kl = torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1)
     rows = torch.arange(n)
-    assert found.kl_sum == pytest.approx(float(kl.sum()), rel=TOLERANCE)
-    assert found.kl_max == pytest.approx(float(kl.max()), rel=TOLERANCE)
-    assert found.agreed == int((p.argmax(-1) == q.argmax(-1)).sum())
-    assert found.logit_difference == float(np.abs(a.astype(np.float64) - b).max())
-    assert found.model.total == pytest.approx(float(q[rows, ids].sum()), rel=TOLERANCE)
-    assert found.reference.total == pytest.approx(float(p[rows, ids].sum()), rel=TOLERANCE)
-    assert log_likelihood(a, ids) == pytest.approx(found.model.total, rel=TOLERANCE)
-    assert found.model.tokens == found.reference.tokens == n
+    assert divergence.kl_sum == pytest.approx(float(kl.sum()), rel=TOLERANCE)
+    assert divergence.kl_max == pytest.approx(float(kl.max()), rel=TOLERANCE)
+    assert divergence.agreed == int((p.argmax(-1) == q.argmax(-1)).sum())
+    assert divergence.logit_difference == float(np.abs(a.astype(np.float64) - b).max())
+    assert divergence.model.total == pytest.approx(float(q[rows, ids].sum()), rel=TOLERANCE)
+    assert divergence.reference.total == pytest.approx(float(p[rows, ids].sum()), rel=TOLERANCE)
+    assert log_likelihood(a, ids) == pytest.approx(divergence.model.total, rel=TOLERANCE)
+    assert divergence.model.tokens == divergence.reference.tokens == n
 
 
 def test_a_model_is_nowhere_from_itself() -> None:
@@ -57,9 +57,9 @@ def test_a_model_is_nowhere_from_itself() -> None:
 
 
 def test_large_logits_do_not_overflow() -> None:
-    found = log_softmax(np.array([[3e38, 3e38, -3e38]], np.float32))
-    np.testing.assert_allclose(found[0, :2], -math.log(2), rtol=1e-15)  # two equals share the whole
-    assert np.isfinite(found).all()
+    logs = log_softmax(np.array([[3e38, 3e38, -3e38]], np.float32))
+    np.testing.assert_allclose(logs[0, :2], -math.log(2), rtol=1e-15)  # two equals share the whole
+    assert np.isfinite(logs).all()
 
 
 def test_perplexity_of_a_guess() -> None:
@@ -73,12 +73,12 @@ def test_perplexity_of_a_guess() -> None:
 def test_sums_are_the_same_for_any_number_of_cores(n: int, v: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_BLOCK", v)  # a row each
     a, b, ids = logits(n, v, 1), logits(n, v, 2), targets(n, v)
-    found = []
+    totals = []
     for threads in (1, 2, 7):
         monkeypatch.setattr(measure, "THREADS", threads)
-        found.append(measured(a, b, ids))
-    assert found[0] == found[1] == found[2]
-    assert found[0].tokens == n
+        totals.append(measured(a, b, ids))
+    assert totals[0] == totals[1] == totals[2]
+    assert totals[0].tokens == n
 
 
 def test_nothing_is_compared_where_there_is_nothing() -> None:

@@ -132,7 +132,7 @@ def test_a_weight_that_cannot_be_read_is_no_placeholder() -> None:
 
 
 def test_a_placeholder_takes_no_memory() -> None:
-    made = placeholder(torch.empty(1 << 20, 1 << 20, device="meta"))
-    assert made.shape == (1 << 20, 1 << 20)
-    assert made.untyped_storage().nbytes() == 4
-    assert made[5, 7].isnan()
+    tensor = placeholder(torch.empty(1 << 20, 1 << 20, device="meta"))
+    assert tensor.shape == (1 << 20, 1 << 20)
+    assert tensor.untyped_storage().nbytes() == 4
+    assert tensor[5, 7].isnan()

@@ -115,8 +115,8 @@ def test_its_speed_is_that_of_decode_steps(
     monkeypatch.setattr(source_runner, "_LEAST_TIMED", 1)
     monkeypatch.setattr(source_runner, "_TIMED_SECONDS", 0.0)  # one step with each number of threads
     threads = torch.get_num_threads()
-    found = runner.speed(64)
-    assert found is not None and found.decode > 0 and found.context == 32 and found.threads in (1, threads)
+    speed = runner.speed(64)
+    assert speed is not None and speed.decode > 0 and speed.context == 32 and speed.threads in (1, threads)
     assert torch.get_num_threads() == threads
     assert runner.speed(32) is None  # no room for a prompt and a token
     assert SourceRunner(tiny_model(family), keep_bytes=0).speed(64) is None  # weights would be read meanwhile

@@ -65,8 +65,8 @@ multiprocessors = 60
 def test_devices_of_one_s_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(OWN + OWN.replace("My card", "H100"))
-    own = read_devices(path)
-    mine, h100, l4 = find_devices(["my-card", "h100", "l4"], own)
+    gpus = read_devices(path)
+    mine, h100, l4 = find_devices(["my-card", "h100", "l4"], gpus)
     assert mine is not None and h100 is not None and l4 is not None
     assert (mine.bandwidth, mine.multiprocessors, mine.source) == (500e9, 60, str(path))
     assert h100.bandwidth == 500e9 and l4.bandwidth == 300e9

@@ -26,10 +26,10 @@ def test_what_is_not_a_time(text: str) -> None:
 
 
 def test_defaults_keep_to_the_model() -> None:
-    asked = within(PlanOptions(batches=(4, 1, 4)), SHORT)
-    assert (asked.context, asked.prompt, asked.batches) == (600, 512, (1, 4))
-    asked = within(PlanOptions(), LONG)
-    assert (asked.context, asked.prompt) == (2048, 512)
+    fitted = within(PlanOptions(batches=(4, 1, 4)), SHORT)
+    assert (fitted.context, fitted.prompt, fitted.batches) == (600, 512, (1, 4))
+    fitted = within(PlanOptions(), LONG)
+    assert (fitted.context, fitted.prompt) == (2048, 512)
     assert within(PlanOptions(context=100), LONG).prompt == 100
 
 
@@ -49,8 +49,8 @@ def test_sizes_beyond_the_model(options: PlanOptions, named: str) -> None:
 
 def test_shares() -> None:
     assert shares_of(PlanOptions()) == default_shares()
-    asked = shares_of(PlanOptions(bandwidth_share=0.5, compute_share=1.0))
-    assert (asked.bandwidth, asked.compute, asked.memory) == (0.5, 1.0, default_shares().memory)
+    shares = shares_of(PlanOptions(bandwidth_share=0.5, compute_share=1.0))
+    assert (shares.bandwidth, shares.compute, shares.memory) == (0.5, 1.0, default_shares().memory)
     for wrong in (0.0, -0.1, 1.01, float("nan")):
         with pytest.raises(RequestError, match=r"bandwidth_share: .* out of range"):
             shares_of(PlanOptions(bandwidth_share=wrong))

@@ -26,13 +26,13 @@ CONTEXT, PROMPT = 300, 200
 
 
 def one(result: PlanResult) -> DevicePlan:
-    (found,) = result.plans
-    return found
+    (one_plan,) = result.plans
+    return one_plan
 
 
 def on(tiny_bundle: Path, **options: object) -> PlanResult:
-    given = {"devices": ("h100",), "context": CONTEXT, "prompt": PROMPT} | options
-    return plan(tiny_bundle, PlanOptions(**given))  # type: ignore[arg-type]
+    settings = {"devices": ("h100",), "context": CONTEXT, "prompt": PROMPT} | options
+    return plan(tiny_bundle, PlanOptions(**settings))  # type: ignore[arg-type]
 
 
 def test_what_memory_holds(tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
@@ -41,22 +41,25 @@ def test_what_memory_holds(tiny_bundle: Path, tiny_program: LoweredProgram) -> N
     assert memory.cache(1) == memory.cache(32) and memory.cache(33) == 2 * memory.cache(32)  # blocks of 32 tokens
     room = memory.needed(7, CONTEXT, PROMPT)
     assert room == memory.weights + memory.workspace(7, PROMPT, CONTEXT) + 7 * memory.cache(CONTEXT)
-    for most, given in ((7, room), (6, room - 1)):
-        found = one(on(tiny_bundle, memory=given, batches=(1, 6, 7, 8)))
-        assert found.fits and found.most_requests == most
-        assert [s.batch for s in found.speeds if s.tpot is not None] == [b for b in (1, 6, 7) if b <= most]
-        assert found.largest is not None and (found.largest.batch, found.largest_limit) == (most, "memory")
-        assert memory.needed(1, found.most_tokens, found.most_tokens) <= given
-        assert memory.needed(1, found.most_tokens + 32, found.most_tokens + 32) > given
+    for most, bytes_free in ((7, room), (6, room - 1)):
+        plan_of_gpu = one(on(tiny_bundle, memory=bytes_free, batches=(1, 6, 7, 8)))
+        assert plan_of_gpu.fits and plan_of_gpu.most_requests == most
+        assert [s.batch for s in plan_of_gpu.speeds if s.tpot is not None] == [b for b in (1, 6, 7) if b <= most]
+        assert plan_of_gpu.largest is not None and (plan_of_gpu.largest.batch, plan_of_gpu.largest_limit) == (
+            most,
+            "memory",
+        )
+        assert memory.needed(1, plan_of_gpu.most_tokens, plan_of_gpu.most_tokens) <= bytes_free
+        assert memory.needed(1, plan_of_gpu.most_tokens + 32, plan_of_gpu.most_tokens + 32) > bytes_free
 
 
 def test_speeds_are_the_model_s(tiny_bundle: Path, tiny_steps: CountedSteps) -> None:
     (gpu,) = find_devices(["h100"])
     assert gpu is not None
     model = GpuModel(tiny_steps, gpu, default_shares(), halved=True)
-    found = one(on(tiny_bundle, batches=(1, 5)))
-    assert [s.batch for s in found.speeds] == [1, 5]
-    for speed in found.speeds:
+    plan_of_gpu = one(on(tiny_bundle, batches=(1, 5)))
+    assert [s.batch for s in plan_of_gpu.speeds] == [1, 5]
+    for speed in plan_of_gpu.speeds:
         step = model.seconds(StepSizes((1,) * speed.batch, (CONTEXT,) * speed.batch))
         assert speed.tpot == step and speed.tokens_per_second == speed.batch / step
         others = speed.batch - 1
@@ -75,35 +78,37 @@ def test_the_largest_batch_meets_the_goals_and_the_next_does_not(
         "ttft": lambda n: first_token_seconds(model, PROMPT, n - 1, CONTEXT),
     }
     seconds = {name: of[name](n) for name, n in goals.items()}  # a goal that just so many requests meet
-    found = one(on(tiny_bundle, devices=("l4",), **seconds))
+    plan_of_gpu = one(on(tiny_bundle, devices=("l4",), **seconds))
     tight = min(goals.values())
-    assert found.largest is not None
+    assert plan_of_gpu.largest is not None
     assert (
-        found.largest.batch == max(n for n in range(1, 200) if all(of[k](n) <= s for k, s in seconds.items())) >= tight
+        plan_of_gpu.largest.batch
+        == max(n for n in range(1, 200) if all(of[k](n) <= s for k, s in seconds.items()))
+        >= tight
     )
-    assert found.largest_limit in goals
-    assert of[found.largest_limit](found.largest.batch + 1) > seconds[found.largest_limit]
+    assert plan_of_gpu.largest_limit in goals
+    assert of[plan_of_gpu.largest_limit](plan_of_gpu.largest.batch + 1) > seconds[plan_of_gpu.largest_limit]
 
 
 def test_goals_that_nothing_meets(tiny_bundle: Path) -> None:
-    found = one(on(tiny_bundle, tpot=1e-9))
-    assert found.fits and found.largest is None and found.largest_limit == "tpot"
+    plan_of_gpu = one(on(tiny_bundle, tpot=1e-9))
+    assert plan_of_gpu.fits and plan_of_gpu.largest is None and plan_of_gpu.largest_limit == "tpot"
 
 
 def test_a_prompt_comes_in_chunks() -> None:
-    asked: list[StepSizes] = []
+    steps: list[StepSizes] = []
 
     class Model:
         def seconds(self, sizes: StepSizes) -> float:
-            asked.append(sizes)
+            steps.append(sizes)
             return 1.5
 
         def bound(self, sizes: StepSizes) -> str:
             return ""
 
     assert first_token_seconds(Model(), 1100, 2, 70) == 4.5
-    assert [s.lengths for s in asked] == [(1, 1, 512), (1, 1, 512), (1, 1, 76)]
-    assert [s.contexts for s in asked] == [(70, 70, 512), (70, 70, 1024), (70, 70, 1100)]
+    assert [s.lengths for s in steps] == [(1, 1, 512), (1, 1, 512), (1, 1, 76)]
+    assert [s.contexts for s in steps] == [(70, 70, 512), (70, 70, 1024), (70, 70, 1100)]
 
 
 def two_recipes(program: LoweredProgram, formats: frozenset[str] = frozenset()) -> PlannedModel:
@@ -147,26 +152,26 @@ def test_a_busy_machine_is_said_and_memory_looked_at_once(tiny_bundle: Path, mon
     frees = iter([1 << 30])
     monkeypatch.setattr(planner, "free_memory", lambda: next(frees))
     monkeypatch.setattr(planner, "model_maker", lambda *args: lambda *rest: Still("memory"))
-    for load, said in ((0.1, False), (3.2, True)):
+    for load, busy in ((0.1, False), (3.2, True)):
         monkeypatch.setattr(planner, "processes_waiting", lambda load=load: load)
         frees = iter([1 << 30])
         result = on(tiny_bundle, devices=("cpu",), batches=(1,))
         assert result.devices[0].room == one(result).room == 1 << 30
         lines = [line for line in notes(result) if line.startswith("busy")]
-        assert bool(lines) == said and all("3.2 processes wanted each core" in line for line in lines)
+        assert bool(lines) == busy and all("3.2 processes wanted each core" in line for line in lines)
 
 
 def test_steps_are_counted_once_for_all_devices(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[LoweredProgram] = []
+    programs: list[LoweredProgram] = []
 
     class Counting(CountedSteps):
         def __init__(self, program: LoweredProgram) -> None:
-            made.append(program)
+            programs.append(program)
             super().__init__(program)
 
     monkeypatch.setattr(planner, "CountedSteps", Counting)
     result = on(tiny_bundle, devices=("h100", "l4", "a100", "t4"), batches=(1, 4))
-    assert len(result.plans) >= 3 and len(made) == 1
+    assert len(result.plans) >= 3 and len(programs) == 1
 
 
 def test_a_model_that_fits_nowhere(tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
@@ -213,16 +218,16 @@ def test_gpus_and_this_machine_have_programs_of_their_own(
     both = two_recipes(tiny_program)
     (small, large), lost = both.programs, PlannedProgram(("lost",), None, "cpu", omitted="no kernel")
     of_gpus = replace(large, program=tiny_program, target="cuda")
-    asked: list[tuple[str, ...]] = []
+    kinds: list[tuple[str, ...]] = []
 
     def planned(*args: object) -> PlannedModel:
-        asked.append(args[2])  # type: ignore[arg-type]
+        kinds.append(args[2])  # type: ignore[arg-type]
         return PlannedModel(both.info, (small, of_gpus, lost, replace(lost, target="cuda")))
 
     monkeypatch.setattr(planner, "planned_model", planned)
     monkeypatch.setattr(planner, "model_maker", lambda *args: lambda planned, *rest: Still(planned.target))
     result = plan("m", PlanOptions(devices=("l4", "cpu", "h100"), batches=(1,), memory=1 << 30))
-    assert asked == [("cuda", "cpu")]
+    assert kinds == [("cuda", "cpu")]
     assert [(p.device, p.target, p.recipes) for p in result.plans] == [
         ("L4", "cuda", ("large",)),
         ("cpu", "cpu", ("small",)),
@@ -271,17 +276,17 @@ def test_this_machine_is_measured_once_a_recipe(
         def bound(self, sizes: StepSizes) -> str:
             return "memory"
 
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     def measure(
         steps: CountedSteps, context_length: int, engine: Callable[[int], float], threads: int, progress: object
     ) -> Model:
-        asked.append((context_length, threads))
+        calls.append((context_length, threads))
         return Model()
 
     monkeypatch.setattr(cpu_model, "measure", measure)
     result = on(tiny_bundle, devices=("cpu",), batches=(2,), threads=3)
-    assert asked == [(512, 3)]
+    assert calls == [(512, 3)]
     assert one(result).speeds[0].tokens_per_second == 8
     steps = one(result).steps
     assert len({(s.rows, s.prompt, s.context) for s in steps}) == len(steps) == 26 and steps[0].seconds == 0.25

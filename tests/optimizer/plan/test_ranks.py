@@ -43,8 +43,8 @@ def wires(per_machine: int = 64, float_bytes: int = 4) -> Wires:
 
 
 def on(tiny_bundle: Path, **options: object) -> RankPlans:
-    given = {"devices": ("h100",), "links": ("nvlink",), "context": CONTEXT, "prompt": PROMPT, "batches": (1, 4)}
-    return plan_ranks(tiny_bundle, PlanOptions(**given | options))  # type: ignore[arg-type]
+    settings = {"devices": ("h100",), "links": ("nvlink",), "context": CONTEXT, "prompt": PROMPT, "batches": (1, 4)}
+    return plan_ranks(tiny_bundle, PlanOptions(**settings | options))  # type: ignore[arg-type]
 
 
 def gathered_bytes(program: LoweredProgram, rank: int) -> int:
@@ -52,8 +52,8 @@ def gathered_bytes(program: LoweredProgram, rank: int) -> int:
     total = 0
     for step in program.steps:
         if step.op == "all_gather" and step.attrs["to"] in (-1, rank):
-            for own, whole in zip(step.inputs, step.outputs, strict=True):
-                total += (ONE.at(whole.shape[1]) - ONE.at(own.shape[1])) * DTYPES[whole.dtype].bits // 8
+            for part, whole in zip(step.inputs, step.outputs, strict=True):
+                total += (ONE.at(whole.shape[1]) - ONE.at(part.shape[1])) * DTYPES[whole.dtype].bits // 8
         if step.op == "receive":
             total += sum(ONE.at(o.shape[1]) * DTYPES[o.dtype].bits // 8 for o in step.outputs)
     return total
@@ -63,9 +63,9 @@ def gathered_bytes(program: LoweredProgram, rank: int) -> int:
 def test_bytes_are_those_that_a_rank_lacks(how: Partition, tiny_program: LoweredProgram) -> None:
     parts = partition(tiny_program, how)
     for rank, part in enumerate(parts):
-        found = received(part, rank, wires())
-        assert sum(n * r.inside for r, n in found.items()) == gathered_bytes(part, rank) > 0
-        assert not any(r.between for r in found)
+        collectives = received(part, rank, wires())
+        assert sum(n * r.inside for r, n in collectives.items()) == gathered_bytes(part, rank) > 0
+        assert not any(r.between for r in collectives)
         halved = received(part, rank, wires(float_bytes=2))  # all of the tiny model's numbers are floats
         assert sum(n * r.inside for r, n in halved.items()) == gathered_bytes(part, rank) / 2
     if how.stages == 1:  # logits are gathered where they are sampled alone
@@ -163,8 +163,8 @@ def test_what_ranks_wait_for() -> None:
 
 
 def of(result: RankPlans, name: str) -> PartitionPlan:
-    (found,) = (p for p in result.plans if p.partition == name)
-    return found
+    (one_plan,) = (p for p in result.plans if p.partition == name)
+    return one_plan
 
 
 def test_all_partitions_of_some_ranks(tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
@@ -195,8 +195,8 @@ def test_all_partitions_of_some_ranks(tiny_bundle: Path, tiny_program: LoweredPr
 def test_memory_of_each_rank(requests: int, tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
     held = [Memory(alone(p), "cpu") for p in partition(tiny_program, Partition(tensor=2))]
     room = max(one.needed(requests, CONTEXT, PROMPT) for one in held)
-    for given, most in ((room, requests), (room - 1, requests - 1)):
-        options = {"partition": "tensor=2", "memory": given}
+    for memory, most in ((room, requests), (room - 1, requests - 1)):
+        options = {"partition": "tensor=2", "memory": memory}
         if most == 0:
             with pytest.raises(CapacityError, match=r"tensor=2 a rank's weights of .* may be used on each H100"):
                 on(tiny_bundle, **options)
@@ -224,17 +224,17 @@ def test_a_slower_link_makes_steps_slower(tiny_bundle: Path) -> None:
 
 def test_this_machine_s_ranks(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory and its cores are shared out."""
-    asked = []
+    calls = []
 
     def make(options: PlanOptions, *rest: object) -> object:
-        asked.append(options.threads)
+        calls.append(options.threads)
         return lambda *args: Flat()
 
     monkeypatch.setattr(module, "model_maker", make)
     monkeypatch.setattr(module, "available_threads", lambda: 8)
     monkeypatch.setattr(module, "room_of", lambda *args: 1 << 30)
     result = on(tiny_bundle, devices=("cpu",), links=(), ranks=(1, 2))
-    assert asked == [8, 4, 4]
+    assert calls == [8, 4, 4]
     assert [p.room for p in result.plans] == [1 << 30, 1 << 29, 1 << 29]
     (inside,) = (w["inside"] for w in result.links.values())
     assert inside["name"] == "memory" and inside["bandwidth"] == 0 and inside["base"] >= 0
@@ -271,6 +271,6 @@ def test_texts(tiny_bundle: Path) -> None:
     ],
 )
 def test_what_is_refused(tiny_bundle: Path, options: dict[str, object], error: type[Exception], said: str) -> None:
-    with pytest.raises(error) as found:
+    with pytest.raises(error) as caught:
         on(tiny_bundle, **options)
-    assert said in str(found.value)
+    assert said in str(caught.value)

@@ -27,22 +27,22 @@ def recipe(text: str, folder: Path) -> Recipe:
 
 
 def test_numbers_reach_the_passes(tmp_path: Path) -> None:
-    found = recipe(
+    attention = recipe(
         "[attention]\nkv_heads = 2\nmethod = 'mean'\n[[attention.overrides]]\nlayers = '*.1.*'\nkv_heads = 4\n",
         tmp_path,
     )
-    assert found.attention is not None and not found.attention.searched
-    options = found.attention
+    assert attention.attention is not None and not attention.attention.searched
+    options = attention.attention
     assert (options.kv_heads, options.method, options.grouping) == (2, "mean", "similar")
     assert options.heads_of("model.layers.1.self_attn", 8) == 4 and options.heads_of("model.layers.2.self_attn", 8) == 2
-    assert not found.exact and needs_tokens(found, ())
-    (tmp_path / "again.toml").write_text(to_toml(found))
-    assert load_recipe(tmp_path / "again.toml") == found
+    assert not attention.exact and needs_tokens(attention, ())
+    (tmp_path / "again.toml").write_text(to_toml(attention))
+    assert load_recipe(tmp_path / "again.toml") == attention
 
 
 def test_a_budget_is_searched_for_and_plain_pooling_needs_no_tokens(tmp_path: Path) -> None:
-    found = recipe("[attention]\nmax_kl = 0.02\nmethod = 'mean'\ngrouping = 'neighbours'\n", tmp_path)
-    assert found.attention is not None and found.attention.searched and needs_tokens(found, ())
+    options = recipe("[attention]\nmax_kl = 0.02\nmethod = 'mean'\ngrouping = 'neighbours'\n", tmp_path)
+    assert options.attention is not None and options.attention.searched and needs_tokens(options, ())
     plain = recipe("[attention]\nkv_heads = 1\nmethod = 'mean'\ngrouping = 'neighbours'\n", tmp_path)
     assert not needs_tokens(plain, ()) and not plain.exact
 

@@ -275,9 +275,9 @@ def test_how_gptq_goes_through_columns(tmp_path: Path) -> None:
     text = f'name = "x"\n[weights]\ndefault = {INT4}\nmethod = "gptq"\n'
     plain = load_recipe(write(tmp_path, text))
     assert plain.weights.gptq is None and GptqOptions() == GptqOptions(damping=0.1, activation_order=True)
-    given = load_recipe(write(tmp_path, f"{text}gptq = {{ damping = 0.5, activation_order = false }}\n"))
-    assert given.weights.gptq == GptqOptions(damping=0.5, activation_order=False)
-    assert load_recipe(write(tmp_path, to_toml(given))) == given
+    gptq = load_recipe(write(tmp_path, f"{text}gptq = {{ damping = 0.5, activation_order = false }}\n"))
+    assert gptq.weights.gptq == GptqOptions(damping=0.5, activation_order=False)
+    assert load_recipe(write(tmp_path, to_toml(gptq))) == gptq
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ def test_an_export_is_refused_before_the_source_is_opened(tmp_path: Path) -> Non
 def test_gpus_without_8_bit_floats() -> None:
     recipe = load_recipe("fp8")
     for gpus, lacking in ((("8.0",), "8.0"), (("8.6", "8.9"), "8.6"), ((), "8.0, 8.6")):
-        asked = recipe.model_copy(update={"engines": EnginesSection(gpus=gpus)} if gpus else {})
+        requested = recipe.model_copy(update={"engines": EnginesSection(gpus=gpus)} if gpus else {})
         with pytest.raises(TargetError, match=f"compute capability {lacking} has no fp8, which begins with 8.9"):
-            check_storages(asked, ("onnx", "tensorrt-rtx"))
-        check_storages(asked, ("onnx",))
+            check_storages(requested, ("onnx", "tensorrt-rtx"))
+        check_storages(requested, ("onnx",))
     able = recipe.model_copy(update={"engines": EnginesSection(gpus=("8.9", "12.0"))})
     check_storages(able, ("onnx", "tensorrt-rtx"))
 
@@ -111,8 +111,8 @@ def test_caches_of_fewer_bits(dtype: str, target: str, engines: dict[str, str], 
     if scaled and dtype != "bf16":
         check_cache(recipe, ("cpu", target))
         return
-    said = f"^target {target}: it has no KV cache of {dtype}, which recipe int8 asks for .kv_cache.dtype."
-    with pytest.raises(TargetError, match=said + (why if dtype != "bf16" else "\n")):
+    message = f"^target {target}: it has no KV cache of {dtype}, which recipe int8 asks for .kv_cache.dtype."
+    with pytest.raises(TargetError, match=message + (why if dtype != "bf16" else "\n")):
         check_cache(recipe, ("cpu", target))
 
 

@@ -25,14 +25,14 @@ def both() -> tuple[Any, Prepared]:
 @pytest.mark.parametrize(("rows", "vocabulary"), [(3, 7), (10, 50)])
 def test_divergence_is_kl_in_nats(rows: int, vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    own, source = torch.randn(2, rows, vocabulary, generator=generator).double()
-    p, q = source.softmax(-1), own.softmax(-1)
+    logits, source = torch.randn(2, rows, vocabulary, generator=generator).double()
+    p, q = source.softmax(-1), logits.softmax(-1)
     expected = (p * (p.log() - q.log())).sum()
-    assert float(divergence(own, source, 1.0)) == pytest.approx(float(expected), rel=1e-9)
+    assert float(divergence(logits, source, 1.0)) == pytest.approx(float(expected), rel=1e-9)
     assert float(divergence(source, source, 2.0)) == 0.0
-    p, q = (source / 2).softmax(-1), (own / 2).softmax(-1)
+    p, q = (source / 2).softmax(-1), (logits / 2).softmax(-1)
     expected = 4 * (p * (p.log() - q.log())).sum()
-    assert float(divergence(own, source, 2.0)) == pytest.approx(float(expected), rel=1e-9)
+    assert float(divergence(logits, source, 2.0)) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_an_unchanged_model_has_no_loss_and_a_changed_one_does(both: tuple[Any, Prepared]) -> None:
@@ -41,10 +41,10 @@ def test_an_unchanged_model_has_no_loss_and_a_changed_one_does(both: tuple[Any, 
     tokens = [torch.arange(3, 3 + n) for n in (9, 14)]  # of different lengths: the source's are padded
     hidden = HiddenStates(module.program, teacher.model)
     assert float(loss_of(module, teacher, tokens, 1.0, hidden, 1.0).detach()) < 1e-6
-    found = measure(module, teacher, tokens, 7)
-    assert found.step == 7
-    assert found.kl < 1e-7
-    assert found.perplexity == pytest.approx(found.source_perplexity, rel=1e-5)
+    measured = measure(module, teacher, tokens, 7)
+    assert measured.step == 7
+    assert measured.kl < 1e-7
+    assert measured.perplexity == pytest.approx(measured.source_perplexity, rel=1e-5)
     down = next(p for n, p in module.named_weights().items() if "layers.0.mlp.down_proj" in n)
     before = down.data.clone()
     down.data.mul_(1.5)

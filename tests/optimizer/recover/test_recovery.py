@@ -102,10 +102,10 @@ def test_the_bundle_has_the_integers_of_the_last_forward_pass_bit_for_bit(
     assert sum(one.offsets is not None for one in codes.values()) == 6
     tokens = list(range(3, 40))
     with torch.no_grad():
-        own = prepared.module(packed_inputs(prepared.module.program, [torch.tensor(tokens)])).numpy()
+        trained_logits = prepared.module(packed_inputs(prepared.module.program, [torch.tensor(tokens)])).numpy()
     logits = LLM(tmp_path / "b").logits(tokens)
     # Sums in another order tip the rounding of an activation here and there, by a step of 1/127 of its group.
-    assert np.abs(logits - own).max() <= 0.05 * np.abs(own).max()
+    assert np.abs(logits - trained_logits).max() <= 0.05 * np.abs(trained_logits).max()
     assert {s.name for s in report.passes if s.matched} >= {"load_recovered", "quantize_linears"}
 
 
@@ -181,11 +181,11 @@ def test_what_is_no_recovery_of_this_model_is_refused(
         description.unlink() if content is None else description.write_text(content)
         with pytest.raises(SourceError, match=match):
             FinishedRecovery.open(folder)
-    found = FinishedRecovery.open(trained[0])
+    finished = FinishedRecovery.open(trained[0])
     with pytest.raises(RecipeError, match="weights is not what"):
-        found.recipe_for(load_recipe("int8"))
-    assert found.recipe_for(None) == RECIPE
-    assert found.recipe_for(RECIPE.model_copy(update={"name": "other"})).name == "other"
+        finished.recipe_for(load_recipe("int8"))
+    assert finished.recipe_for(None) == RECIPE
+    assert finished.recipe_for(RECIPE.model_copy(update={"name": "other"})).name == "other"
     other = make_tiny_model("Llama", tie_word_embeddings=True)
     with torch.no_grad():
         other.model.norm.weight[5] += 1.0

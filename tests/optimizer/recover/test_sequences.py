@@ -33,16 +33,16 @@ def test_every_sequence_comes_once_before_any_comes_again(count: int) -> None:
 
 
 def test_held_out_sequences_are_spread_evenly_and_never_trained_on() -> None:
-    found = split(numbered(40), replace(OPTIONS, validation=0.1), "here")
-    assert [int(s[0]) for s in found.held_out] == [0, 10, 20, 30]
-    assert len(found.training) == 36
-    assert found.tokens + found.held_out_tokens == 320
-    assert not {int(s[0]) for s in found.training} & {int(s[0]) for s in found.held_out}
+    parts = split(numbered(40), replace(OPTIONS, validation=0.1), "here")
+    assert [int(s[0]) for s in parts.held_out] == [0, 10, 20, 30]
+    assert len(parts.training) == 36
+    assert parts.tokens + parts.held_out_tokens == 320
+    assert not {int(s[0]) for s in parts.training} & {int(s[0]) for s in parts.held_out}
 
 
 def test_what_is_too_short_is_left_out_and_too_little_is_refused() -> None:
     short = torch.tensor([3], dtype=torch.int32)
-    found = split([*numbered(20, 32), short], OPTIONS, "here")
-    assert all(len(s) == 32 for s in (*found.training, *found.held_out))
+    parts = split([*numbered(20, 32), short], OPTIONS, "here")
+    assert all(len(s) == 32 for s in (*parts.training, *parts.held_out))
     with pytest.raises(RequestError, match=r"here is too small to recover with: 8 tokens .* the 16 of a step"):
         split(numbered(2), OPTIONS, "here")

@@ -38,13 +38,13 @@ def test_only_values_more_than_half_a_step_off_are_beyond(group: int) -> None:
     weight[0, 0] += 0.25  # half a step: the nearest integer all the same
     weight[0, 1] += 0.3
     weight[1, 7] -= 0.3
-    found = RoundedWeight.from_codes(weight, codes, form)
-    assert torch.equal(found.value, decode(codes, form)) and found.beyond is not None
-    assert found.beyond.nonzero().tolist() == [[0, 1], [1, 7]]
-    assert (found.beyond[0, 1], found.beyond[1, 7]) == (1, -1)
+    rounded = RoundedWeight.from_codes(weight, codes, form)
+    assert torch.equal(rounded.value, decode(codes, form)) and rounded.beyond is not None
+    assert rounded.beyond.nonzero().tolist() == [[0, 1], [1, 7]]
+    assert (rounded.beyond[0, 1], rounded.beyond[1, 7]) == (1, -1)
 
 
 def test_a_group_that_has_vanished_lets_every_gradient_through() -> None:
     codes = Codes(torch.zeros(1, 4, dtype=torch.int8), torch.zeros(1, 1).half())
-    found = RoundedWeight.from_codes(torch.tensor([[1e-9, -1e-9, 0, 3.0]]), codes, CodeFormat(4, 4))
-    assert found.beyond is None
+    rounded = RoundedWeight.from_codes(torch.tensor([[1e-9, -1e-9, 0, 3.0]]), codes, CodeFormat(4, 4))
+    assert rounded.beyond is None

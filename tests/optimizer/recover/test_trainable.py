@@ -63,14 +63,14 @@ def test_logits_and_gradients_are_those_of_transformers(family: str) -> None:
         module.zero_grad()
         next_token_loss(expected, tokens).backward()
         next_token_loss(logits, tokens).backward()
-        own = dict(model.named_parameters(remove_duplicate=False))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         compared = 0
         bases = {e.name: e.base for n in module.program.weights for e in recovered_in(module.program.weights[n])}
         for name, parameter in module.named_weights().items():
             assert parameter.grad is not None, name
             parts = bases[name].parts()
-            if len({p.source for p in parts}) == 1 and parts[0].source in own:
-                there = own[parts[0].source].grad
+            if len({p.source for p in parts}) == 1 and parts[0].source in parameters:
+                there = parameters[parts[0].source].grad
                 assert there is not None
                 assert near(parameter.grad, there if parts[0].axis == 0 else there.t()), name
                 compared += 1
@@ -149,11 +149,11 @@ def test_gradients_that_lead_farther_out_of_range_are_cut_off() -> None:
     assert rounded.beyond is not None
     assert rounded.beyond.nonzero().tolist() == [[0, 1]]
     moving = weight.clone().requires_grad_()
-    for sign, kept in ((-1.0, 0.0), (1.0, 1.0)):  # descent along a negative gradient would make it larger still
+    for sign, slope in ((-1.0, 0.0), (1.0, 1.0)):  # descent along a negative gradient would make it larger still
         moving.grad = None
         (straight_through(moving, rounded.value, rounded.beyond) * sign).sum().backward()
         assert moving.grad is not None
-        assert moving.grad[0, 1] == kept
+        assert moving.grad[0, 1] == slope
         assert moving.grad[0, 0] == sign
     inside = RoundedWeight.from_codes(
         weight[:, 2:3].expand(1, 32), Codes(torch.full((1, 32), 7, dtype=torch.int8), codes.scales), CodeFormat(4, 32)

@@ -33,17 +33,17 @@ def entry(points: int, layers: int) -> AutoReport:
 @pytest.mark.parametrize(("points", "layers"), [(1, 1), (6, 12)])
 def test_the_search_as_it_is_shown(points: int, layers: int) -> None:
     view = auto_view(entry(points, layers))
-    assert [found.size for found in view.charts] == [WIDE, NARROW]
-    for found in view.charts:
-        assert len(found.line.split()) == points
-        places = [tuple(map(float, pair.split(","))) for pair in found.line.split()]
+    assert [chart.size for chart in view.charts] == [WIDE, NARROW]
+    for chart in view.charts:
+        assert len(chart.line.split()) == points
+        places = [tuple(map(float, pair.split(","))) for pair in chart.line.split()]
         assert [x for x, _ in places] == sorted(x for x, _ in places)
-        assert [m.label for m in found.marks] == ["int4", "f32", "chosen"]
-        assert all(0 <= m.x <= found.size.width and 0 <= m.y <= found.size.height for m in found.marks)
-        assert [m.chosen for m in found.marks] == [False, False, True]
-        assert "measured" in found.marks[2].title
-        assert "predicted" in found.marks[0].title
-        assert found.budget is not None
+        assert [m.label for m in chart.marks] == ["int4", "f32", "chosen"]
+        assert all(0 <= m.x <= chart.size.width and 0 <= m.y <= chart.size.height for m in chart.marks)
+        assert [m.chosen for m in chart.marks] == [False, False, True]
+        assert "measured" in chart.marks[2].title
+        assert "predicted" in chart.marks[0].title
+        assert chart.budget is not None
     assert view.formats.layers == tuple(range(layers))
     assert dict(view.formats.formats) == {"f32": 2, "int4": 2 * layers - 1} if layers > 1 else True
     assert [kind for kind, _ in view.formats.rows] == ["mlp", "attn.q + attn.k"]

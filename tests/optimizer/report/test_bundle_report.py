@@ -32,8 +32,8 @@ def test_what_the_lines_say(int8_bundle: Bundle, document: ReportDocument) -> No
     assert "quantize_linears" in names and "normalize_complex" not in names
     assert quantized_lines(document) == ["100,000,000 quantized: 1 saturated, 2 groups of small ones became zero"]
     assert document.quantization is not None
-    kept = document.model_copy(update={"quantization": replace(document.quantization, kept=5000)})
-    assert quantized_lines(kept)[0].startswith("100,000,000 quantized: 5,000 the source's own integers, 1 saturated")
+    changed = document.model_copy(update={"quantization": replace(document.quantization, kept=5000)})
+    assert quantized_lines(changed)[0].startswith("100,000,000 quantized: 5,000 the source's own integers, 1 saturated")
     first, second = calibration_lines(document)
     assert "999 tokens in 8 sequences, 1.0% of the vocabulary" in first
     assert second.startswith("warning: too little")

@@ -38,21 +38,21 @@ def test_an_axis_that_ends_near_its_values_has_three_ticks(values: list[float], 
 @pytest.mark.parametrize("sizes", [[1], [6, 6, 4, 3, 2, 2, 1], [1000, 1, 1], [5.0] * 9])
 @pytest.mark.parametrize("box", [(0.0, 0.0, 60.0, 40.0), (5.0, 7.0, 30.0, 300.0)])
 def test_a_treemap_fills_its_box(sizes: list[float], box: tuple[float, float, float, float]) -> None:
-    found = treemap(sizes, box)
+    boxes = treemap(sizes, box)
     x, y, width, height = box
-    areas = [w * h for *_, w, h in found]
+    areas = [w * h for *_, w, h in boxes]
     assert areas == pytest.approx([size * width * height / sum(sizes) for size in sizes])
-    for a, b, w, h in found:
+    for a, b, w, h in boxes:
         assert x - 1e-6 <= a and a + w <= x + width + 1e-6
         assert y - 1e-6 <= b and b + h <= y + height + 1e-6
-    for (a, b, w, h), (c, d, u, v) in itertools.combinations(found, 2):
+    for (a, b, w, h), (c, d, u, v) in itertools.combinations(boxes, 2):
         assert min(a + w, c + u) - max(a, c) < 1e-6 or min(b + h, d + v) - max(b, d) < 1e-6
 
 
 def test_a_treemap_s_rectangles_are_near_to_squares() -> None:
     """The example of its paper, whose slices would be as thin as 1 to 16."""
-    found = treemap([6, 6, 4, 3, 2, 2, 1], (0.0, 0.0, 6.0, 4.0))
-    assert max(max(w / h, h / w) for *_, w, h in found) < 3
+    boxes = treemap([6, 6, 4, 3, 2, 2, 1], (0.0, 0.0, 6.0, 4.0))
+    assert max(max(w / h, h / w) for *_, w, h in boxes) < 3
 
 
 def test_no_sizes_no_treemap() -> None:

@@ -36,8 +36,8 @@ def diffs_of(model: PreTrainedModel) -> dict[str, ProgramDiff]:
 def test_what_all_layers_share_is_said_once(
     hidden: int, layers: int, tiny_model: Callable[..., PreTrainedModel]
 ) -> None:
-    found = diffs_of(tiny_model("Llama", hidden_size=hidden, num_hidden_layers=layers))
-    (section,) = found["fuse_qkv"].sections
+    diffs = diffs_of(tiny_model("Llama", hidden_size=hidden, num_hidden_layers=layers))
+    (section,) = diffs["fuse_qkv"].sections
     assert (section.layer, section.same_in, section.omitted) == (0, tuple(range(1, layers)), 0)
     removed = [line for line in section.lines if line.startswith("-%") and " = ew.linear(" in line]
     added = [line for line in section.lines if line.startswith("+%") and " = ew.linear(" in line]
@@ -45,9 +45,9 @@ def test_what_all_layers_share_is_said_once(
     assert "q_proj+k_proj+v_proj.weight" in added[0]
     # All layers are counted, if not shown.
     shown = sum(line.startswith("+") for line in section.lines)
-    assert found["fuse_qkv"].added == shown * layers
+    assert diffs["fuse_qkv"].added == shown * layers
     # lower_attention's calls differ between layers by the layer's number alone; the last layer's sampled rows apart.
-    by_layer = {s.layer: s.same_in for s in found["lower_attention"].sections}
+    by_layer = {s.layer: s.same_in for s in diffs["lower_attention"].sections}
     assert by_layer[0] == tuple(range(1, layers - 1))
     assert None in by_layer  # the new inputs
 

@@ -33,17 +33,20 @@ def _effects(exported: tuple[Program, dict[str, int], Bundle], seconds: float = 
 
 def test_each_fusion_that_matched_is_measured(exported: tuple[Program, dict[str, int], Bundle]) -> None:
     before = len(list(exported[0].graph.nodes))
-    found = _effects(exported)
+    effects = _effects(exported)
     assert len(list(exported[0].graph.nodes)) == before
-    assert not found.skipped and found.prefill_tokens in (32, 64, 128, 256)  # a tiny model: some milliseconds each
-    assert [(e.fusion, e.matched) for e in found.effects] == list(exported[1].items())
-    for effect in found.effects:
+    assert not effects.skipped and effects.prefill_tokens in (32, 64, 128, 256)  # a tiny model: some milliseconds each
+    assert [(e.fusion, e.matched) for e in effects.effects] == list(exported[1].items())
+    for effect in effects.effects:
         times = (effect.decode_without, effect.decode_with, effect.prefill_without, effect.prefill_with)
         assert all(t is not None and t > 0 for t in times) if effect.matched else times == (None,) * 4
-    assert {e.decode_with for e in found.effects if e.matched} == {found.effects[1].decode_with}
-    assert found.decode_noise is not None and found.prefill_noise is not None
-    for effect in found.effects:
-        for saves, noise in ((effect.decode_saves, found.decode_noise), (effect.prefill_saves, found.prefill_noise)):
+    assert {e.decode_with for e in effects.effects if e.matched} == {effects.effects[1].decode_with}
+    assert effects.decode_noise is not None and effects.prefill_noise is not None
+    for effect in effects.effects:
+        for saves, noise in (
+            (effect.decode_saves, effects.decode_noise),
+            (effect.prefill_saves, effects.prefill_noise),
+        ):
             assert saves is None or saves[0] > noise or saves[1] < -noise
 
 
@@ -63,25 +66,27 @@ def test_what_is_within_noise_is_not_a_regression() -> None:
     def times(microseconds: float) -> list[float]:
         return [float(t) for t in microseconds * 1e-6 * busy * (1 + rng.normal(0, 0.02, 60))]
 
-    found = _Times({"": times(100), "same": times(100), "worth it": times(112), "a cost": times(90), _TWIN: times(100)})
-    assert found.saves("same") is None
-    saved, cost = found.saves("worth it"), found.saves("a cost")
+    times_of = _Times(
+        {"": times(100), "same": times(100), "worth it": times(112), "a cost": times(90), _TWIN: times(100)}
+    )
+    assert times_of.saves("same") is None
+    saved, cost = times_of.saves("worth it"), times_of.saves("a cost")
     assert saved is not None and 0.05 < saved[0] < 12 / 112 < saved[1] < 0.2
     assert cost is not None and -0.2 < cost[0] < cost[1] < -0.05
-    noise = found.noise()
+    noise = times_of.noise()
     assert noise is not None and noise < 0.02
 
 
 def test_a_place_in_memory_that_is_slow_is_no_saving() -> None:
     """A program that differs from itself by 4 % makes nothing of a fusion that seems to cost 3 %."""
-    found = _Times({"": [1.0] * 20, "fusion": [0.97] * 20, "large": [0.9] * 20, _TWIN: [0.96] * 20})
-    assert found.saves("fusion") is None
-    assert found.saves("large") is not None
+    times_of = _Times({"": [1.0] * 20, "fusion": [0.97] * 20, "large": [0.9] * 20, _TWIN: [0.96] * 20})
+    assert times_of.saves("fusion") is None
+    assert times_of.saves("large") is not None
 
 
 def test_too_few_rounds_say_nothing() -> None:
-    found = _Times({"": [1.0] * 5, "fusion": [2.0] * 5, _TWIN: [1.0] * 5})
-    assert (found.noise(), found.saves("fusion")) == (None, None)
+    times_of = _Times({"": [1.0] * 5, "fusion": [2.0] * 5, _TWIN: [1.0] * 5})
+    assert (times_of.noise(), times_of.saves("fusion")) == (None, None)
 
 
 def test_what_can_not_be_measured_says_why(exported: tuple[Program, dict[str, int], Bundle]) -> None:
@@ -98,8 +103,8 @@ def test_what_can_not_be_measured_says_why(exported: tuple[Program, dict[str, in
 
 def test_other_weights_are_told(exported: tuple[Program, dict[str, int], Bundle]) -> None:
     other = with_formats(paged(Shape(hidden=48)), FORMATS["grouped"])
-    found = fusion_effects(other, CpuEmitter().passes(), exported[1], exported[2])
-    assert found.skipped == "without fuse_linear_residual the program has other weights"
+    effects = fusion_effects(other, CpuEmitter().passes(), exported[1], exported[2])
+    assert effects.skipped == "without fuse_linear_residual the program has other weights"
 
 
 def test_no_step_is_longer_than_the_context(
@@ -108,5 +113,5 @@ def test_no_step_is_longer_than_the_context(
     program, matched, short = exported
     model = replace(short.model, context_length=40)
     monkeypatch.setattr(Bundle, "model", property(lambda self: model))
-    found = fusion_effects(program, CpuEmitter().passes(), matched, short, seconds=0.5, threads=1)
-    assert (found.context, found.prefill_tokens, found.skipped) == (40, 32, "")
+    effects = fusion_effects(program, CpuEmitter().passes(), matched, short, seconds=0.5, threads=1)
+    assert (effects.context, effects.prefill_tokens, effects.skipped) == (40, 32, "")

@@ -106,8 +106,10 @@ def test_the_share_is_what_kl_means(kl: float) -> None:
 
 
 def test_an_exact_bundle_says_what_rounding_left() -> None:
-    found = of({"target": "cpu", "exact": True, "tolerance": 0.01, "random_tokens": RANDOM | {"max_logit_error": 2e-4}})
-    assert found == (
+    sentences = of(
+        {"target": "cpu", "exact": True, "tolerance": 0.01, "random_tokens": RANDOM | {"max_logit_error": 2e-4}}
+    )
+    assert sentences == (
         "The bundle computes what the source does: logits differ by 0.0002 at most in 82 positions of random tokens, "
         "where rounding explains 0.01."
     )

@@ -47,10 +47,10 @@ class Outline(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         values = dict(attrs)
-        if found := values.get("id"):
-            self.ids.append(found)
-        if found := values.get("aria-controls"):
-            self.controls.append(found)
+        if name := values.get("id"):
+            self.ids.append(name)
+        if name := values.get("aria-controls"):
+            self.controls.append(name)
         self.outside += [v for k in ("src", "href", "srcset", "action") if (v := values.get(k)) and v[0] != "#"]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -61,12 +61,12 @@ class Outline(HTMLParser):
 
 
 def outline(page: str) -> Outline:
-    found = Outline()
-    found.feed(page)
-    assert found.open == []
-    assert len(set(found.ids)) == len(found.ids)
-    assert set(found.controls) <= set(found.ids)
-    return found
+    parser = Outline()
+    parser.feed(page)
+    assert parser.open == []
+    assert len(set(parser.ids)) == len(parser.ids)
+    assert set(parser.controls) <= set(parser.ids)
+    return parser
 
 
 @pytest.fixture
@@ -76,9 +76,9 @@ def everything(int8_bundle: Bundle, document: ReportDocument) -> str:
 
 
 def test_every_section_is_there_and_nothing_is_fetched(everything: str) -> None:
-    found = outline(everything)
-    assert [i for i in found.ids if i in SECTIONS] == SECTIONS
-    assert found.outside == ["data:,"]  # the icon
+    outline_of = outline(everything)
+    assert [i for i in outline_of.ids if i in SECTIONS] == SECTIONS
+    assert outline_of.outside == ["data:,"]  # the icon
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|<script src", everything)
     assert "default-src 'none'" in everything
 
@@ -104,9 +104,9 @@ def test_whatever_a_model_calls_its_modules_is_text(everything: str) -> None:
 
 def test_the_page_of_an_export(int8_bundle: Bundle) -> None:
     page = (int8_bundle.path / "report/report.html").read_text()
-    found = outline(page)
+    outline_of = outline(page)
     shown = ["overview", "quality", "roofline", "bytes", "layers", "passes", "calibration", "export"]
-    assert [i for i in found.ids if i in SECTIONS] == shown
+    assert [i for i in outline_of.ids if i in SECTIONS] == shown
     assert page.index("The bundle picks the same token as the source in ") < page.index('<dl class="tiles">')
     assert "and just so in layers 1 and 2" in page
     assert "ew.quantized_linear" in page
@@ -123,15 +123,15 @@ def test_the_top_says_what_was_made_where_and_whether_it_is_good(int8_bundle: Bu
     assert "A processor of &lt;script&gt;" in top and "2 cores" in top
     assert '<span class="badge pass">✓ Pass</span>' in top
     assert "<b>0.004</b> of 0.05 allowed" in top and 'class="pass" style="width:8.0%"' in top
-    found = tiles(int8_bundle, document, [])
-    assert [t.label for t in found] == [
+    tile_list = tiles(int8_bundle, document, [])
+    assert [t.label for t in tile_list] == [
         "Size",
         "KL from the source",
         "Same likeliest token",
         "Perplexity",
         "Export",
     ]
-    assert (found[0].beside, found[0].own, found[0].source) == ("source 276.6 MiB", 50.0, 100.0)
+    assert (tile_list[0].beside, tile_list[0].own, tile_list[0].source) == ("source 276.6 MiB", 50.0, 100.0)
 
 
 def test_a_speed_stands_beside_the_source_s_only_where_that_was_measured(
@@ -165,8 +165,8 @@ def test_passes_that_lost_precision_are_named_with_what_each_cost() -> None:
     def after(name: str, kl: float, unchanged: bool = False) -> PassSummary:
         return PassSummary(name, 1, measurement=Measurement(9, 1.0, 9.0, kl, kl, 1.0, None, None, 0.1, unchanged))
 
-    found = losses([after("fuse", 1e-9), after("round", 0.006), after("round", 0.006, True), after("cache", 0.008)])
-    assert [(x.name, x.kl, x.start, x.length) for x in found] == [
+    rows = losses([after("fuse", 1e-9), after("round", 0.006), after("round", 0.006, True), after("cache", 0.008)])
+    assert [(x.name, x.kl, x.start, x.length) for x in rows] == [
         ("round", 0.006, 0.0, 75.0),
         ("cache", 0.008, 75.0, 25.0),
     ]
@@ -174,8 +174,8 @@ def test_passes_that_lost_precision_are_named_with_what_each_cost() -> None:
 
 def test_a_bundle_without_a_report_has_a_page_too(int8_bundle: Bundle) -> None:
     page = render_page(int8_bundle, SavedReport(None, ()))
-    found = outline(page)
-    assert [i for i in found.ids if i in SECTIONS] == ["overview", "roofline", "bytes", "passes", "export"]
+    outline_of = outline(page)
+    assert [i for i in outline_of.ids if i in SECTIONS] == ["overview", "roofline", "bytes", "passes", "export"]
     assert "has no report of its export" in page
     assert "Nothing was timed" in page
     assert "fuse_qkv" in page.replace("<wbr>", "")
@@ -268,9 +268,9 @@ def test_nothing_overflows_and_no_text_is_cut(scheme: str, width: int, everythin
         document.body.setAttribute("data-found", JSON.stringify(e.data)); }});</script>"""
     dom, console = in_chromium(frame, tmp_path, 1400, f"--blink-settings=preferredColorScheme={int(scheme == 'light')}")
     assert console == []
-    found = re.search(r'data-found="([^"]*)"', dom)
-    assert found is not None
-    seen, dark, background, wrong = json.loads(unescape(found[1]))
+    match = re.search(r'data-found="([^"]*)"', dom)
+    assert match is not None
+    seen, dark, background, wrong = json.loads(unescape(match[1]))
     assert (seen, dark) == (width, scheme == "dark")
     assert background == ("rgb(15, 19, 26)" if dark else "rgb(246, 247, 249)")
     assert wrong == []

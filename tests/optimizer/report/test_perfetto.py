@@ -49,15 +49,15 @@ def check_schema(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("prompt", "decode", "batch"), [(1, 0, 1), (33, 3, 2)])
 def test_a_trace(prompt: int, decode: int, batch: int, tiny_bundle: Path, tmp_path: Path) -> None:
     bundle, events = Bundle.open(tiny_bundle), list[ProgressEvent]()
-    found = trace(bundle, prompt=prompt, decode=decode, batch=batch, threads=1, progress=events.append)
-    found.write(tmp_path / "trace.json")
+    traced = trace(bundle, prompt=prompt, decode=decode, batch=batch, threads=1, progress=events.append)
+    traced.write(tmp_path / "trace.json")
     document = json.loads((tmp_path / "trace.json").read_text())
     check_schema(document)
     program = bundle.program("cpu")
     slices = [e for e in document["traceEvents"] if e["ph"] == "X"]
     names = Counter(e["name"] for e in slices)
-    assert found.steps == 1 + decode
-    assert found.slices == len(program.steps) * (1 + decode)
+    assert traced.steps == 1 + decode
+    assert traced.slices == len(program.steps) * (1 + decode)
     assert names[f"prompt of {prompt}"] == 1
     assert all(names[f"decode {i + 1}"] == 1 for i in range(decode))
     assert names["paged_attention"] == 2 * (1 + decode)
@@ -81,12 +81,12 @@ def test_a_trace(prompt: int, decode: int, batch: int, tiny_bundle: Path, tmp_pa
 @pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
 @pytest.mark.parametrize("cut", ["tensor=2", "pipeline=2"])
 def test_a_trace_of_rank_0(cut: str, tiny_bundle: Path) -> None:
-    found = trace(Bundle.open(tiny_bundle), prompt=40, decode=2, batch=2, threads=1, partition=Partition.parse(cut))
-    check_schema(found.document)
-    names = Counter(e["name"] for e in found.document["traceEvents"] if e["ph"] == "X")
+    traced = trace(Bundle.open(tiny_bundle), prompt=40, decode=2, batch=2, threads=1, partition=Partition.parse(cut))
+    check_schema(traced.document)
+    names = Counter(e["name"] for e in traced.document["traceEvents"] if e["ph"] == "X")
     assert bool(names["all_gather"]) == (cut == "tensor=2")
     assert names["receive"] == (3 if cut == "pipeline=2" else 0)  # of the stage before
-    assert found.document["otherData"]["partition"] == cut
+    assert traced.document["otherData"]["partition"] == cut
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_sizes_that_cannot_be(sizes: dict[str, int], named: str, tiny_bundle: Pa
 
 
 def test_a_file_that_cannot_be_written(tiny_bundle: Path, tmp_path: Path) -> None:
-    found = trace(Bundle.open(tiny_bundle), prompt=1, decode=0, threads=1)
+    traced = trace(Bundle.open(tiny_bundle), prompt=1, decode=0, threads=1)
     with pytest.raises(BundleError, match="cannot be written"):
-        found.write(tmp_path / "absent" / "trace.json")
+        traced.write(tmp_path / "absent" / "trace.json")

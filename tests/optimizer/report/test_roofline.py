@@ -30,12 +30,12 @@ def test_the_limit_is_the_slower_of_memory_and_products(cost: StepCost, seconds:
 
 def test_predicted_alone(tiny_bundle: Path) -> None:
     bundle = Bundle.open(tiny_bundle)
-    found = predict(bundle)
-    assert (found.target, found.measured, found.machine) == ("cpu", None, None)
-    decode, batch, prompt = found.shapes
-    assert [(s.tokens, s.requests, s.context) for s in found.shapes] == [(1, 1, 512), (8, 8, 512), (512, 1, 512)]
+    predicted = predict(bundle)
+    assert (predicted.target, predicted.measured, predicted.machine) == ("cpu", None, None)
+    decode, batch, prompt = predicted.shapes
+    assert [(s.tokens, s.requests, s.context) for s in predicted.shapes] == [(1, 1, 512), (8, 8, 512), (512, 1, 512)]
     program = bundle.program("cpu")
-    for shape in found.shapes:
+    for shape in predicted.shapes:
         assert [s.cost for s in shape.steps] == step_costs(program, shape.sizes)
         assert [(s.op, s.where) for s in shape.steps] == [(s.op, s.where) for s in program.steps]
         assert all(s.seconds is None for s in shape.steps)
@@ -47,11 +47,11 @@ def test_predicted_alone(tiny_bundle: Path) -> None:
 
 def test_measured(tiny_bundle: Path) -> None:
     events: list[ProgressEvent] = []
-    found = measure(Bundle.open(tiny_bundle), seconds=1.0, measured="report", threads=1, progress=events.append)
-    assert found.measured == "report"
-    assert found.machine is not None
-    assert found.machine.threads == 1
-    for shape in found.shapes:
+    result = measure(Bundle.open(tiny_bundle), seconds=1.0, measured="report", threads=1, progress=events.append)
+    assert result.measured == "report"
+    assert result.machine is not None
+    assert result.machine.threads == 1
+    for shape in result.shapes:
         assert shape.runs > 0
         assert shape.omitted is None
         times = [s.seconds for s in shape.steps]
@@ -65,29 +65,29 @@ def test_limits_are_measured_before_and_after_over_what_a_step_reads(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit measured before the steps on a busy machine must not limit steps that were fast."""
-    asked: list[int] = []
+    working_sets: list[int] = []
 
     def measured(isa: str, threads: int, types: set[str], working_set: int) -> Machine:
-        asked.append(working_set)
-        return Machine(isa, threads, 1e9 * len(asked), dict.fromkeys(types, 1e12 / len(asked)))
+        working_sets.append(working_set)
+        return Machine(isa, threads, 1e9 * len(working_sets), dict.fromkeys(types, 1e12 / len(working_sets)))
 
     monkeypatch.setattr(roofline, "measure_machine", measured)
     bundle = Bundle.open(tiny_bundle)
-    found = measure(bundle, seconds=0.1, measured="report", threads=1)
-    assert asked == [predict(bundle).shapes[0].cost.memory] * 2
-    assert found.machine is not None
-    assert (found.machine.bandwidth, found.machine.peaks) == (2e9, {"f32": 1e12})
+    result = measure(bundle, seconds=0.1, measured="report", threads=1)
+    assert working_sets == [predict(bundle).shapes[0].cost.memory] * 2
+    assert result.machine is not None
+    assert (result.machine.bandwidth, result.machine.peaks) == (2e9, {"f32": 1e12})
 
 
 def test_a_budget_too_small_for_a_prompt_makes_it_shorter(tiny_bundle: Path) -> None:
-    found = measure(Bundle.open(tiny_bundle), seconds=1e-4, measured="report", threads=1)
-    assert found.shapes[-1].tokens < 512
-    assert found.shapes[-1].name == f"prompt of {found.shapes[-1].tokens}"
+    result = measure(Bundle.open(tiny_bundle), seconds=1e-4, measured="report", threads=1)
+    assert result.shapes[-1].tokens < 512
+    assert result.shapes[-1].name == f"prompt of {result.shapes[-1].tokens}"
 
 
 def test_what_takes_too_long_is_left_out_and_says_so(tiny_bundle: Path) -> None:
-    found = measure(Bundle.open(tiny_bundle), seconds=1e-9, measured="report", threads=1)
-    for shape in found.shapes:
+    result = measure(Bundle.open(tiny_bundle), seconds=1e-9, measured="report", threads=1)
+    for shape in result.shapes:
         assert (shape.runs, shape.seconds) == (0, None)
         assert shape.omitted is not None
         assert "at least" in shape.omitted

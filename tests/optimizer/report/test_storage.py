@@ -18,15 +18,15 @@ def test_every_byte_is_somewhere(
 ) -> None:
     export(tiny_model("Llama", tie_word_embeddings=tied), tmp_path / "a.bundle", recipe=recipe)
     bundle = Bundle.open(tmp_path / "a.bundle")
-    found = stored_weights(bundle)
-    assert sum(part.nbytes for part in found) == sum(
+    parts = stored_weights(bundle)
+    assert sum(part.nbytes for part in parts) == sum(
         t.bytes for n, t in bundle.index.stored_once().items() if not n.endswith("put_scale")
     )
-    in_layers = {part.layer: {p.kind for p in found if p.layer == part.layer} for part in found}
+    in_layers = {part.layer: {p.kind for p in parts if p.layer == part.layer} for part in parts}
     assert set(in_layers) == {None, 0, 1}
     assert in_layers[0] == in_layers[1] >= {"self_attn.q_proj+k_proj+v_proj", "mlp.down_proj", "input_layernorm"}
     assert ("lm_head and model.embed_tokens" in in_layers[None]) == tied
-    down = {p.dtype: p.nbytes for p in found if (p.layer, p.kind) == (1, "mlp.down_proj")}
+    down = {p.dtype: p.nbytes for p in parts if (p.layer, p.kind) == (1, "mlp.down_proj")}
     assert down == ({"f32": 64 * 128 * 4} if recipe == "f32" else {"i8": 64 * 128, "f16": 64 * 128 // 32 * 2})
 
 

@@ -13,14 +13,14 @@ from enginewright.optimizer.search.assign import Assignment, Options, fewest_byt
 def problem(units: int, options: int, seed: int) -> list[Options]:
     """Mostly: fewer bytes cost more."""
     draw = random.Random(seed)
-    made = []
+    units_made = []
     for _ in range(units):
         sizes = sorted(draw.sample(range(10, 1000), options))
         costs = sorted((draw.random() ** 3 for _ in range(options)), reverse=True)
         if draw.random() < 0.3:
             draw.shuffle(costs)  # some options are of no use
-        made.append(Options(tuple(sizes), tuple(costs)))
-    return made
+        units_made.append(Options(tuple(sizes), tuple(costs)))
+    return units_made
 
 
 def everything(units: list[Options]) -> list[tuple[int, float]]:
@@ -42,13 +42,13 @@ def check(units: list[Options], found: Assignment) -> None:
 @pytest.mark.parametrize(("units", "options"), [(1, 4), (4, 3), (6, 4)])
 @pytest.mark.parametrize("seed", range(5))
 def test_no_assignment_is_below_the_curve(units: int, options: int, seed: int) -> None:
-    made = problem(units, options, seed)
-    curve = pareto_curve(made)
+    units_made = problem(units, options, seed)
+    curve = pareto_curve(units_made)
     for point in curve:
-        check(made, point)
+        check(units_made, point)
     assert [p.size for p in curve] == sorted((p.size for p in curve), reverse=True)
     assert [p.cost for p in curve] == sorted(p.cost for p in curve)
-    every = everything(made)
+    every = everything(units_made)
     assert curve[-1].size == min(size for size, _ in every)
     assert curve[0].cost == pytest.approx(min(cost for _, cost in every))
     for point in curve:  # nothing is both smaller and better
@@ -58,13 +58,13 @@ def test_no_assignment_is_below_the_curve(units: int, options: int, seed: int) -
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
 def test_budgets_are_kept_and_nearly_all_used(seed: int, share: float) -> None:
-    made = problem(6, 4, seed)
-    every = everything(made)
+    units_made = problem(6, 4, seed)
+    every = everything(units_made)
     least, most = min(c for _, c in every), max(c for _, c in every)
     budget = least + share * (most - least)
-    small = fewest_bytes(made, budget)
+    small = fewest_bytes(units_made, budget)
     assert small is not None
-    check(made, small)
+    check(units_made, small)
     assert small.cost <= budget
     best = min(size for size, cost in every if cost <= budget)
     whole = max(size for size, _ in every) - min(size for size, _ in every)
@@ -72,35 +72,35 @@ def test_budgets_are_kept_and_nearly_all_used(seed: int, share: float) -> None:
 
     fewest, largest = min(s for s, _ in every), max(s for s, _ in every)
     room = int(fewest + share * (largest - fewest))
-    exact = least_cost(made, room)
+    exact = least_cost(units_made, room)
     assert exact is not None
-    check(made, exact)
+    check(units_made, exact)
     assert exact.size <= room
     assert exact.cost - min(cost for size, cost in every if size <= room) <= 0.15 * (most - least)
 
 
 def test_what_the_curve_leaves_is_spent_on_single_changes() -> None:
     """Between two points of the hull lies one that isn't on it."""
-    made = [Options((10, 90, 100), (1.0, 0.5, 0.0))]  # 90 is above the line from 10 to 100
-    assert [p.size for p in pareto_curve(made)] == [100, 10]
-    found = fewest_bytes(made, 0.6)
-    assert found is not None
-    assert found.size == 90
-    found = least_cost(made, 95)
-    assert found is not None
-    assert found.cost == 0.5
+    units = [Options((10, 90, 100), (1.0, 0.5, 0.0))]  # 90 is above the line from 10 to 100
+    assert [p.size for p in pareto_curve(units)] == [100, 10]
+    assignment = fewest_bytes(units, 0.6)
+    assert assignment is not None
+    assert assignment.size == 90
+    assignment = least_cost(units, 95)
+    assert assignment is not None
+    assert assignment.cost == 0.5
 
 
 def test_a_budget_that_nothing_meets_has_no_assignment() -> None:
-    made = [Options((10, 20), (1.0, 0.5)), Options((5, 6), (0.2, 0.1))]
-    assert fewest_bytes(made, 0.59) is None
-    assert least_cost(made, 14) is None
-    exact, small = fewest_bytes(made, 0.6), least_cost(made, 15)
+    units = [Options((10, 20), (1.0, 0.5)), Options((5, 6), (0.2, 0.1))]
+    assert fewest_bytes(units, 0.59) is None
+    assert least_cost(units, 14) is None
+    exact, small = fewest_bytes(units, 0.6), least_cost(units, 15)
     assert exact is not None
     assert small is not None
     assert (exact.size, small.size) == (26, 15)
 
 
 def test_of_equal_options_the_smaller_is_taken() -> None:
-    made = [Options((8, 4, 4), (0.0, 0.0, 0.3))]
-    assert [p.chosen for p in pareto_curve(made)] == [(1,)]
+    units = [Options((8, 4, 4), (0.0, 0.0, 0.3))]
+    assert [p.chosen for p in pareto_curve(units)] == [(1,)]

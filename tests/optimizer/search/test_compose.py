@@ -81,20 +81,21 @@ def test_what_is_not_missed_goes_and_the_bundle_is_smaller_than_by_formats_alone
 
 
 def test_where_everything_is_missed_it_is_what_formats_alone_make() -> None:
-    given, tight = searching(make_tiny_model("Llama")), Pruning(channels=0.5, heads=0.5, max_kl=1e-6)
-    found = search(smallest(prune=tight), given)
-    auto = search(smallest(prune=None), given)
-    assert found.recipe == auto.recipe.model_copy(update={"name": "smallest"}) and found.recipe.prune is None
-    assert found.auto is not None and auto.auto is not None
-    assert found.auto.chosen == auto.auto.chosen and auto.candidates == ()
-    nowhere = {c.name: c for c in found.candidates}[SHAPES_TOO]
+    inputs, tight = searching(make_tiny_model("Llama")), Pruning(channels=0.5, heads=0.5, max_kl=1e-6)
+    result = search(smallest(prune=tight), inputs)
+    auto = search(smallest(prune=None), inputs)
+    assert result.recipe == auto.recipe.model_copy(update={"name": "smallest"}) and result.recipe.prune is None
+    assert result.auto is not None and auto.auto is not None
+    assert result.auto.chosen == auto.auto.chosen and auto.candidates == ()
+    nowhere = {c.name: c for c in result.candidates}[SHAPES_TOO]
     assert nowhere.bytes is None and "nothing that may go is within max_kl = 1e-06" in nowhere.reason
     # One head in each attention, and networks that are nobody's: nothing to search for isn't an error.
     bare = searching(make_tiny_model("Llama", num_key_value_heads=1, num_attention_heads=1, head_dim=64))
     heads = KvOptions(max_kl=0.001)
-    found = search(smallest(prune=None, attention=heads), bare)
+    result = search(smallest(prune=None, attention=heads), bare)
     assert (
-        found.recipe.attention is None and "can be grouped" in {c.name: c for c in found.candidates}[SHAPES_TOO].reason
+        result.recipe.attention is None
+        and "can be grouped" in {c.name: c for c in result.candidates}[SHAPES_TOO].reason
     )
 
 
@@ -107,25 +108,25 @@ def test_heads_and_channels_each_have_a_share() -> None:
         for name in ("self_attn.o_proj", "mlp.down_proj"):
             model.get_submodule(f"model.layers.1.{name}").weight.mul_(1e-4)
     shapes = {"prune": Pruning(layers=1, max_kl=0.002), "attention": KvOptions(max_kl=0.002)}
-    found = search_shapes(smallest(**shapes), searching(model))
-    assert found.recipe.prune is not None and found.recipe.prune.drop == ("model.layers.1",)
-    assert found.recipe.attention is not None
-    assert [(o.layers, o.kv_heads) for o in found.recipe.attention.overrides] == [("model.layers.0.self_attn", 2)]
+    result = search_shapes(smallest(**shapes), searching(model))
+    assert result.recipe.prune is not None and result.recipe.prune.drop == ("model.layers.1",)
+    assert result.recipe.attention is not None
+    assert [(o.layers, o.kv_heads) for o in result.recipe.attention.overrides] == [("model.layers.0.self_attn", 2)]
 
 
 def test_what_a_recipe_demands_is_not_a_candidate_to_give_up() -> None:
-    given = searching(make_tiny_model("Llama", num_key_value_heads=4))
+    inputs = searching(make_tiny_model("Llama", num_key_value_heads=4))
     demanded = KvOptions(max_kl=1e-6, max_cache_bytes_per_token=256)
     with pytest.raises(VerificationError, match="within both max_kl = 1e-06 and max_cache_bytes_per_token = 256"):
-        search(smallest(prune=None, attention=demanded), given)
+        search(smallest(prune=None, attention=demanded), inputs)
     # Numbers that are given aren't a search: formats are measured on the model that they make.
     grouped = smallest(prune=None, attention=KvOptions(kv_heads=2))
     grouped = grouped.model_copy(update={"budget": grouped.budget.model_copy(update={"max_kl": 1.0})})
-    found = search(grouped, given)
-    assert found.candidates == () and found.auto is not None and found.auto.shapes_kl > 0
-    assert found.auto.shapes_kl < found.auto.chosen.measured_kl <= 1.0
+    result = search(grouped, inputs)
+    assert result.candidates == () and result.auto is not None and result.auto.shapes_kl > 0
+    assert result.auto.shapes_kl < result.auto.chosen.measured_kl <= 1.0
     with pytest.raises(VerificationError, match=r"\(of which its shape costs \d"):
-        search(grouped.model_copy(update={"budget": grouped.budget.model_copy(update={"max_kl": 0.001})}), given)
+        search(grouped.model_copy(update={"budget": grouped.budget.model_copy(update={"max_kl": 0.001})}), inputs)
 
 
 class Recorder(KvHeadSearch):

@@ -34,11 +34,11 @@ def test_every_unit_has_a_time_in_every_format(device: str, hidden: int) -> None
         overrides = [FormatOverride(layers=path, format=u.formats[o]) for u, o in pairs for path in u.paths]
         return clock.time(program, later, PassContext(formats=WeightFormats(overrides=tuple(overrides))))
 
-    told: list[str] = []
-    found = time_formats(units, timed, lambda done, total, where: told.append(where))
-    assert [len(of) for of in found.units] == [len(u.formats) for u in units]
-    assert min(min(of) for of in found.units) > 0 and found.fixed > 0
-    assert len(told) == 3 and told[0] == f"timing {INT4_32}"
+    places: list[str] = []
+    times = time_formats(units, timed, lambda done, total, where: places.append(where))
+    assert [len(of) for of in times.units] == [len(u.formats) for u in units]
+    assert min(min(of) for of in times.units) > 0 and times.fixed > 0
+    assert len(places) == 3 and places[0] == f"timing {INT4_32}"
 
 
 def test_a_device_that_nobody_knows() -> None:

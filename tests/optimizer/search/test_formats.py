@@ -105,10 +105,10 @@ def test_a_size_is_kept_with_the_least_kl() -> None:
     units = find_units(before_formats("Llama"), [INT4, BF16])
     sizes = [sum(u.sizes[i] for u in units) for i in (0, 1)]
     budgets = [sizes[0] + share * (sizes[1] - sizes[0]) // 10 for share in (4, 8)]
-    found = [search(program, (INT4, BF16), max_bytes=b).report for b in budgets]
-    for report, budget in zip(found, budgets, strict=True):
+    reports = [search(program, (INT4, BF16), max_bytes=b).report for b in budgets]
+    for report, budget in zip(reports, budgets, strict=True):
         assert 0.8 * budget < report.chosen.bytes <= budget
-    assert found[1].measured_kl["held-out tokens"] < found[0].measured_kl["held-out tokens"]
+    assert reports[1].measured_kl["held-out tokens"] < reports[0].measured_kl["held-out tokens"]
 
 
 def test_the_integers_are_chosen_as_they_will_be() -> None:

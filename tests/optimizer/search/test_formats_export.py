@@ -116,8 +116,8 @@ def test_the_bundle_is_timed_where_the_budget_has_a_time(
 @pytest.mark.parametrize(("name", "dtype"), [("int3", "u3"), ("q4_k", "u4"), ("mxfp4", "fp4"), ("nvfp4", "fp4")])
 def test_formats_that_files_have_are_written(name: str, dtype: str, tiny_model: MakeModel, tmp_path: Path) -> None:
     few = CalibrationSection(tokens=128, sequence_length=32)
-    asked = load_recipe(name).model_copy(update={"calibration": few, "budget": BudgetSection(max_kl=20)})
-    export(tiny_model("Llama", hidden_size=512), tmp_path / "a.bundle", recipe=asked)
+    chosen_recipe = load_recipe(name).model_copy(update={"calibration": few, "budget": BudgetSection(max_kl=20)})
+    export(tiny_model("Llama", hidden_size=512), tmp_path / "a.bundle", recipe=chosen_recipe)
     tensors = Bundle.open(tmp_path / "a.bundle").index.tensors.values()
     assert dtype in {t.dtype for t in tensors}
     assert any(t.layout.startswith("blocks") for t in tensors) == (name != "mxfp4")

@@ -51,29 +51,29 @@ def choose(program: Program, events: list[ProgressEvent] | None = None, **budget
     checks = [MeasuringTokens(tuple(CHECKED), "held-out tokens")]
     on_progress = silent if events is None else events.append
     context = PassContext(calibration=tuple(SEEN))
-    found = KvHeadSearch(Task(program, recipe, 200_000, SEEN, checks, context, on_progress)).run()
+    result = KvHeadSearch(Task(program, recipe, 200_000, SEEN, checks, context, on_progress)).run()
     assert len(program.graph.nodes) == nodes, "the program is left as it is"
-    return found
+    return result
 
 
 @pytest.mark.parametrize(("heads", "hidden", "options"), [(4, 64, {}), (8, 128, {"grouping": "neighbours"})])
 def test_a_kl_budget_is_met_and_what_costs_nothing_goes(heads: int, hidden: int, options: dict[str, str]) -> None:
     events: list[ProgressEvent] = []
-    found, limit = search(heads, hidden, events, max_kl=1e-3, **options), 1e-3
-    report, attention = found.report, found.recipe.attention
+    result, limit = search(heads, hidden, events, max_kl=1e-3, **options), 1e-3
+    report, attention = result.report, result.recipe.attention
     assert report.chosen.measured_kl == report.measured_kl["held-out tokens"] <= limit
     assert attention is not None and not attention.searched
     assert [(o.layers, o.kv_heads) for o in attention.overrides] == [("model.layers.1.self_attn", heads // 2)]
     assert report.chosen.bytes_per_token == (heads + heads // 2) * HEAD
-    assert found.recipe.budget.max_kl == limit
+    assert result.recipe.budget.max_kl == limit
     assert 1 <= len(report.tried) <= ROUNDS and {e.stage for e in events} == {"heads"}
     sizes = [p.bytes_per_token for p in report.curve]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 2 * heads * HEAD and sizes[-1] == 2 * HEAD
 
 
 def test_a_cache_that_is_large_enough_leaves_the_heads() -> None:
-    found = search(max_cache_bytes_per_token=10_000)
-    assert found.recipe.attention is None and found.report.chosen.measured_kl == 0
+    result = search(max_cache_bytes_per_token=10_000)
+    assert result.recipe.attention is None and result.report.chosen.measured_kl == 0
     fewer = search(max_cache_bytes_per_token=6 * HEAD, **MEANS)
     assert fewer.report.chosen.bytes_per_token == 6 * HEAD
     assert {layer.where: layer.kv_heads for layer in fewer.report.layers} == {
@@ -96,15 +96,15 @@ def test_both_budgets_are_kept_where_only_large_caches_keep_the_kl(monkeypatch: 
 
     def measure(self: KvHeadSearch, choice: Assignment) -> Tried:
         """The first, which is the least KL within the cache, is good; of the others, large ones alone."""
-        found = real(self, choice)
+        result = real(self, choice)
         tried.append(choice.size)
         good = len(tried) == 1 or choice.size > 6 * HEAD
-        self.tried[-1] = replace(found, measured={"held-out tokens": 0.001 if good else 0.5})
+        self.tried[-1] = replace(result, measured={"held-out tokens": 0.001 if good else 0.5})
         return self.tried[-1]
 
     monkeypatch.setattr(KvHeadSearch, "measure", measure)
-    found = search(max_cache_bytes_per_token=6 * HEAD, max_kl=0.01, **MEANS)
-    assert len(tried) > 1 and found.report.chosen.bytes_per_token == 6 * HEAD
+    result = search(max_cache_bytes_per_token=6 * HEAD, max_kl=0.01, **MEANS)
+    assert len(tried) > 1 and result.report.chosen.bytes_per_token == 6 * HEAD
 
 
 def units_of(program: Program, counts: tuple[int, ...]) -> list[LayerUnit]:

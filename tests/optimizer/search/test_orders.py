@@ -75,13 +75,13 @@ def test_group_and_prune_then_recover_then_4_bits(tmp_path: Path) -> None:
 
     # The same weights with formats that are searched for: the shapes are those that were trained.
     trained = FinishedRecovery.open(tmp_path / "recovered")
-    wanted = trained.recipe_for(smallest(budget=BudgetSection(max_kl=20.0)))
-    assert (wanted.prune, wanted.attention) == (PRUNE, HEADS) and wanted.auto is not None
+    requested = trained.recipe_for(smallest(budget=BudgetSection(max_kl=20.0)))
+    assert (requested.prune, requested.attention) == (PRUNE, HEADS) and requested.auto is not None
     sequences = trained.folder.tokens(trained.description.origin)[1]
-    given = Searching(capture(model), sequences, None, None, silent, trained.weights(), trained.recipe)
-    found = search(wanted, given)
-    assert found.auto is not None and found.candidates == ()
-    assert found.auto.shapes_kl > 0 and not found.recipe.searched
+    inputs = Searching(capture(model), sequences, None, None, silent, trained.weights(), trained.recipe)
+    result = search(requested, inputs)
+    assert result.auto is not None and result.candidates == ()
+    assert result.auto.shapes_kl > 0 and not result.recipe.searched
     with pytest.raises(RecipeError, match=r"prune is not what .* was trained for"):
         trained.recipe_for(recipe(prune=Pruning(channels=0.25), weights=weights))
 
@@ -89,10 +89,10 @@ def test_group_and_prune_then_recover_then_4_bits(tmp_path: Path) -> None:
 def test_training_in_floats_beside_a_search_for_formats(tmp_path: Path) -> None:
     model = make_tiny_model("Llama", num_key_value_heads=4)
     options = RecoverOptions(steps=1, batch_tokens=64, sequence_length=32, sampled_tokens=512, threads=1)
-    asked = smallest(prune=Pruning(channels=0.5), budget=BudgetSection(max_kl=20.0))
-    recover(model, tmp_path / "recovered", recipe=asked, options=options)
+    requested = smallest(prune=Pruning(channels=0.5), budget=BudgetSection(max_kl=20.0))
+    recover(model, tmp_path / "recovered", recipe=requested, options=options)
     trained = FinishedRecovery.open(tmp_path / "recovered")
-    assert trained.recipe_for(None) == asked and trained.recipe_for(asked) == asked
+    assert trained.recipe_for(None) == requested and trained.recipe_for(requested) == requested
     # Channels are left for the groups of all candidates, as the export will have them too: 64 of 128.
     assert trained.folder.weights()["model.layers.0.mlp.down_proj.weight"].shape == (64, 64)
 
@@ -119,9 +119,9 @@ def test_layers_heads_groups_and_buckets_in_one_bundle(tmp_path: Path) -> None:
     attention = f"model.layers.{layers[-1]}.self_attn"
     planting = Planting(path, tmp_path / "planted")
     scale_rows(planting, f"{attention}.q_proj+k_proj+v_proj.weight", 32, 48)  # behind 2 query heads: the one of keys
-    found = bisect(Given(model), Given(planting.folder)).first_divergence
-    assert found is not None and found.stage == EMISSION and found.layer == f"model.layers.{layers[-1]}"
-    assert any(f"{attention}.k_proj.weight[" in tensor for tensor in found.tensors)
+    divergence = bisect(Given(model), Given(planting.folder)).first_divergence
+    assert divergence is not None and divergence.stage == EMISSION and divergence.layer == f"model.layers.{layers[-1]}"
+    assert any(f"{attention}.k_proj.weight[" in tensor for tensor in divergence.tensors)
 
 
 def changed_in(passes: list[object], *names: str) -> list[str]:

@@ -47,15 +47,15 @@ def test_what_adds_the_least_goes(tmp_path: Path, capsys: pytest.CaptureFixture[
     model = model_with_less()
     first, second = tmp_path / "first.bundle", tmp_path / "second.bundle"
     report = export(model, first, recipe=recipe(channels=0.5, heads=0.5, layers=1, max_kl=0.001))
-    found = report.pruning
-    assert found is not None
-    assert set(found.measured_kl) == {"calibration tokens", "random tokens"}
-    assert max(found.measured_kl.values()) <= 0.001
-    zeroth, dropped, halved = found.layers
+    pruning = report.pruning
+    assert pruning is not None
+    assert set(pruning.measured_kl) == {"calibration tokens", "random tokens"}
+    assert max(pruning.measured_kl.values()) <= 0.001
+    zeroth, dropped, halved = pruning.layers
     assert dropped.layer == "model.layers.1" and dropped.dropped
     assert (halved.channels, halved.heads, halved.dropped) == (0.5, 0.5, False)
     assert not zeroth.parameters and zeroth.kl_channels is not None and zeroth.kl_channels > 0.001
-    assert report.parameters == sum(p.numel() for p in model.parameters()) - found.parameters_removed
+    assert report.parameters == sum(p.numel() for p in model.parameters()) - pruning.parameters_removed
     print_summary(open_report(first))
     printed = capsys.readouterr().out
     assert "model.layers.1: dropped" in printed
@@ -80,8 +80,8 @@ def test_a_budget_that_nothing_meets_says_how_near_it_came(tmp_path: Path) -> No
 @pytest.mark.parametrize("layers", [2, 3])
 def test_one_layer_has_to_stay_whatever_the_recipe_allows(layers: int) -> None:
     program, _ = normalized("Llama", num_hidden_layers=layers)
-    found, _ = measure_layers(program, Pruning(layers=8), random_tokens(20), lambda *_: None, 1 << 20)
-    assert sum(layer.whole is not None for layer in found) == layers - 1
+    prunable, _ = measure_layers(program, Pruning(layers=8), random_tokens(20), lambda *_: None, 1 << 20)
+    assert sum(layer.whole is not None for layer in prunable) == layers - 1
 
 
 def test_a_budget_within_another() -> None:

@@ -29,13 +29,13 @@ def group(name: str, layers: tuple[int, ...], heads: int) -> CacheGroup:
 @pytest.mark.parametrize("error", [None, 0.25])
 def test_what_was_saved_is_added_to_what_is_left(error: float | None) -> None:
     groups = [group("a", (0, 2), 1), group("b", (1,), 4)]
-    found = heads_report(record({"layers.0": (4, 1), "layers.2": (4, 1)}, error), groups, None)
-    assert (found.bytes_per_token_before, found.bytes_per_token) == (12 * 32 * 4, 6 * 32 * 4)
-    assert found.heads == {"layers.0": (4, 1), "layers.2": (4, 1)}
-    assert found.error == error and found.search is None
+    report = heads_report(record({"layers.0": (4, 1), "layers.2": (4, 1)}, error), groups, None)
+    assert (report.bytes_per_token_before, report.bytes_per_token) == (12 * 32 * 4, 6 * 32 * 4)
+    assert report.heads == {"layers.0": (4, 1), "layers.2": (4, 1)}
+    assert report.error == error and report.search is None
 
 
 def test_layers_that_were_left_alone_are_none_of_it() -> None:
-    found = heads_report(record({}, None), [group("a", (0, 1), 2)], None)
-    assert found.bytes_per_token_before == found.bytes_per_token == 4 * 32 * 4
-    assert found.heads == {}
+    report = heads_report(record({}, None), [group("a", (0, 1), 2)], None)
+    assert report.bytes_per_token_before == report.bytes_per_token == 4 * 32 * 4
+    assert report.heads == {}

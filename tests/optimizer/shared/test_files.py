@@ -74,11 +74,11 @@ def test_no_file_of_a_bundle_is_written(tiny_bundle: Path, tmp_path: Path, name:
 
 def test_all_bytes_are_told(tiny_bundle: Path) -> None:
     bundle = Bundle.open(tiny_bundle)
-    told: list[ProgressEvent] = []
-    total = hash_files(bundle, told.append)
+    events: list[ProgressEvent] = []
+    total = hash_files(bundle, events.append)
     assert total == sum((tiny_bundle / name).stat().st_size for name in bundle.files)
-    assert {event.stage for event in told} == {"hash"}
-    done = [event.done for event in told]
+    assert {event.stage for event in events} == {"hash"}
+    done = [event.done for event in events]
     assert done == sorted(done)
     assert done[-1] == total
 

@@ -80,13 +80,13 @@ def measured(
     advice: Advice = Advice(),
 ) -> PassMeasurements:
     program = captured("Llama", hidden_size=hidden)
-    found = PassMeasurements(
+    measurements = PassMeasurements(
         source(hidden), program, max_kl=max_kl, cache=WeightCache(), few=few, started=started, advice=advice
     )
-    found.begin(passes)
+    measurements.begin(passes)
     formats = WeightFormats() if max_kl is None else INT8
-    PassManager(passes, PassContext(formats=formats), found.after).run(program)
-    return found
+    PassManager(passes, PassContext(formats=formats), measurements.after).run(program)
+    return measurements
 
 
 def with_bug(change: Change, behind: str) -> list[Pass]:
@@ -97,15 +97,15 @@ def with_bug(change: Change, behind: str) -> list[Pass]:
 
 def test_every_pass_has_figures_if_there_is_time() -> None:
     passes = default_pipeline()
-    found = measured(passes, max_kl=0.05).found
+    result = measured(passes, max_kl=0.05).found
     names = [p.name for p in passes]
-    assert None not in found
-    before, after = found[names.index("choose_formats")], found[names.index("quantize_linears")]
+    assert None not in result
+    before, after = result[names.index("choose_formats")], result[names.index("quantize_linears")]
     assert before is not None and after is not None
     assert (before.tokens, after.tokens) == (64, 188)
     assert before.kl_mean < 1e-9 < after.kl_mean < 0.01
     assert after.perplexity is not None and after.perplexity != after.source_perplexity
-    assert next(f.unchanged for f in found if f is not None)  # normalize_slice_writes matches nothing
+    assert next(f.unchanged for f in result if f is not None)  # normalize_slice_writes matches nothing
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -179,20 +179,20 @@ def test_a_pass_of_another_package_is_named_with_it() -> None:
 
 def test_a_target_goes_on_from_the_common_program() -> None:
     passes: list[Pass] = default_pipeline()
-    found = measured(passes)
+    measurements = measured(passes)
     program = captured("Llama")
     PassManager(passes).run(program)
     for target in ("one", "other"):
-        own: list[Pass] = [Changing(lambda _: 0), Changing(lambda _: 1)]
-        found.begin(own, target)
-        PassManager(own, after_pass=found.after).run(program.copy())
-    first, second = found.found[-2:]
+        target_passes: list[Pass] = [Changing(lambda _: 0), Changing(lambda _: 1)]
+        measurements.begin(target_passes, target)
+        PassManager(target_passes, after_pass=measurements.after).run(program.copy())
+    first, second = measurements.found[-2:]
     assert first is not None and first.unchanged
     assert second is not None and not second.unchanged
-    own = [Changing(scale_weight)]
-    found.begin(own, "third")
+    target_passes = [Changing(scale_weight)]
+    measurements.begin(target_passes, "third")
     with pytest.raises(VerificationError, match=r"^after the pass changing of target third the program differs"):
-        PassManager(own, after_pass=found.after).run(program.copy())
+        PassManager(target_passes, after_pass=measurements.after).run(program.copy())
 
 
 def test_a_captured_program_that_is_another() -> None:

@@ -44,10 +44,10 @@ def test_it_equals_the_engine(context: int, seed: int, tiny_bundle: Path) -> Non
     executor = CpuExecutor(bundle, {g.name: blocks_for(plan, g.block_size) for g in groups}, threads=1)
     ids = np.random.default_rng(seed).integers(0, bundle.model.vocab_size, (2, max(plan.lengths)), dtype=np.int32)
     sequences = [row[:length] for row, length in zip(ids, plan.lengths, strict=True)]
-    found = run_packed(executor, sequences, plan, seed)
+    packed = run_packed(executor, sequences, plan, seed)
     executor.close()
     with LLM(tiny_bundle, threads=1, memory="16MiB") as llm:
-        for logits, sequence in zip(found, sequences, strict=True):
+        for logits, sequence in zip(packed, sequences, strict=True):
             np.testing.assert_array_equal(logits, llm.logits(sequence.tolist()))
 
 
@@ -60,8 +60,8 @@ def test_slots(context: int, tmp_path: Path) -> None:
     assert blocks_for(plan, capacity) == 2
     executor = OnnxExecutor(bundle, {g.name: 2 for g in tiny_onnx.GROUPS}, capacity, threads=1)
     sequences = [np.arange(length, dtype=np.int32) * 7 % tiny_onnx.V for length in plan.lengths]
-    found = run_packed(executor, sequences, plan, seed=0)
+    packed = run_packed(executor, sequences, plan, seed=0)
     executor.close()
-    for logits, sequence in zip(found, sequences, strict=True):
+    for logits, sequence in zip(packed, sequences, strict=True):
         # Rounding of logits up to 35; measured 3e-5.
         np.testing.assert_allclose(logits, tiny_onnx.reference(sequence.tolist()), atol=1e-4)

@@ -37,8 +37,8 @@ def test_the_first_difference_is_told() -> None:
 def test_the_tolerance_grows_with_what_is_summed(tiny_bundle: Path) -> None:
     """A tiny Llama: per layer qkv, o, gate and up of K = 64 and down of 128; the head 64. Table and norms don't sum."""
     terms = 2 * (64 + 64 + 64 + 128) + 64
-    found = relative_tolerance(Bundle.open(tiny_bundle).program("cpu"))
-    assert found == pytest.approx(8 * 2**-23 * terms**0.5)
+    tolerance = relative_tolerance(Bundle.open(tiny_bundle).program("cpu"))
+    assert tolerance == pytest.approx(8 * 2**-23 * terms**0.5)
 
 
 @pytest.mark.parametrize("vocabulary", [7, 300])
@@ -97,8 +97,8 @@ def test_a_recipe_is_judged_by_a_text_where_there_is_one(
     if text is None:
         monkeypatch.setattr(module, "why_no_text", lambda *given: "the model has no tokenizer")
     if wrong is None:
-        found = verify(Bundle.open(tiny_bundle), tiny_folder, load_recipe("int8"), "cpu", silent)
-        assert found.random_tokens.kl_mean == random
+        report = verify(Bundle.open(tiny_bundle), tiny_folder, load_recipe("int8"), "cpu", silent)
+        assert report.random_tokens.kl_mean == random
         return
     with pytest.raises(VerificationError, match=wrong) as error:
         verify(Bundle.open(tiny_bundle), tiny_folder, load_recipe("int8"), "cpu", silent)

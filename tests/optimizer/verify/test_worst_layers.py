@@ -77,9 +77,9 @@ def test_a_pass_that_is_right_changes_no_place(name: str) -> None:
     run(program, up_to(name))
     before = program.copy()
     run(program, [name])
-    found = errors(before, program)
-    assert found[0].error <= ROUNDING
-    assert len(found) >= 10  # where it makes most calls anew there are few places, and all the same through the model
+    places = errors(before, program)
+    assert places[0].error <= ROUNDING
+    assert len(places) >= 10  # where it makes most calls anew there are few places, and all the same through the model
 
 
 def test_several_that_became_one() -> None:
@@ -99,12 +99,12 @@ def test_what_rounding_to_integers_costs_each_layer() -> None:
     run(program, up_to("quantize_linears"), INT8)
     before = program.copy()
     run(program, ["quantize_linears"], INT8)
-    found = errors(before, program)
-    linears = [e for e in found if e.op == "ew.quantized_linear"]
+    places = errors(before, program)
+    linears = [e for e in places if e.op == "ew.quantized_linear"]
     assert len(linears) == 9  # of two layers four each, and the head
     assert all(1e-3 < e.error < 0.03 for e in linears)  # two roundings to one part in 127 of the largest of 32
-    assert found[:9] == linears
-    assert str(found[0]).startswith(f"{found[0].where} (ew.quantized_linear, tensor {found[0].tensors[0]}")
+    assert places[:9] == linears
+    assert str(places[0]).startswith(f"{places[0].where} (ew.quantized_linear, tensor {places[0].tensors[0]}")
 
 
 def test_what_is_printed_of_one() -> None:
