@@ -29,6 +29,15 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+Logprobs = tuple[int, float, tuple[tuple[int, float], ...]]
+"""``TokenLogprobs`` as plain values, which cross a socket."""
+
+
+def plain_logprobs(entries: tuple[TokenLogprobs, ...] | None) -> tuple[Logprobs, ...] | None:
+    """Returns ``TokenLogprobs`` as plain values."""
+    return None if entries is None else tuple((one.token_id, one.logprob, one.top) for one in entries)
+
+
 @dataclass(frozen=True)
 class Logprob:
     """One token's log-probability, as in vLLM. ``rank``: 1 is the likeliest; None if it isn't among the top ones."""
@@ -48,6 +57,7 @@ class RequestMetrics:
         intervals: how many there are between its new tokens.
         longest_interval: of these, in seconds.
         drafted, accepted: tokens that were computed ahead, and of these those that were right (``LLM(speculate=...)``).
+        cached_tokens: tokens of the prompt that were found in the prefix cache.
     """
 
     queued: float
@@ -58,6 +68,14 @@ class RequestMetrics:
     longest_interval: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        """Seconds that it waited, read its prompt, and wrote."""
+        started = self.queued if self.started is None else self.started
+        first = started if self.first_token is None else self.first_token
+        return started - self.queued, first - started, (self.last_token or first) - first
 
     @property
     def interval_seconds(self) -> float:

@@ -81,6 +81,7 @@ class Request:
     search: BeamSearch | None = None
     rules: LogitRules | None = None
     token_times: tuple[float, float] | None = None  # of the first new token and the last
+    _longest_interval = 0.0
     drafted = accepted = 0  # tokens that were computed ahead, and of these those that were right
 
     def __init__(
@@ -156,6 +157,22 @@ class Request:
     def most_cached(self) -> int:
         """Most tokens that it can ever have in the cache: the last new token never gets there."""
         return self.prompt_length + max(self.max_tokens - 1, 0)
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """What it has taken until now."""
+        first, last = self.token_times or (None, None)
+        return RequestMetrics(
+            self.queued,
+            first,
+            last,
+            self.started,
+            max(self.output_length - 1, 0),
+            self._longest_interval,
+            self.drafted,
+            self.accepted,
+            self.cached_tokens or 0,
+        )
 
     def fail(self, error: EnginewrightError) -> None:
         """Ends the request with an error of its own; what it has so far stays."""
@@ -239,7 +256,6 @@ class Generation(Request):
         super().__init__(prompt, **common)
         self.params = params
         self.sample = sample
-        self._longest_interval = 0.0
         self.stop_reason: int | str | None = None
         self.seed = sample_seed(seed_of(prompt) if params.seed is None else params.seed, sample)
         most = params.max_tokens if max_tokens is None else max_tokens
@@ -399,7 +415,6 @@ class Generation(Request):
         """The whole result; call it after the last ``take_piece``."""
         assert self.finish_reason is not None
         answers = [] if self.search is None else self.search.answers[: self.params.n]
-        first, last = self.token_times or (None, None)
         return RequestOutput(
             prompt_token_ids=tuple(self.tokens[: self.prompt_length]),
             token_ids=tuple(self.tokens[self.prompt_length :]),
@@ -410,16 +425,7 @@ class Generation(Request):
             prompt=self.prompt_text,
             request_id=self.request_id,
             error=self.error,
-            metrics=RequestMetrics(
-                self.queued,
-                first,
-                last,
-                self.started,
-                max(self.output_length - 1, 0),
-                self._longest_interval,
-                self.drafted,
-                self.accepted,
-            ),
+            metrics=self.metrics,
             num_cached_tokens=self.cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
             score=answers[0].score if answers else None,

@@ -316,6 +316,18 @@ class SamplingParams:
         return copy
 
     @classmethod
+    def restored(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Returns parameters that were checked in another process, from all their fields as a socket gives them."""
+        fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
+        fields["bad_words"] = tuple(tuple(w) if isinstance(w, list) else w for w in fields["bad_words"])
+        fields["logit_bias"] = _Biases(fields["logit_bias"])
+        if fields["structured_outputs"] is not None:
+            fields["structured_outputs"] = StructuredOutputsParams.restored(fields["structured_outputs"])
+        copy = object.__new__(cls)
+        copy.__dict__.update(fields)
+        return copy
+
+    @classmethod
     def from_defaults(cls, defaults: Mapping[str, Default], **overrides: object) -> SamplingParams:
         """From a bundle's generation defaults (``do_sample`` false means greedy) and what the caller says."""
         fields: dict[str, object] = {k: v for k, v in defaults.items() if k in DEFAULTS_ALWAYS}

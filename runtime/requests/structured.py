@@ -126,6 +126,15 @@ class StructuredOutputsParams:
                 )
         return cls(**value)
 
+    @classmethod
+    def restored(cls, values: Mapping[str, Any]) -> StructuredOutputsParams:
+        """Returns a form that was checked in another process, from all its fields as a socket gives them."""
+        copy = object.__new__(cls)
+        copy.__dict__.update(
+            {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        )
+        return copy
+
     @property
     def kind(self) -> str:
         """Which of ``KINDS`` it is."""

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..requests.outputs import Logprobs
+from ..tasks.generate import Finished
 from ..text.chat_format import Delta
 from ..text.tokenizer import Tokenizer
 from .bodies import Body, CompletionBody
 from .errors import ApiError, encoded
-from .records import Ended, Finished, Logprobs, Piece
+from .records import Ended, Piece
 from .tools import ToolChoice
 
 DONE = b"data: [DONE]\n\n"
@@ -214,7 +216,7 @@ class OpenAIShape(Shape):
     def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
         """vLLM's shape: token id -> its log-probability, for each token of a prompt but the first."""
         found: list[dict[str, Any] | None] = []
-        for entry in ended.prompt_logprobs or ():
+        for entry in ended.result.prompt_logprobs or ():
             if entry is None:
                 found.append(None)
                 continue
@@ -232,12 +234,12 @@ class OpenAIShape(Shape):
 def usage(prompt: int, new: int, ended: Iterable[Ended] = (), reasoning: int = 0) -> dict[str, Any]:
     """Counts of tokens, in the shape of chat completions."""
     ended = list(ended)
-    accepted, drafted = sum(one.accepted for one in ended), sum(one.drafted for one in ended)
+    accepted, drafted = sum(one.metrics.accepted for one in ended), sum(one.metrics.drafted for one in ended)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
         "total_tokens": prompt + new,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in ended), "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": sum(one.metrics.cached_tokens for one in ended), "audio_tokens": 0},
         "completion_tokens_details": {
             "reasoning_tokens": reasoning,
             "audio_tokens": 0,
@@ -331,7 +333,7 @@ class CompletionShape(OpenAIShape):
         alone = self._body.scores_alone
         entries: list[Logprobs | int] = []
         if one.logprobs is not None:
-            scored = ended.prompt_logprobs if self._echo else None
+            scored = ended.result.prompt_logprobs if self._echo else None
             entries = [given.ids[0] if entry is None else entry for entry in scored or ()]
             entries += () if alone else one.logprobs
         found: dict[str, Any] = {
@@ -411,7 +413,7 @@ class InfillShape(Shape):
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
         """A stream's last event."""
         self._ended = next(iter(ended), None)
-        reason = self._ended.answers[0].stop_reason if self._ended is not None and self._ended.answers else None
+        reason = None if self._ended is None else self._ended.result.answers[0].stop_reason
         if isinstance(reason, str):
             self._word = reason
         return event(self._end("", usage))
@@ -426,7 +428,7 @@ class InfillShape(Shape):
 
     def _end(self, content: str, usage: dict[str, Any]) -> dict[str, Any]:
         ended = self._ended
-        _, read, wrote = (0.0, 0.0, 0.0) if ended is None else ended.times
+        _, read, wrote = (0.0, 0.0, 0.0) if ended is None else ended.metrics.times
         new, prompt = usage["completion_tokens"], usage["prompt_tokens"]
         known = usage["prompt_tokens_details"]["cached_tokens"]
         return {

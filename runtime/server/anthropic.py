@@ -17,13 +17,14 @@ from starlette.responses import Response
 
 from ..requests.vllm_names import Only
 from ..shared.errors import RequestError, shown
+from ..tasks.generate import Finished
 from .answers import Given, News, Shape, event
 from .bodies import ChatBody, Fields
 from .engine_client import Model
 from .errors import ApiError, json_response
 from .front import Front
 from .jobs import Order, answer
-from .records import Ended, Finished
+from .records import Ended
 from .routes import Routes
 from .tools import call_arguments
 from .unsupported import Unsupported, type_of
@@ -428,7 +429,7 @@ class MessagesShape(Shape):
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
         """A stream's last events."""
-        self._stop = next((one.stop_reason for end in ended for one in end.answers), None)
+        self._stop = next((one.stop_reason for end in ended for one in end.result.answers), None)
         reason, sequence = self._stopped(usage)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         last = {"type": "message_delta", "delta": delta, "usage": self._usage(usage)}

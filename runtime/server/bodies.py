@@ -33,6 +33,7 @@ from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
 from ..shared.json_schema import hold_schema
+from ..tasks.table import field_first
 from .limits import LARGEST, Sizes, split, value_of
 
 B = TypeVar("B", bound="Fields")
@@ -244,6 +245,14 @@ class Body(Fields, kw_only=True):
         if (form := self.form()) is not None:
             fields["structured_outputs"] = form
         return fields
+
+    def sampling(self, model: ModelInfo) -> SamplingParams:
+        """Returns its parameters, checked here alone. Raises RequestError naming the field."""
+        fields = self.params(model)
+        if fields.get("temperature", 0) == 0 and fields.get("n", 1) > 1 and fields.get("num_beams", 1) == 1:
+            hint = "Give a temperature above 0."
+            raise RequestError("n: several answers of temperature 0 are the same one", hint=hint)
+        return SamplingParams(**fields)
 
     def most_tokens(self) -> int | None:
         """The most new tokens that the body asks for; None if it doesn't say."""
@@ -535,7 +544,7 @@ def decoded(
     try:
         return msgspec.convert(given, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
-        field, colon, rest = _named(str(e)).partition(":")
+        field, colon, rest = field_first(str(e), "the body").partition(":")
         raise RequestError(names.get(field, field) + colon + rest) from e
 
 
@@ -618,21 +627,6 @@ def checked_kwargs(kwargs: Mapping[str, Any] | None, special: Sequence[str]) -> 
         if name in reserved or name in special or name.endswith("_token"):
             raise RequestError(f"chat_template_kwargs: {shown(name)} is the template's own", hint="Leave it out.")
     return dict(kwargs or {})
-
-
-def checked_params(fields: Mapping[str, Any]) -> SamplingParams:
-    """Raises RequestError naming the field."""
-    if fields.get("temperature", 0) == 0 and fields.get("n", 1) > 1 and fields.get("num_beams", 1) == 1:
-        raise RequestError("n: several answers of temperature 0 are the same one", hint="Give a temperature above 0.")
-    return SamplingParams(**fields)
-
-
-def _named(problem: str) -> str:
-    """msgspec's message with the field first: "Expected `int`, got `str` - at `$.max_tokens`"."""
-    said, _, place = problem.partition(" - at `$")
-    if place:
-        return f"{place.rstrip('`').lstrip('.')}: {said[0].lower()}{said[1:]}"
-    return f"the body: {said[0].lower()}{said[1:]}"
 
 
 def _within(name: str, value: int, most: int) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import logging
 import subprocess
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -26,6 +26,9 @@ from ..bundle.reader import Bundle
 from ..engine.pulse import Pulse
 from ..shared.contracts import ModelInfo
 from ..shared.errors import EnginewrightError, RequestError
+from ..tasks.base import Task
+from ..tasks.context import Sender
+from ..tasks.table import received_result
 from ..text.tokenizer import Tokenizer
 from .options import ServerOptions
 from .records import (
@@ -46,6 +49,7 @@ from .records import (
     Submit,
     ToEngine,
     ToFrontEnd,
+    digest,
     packed,
 )
 
@@ -81,10 +85,10 @@ class UnavailableError(EnginewrightError):
 
 
 class Running:
-    """A request that runs: its pieces, then how it ended."""
+    """A task that runs: its pieces, then how it ended, with the result that the task reads."""
 
-    def __init__(self, model: Model, number: int, digest: bytes) -> None:
-        self._model, self.number, self.digest = model, number, digest
+    def __init__(self, model: Model, number: int, digest: bytes, task: Task[Any]) -> None:
+        self._model, self.number, self.digest, self.task = model, number, digest, task
         self._events: list[Piece | Ended | EnginewrightError] = []
         self._waiting: asyncio.Future[None] | None = None
         self.ended: Ended | None = None
@@ -114,6 +118,7 @@ class Running:
                     self.ended = last
                     if last.problem is not None:
                         raise last.problem.error()
+                    last.result = received_result(self.task, last.result)
                     yield last
                 elif isinstance(last, EnginewrightError):
                     self.ended = Ended(self.number)
@@ -302,20 +307,25 @@ class Model:
             await self._ready.wait()
         self.check()
 
-    def submit(self, submit: Submit, kind: Callable[[Model, int, bytes], Running] = Running) -> Running:
+    def run(self, task: Task[Any], sender: Sender = Sender(), *, whole: bool = True, version: str = "") -> Running:
+        """Starts a task. ``whole``, ``version``: see ``Submit``. Raises what ``submit`` raises."""
+        submit = Submit(0, task, sender.tenant, sender.priority, sender.request_class, whole, version)
+        return self.submit(submit, partial(Running, task=task))
+
+    def submit(self, submit: Submit, kind: Callable[[Model, int, bytes], Running]) -> Running:
         """Starts a request; its number is set here. Raises UnavailableError, RequestError.
 
         ``kind`` makes what hears of it from the model, its number and the digest of what is asked.
         """
         self.check()
-        digest = hashlib.sha256(msgspec.msgpack.encode((submit.prompt, submit.params))).digest()
-        if self._suspects.get(digest, 0) >= _MOST_DEATHS:
+        key = digest(submit.task)
+        if self._suspects.get(key, 0) >= _MOST_DEATHS:
             raise RequestError(
                 f"the engine died {_MOST_DEATHS} times while this request was running, so it isn't run again",
                 hint="Change the request, and look into the server's log.",
             )
         submit.number = next(self._numbers)
-        running = kind(self, submit.number, digest)
+        running = kind(self, submit.number, key)
         self._requests[submit.number] = running
         self.last_used = time.time()
         self._send(submit)

@@ -14,8 +14,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -23,11 +24,10 @@ from typing import Any
 import msgspec
 
 from ..engine.llm import LLM
-from ..requests.outputs import RequestOutput, StreamPiece
-from ..requests.sampling import SamplingParams
-from ..shared.errors import EnginewrightError, shown
-from ..tasks.base import Prepared
-from ..tasks.generate import Generate
+from ..requests.outputs import StreamPiece, plain_logprobs
+from ..shared.errors import CapacityError, EnginewrightError, shown
+from ..tasks.base import Prepared, Task
+from ..tasks.table import received
 from .live import Live
 from .records import (
     LENGTH_BYTES,
@@ -40,7 +40,6 @@ from .records import (
     Ended,
     Events,
     Failed,
-    Finished,
     Forget,
     Look,
     Open,
@@ -51,7 +50,6 @@ from .records import (
     ToEngine,
     ToFrontEnd,
     packed,
-    plain_logprobs,
 )
 
 BEAT_SECONDS = 1.0
@@ -116,7 +114,7 @@ class _Serving:
         self._llm, self._link = llm, link
         self._out: queue.SimpleQueue[ToFrontEnd | None] = queue.SimpleQueue()
         self._news = Events()  # of the step that was just taken
-        self._prepared: dict[int, Prepared[RequestOutput]] = {}
+        self._prepared: dict[int, Prepared[Any]] = {}
         self._unfinished: dict[int, int] = {}  # of a request's answers
         self._submitting = threading.Lock()
         self._compiling: set[int] = set()  # requests whose grammars are being compiled
@@ -142,11 +140,7 @@ class _Serving:
     def take(self, message: ToEngine) -> None:
         """Does what a message says."""
         if isinstance(message, Submit):
-            if message.params.get("structured_outputs") is None:
-                self._submit(message)
-            else:  # compiling its grammar may take long
-                self._compiling.add(message.number)
-                self._compilers.submit(self._submit, message)
+            self._submit(message)
         elif isinstance(message, Abort):
             with self._submitting:
                 self._compiling.discard(message.number)
@@ -161,26 +155,35 @@ class _Serving:
             threading.Thread(target=self._forget_prefixes, args=(message,), daemon=True).start()
 
     def _submit(self, message: Submit) -> None:
-        try:
-            self._prepare_and_submit(message)
-        except Exception as e:  # noqa: BLE001  on a thread that compiles, nobody else would see it
-            if not isinstance(e, EnginewrightError):
-                e = EnginewrightError(f"the request failed in the engine: {shown(e, 300)}", hint="Please report it.")
-            self._compiling.discard(message.number)
-            self._forget(message.number)
-            self.send(Events(ended=[Ended(message.number, problem=Problem.from_error(e))]))
+        with self._reporting(message.number):
+            task = received(message.task)
+            if task.slow:
+                self._compiling.add(message.number)
+                self._compilers.submit(self._start_slow, message, task)
+            else:
+                self._start(message, task)
 
-    def _prepare_and_submit(self, message: Submit) -> None:
-        params = SamplingParams(**message.params)
+    def _start_slow(self, message: Submit, task: Task[Any]) -> None:
+        with self._reporting(message.number):
+            self._start(message, task)
+
+    @contextmanager
+    def _reporting(self, number: int) -> Iterator[None]:
+        """Sends an error as the end of a request: on a thread that compiles, nobody else would see it."""
+        try:
+            yield
+        except Exception as e:  # noqa: BLE001
+            self._compiling.discard(number)
+            self._forget(number)
+            self.send(Events(ended=[Ended(number, problem=_problem(e))]))
+
+    def _start(self, message: Submit, task: Task[Any]) -> None:
         prepared = self._llm.prepare(
-            Generate(message.prompt, params),
-            tenant=message.tenant,
-            priority=message.priority,
-            request_class=message.request_class,
+            task, tenant=message.tenant, priority=message.priority, request_class=message.request_class
         )
-        whole = message.whole or len(prepared.requests) != params.n or params.num_beams > 1
+        whole = message.whole or not prepared.streams
         with self._submitting:
-            if params.structured_outputs is not None:
+            if task.slow:
                 if message.number not in self._compiling:  # its client has left
                     return
                 self._compiling.discard(message.number)
@@ -205,7 +208,11 @@ class _Serving:
             self._unfinished[number] -= 1
             if not self._unfinished[number]:
                 self._forget(number)
-                self._news.ended.append(_ended(number, prepared.result(), whole))
+                ended = _ended(number, prepared, whole)
+                if prepared.streams:
+                    self._news.ended.append(ended)
+                else:  # arrays may be large: each has a message of its own
+                    self.send(Events(ended=[ended]))
 
     def _send_news(self) -> None:
         """Sends all that a step brought, in one message. Called by the engine's thread."""
@@ -213,7 +220,7 @@ class _Serving:
             news, self._news = self._news, Events()
             self._out.put(news)
 
-    def _forget(self, number: int) -> Prepared[RequestOutput] | None:
+    def _forget(self, number: int) -> Prepared[Any] | None:
         self._unfinished.pop(number, None)
         prepared = self._prepared.pop(number, None)
         if prepared is not None:
@@ -248,36 +255,27 @@ class _Serving:
             self.send(Beat(self._llm.pulse()))
 
 
-def _ended(number: int, result: RequestOutput, whole: bool) -> Ended:
-    answers = tuple(
-        Finished(
-            one.text if whole else "",
-            one.token_ids if whole else (),
-            one.finish_reason,
-            one.stop_reason,
-            plain_logprobs(one.logprobs) if whole else None,
-            one.score,
-        )
-        for one in (result, *result.others)
-    )
-    error = next((one.error for one in (result, *result.others) if one.error is not None), None)
-    metrics = result.metrics
-    started = metrics.started if metrics.started is not None else metrics.queued
-    first = metrics.first_token if metrics.first_token is not None else started
-    last = metrics.last_token if metrics.last_token is not None else first
-    scored: Any = result.prompt_logprobs
-    return Ended(
-        number,
-        answers,
-        None if error is None else Problem.from_error(error),
-        result.num_cached_tokens or 0,
-        None
-        if scored is None
-        else tuple(None if one is None else (one.token_id, one.logprob, one.top) for one in scored),
-        (started - metrics.queued, first - started, last - first),
-        metrics.drafted,
-        metrics.accepted,
-    )
+def _ended(number: int, prepared: Prepared[Any], whole: bool) -> Ended:
+    metrics = prepared.requests[0].metrics
+    try:
+        if prepared.error is not None:
+            raise prepared.error
+        result = prepared.sent(whole)
+        if (size := getattr(result, "nbytes", 0)) > MOST_BYTES:
+            raise CapacityError(
+                f"the result has {size:,} bytes, and a message {MOST_BYTES:,} at most", hint="Shorten the prompt."
+            )
+    except Exception as e:  # noqa: BLE001  a type of task may be another package's
+        return Ended(number, problem=_problem(e), metrics=metrics)
+    return Ended(number, result, metrics=metrics)
+
+
+def _problem(error: Exception) -> Problem:
+    """Returns an error on its way; an untyped one names the engine."""
+    if not isinstance(error, EnginewrightError):
+        hint = "Please report it."
+        error = EnginewrightError(f"the request failed in the engine: {shown(error, 300)}", hint=hint)
+    return Problem.from_error(error)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..requests.sampling import SamplingParams
+from ..requests.structured import StructuredOutputsParams
 from ..shared.errors import EnginewrightError, OverloadError, RequestError
 from ..tasks import arguments
+from ..tasks.context import Sender
+from ..tasks.generate import Generate
 from ..text.fill_in_middle import Gap
 from .answers import Given, Shape, usage
-from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, InfillBody, checked_params, held_form
+from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, InfillBody, held_form
 from .engine_client import Model, ReplacedError, Running
 from .errors import NO_INFILL, ApiError, api_error, clean_headers, error_response, json_response
 from .front import Front, effort_variables, template_reads, tokenizer_of
 from .reading import Reader, Reading
-from .records import Ended, Piece, Submit
+from .records import Ended, Piece
 from .tenants import Charge
 from .tools import ToolChoice, tool_choice
 
@@ -63,7 +67,7 @@ class Job:
 
     body: Body
     ignored: list[str]
-    params: dict[str, Any]
+    params: SamplingParams
     shape: Shape
 
     def __init__(
@@ -96,8 +100,7 @@ class Job:
         order = self._order(self.model)
         self.body, self._kind, self.notes = order.body, order.kind, order.notes
         body, self._ignored = order.body, order.ignored
-        self._params = body.params(self.model.model)
-        self._sampling = checked_params(self._params)
+        self._sampling = body.sampling(self.model.model)
         self.answers = self._sampling.n
         if body.streamed and (self._sampling.num_beams > 1 or self._sampling.best_of is not None):
             name = "num_beams" if self._sampling.num_beams > 1 else "best_of"
@@ -121,10 +124,10 @@ class Job:
         if not self._checked:
             self._check()
         body, front, model = self.body, self.front, self.model
-        self.ignored, self.params = [*self._ignored], dict(self._params)
+        self.ignored, self.params = [*self._ignored], self._sampling
         self._version = model.hash
         if self._form is not None:
-            self.params["structured_outputs"] = self._form
+            self._hold(self._form)
         self.ignored += self._unenforced
         scope = self.tenant.name + (f"\0{body.cache_salt}" if body.cache_salt else "")
         self.scope = arguments.checked_name("cache_salt", scope)
@@ -134,10 +137,14 @@ class Job:
             front.name(body.model, model),
             model.tokenizer,
             front.fingerprint(model),
-            self.params["seed"],
+            self.params.seed,
             self.tools,
             self.spliced,
         )
+
+    def _hold(self, form: Mapping[str, Any]) -> None:
+        """Gives the answer another form. Raises RequestError."""
+        self.params = self.params.updated(structured_outputs=StructuredOutputsParams.checked(form))
 
     def _chat(self) -> None:
         """Makes a conversation's prompt, and says how its answers are read."""
@@ -148,10 +155,12 @@ class Job:
         effort = body.effort()
         raw, reasons = not self._sampling.skip_special_tokens, effort is None or effort[1] != "none"
         self._reading = Reading(model.tokenizer, self.tools, given.ids, raw=raw, reasons=reasons)
-        form = self._reading.form(self.params.get("structured_outputs"), self._budget(body, len(given.ids)))
+        form = self.params.structured_outputs
+        plain = form.to_plain() if isinstance(form, StructuredOutputsParams) else None
+        held = self._reading.form(plain, self._budget(body, len(given.ids)))
         self.ignored += sorted(self._reading.ignored.difference(self.ignored))
-        if form is not None:
-            self.params["structured_outputs"] = form
+        if held is not None and held is not plain:
+            self._hold(held)
         self.ignored += body.ignored_parts()
         if effort is not None and model.tokenizer is not None:
             reads = template_reads(model.tokenizer, self.tools)
@@ -170,14 +179,14 @@ class Job:
             self.ignored.append(name)
             return None
         room = self.model.model.context_length - prompt
-        most = self.params["max_tokens"]
+        most = self.params.max_tokens
         return tokens if tokens < (room if most is None else min(room, most)) else None
 
     def _texts(self) -> None:
         assert isinstance(self.body, CompletionBody)
         self.given, ends = _prompts(self.model, self.body)
         if ends:
-            self.params["stop_token_ids"] = [*self.params.get("stop_token_ids", ()), *ends]
+            self.params = self.params.updated(stop_token_ids=(*self.params.stop_token_ids, *ends))
         self._reading = Reading(None, self.tools, ())
 
     def reader(self) -> Reader:
@@ -192,15 +201,13 @@ class Job:
         most = model.slots + self.front.options.max_waiting
         if model.running + len(self.given) > most:
             raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
-        priority, of_class = self.tenant.rank(body.priority, body.request_class)
+        sender = Sender(self.scope, *self.tenant.rank(body.priority, body.request_class))
         self.charge.tokens = sum(len(given.ids) for given in self.given)  # also of a client that leaves
         found: list[Running] = []
         try:
             for given in self.given:
-                submit = Submit(
-                    0, given.ids, self.params, self.scope, priority, of_class, not body.streamed, self._version
-                )
-                found.append(model.submit(submit))
+                task = Generate(given.ids, self.params)
+                found.append(model.run(task, sender, whole=not body.streamed, version=self._version))
         except EnginewrightError:
             for running in found:
                 model.abort(running.number)
@@ -232,9 +239,11 @@ class Job:
     def _note(self, prompt: int, new: int, ended: Ended) -> None:
         """Adds the counts and times of a request to its line in the log."""
         log = self._log
-        self._count(prompt_tokens=prompt, completion_tokens=new, cached_tokens=ended.cached_tokens)
+        self._count(prompt_tokens=prompt, completion_tokens=new, cached_tokens=ended.metrics.cached_tokens)
         names = ("queue_seconds", "prefill_seconds", "decode_seconds")
-        log |= {name: round(max(log.get(name, 0.0), one), 4) for name, one in zip(names, ended.times, strict=True)}
+        log |= {
+            name: round(max(log.get(name, 0.0), one), 4) for name, one in zip(names, ended.metrics.times, strict=True)
+        }
 
     def _count(self, **counts: int) -> None:
         for name, count in counts.items():
@@ -298,10 +307,10 @@ class Job:
             raise
         new = reasoning = 0
         for i, (given, ended) in enumerate(zip(self.given, results, strict=True)):
-            tokens = sum(len(one.token_ids) for one in ended.answers)
+            tokens = sum(len(one.token_ids) for one in ended.result.answers)
             self.ended(given, ended, tokens)
             new += tokens
-            for j, answer in enumerate(ended.answers):
+            for j, answer in enumerate(ended.result.answers):
                 reader = self.reader()
                 news = reader.read(answer)
                 reasoning += reader.reasoning_tokens
@@ -313,7 +322,7 @@ class Job:
         if isinstance(self.body, CompletionBody) and self.body.scores_alone:
             counts = usage(counts["prompt_tokens"], 0, results)
         found = self.shape.response(counts)
-        if self.body.prompt_logprobs is not None and results[0].prompt_logprobs is not None:
+        if self.body.prompt_logprobs is not None and results[0].result.prompt_logprobs is not None:
             found["prompt_logprobs"] = self.shape.prompt_logprobs(results[0])
         if self.body.return_token_ids:
             found["prompt_token_ids"] = self.given[0].ids

@@ -104,16 +104,17 @@ class Metrics:
 
     def ended(self, model: str, prompt: int, new: int, ended: Ended, tenant: str = "") -> None:
         """Counts a request that has ended."""
-        waited, read, wrote = ended.times
+        waited, read, wrote = ended.metrics.times
         self._count(model, prompt_tokens=prompt, generation_tokens=new)
-        self._count(model, prefix_cache_queries=prompt, prefix_cache_hits=ended.cached_tokens)
-        self._count(model, spec_decode_num_draft_tokens=ended.drafted, spec_decode_num_accepted_tokens=ended.accepted)
+        self._count(model, prefix_cache_queries=prompt, prefix_cache_hits=ended.metrics.cached_tokens)
+        self._count(model, spec_decode_num_draft_tokens=ended.metrics.drafted)
+        self._count(model, spec_decode_num_accepted_tokens=ended.metrics.accepted)
         self._time(model, request_queue_time_seconds=waited, request_prefill_time_seconds=read)
         self._time(model, request_decode_time_seconds=wrote, request_inference_time_seconds=read + wrote)
         self._time(model, time_to_first_token_seconds=waited + read, e2e_request_latency_seconds=waited + read + wrote)
         if new > 1:
             self._time(model, inter_token_latency_seconds=wrote / (new - 1))
-        reason = ended.answers[0].finish_reason if ended.answers else "error"
+        reason = ended.result.answers[0].finish_reason
         for counter in self._ends:
             counter.labels(model, reason).inc()
         self._use(model, tenant, prompt, new)

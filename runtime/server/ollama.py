@@ -22,13 +22,14 @@ from ..requests.sampling import SEQUENCE_OPTIONS
 from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
+from ..tasks.generate import Finished
 from .answers import Given, News, Shape
 from .bodies import HINTS, Body, ChatBody, CompletionBody, Fields, decoded
 from .engine_client import Model
 from .errors import ApiError, json_response
 from .front import VERSION, Front
 from .jobs import Order, answer
-from .records import Ended, Finished
+from .records import Ended
 from .routes import Routes
 from .tools import call_arguments
 from .unsupported import text_only
@@ -245,7 +246,7 @@ class OllamaShape(Shape):
         return [{"tool_calls": [{"function": {"name": name, "arguments": arguments or {}}}]}]
 
     def _end(self, parts: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
-        waited, read, wrote = (0.0, 0.0, 0.0) if self._ended is None else self._ended.times
+        waited, read, wrote = (0.0, 0.0, 0.0) if self._ended is None else self._ended.metrics.times
         return self._line(parts) | {
             "done": True,
             "done_reason": "length" if self._finish == "length" else "stop",

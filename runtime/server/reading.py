@@ -12,11 +12,12 @@ import msgspec
 
 from ..requests.sampling import SamplingParams
 from ..shared.errors import RequestError
+from ..tasks.generate import Finished
 from ..text.chat_format import ChatFormat, ChatParser, Delta
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .answers import News
-from .records import Finished, Piece
+from .records import Piece
 from .tools import ToolChoice, custom_input
 
 

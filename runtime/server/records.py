@@ -11,17 +11,18 @@ Importing this takes little: the command begins its engines with it before it im
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
 
 from ..engine.pulse import Pulse
-from ..requests.outputs import TokenLogprobs
+from ..requests.outputs import Logprobs, RequestMetrics
 from ..shared.errors import (
     BundleError,
     CapacityError,
@@ -35,9 +36,6 @@ from ..shared.errors import (
 LENGTH_BYTES = 4
 MOST_BYTES = 1 << 28
 """The most bytes of a message."""
-
-Logprobs = tuple[int, float, tuple[tuple[int, float], ...]]
-"""``TokenLogprobs`` as plain values."""
 
 _KINDS: Mapping[str, type[EnginewrightError]] = {
     kind.__name__: kind
@@ -78,12 +76,17 @@ class Open(msgspec.Struct, tag=True):
 
 
 class Submit(msgspec.Struct, tag=True):
-    """Starts a request. ``params``: fields of SamplingParams. ``whole``: nobody wants pieces, but the answers alone.
-    ``version``: the hash of the bundle that the prompt was made for."""
+    """Starts the requests of a task.
+
+    Attributes:
+        task: a record of ``tasks.table``, which the engine's process reads and checks.
+        tenant, priority, request_class: those of ``tasks.context.Sender``.
+        whole: nobody wants pieces, but the result alone.
+        version: the hash of the bundle that the prompt was made for.
+    """
 
     number: int
-    prompt: Sequence[int]
-    params: dict[str, Any]
+    task: Any
     tenant: str = ""
     priority: int | None = None
     request_class: str | None = None
@@ -164,32 +167,18 @@ class Piece(msgspec.Struct, array_like=True):
     logprobs: tuple[Logprobs, ...] | None = None
 
 
-class Finished(msgspec.Struct, array_like=True):
-    """One answer of a request that has ended. ``text``, ``token_ids`` and ``logprobs`` are whole only where no pieces
-    were asked for."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stop_reason: int | str | None = None
-    logprobs: tuple[Logprobs, ...] | None = None
-    score: float | None = None
-
-
 class Ended(msgspec.Struct, array_like=True):
-    """A request has ended: with its answers, or with a problem before the first token.
+    """A task has ended: with its result, or with a problem before the first token.
 
-    ``times``: seconds it waited, read its prompt, and wrote; ``drafted``, ``accepted``: see ``RequestMetrics``.
+    Attributes:
+        result: as ``tasks.table.received_result`` reads it.
+        metrics: of its first request.
     """
 
     number: int
-    answers: tuple[Finished, ...] = ()
+    result: Any = None
     problem: Problem | None = None
-    cached_tokens: int = 0
-    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
-    times: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    drafted: int = 0
-    accepted: int = 0
+    metrics: RequestMetrics = RequestMetrics(0.0)
 
 
 class Events(msgspec.Struct, tag=True):
@@ -216,7 +205,18 @@ ToFrontEnd = Opened | Failed | Events | Answer | Beat
 
 Sent = ToEngine | ToFrontEnd | Greeting
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+
+def _plain(value: Any) -> Any:
+    """Returns an array as its shape, type and bytes, and anything else as a text. numpy isn't imported here."""
+    return (value.shape, value.dtype.str, value.tobytes()) if hasattr(value, "tobytes") else str(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def digest(task: Any) -> bytes:
+    """Returns a digest by which the same task is known when it comes again."""
+    return hashlib.sha256(_encoder.encode(task)).digest()
 
 
 def packed(message: Sent) -> bytes:
@@ -253,8 +253,3 @@ class Engine:
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGKILL)
-
-
-def plain_logprobs(entries: tuple[TokenLogprobs, ...] | None) -> tuple[Logprobs, ...] | None:
-    """``TokenLogprobs`` as plain values."""
-    return None if entries is None else tuple((one.token_id, one.logprob, one.top) for one in entries)

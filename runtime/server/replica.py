@@ -21,6 +21,7 @@ import ray
 from ray import serve
 
 from ..shared.errors import EnginewrightError
+from ..tasks.base import Task
 from .engine_client import Limits, Link, Model, Running, UnavailableError
 from .records import (
     Abort,
@@ -169,7 +170,7 @@ class _Carried(Running):
     """A request of a front end: what it gives goes there."""
 
     def __init__(self, model: Model, number: int, digest: bytes, *, link: _ToFrontEnd, theirs: int) -> None:
-        super().__init__(model, number, digest)
+        super().__init__(model, number, digest, Task(None))  # what comes is passed on as it is
         self._link, self._theirs = link, theirs
         self.over = asyncio.Event()
 

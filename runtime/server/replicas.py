@@ -533,7 +533,9 @@ class Replicated(Model):
         self, submit: Submit, running: Running, avoid: frozenset[str] = frozenset(), again: bool = False
     ) -> None:
         wire = next(self._wires)
-        blocks = block_names(submit.tenant, submit.prompt) if self._server.routing == "prefix" else ()
+        prompt = submit.task.prompt
+        by_prefix = self._server.routing == "prefix" and isinstance(prompt, list)  # a text is tokenized there
+        blocks = block_names(submit.tenant, prompt) if by_prefix else ()
         ticket = Ticket(blocks, submit.version or self.hash, avoid)
         attempt = self._attempts[wire] = _Attempt(submit, running, ticket, again)
         self._routes.begin(wire, ticket)

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from ..requests.vllm_names import Only
 from ..shared.errors import RequestError, shown
 from ..shared.shares import Shares
+from ..tasks.generate import Finished
 from ..text.chat_format import Delta
 from .answers import DONE, Given, News, Shape, event
 from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions
@@ -28,7 +29,7 @@ from .engine_client import Model
 from .errors import NO_ITEM, NO_RESPONSE, ApiError, encoded, json_response
 from .front import Front
 from .jobs import Job, Order, answer
-from .records import Ended, Finished
+from .records import Ended
 from .routes import Routes, from_query
 from .unsupported import Unsupported, type_of
 

@@ -17,6 +17,7 @@ from ..shared.errors import EnginewrightError, MissingDependencyError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
+    from ..requests.sampling import SamplingParams
     from .records import Ended
 
 _PARTS = ("queue", "prefill", "decode")
@@ -43,7 +44,7 @@ class Tracing:
         self,
         model: str,
         operation: str,
-        params: Mapping[str, Any],
+        params: SamplingParams,
         parent: str | None,
         prompt: int,
         new: int,
@@ -55,7 +56,7 @@ class Tracing:
 
         Args:
             model: its name. operation: "chat" or "text_completion".
-            params: fields of SamplingParams.
+            params: of the request.
             parent: the client's ``traceparent``; what isn't one begins a trace of its own.
             prompt, new: tokens.
             ended: how it ended; None: with ``problem``, before anything was said of its times.
@@ -65,7 +66,7 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         end = time.time_ns()
-        seconds = (0.0, 0.0, 0.0) if ended is None else ended.times
+        seconds = (0.0, 0.0, 0.0) if ended is None else ended.metrics.times
         begin = end - int(sum(seconds) * 1e9)
         found: dict[str, Any] = {
             "gen_ai.operation.name": operation,
@@ -75,10 +76,14 @@ class Tracing:
             "gen_ai.usage.output_tokens": new,
             **(attributes or {}),
         }
-        found |= {f"gen_ai.request.{n}": params[n] for n in ("max_tokens", "temperature", "top_p") if params.get(n)}
+        found |= {
+            f"gen_ai.request.{n}": value
+            for n in ("max_tokens", "temperature", "top_p")
+            if (value := getattr(params, n))
+        }
         if ended is not None:
-            found["gen_ai.response.finish_reasons"] = [answer.finish_reason for answer in ended.answers]
-            found["enginewright.cached_tokens"] = ended.cached_tokens
+            found["gen_ai.response.finish_reasons"] = [answer.finish_reason for answer in ended.result.answers]
+            found["enginewright.cached_tokens"] = ended.metrics.cached_tokens
         context = TraceContextTextMapPropagator().extract({} if parent is None else {"traceparent": parent})
         kind = trace.SpanKind.SERVER
         span = self._tracer.start_span(f"{operation} {model}", context, kind, found, start_time=begin)

@@ -40,6 +40,11 @@ class Prepared(Generic[Result]):
         """The error of the first request that has ended with one."""
         return next((request.error for request in self.requests if request.error is not None), None)
 
+    @property
+    def streams(self) -> bool:
+        """Returns True if the pieces of its requests are part of the result."""
+        return False
+
     def result(self) -> Result:
         """Returns the result, once all requests have ended."""
         raise NotImplementedError

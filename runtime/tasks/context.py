@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..executors.base import Executor
 from ..requests.request import Common
 from ..requests.request_class import NO_TARGETS, RequestClass
-from ..scheduler.continuous import ContinuousScheduler
 from ..scheduler.options import check_priority
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, RequestError, shown
 from ..text.tokenizer import Tokenizer
 from . import arguments
 from .arguments import Encoded, Prompt, checked_name
+
+if TYPE_CHECKING:
+    from ..executors.base import Executor
+    from ..scheduler.continuous import ContinuousScheduler
 
 Shared = TypeVar("Shared")
 

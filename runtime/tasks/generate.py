@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..requests.outputs import RequestOutput
+import msgspec
+
+from ..requests.outputs import Logprobs, RequestOutput, plain_logprobs
 from ..requests.repeats import Breakers
 from ..requests.request import BeamSearch, Generation
 from ..requests.sampling import SamplingParams, seed_of
@@ -32,6 +34,24 @@ _NEEDS_TEXT = (
     ("dry_sequence_breakers", "Pass dry_sequence_breakers=[]."),
 )
 """Options that name texts, and what to do in a bundle without a tokenizer."""
+
+
+class Finished(msgspec.Struct, array_like=True):
+    """One answer. ``text``, ``token_ids`` and ``logprobs`` are whole only where no pieces were asked for."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: int | str | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+    score: float | None = None
+
+
+class Generated(msgspec.Struct, array_like=True):
+    """The result of a generation as it crosses the socket."""
+
+    answers: tuple[Finished, ...] = ()
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,29 @@ class PreparedPrompt(Prepared[RequestOutput]):
         best = replace(outputs[0], others=tuple(outputs[1:]))
         return best if failed is None else replace(best, error=failed.error)
 
+    @property
+    def streams(self) -> bool:
+        """Returns False where the answers are known at the end alone."""
+        return self.params.best_of is None and self.params.num_beams == 1
+
+    def sent(self, whole: bool) -> Generated:
+        """Returns the answers; without what pieces have said, unless ``whole``."""
+        result = self.result()
+        answers = tuple(
+            Finished(
+                one.text if whole else "",
+                one.token_ids if whole else (),
+                one.finish_reason,
+                one.stop_reason,
+                plain_logprobs(one.logprobs) if whole else None,
+                one.score,
+            )
+            for one in (result, *result.others)
+        )
+        scored = result.prompt_logprobs
+        plain = scored and tuple(None if one is None else (one.token_id, one.logprob, one.top) for one in scored)
+        return Generated(answers, plain)
+
 
 class Generate(Task[RequestOutput], frozen=True, tag="generate"):
     """Wants new tokens behind a prompt.
@@ -74,6 +117,13 @@ class Generate(Task[RequestOutput], frozen=True, tag="generate"):
     """
 
     params: Any = SamplingParams()
+
+    result_type: ClassVar[Any] = Generated
+
+    def __post_init__(self) -> None:
+        """Restores parameters that came through a socket: they were checked where they were made."""
+        if isinstance(self.params, dict):
+            msgspec.structs.force_setattr(self, "params", SamplingParams.restored(self.params))
 
     @property
     def slow(self) -> bool:

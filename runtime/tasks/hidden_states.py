@@ -26,7 +26,7 @@ class HiddenStates(PromptTask[FloatArray], frozen=True, tag="hidden_states"):
 
     layers: Any = (-1,)
 
-    result_type: ClassVar[Any] = FloatArray
+    result_type: ClassVar[Any] = np.ndarray
 
     def outputs(self, context: TaskContext) -> Sequence[str]:
         """Returns an output for each layer. Raises RequestError for a layer that isn't a value of the program."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..shared.contracts import FloatArray
 from ..shared.step_schema import LOGITS
 from . import arguments
@@ -20,7 +22,7 @@ class Score(PromptTask[FloatArray], frozen=True, tag="score"):
         prompt: token ids, or what has an order of them.
     """
 
-    result_type: ClassVar[Any] = FloatArray
+    result_type: ClassVar[Any] = np.ndarray
 
     def outputs(self, context: TaskContext) -> Sequence[str]:
         """Returns the logits alone, which every target gives."""

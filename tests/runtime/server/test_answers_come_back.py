@@ -19,11 +19,12 @@ from enginewright.runtime.server.front import Front
 from enginewright.runtime.server.ollama import OllamaChatBody, OllamaShape
 from enginewright.runtime.server.options import ServerOptions
 from enginewright.runtime.server.reading import Reader
-from enginewright.runtime.server.records import Ended, Finished
+from enginewright.runtime.server.records import Ended
 from enginewright.runtime.server.responses import ResponsesBody, ResponsesShape, Stored, chat_of, items_of
 from enginewright.runtime.server.tools import call_arguments, checked_messages, tool_choice
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.tasks.generate import Finished, Generated
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.runtime.server.conftest import TOOLS_TEMPLATE, Server
 from tests.runtime.text.chat_streams import MARKERS, TOOLS, answers, byte_tokenizer, format_of, tokenizer_of
@@ -90,7 +91,7 @@ def answered(protocol: str, ids: tuple[int, ...], name: str, finish: str, draw: 
         one = Finished("", ids, finish)
         reader = Reader(format_of(name).parser(tokenizer_of(name), tools=TOOLS), SamplingParams(), prefix="call_")
         news: News = reader.read(one)
-        shape.add(index, news, one, Ended(0, (one,)), Given("", ()))
+        shape.add(index, news, one, Ended(0, Generated((one,))), Given("", ()))
     return json.loads(json.dumps(shape.response(usage(1, len(ids)))))
 
 

@@ -12,10 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from enginewright.runtime.server.metrics import OTHER_TENANTS, Metrics
 from enginewright.runtime.server.options import ServerOptions
-from enginewright.runtime.server.records import Ended, Finished
+from enginewright.runtime.server.records import Ended
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.tasks.generate import Finished, Generated
 
-ENDED = Ended(0, (Finished("", (1, 2), "stop"),))
+ENDED = Ended(0, Generated((Finished("", (1, 2), "stop"),)))
 
 
 def series(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:

@@ -1,0 +1,50 @@
+"""The table of tasks, and how tasks and results are read from a socket. A new type is a class more in ``TASKS``."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..shared.errors import RequestError
+from .base import Task
+from .generate import Generate
+from .hidden_states import HiddenStates
+from .score import Score
+
+TASKS: list[type[Task[Any]]] = [Generate, Score, HiddenStates]
+"""The types of requests; a record names its type by the tag of its class."""
+
+
+def received(value: Any) -> Task[Any]:
+    """Returns a task from what a socket gave. Raises RequestError naming the field that is wrong."""
+    try:
+        task: Task[Any] = msgspec.convert(value, reduce(or_, TASKS))
+    except msgspec.ValidationError as e:
+        raise RequestError(field_first(str(e), "the task")) from e
+    return task
+
+
+def received_result(task: Task[Any], value: Any) -> Any:
+    """Returns a task's result from what a socket gave."""
+    return msgspec.convert(value, task.result_type, dec_hook=_array)
+
+
+def field_first(problem: str, whole: str) -> str:
+    """Returns msgspec's message with the field first: "Expected `int`, got `str` - at `$.max_tokens`".
+
+    Args:
+        problem: the message.
+        whole: the name of what was read, for a message without a field.
+    """
+    message, _, place = problem.partition(" - at `$")
+    return f"{place.rstrip('`').lstrip('.') or whole}: {message[0].lower()}{message[1:]}"
+
+
+def _array(kind: type, value: Any) -> Any:
+    """Returns an array of its shape, type and bytes; see ``server.records``."""
+    shape, dtype, data = value
+    return np.frombuffer(data, dtype).reshape(shape)
