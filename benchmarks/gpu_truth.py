@@ -17,7 +17,7 @@ No time of it means anything.
 
 Needs a CUDA build of torch there, and PYTHONPATH=src; gpu_wheels.py packs what else it loads.
 
-An H100 ran it: docs/build/cuda.md. tests/benchmarks/test_gpu_truth.py rehearses it.
+An H100 ran it: benchmarks/notes/cuda.md. tests/benchmarks/test_gpu_truth.py rehearses it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Whoever can read what goes over the network can read what they say, and alter it: they belong on a private network.
 Ranks read and write in the call that waits. With gloo of torch.distributed, which does it in a thread of its own, a
-token of SmolLM2 by tensor=2 took 143 ms over 10 Gbit/s on two cores, and so it takes 22 (docs/use/ranks.md).
+token of SmolLM2 by tensor=2 took 143 ms over 10 Gbit/s on two cores, and so it takes 22 (benchmarks/notes/ranks.md).
 """
 
 from __future__ import annotations
