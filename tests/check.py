@@ -60,7 +60,7 @@ def commands(files: Sequence[Path], repository: Path = REPOSITORY) -> Iterable[l
     if cpp:
         yield [str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *cpp]
         yield ["make", "--no-print-directory", "test-cpp"]
-    tests = dict.fromkeys(str(found) for file in files if (found := mirrored_tests(file, repository)) is not None)
+    tests = dict.fromkeys(str(path) for file in files if (path := mirrored_tests(file, repository)) is not None)
     every = ["-m", "not soak"] if all(test.endswith(".py") for test in tests) else []  # of a folder the quick tier
     yield [*module, "pytest", "-q", "-n", "2", "--dist", "loadfile", *every, *tests, *ALWAYS]
 

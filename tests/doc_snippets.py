@@ -89,9 +89,9 @@ def run_with_server(page: Path, folder: Path, names: Mapping[str, Path], *, time
                 with log.open("w") as file:
                     server = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
                 wait_until(lambda: "serving at" in log.read_text() or server.poll() is not None)  # noqa: B023
-                said = re.search(r"serving at https?://[\w.]+:(\d+) ", log.read_text())
-                assert said is not None, f"{code}{log.read_text()}"
-                port = said[1]
+                match = re.search(r"serving at https?://[\w.]+:(\d+) ", log.read_text())
+                assert match is not None, f"{code}{log.read_text()}"
+                port = match[1]
                 continue
             program = ["bash", "-eo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-c"]
             done = subprocess.run(

@@ -115,10 +115,10 @@ def _hostile_case(folder: Path, target: str) -> Case:
 
     opened = Bundle.open(folder)
     manifests = ["manifest.json", f"targets/{target}/manifest.json"]
-    own = [p for p in opened.files if p.startswith(f"targets/{target}/")]
-    own += [p for p in opened.files if p.endswith(".onnx")] if target == "onnx" else []
+    files = [p for p in opened.files if p.startswith(f"targets/{target}/")]
+    files += [p for p in opened.files if p.endswith(".onnx")] if target == "onnx" else []
     others = [p for p in opened.files if p.startswith(("weights/", "tokenizer/"))]
-    choices = [*manifests, *manifests, *own, *own, *others]
+    choices = [*manifests, *manifests, *files, *files, *others]
     originals = {path: (folder / path).read_bytes() for path in choices}
     params = SamplingParams(max_tokens=3, temperature=0.7, seed=1)
 
@@ -160,11 +160,11 @@ def _mended(originals: dict[str, bytes], path: str, data: bytes, target: str) ->
         if path.endswith("manifest.json"):
             fields, listed_in = json.loads(data), path
         else:
-            own = path.startswith("targets/")
-            listed_in = f"targets/{target}/manifest.json" if own else "manifest.json"
+            in_target = path.startswith("targets/")
+            listed_in = f"targets/{target}/manifest.json" if in_target else "manifest.json"
             fields = json.loads(originals[listed_in])
             entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            fields["files"][path.removeprefix(f"targets/{target}/") if own else path] = entry
+            fields["files"][path.removeprefix(f"targets/{target}/") if in_target else path] = entry
             if fields.get("tvm") and path.endswith("programs/decode.json") and len(data) % 2:
                 fields["tvm"].pop("program", None)  # as bundles were before: then the program alone says what is right
         fields.pop("sha256", None)

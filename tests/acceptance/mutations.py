@@ -128,8 +128,8 @@ def mutate_meaning(rng: random.Random, documents: Documents) -> None:
 
 def _operands(documents: Documents) -> list[dict[str, Any]]:
     steps = documents["program"]["steps"]
-    given = list(documents["program"]["outputs"].values())
-    return [o for step in steps for o in (*step["inputs"], *step["outputs"])] + given
+    operands = list(documents["program"]["outputs"].values())
+    return [o for step in steps for o in (*step["inputs"], *step["outputs"])] + operands
 
 
 def _number(rng: random.Random, value: int) -> int:

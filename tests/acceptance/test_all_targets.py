@@ -27,26 +27,26 @@ def _tools() -> None:
 
 
 def test_a_bundle_of_all_targets(tmp_path: Path) -> None:
-    asked = Recipe(
+    recipe = Recipe(
         name="f32",
         targets=TARGETS,
         buckets=BucketsSection(tokens=(8,), batch=(1,)),
         engines=EnginesSection(gpus=("8.9",), context=63, requests=1, prompts=1, chunk=8),
         tvm=TvmOptions(levels=("v3",)),
     )
-    made = []
+    records = []
     for folder in ("one", "two"):
-        export(make_tiny_model("Llama"), tmp_path / folder / "b", recipe=asked)
-        made.append(contents(tmp_path / folder / "b"))
-    first, second = made
+        export(make_tiny_model("Llama"), tmp_path / folder / "b", recipe=recipe)
+        records.append(contents(tmp_path / folder / "b"))
+    first, second = records
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
     moved = tmp_path / "elsewhere" / "b"
     moved.parent.mkdir()
     shutil.move(tmp_path / "one" / "b", moved)
-    found = {check.target: check for check in check_bundle(moved, trust="code").targets}
-    assert set(found) == set(TARGETS)
-    ran = {name for name, check in found.items() if check.why_not is None}
+    checks = {check.target: check for check in check_bundle(moved, trust="code").targets}
+    assert set(checks) == set(TARGETS)
+    ran = {name for name, check in checks.items() if check.why_not is None}
     assert {"cpu", "onnx", "stablehlo", "tvm"} <= ran
     assert set(Bundle.open(moved).buckets) == {"cpu", "cuda"}  # whose steps are padded to them
-    assert all(check.why_not for name, check in found.items() if name not in ran)
+    assert all(check.why_not for name, check in checks.items() if name not in ran)

@@ -51,7 +51,7 @@ def test_answers_and_scores_are_those_of_transformers(case: dict[str, Any], serv
     reasons = set()
     for prompt, result in zip(PROMPTS, llm.generate(PROMPTS, params), strict=True):
         with torch.no_grad():
-            wanted = model.generate(
+            expected = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,
@@ -66,7 +66,7 @@ def test_answers_and_scores_are_those_of_transformers(case: dict[str, Any], serv
             )
         answers = [result, *result.others]
         assert len(answers) == case["n"]
-        for answer, ids, score in zip(answers, wanted.sequences, wanted.sequences_scores, strict=True):
+        for answer, ids, score in zip(answers, expected.sequences, expected.sequences_scores, strict=True):
             new = ids[len(prompt) :].tolist()
             assert list(answer.token_ids) == new[: len(answer.token_ids)]
             assert set(new[len(answer.token_ids) :]) <= {0, ends[0]}  # transformers fills answers up
@@ -102,19 +102,19 @@ def test_a_search_that_runs_out_of_blocks_starts_over(served: Served, tmp_path: 
     plain = ew.SamplingParams(max_tokens=70, ignore_eos=True)
     prompts = [[40, 41, 42] * 7, [50] * 20, [60, 61] * 15, [70] * 9]
     params = [search, plain, search, plain]
-    wanted = [llm.generate([prompt], one)[0] for prompt, one in zip(prompts, params, strict=True)]
+    expected = [llm.generate([prompt], one)[0] for prompt, one in zip(prompts, params, strict=True)]
     block = sum(cache_block_bytes(group) for group in Bundle.open(path).program("cpu").cache_groups)
     for prefix_cache in (True, False):
         with ew.LLM(path, memory=13 * block, prefix_cache=prefix_cache) as small:
-            assert small.generate(prompts, params) == wanted
+            assert small.generate(prompts, params) == expected
             assert small.info()["preemptions"] > 0
             free = small.info()["kv_blocks_free"]
             assert all(count == small.engine.pools[name].total_blocks for name, count in free.items())
 
 
 def test_a_search_that_can_never_fit_is_refused(tiny_bundle: Path) -> None:
-    said = "num_beams: 4 sequences, and 3 requests run at a time"
-    with ew.LLM(tiny_bundle, max_requests=3) as llm, pytest.raises(ew.CapacityError, match=said):
+    message = "num_beams: 4 sequences, and 3 requests run at a time"
+    with ew.LLM(tiny_bundle, max_requests=3) as llm, pytest.raises(ew.CapacityError, match=message):
         llm.generate([[5]], ew.SamplingParams(num_beams=4))
     with ew.LLM(tiny_bundle) as llm:
         most = llm.info()["kv_cache_tokens"]

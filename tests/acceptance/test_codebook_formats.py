@@ -52,13 +52,13 @@ def kind_of(kind: Q) -> Callable[[str], Q]:
 
 def floats_of(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     """The package's floats of a file's matrices, rows of q and k in the model's order."""
-    found = {}
+    values = {}
     for tensor in gguf.GGUFReader(str(path)).tensors:
         if len(tensor.shape) == 2:
             rows = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tuple(int(n) for n in tensor.shape[::-1]))
             heads = {"attn_q": 4, "attn_k": 2}.get(tensor.name.split(".")[-2])
-            found[tensor.name] = rows if heads is None else back(rows, heads)
-    return found
+            values[tensor.name] = rows if heads is None else back(rows, heads)
+    return values
 
 
 def back(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
@@ -120,8 +120,8 @@ def test_a_file_of_several_types_keeps_each(tiny_model: Callable[..., PreTrained
     bundle = Bundle.open(tmp_path / "tiny.bundle")
     for name in CODEBOOKS:
         assert check_floats(bundle, path, name) == (4 if name != "iq3_s" else 6)
-    said = CliRunner().invoke(app, ["inspect", str(tmp_path / "tiny.bundle"), "--json"]).stdout
-    assert json.loads(said)["weight_bytes_by_type"].keys() >= set(CODEBOOKS)
+    output = CliRunner().invoke(app, ["inspect", str(tmp_path / "tiny.bundle"), "--json"]).stdout
+    assert json.loads(output)["weight_bytes_by_type"].keys() >= set(CODEBOOKS)
 
 
 def test_a_rank_reads_its_rows_alone(file: Path, bundle: Path) -> None:

@@ -121,8 +121,8 @@ def compare(
             for i in range(steps):
                 for r, logits in driver.step({r: [text[len(prompts[r]) + i]] for r, text in enumerate(texts)}).items():
                     got[r].append(logits)
-        for r, wanted in enumerate(expected):
-            np.testing.assert_allclose(np.concatenate(got[r]), wanted, atol=TOLERANCE, rtol=0, err_msg=isa)
+        for r, row in enumerate(expected):
+            np.testing.assert_allclose(np.concatenate(got[r]), row, atol=TOLERANCE, rtol=0, err_msg=isa)
 
 
 def test_prefill_and_decode_equal_transformers(

@@ -116,12 +116,12 @@ def _row(family: str, folder: Path, stated: float | None) -> str:
 
 def _capture_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both exports of a family begin with copies of the same captured program: capturing is most of their time."""
-    found: list[CapturedModel] = []
+    captures: list[CapturedModel] = []
 
     def once(source: Any, **given: Any) -> CapturedModel:
-        if not found:
-            found.append(capture(source, **given))
-        return replace(found[0], program=found[0].program.copy())
+        if not captures:
+            captures.append(capture(source, **given))
+        return replace(captures[0], program=captures[0].program.copy())
 
     monkeypatch.setattr("enginewright.optimizer.export.stages.capture", once)
 
@@ -155,8 +155,8 @@ def test_row(
     _capture_once(monkeypatch)
     torch.manual_seed(0)
     rows = _rows(page.read_text(encoding="utf-8")) if page.exists() else {}
-    found = rows.get(family, "").split(" | ")
-    stated = float(found[2]) if len(found) > 2 and found[2].strip() else None
+    cells = rows.get(family, "").split(" | ")
+    stated = float(cells[2]) if len(cells) > 2 and cells[2].strip() else None
     row = _row(family, tmp_path, stated)
     if request.config.getoption("--update-golden"):
         _update(page, family, row)

@@ -146,8 +146,8 @@ def test_a_format_without_a_kernel_is_stored_in_its_bits_and_loaded_as_floats(
     name = "model.layers.0.mlp.down_proj.weight.nf4"
     entry, stored = bundle.index.tensors[name], bundle.weight(name)
     assert (entry.dtype, entry.stored_as, entry.shape) == ("f32", "nf4", (96, 200))
-    said = CliRunner().invoke(app, ["inspect", str(tmp_path / "nf4"), "--json"]).stdout
-    assert json.loads(said)["weight_bytes_by_type"].keys() >= {"nf4"}
+    output = CliRunner().invoke(app, ["inspect", str(tmp_path / "nf4"), "--json"]).stdout
+    assert json.loads(output)["weight_bytes_by_type"].keys() >= {"nf4"}
     assert entry.bytes == 96 * 4 * 34  # blocks of 64 with a float16
     floats = unpack(stored, entry.shape, entry.layout, entry.dtype)
     exact = model.get_parameter("model.layers.0.mlp.down_proj.weight").detach().numpy()

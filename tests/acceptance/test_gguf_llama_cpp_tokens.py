@@ -172,17 +172,17 @@ def compare(name: str, path: Path, oracle: Oracle) -> None:
     wrong: list[str] = []
     counts: Counter[str] = Counter()
     for kind, ours in answers.items():
-        for text, own, other in zip(texts, ours, expected["tokens" if kind == "quick" else kind], strict=True):
+        for text, mine, other in zip(texts, ours, expected["tokens" if kind == "quick" else kind], strict=True):
             if kind == "texts" and "\ufffd" in other and "\ufffd" not in text:
-                other = own  # the vocabulary lacks some bytes of a character
+                other = mine  # the vocabulary lacks some bytes of a character
             if kind == "texts" and (vocabulary.space_prefix or vocabulary.model == "bert"):
-                other = other if own == other else other.removeprefix(" ")
-            if own == other:
+                other = other if mine == other else other.removeprefix(" ")
+            if mine == other:
                 counts[kind] += 1
             elif name in DIFFERENCES and DIFFERENCES[name].concerns(text):
                 counts["declared"] += 1
             else:
-                shown = (f"{own!a:.300}", f"{other!a:.300}")
+                shown = (f"{mine!a:.300}", f"{other!a:.300}")
                 wrong.append(f"{name}: {kind} of {text!a:.200}: {shown[0]}, not {shown[1]}")
     declared = counts.pop("declared", 0)
     sizes = {"texts": len(texts), "tokens": sum(map(len, expected["tokens"]))}
@@ -213,8 +213,8 @@ def tokens_of(files: TokenizerFiles, texts: Sequence[str], ids: Sequence[Sequenc
 
 def special_of(vocabulary: Vocabulary) -> list[str]:
     """The texts of control tokens and user-defined tokens: the first of them, and some of the others."""
-    taken = Kind.CONTROL | Kind.USER_DEFINED | Kind.UNKNOWN
-    special = [text for text, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind & taken]
+    kinds = Kind.CONTROL | Kind.USER_DEFINED | Kind.UNKNOWN
+    special = [text for text, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind & kinds]
     if len(special) <= MOST_SPECIAL:
         return special
     half = MOST_SPECIAL // 2

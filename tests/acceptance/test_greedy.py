@@ -149,11 +149,11 @@ def test_tvm_s_greedy_tokens_equal_the_cpu_target_s(
     recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(kernels=kernels)})
     export(smollm2_gguf, tmp_path / "b", recipe=recipe, targets=("cpu", "tvm"))
     params = ew.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    found = {}
+    tokens = {}
     for target in ("cpu", "tvm"):
         with ew.LLM(tmp_path / "b", target=target, trust="code") as llm:
             assert llm.info()["executor"].get("kernels") == (kernels if target == "tvm" else None)
             alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
             assert alone == [list(result.token_ids) for result in llm.generate(prompts, params)]
-            found[target] = alone
-    assert found["tvm"] == found["cpu"]
+            tokens[target] = alone
+    assert tokens["tvm"] == tokens["cpu"]

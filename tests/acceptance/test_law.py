@@ -234,20 +234,20 @@ def obeys_the_law(
         seen["lists"] += not together.caps.masks
         model, proposers = None, list[Proposer]([ForcedTokens(), OwnText(), PastAnswers()])
         if draft:
-            own = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), threads=1)
-            model = DraftModel(own, 512)
+            fresh = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), threads=1)
+            model = DraftModel(fresh, 512)
             proposers.append(model)
         engine = Engine(together, config, proposers)
-        kept = engine.scheduler.cache
+        prefixes = engine.scheduler.cache
         if disk:
-            kept.disk = open_tier(together, kept, folder / "kept")
+            prefixes.disk = open_tier(together, prefixes, folder / "kept")
         spoiled = folder if offloaded else None
         for request in in_company(engine, rng, count // (1 + disk), beginnings, seen, spoiled):
             expected = alone(single, again(request))
             assert request.to_output() == expected, (request.params, request.cached_tokens)
         seen.update({what: n for what, n in together.offload_counts().items() if what in ("read", "lost")})
-        seen["copies"] += kept.use.copied_blocks
-        seen["from_disk"] += kept.use.from_disk
+        seen["copies"] += prefixes.use.copied_blocks
+        seen["from_disk"] += prefixes.use.from_disk
         seen["preemptions"] += engine.preemptions
         if isinstance(drafts := engine.scheduler.drafts, Drafts):
             seen["accepted"] += sum(accepted for _, accepted in drafts.by_source.values())
@@ -256,10 +256,10 @@ def obeys_the_law(
                 drafted, accepted = drafts.by_source["model"]
                 seen["drafted"], seen["wrong"] = seen["drafted"] + drafted, seen["wrong"] + drafted - accepted
         seen["evictions"] += sum(pool.evictions for pool in engine.pools.values())
-        if kept.disk is not None:
-            kept.save_all(kept.disk)
-            assert kept.disk.store.problem is None
-            kept.disk.store.close()
+        if prefixes.disk is not None:
+            prefixes.save_all(prefixes.disk)
+            assert prefixes.disk.store.problem is None
+            prefixes.disk.store.close()
         together.close()
     single.close()
     return seen

@@ -327,9 +327,9 @@ def test_programs_of_another_meaning_under_sanitizers(
 def test_what_may_not_be_is_seen(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     problems, refused = run_cases("faulty", tmp_path / "source", tmp_path, 25)
-    found = "\n".join(problems)
-    assert "ended the process (-6)" in found and "ValueError: not ours" in found and "MemoryError" in found
-    assert 0 < refused < 25 and "EnginewrightError" not in found
+    text = "\n".join(problems)
+    assert "ended the process (-6)" in text and "ValueError: not ours" in text and "MemoryError" in text
+    assert 0 < refused < 25 and "EnginewrightError" not in text
 
 
 def test_there_are_enough() -> None:

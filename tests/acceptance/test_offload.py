@@ -68,8 +68,8 @@ with ew.LLM(path, memory=memory, max_requests=1, prefill_chunk=256, **given) as 
 
 
 def ask(bundle: Path, memory: str, folder: Path | None, limit: int) -> subprocess.CompletedProcess[str]:
-    given = [str(bundle), memory, "" if folder is None else str(folder), str(limit)]
-    return subprocess.run([sys.executable, "-c", ASK, *given], capture_output=True, text=True, check=False)
+    arguments = [str(bundle), memory, "" if folder is None else str(folder), str(limit)]
+    return subprocess.run([sys.executable, "-c", ASK, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_twice_the_memory_under_a_limit_of_the_system(bundle: Path, tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_twice_the_memory_under_a_limit_of_the_system(bundle: Path, tmp_path: Pa
     assert refused.returncode and "no memory for the KV caches" in refused.stderr, refused.stderr
     ran = ask(bundle, "40MiB", tmp_path / "waiting", limit)
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
-    assert found["tokens"] == expected["tokens"] and found["logprobs"] == expected["logprobs"]
-    assert found["bytes"] <= 40 << 20 and found["tokens_held"] == LENGTH
-    assert found["offload"]["written"] > 0 and found["offload"]["read"] > 0 and not found["offload"]["lost"]
+    record = json.loads(ran.stdout)
+    assert record["tokens"] == expected["tokens"] and record["logprobs"] == expected["logprobs"]
+    assert record["bytes"] <= 40 << 20 and record["tokens_held"] == LENGTH
+    assert record["offload"]["written"] > 0 and record["offload"]["read"] > 0 and not record["offload"]["lost"]
     assert list((tmp_path / "waiting").iterdir()) == []
     assert os.stat(tmp_path / "waiting").st_mode & 0o777 == 0o700
 
@@ -94,10 +94,10 @@ def test_with_other_ways_to_run(
     way: str, bundle: Path, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:
     other = tmp_path / "other.bundle"
-    given: dict[str, object] = {}
+    options: dict[str, object] = {}
     if way == "a draft model":
         export(tiny_model("Llama", max_position_embeddings=LENGTH), other, recipe="f32", targets=["cpu"])
-        given["speculate"], other = other, bundle
+        options["speculate"], other = other, bundle
     else:
         padded = RECIPE.model_copy(update={"buckets": BucketsSection(tokens=(1, 128), batch=(1,))})
         export(large_model(tiny_model), other, recipe=padded, targets=["cpu"])
@@ -107,12 +107,12 @@ def test_with_other_ways_to_run(
     with ew.LLM(bundle, memory="60MiB", **few) as llm:
         expected = llm.generate([prompt], params)[0].token_ids
     with ew.LLM(
-        other, memory="15MiB", offload_folder=tmp_path / "waiting", offload_size="32MiB", **few, **given
+        other, memory="15MiB", offload_folder=tmp_path / "waiting", offload_size="32MiB", **few, **options
     ) as llm:
         assert llm.generate([prompt], params)[0].token_ids == expected
-        found = llm.info()
-        assert found["kv_offload"]["written"] > 0, found
-        assert found["buckets"] if way == "static shapes" else found["speculation"]["drafted"] > 0, found
+        info = llm.info()
+        assert info["kv_offload"]["written"] > 0, info
+        assert info["buckets"] if way == "static shapes" else info["speculation"]["drafted"] > 0, info
 
 
 FULL = """

@@ -25,10 +25,10 @@ def bundle(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_generate(bundle: Path) -> None:
-    asked = ("generate", bundle, "Hello", "World, and so on", "--raw", "--max-tokens", 12, "--json", "--stats")
-    answers = [json.loads(optimize(*asked, "--target", target).stdout) for target in ("cpu", "onnx")]
+    arguments = ("generate", bundle, "Hello", "World, and so on", "--raw", "--max-tokens", 12, "--json", "--stats")
+    answers = [json.loads(optimize(*arguments, "--target", target).stdout) for target in ("cpu", "onnx")]
     assert answers[0]["results"] == answers[1]["results"]
-    usual = json.loads(optimize(*asked).stdout)
+    usual = json.loads(optimize(*arguments).stdout)
     named = [answer["stats"]["executor"]["target"] for answer in (usual, *answers)]
     assert named == ["cpu", "cpu", "onnx"]
     assert answers[1]["stats"]["executor"]["provider"] == "CPUExecutionProvider"
@@ -44,8 +44,8 @@ def test_a_provider_that_is_not_there(bundle: Path) -> None:
 def test_eval_against_the_other_target(bundle: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The harbour of Saint-Malo lies behind granite walls. " * 4)
-    asked = ("eval", bundle, "--text", text, "--window", 64, "--json", "--quiet")
-    result = optimize(*asked, "--target", "onnx", "--against", bundle)
+    arguments = ("eval", bundle, "--text", text, "--window", 64, "--json", "--quiet")
+    result = optimize(*arguments, "--target", "onnx", "--against", bundle)
     assert result.exit_code == 0, result.output
     compared = json.loads(result.stdout)["comparison"]
     assert compared["kl_mean"] < 1e-9  # of logits that are 1e-6 apart, of 32-bit floats summed in other orders
@@ -56,9 +56,9 @@ def test_eval_against_the_other_target(bundle: Path, tmp_path: Path) -> None:
 def test_verify(bundle: Path, tiny_folder: Path, tmp_path: Path) -> None:
     result = optimize("verify", bundle, "--source", tiny_folder, "--json", "--quiet")
     assert result.exit_code == 0, result.output
-    found = {target["target"]: target for target in json.loads(result.stdout)["targets"]}
-    assert set(found) == {"cpu", "onnx"}
-    assert found["onnx"]["comparison"]["random_tokens"]["tokens"] > 10
+    targets = {target["target"]: target for target in json.loads(result.stdout)["targets"]}
+    assert set(targets) == {"cpu", "onnx"}
+    assert targets["onnx"]["comparison"]["random_tokens"]["tokens"] > 10
     damaged = shutil.copytree(bundle, tmp_path / "damaged.bundle")
     model = damaged / "model.onnx"
     data = bytearray(model.read_bytes())

@@ -33,11 +33,11 @@ CONTEXT = 64
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """gemma2: layers with windows and without, a softcap, groups of two heads."""
-    found = tmp_path_factory.mktemp("contrib") / "b"
+    folder = tmp_path_factory.mktemp("contrib") / "b"
     recipe = Recipe(name="contrib", targets=("onnx",), onnx=OnnxSection(contrib=True))
-    report = export(tiny_family("gemma2"), found, recipe=recipe)
+    report = export(tiny_family("gemma2"), folder, recipe=recipe)
     assert [v.target for v in report.verification] == ["onnx (standard)", "onnx (contrib)"]
-    return found
+    return folder
 
 
 def opened(path: Path, variant: Variant | None, chunk: int | None = None, requests: int = 8) -> LLM:
@@ -61,7 +61,7 @@ def check_tokens(path: Path, variant: Variant) -> None:
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     with opened(path, "standard") as llm:
         assert llm.info()["executor"]["variant"] == "standard"
-        wanted = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
+        greedy_tokens = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
         expected = llm.logits(prompts[-1])
     with opened(path, None) as llm:  # what a user gets
         assert llm.info()["executor"]["variant"] == variant
@@ -71,9 +71,9 @@ def check_tokens(path: Path, variant: Variant) -> None:
     with opened(path, variant, chunk=16, requests=3) as llm:
         in_chunks = [list(result.token_ids) for result in llm.generate(prompts, params)]
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
-    assert alone == wanted
-    assert together == wanted
-    assert in_chunks == wanted
+    assert alone == greedy_tokens
+    assert together == greedy_tokens
+    assert in_chunks == greedy_tokens
 
 
 def test_tokens_are_those_of_the_standard_file(path: Path) -> None:
@@ -84,8 +84,8 @@ def test_both_files_have_the_same_weights(path: Path) -> None:
     places = []
     for name in ("model.onnx", "model.contrib.onnx"):
         model = onnx.load(path / name, load_external_data=False)
-        found = (t for t in model.graph.initializer if t.external_data)
-        places.append({t.name: tuple(e.value for e in t.external_data) for t in found})
+        external = (t for t in model.graph.initializer if t.external_data)
+        places.append({t.name: tuple(e.value for e in t.external_data) for t in external})
     assert places[0] == places[1]
 
 

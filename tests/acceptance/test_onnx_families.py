@@ -46,7 +46,7 @@ def test_greedy_tokens_equal_transformers(
     export(model, tmp_path / "tiny.bundle", targets=("onnx",))
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
-    wanted = [greedy(model, prompt) for prompt in prompts]
+    expected = [greedy(model, prompt) for prompt in prompts]
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     with LLM(tmp_path / "tiny.bundle", threads=1, context=64) as llm:
         assert llm.info()["executor"]["target"] == "onnx"
@@ -56,9 +56,9 @@ def test_greedy_tokens_equal_transformers(
     with LLM(tmp_path / "tiny.bundle", threads=1, context=64, prefill_chunk=16, max_requests=3) as llm:
         in_chunks = [list(result.token_ids) for result in llm.generate(prompts, params)]
     np.testing.assert_allclose(logits, expected_logits(model, prompts[-1]), atol=TOLERANCE)
-    assert alone == wanted
-    assert together == wanted
-    assert in_chunks == wanted
+    assert alone == expected
+    assert together == expected
+    assert in_chunks == expected
 
 
 def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:

@@ -33,10 +33,10 @@ BOTH = OnnxSection(contrib=True, kernels=True)
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """gemma2: layers with windows and without, a softcap, groups of two heads, a tied table."""
-    found = tmp_path_factory.mktemp("kernels") / "b"
-    report = export(tiny_family("gemma2"), found, recipe=Recipe(name="kernels", targets=("cpu", "onnx"), onnx=BOTH))
+    folder = tmp_path_factory.mktemp("kernels") / "b"
+    report = export(tiny_family("gemma2"), folder, recipe=Recipe(name="kernels", targets=("cpu", "onnx"), onnx=BOTH))
     assert [v.target for v in report.verification] == ["cpu", "onnx (standard)", "onnx (contrib)", "onnx (kernels)"]
-    return found
+    return folder
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def logits_of(
     groups = [group.name for group in whole.cache_groups]
     vocab = whole.outputs["logits"].shape[1].constant
     shared = cpu_extension.ThreadRanks(len(programs))
-    found: list[FloatArray] = []
+    logits: list[FloatArray] = []
     problems: list[BaseException] = []
 
     def rank(number: int) -> None:
@@ -107,7 +107,7 @@ def logits_of(
                 output = one.run(step)
                 if number == 0:
                     assert output.logits is not None
-                    found.append(output.logits.copy())
+                    logits.append(output.logits.copy())
         except BaseException as e:  # noqa: BLE001
             problems.append(e)
             shared.abandon(f"rank {number}: {e}")
@@ -119,7 +119,7 @@ def logits_of(
         thread.join()
     if problems:
         raise problems[0]
-    return found
+    return logits
 
 
 def is_the_same_on_ranks(path: Path, wanted: Sequence[str] = PARTITIONS) -> None:
@@ -248,12 +248,12 @@ def test_the_order_of_ranks_that_are_ahead_is_seen(exported: Callable[..., Path]
 @pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
 def test_loads_of_experts_are_counted(exported: Callable[..., Path]) -> None:
     path = exported("qwen3_moe", "int8", "f32")
-    found = []
+    loads = []
     for ranks in (1, 2):
         with LLM(path, ranks=ranks, threads=1) as llm:
             llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=4, ignore_eos=True), progress=False)
-            found.append(llm.info()["experts"])
-    alone, two = found
+            loads.append(llm.info()["experts"])
+    alone, two = loads
     first, last = alone["rows"].values()
     assert sum(first) == 2 * (4 + 3) and sum(last) == 2 * 4  # two experts a token; the last layer has the sampled rows
     assert two["rows"] == alone["rows"] and sum(two["of_ranks"]) == sum(first) + sum(last)

@@ -29,6 +29,6 @@ def test_two_hundred_requests(tiny_model: Callable[..., PreTrainedModel], tmp_pa
         together = tight.generate(prompts, params)
         assert tight.engine.preemptions > 0
         assert all(pool.free_blocks == pool.total_blocks for pool in tight.engine.pools.values())
-    for result, expected, wanted in zip(together, alone, params, strict=True):
+    for result, expected, param in zip(together, alone, params, strict=True):
         assert list(result.token_ids) == list(expected)
-        assert len(result.token_ids) == wanted.max_tokens
+        assert len(result.token_ids) == param.max_tokens

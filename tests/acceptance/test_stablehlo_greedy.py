@@ -39,13 +39,13 @@ def test_tokens_are_the_cpu_target_s(
     with ew.LLM(path, target="cpu", trust="code") as cpu:
         ids = cpu.tokenizer.encode(PASSAGE * 2)
         prompts = [ids[7 * i : 7 * i + n] for i, n in enumerate(LENGTHS)]
-        wanted = [list(result.token_ids) for result in cpu.generate(prompts, params)]
+        greedy_tokens = [list(result.token_ids) for result in cpu.generate(prompts, params)]
         with ew.LLM(path, target="stablehlo", trust="code", max_requests=24) as modules:
             together = [list(result.token_ids) for result in modules.generate(prompts, params)]
             alone = [list(modules.generate(prompt, params)[0].token_ids) for prompt in prompts]
         ties = 0
-        for found in (together, alone):
-            for prompt, tokens, expected in zip(prompts, found, wanted, strict=True):
+        for results in (together, alone):
+            for prompt, tokens, expected in zip(prompts, results, greedy_tokens, strict=True):
                 if tokens == expected:
                     continue
                 place = next(i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b)

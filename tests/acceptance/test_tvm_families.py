@@ -50,7 +50,7 @@ def test_tokens_are_the_cpu_target_s(
     prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     with LLM(tmp_path / "tiny.bundle", target="cpu", threads=1, trust="code") as llm:
-        wanted = [list(result.token_ids) for result in llm.generate(prompts, params)]
+        expected = [list(result.token_ids) for result in llm.generate(prompts, params)]
     with LLM(tmp_path / "tiny.bundle", target="tvm", trust="code", threads=1) as llm:
         about = llm.info()["executor"]
         assert about["target"] == "tvm" and about.get("kernels") == kernels
@@ -61,6 +61,6 @@ def test_tokens_are_the_cpu_target_s(
         in_chunks = [list(result.token_ids) for result in llm.generate(prompts, params)]
         assert np.array_equal(llm.logits(prompts[-1]), logits)
     np.testing.assert_allclose(logits, expected_logits(model, prompts[-1]), atol=TOLERANCE)
-    assert alone == wanted
-    assert together == wanted
-    assert in_chunks == wanted
+    assert alone == expected
+    assert together == expected
+    assert in_chunks == expected

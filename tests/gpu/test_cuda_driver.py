@@ -19,9 +19,9 @@ from enginewright.plugins.gpu.specs import AttentionShape, write_spec
 @pytest.fixture
 def device() -> Iterator[Device]:
     cuda = load_cuda()
-    made = cuda.open(cuda.gpus[0])
-    yield made
-    made.close()
+    opened = cuda.open(cuda.gpus[0])
+    yield opened
+    opened.close()
 
 
 def test_the_gpu_is_the_one_that_torch_sees(device: Device, capability: int) -> None:
@@ -39,10 +39,10 @@ def test_memory(device: Device) -> None:
         device.upload(address + 4 * start, part)
         part[:] = 0
     device.zero(address + 400, 400)
-    found = np.empty_like(values)
-    device.download(found, address)
+    copied = np.empty_like(values)
+    device.download(copied, address)
     values[100:200] = 0
-    np.testing.assert_array_equal(found, values)
+    np.testing.assert_array_equal(copied, values)
     device.free(address)
 
 
@@ -81,10 +81,10 @@ def test_a_kernel_in_a_graph(device: Device, capability: int) -> None:
         else:
             graph.launch()
         for name in "kv":
-            found = np.empty((blocks * 32, 192), np.float16)
-            device.download(found, at[f"{name}_cache"])
-            wanted = np.zeros_like(found)
-            wanted[slots] = new[name]
-            np.testing.assert_array_equal(found, wanted)
+            products = np.empty((blocks * 32, 192), np.float16)
+            device.download(products, at[f"{name}_cache"])
+            expected = np.zeros_like(products)
+            expected[slots] = new[name]
+            np.testing.assert_array_equal(products, expected)
     assert graph is not None
     graph.close()

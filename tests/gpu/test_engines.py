@@ -46,29 +46,29 @@ def open_slots(path: Path, capability: int) -> Iterator[EngineSlots]:
     section = EngineSection(file=path.name, bytes=1, sha256="0" * 64, profiles=engines.PROFILES)
     loaded, choices = library.load_engine(path), choices_of([section])
     sizes = {"slots": 8, "capacity": engines.C, "vocab": tiny.V}
-    made = EngineSlots(library, device, [loaded], choices, engines.linear_io(), **sizes)
-    yield made
-    made.close()
+    engine_slots = EngineSlots(library, device, [loaded], choices, engines.linear_io(), **sizes)
+    yield engine_slots
+    engine_slots.close()
     device.close()
 
 
 def run_of(first: int, rows: list[list[int]], start: int) -> SlotRun:
     ids = np.array(rows)
     places = np.tile(np.arange(ids.shape[1]) + start, (len(rows), 1))
-    wanted = np.arange(ids.size)
-    return SlotRun(first, ids, places, wanted, wanted)
+    sampled = np.arange(ids.size)
+    return SlotRun(first, ids, places, sampled, sampled)
 
 
 def test_logits(slots: EngineSlots) -> None:
     rng = np.random.default_rng(1)
     texts = rng.integers(0, tiny.V, (6, 30)).tolist()
-    wanted = [tiny.reference(text) for text in texts]
+    expected = [tiny.reference(text) for text in texts]
     for slot, text in enumerate(texts):  # a prompt longer than a profile holds
-        found = slots.run(run_of(slot, [text[:20]], 0))
-        np.testing.assert_allclose(found, wanted[slot][:20], atol=TOLERANCE)
+        logits = slots.run(run_of(slot, [text[:20]], 0))
+        np.testing.assert_allclose(logits, expected[slot][:20], atol=TOLERANCE)
     for place in range(20, 30):
-        found = slots.run(run_of(0, [[text[place]] for text in texts], place))
-        np.testing.assert_allclose(found, [one[place] for one in wanted], atol=TOLERANCE)
+        logits = slots.run(run_of(0, [[text[place]] for text in texts], place))
+        np.testing.assert_allclose(logits, [one[place] for one in expected], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("form", ["whole", "segments"])
@@ -101,7 +101,7 @@ def test_an_exported_model(form: str, capability: int, tmp_path: Path) -> None:
             np.testing.assert_allclose(gpu.logits(prompt), cpu.logits(prompt), atol=0.02)  # of f16 in three layers
         alone = [gpu.generate(prompt, params)[0].token_ids for prompt in prompts]
         together = [result.token_ids for result in gpu.generate(prompts, params)]
-        wanted = [result.token_ids for result in cpu.generate(prompts, params)]
-    same = [sum(a == b for a, b in zip(x, y, strict=True)) for x, y in zip(together, wanted, strict=True)]
+        expected = [result.token_ids for result in cpu.generate(prompts, params)]
+    same = [sum(a == b for a, b in zip(x, y, strict=True)) for x, y in zip(together, expected, strict=True)]
     assert sum(same) >= 0.9 * 32 * len(prompts)  # a near tie may fall the other way
     assert [len(tokens) for tokens in alone] == [32] * len(prompts)

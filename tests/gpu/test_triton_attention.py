@@ -54,8 +54,8 @@ def test_a_graph_with_memory_that_is_given():
 
     def run() -> None:
         cases.launch.decode_work(lengths, blocks, 32, out=work)
-        given = {"out": out, "scratch": scratch, "work": work}
-        cases.launch.paged_attention(step.q, k, v, step.table, step.q_start, lengths, *step.rest, **given)
+        tensors = {"out": out, "scratch": scratch, "work": work}
+        cases.launch.paged_attention(step.q, k, v, step.table, step.q_start, lengths, *step.rest, **tensors)
 
     lengths.fill_(1)
     run()

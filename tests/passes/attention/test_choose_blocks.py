@@ -58,12 +58,12 @@ def test_chunks_change_nothing_and_the_choice_something() -> None:
     shape, (sequence,) = Shape(windows=(0, 0)), random_sequences((150,), 67)
     options = ContextOptions(best=32, first=0, last=0, whole_layers=0)
     whole, chunked = (PagedEvaluation(choosing(shape, options), seed=i) for i in (0, 1))
-    wanted = whole.run({"a": sequence})
+    expected = whole.run({"a": sequence})
     for part in (sequence[:70], sequence[70:71], sequence[71:149]):
         chunked.run({"a": part})
-    torch.testing.assert_close(chunked.run({"a": sequence[149:]})[-1], wanted[-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(chunked.run({"a": sequence[149:]})[-1], expected[-1], rtol=1e-4, atol=1e-4)
     plain = PagedEvaluation(choosing(shape, None)).run({"a": sequence})
-    assert (plain[-1] - wanted[-1]).abs().max() > 1e-2
+    assert (plain[-1] - expected[-1]).abs().max() > 1e-2
     everything = options.model_copy(update={"best": 4096})
     torch.testing.assert_close(PagedEvaluation(choosing(shape, everything)).run({"a": sequence}), plain)
 

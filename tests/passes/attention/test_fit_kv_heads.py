@@ -23,8 +23,8 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def score_error(q: torch.Tensor, k: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor) -> float:
     """Mean squared error of the scores of all pairs of tokens: q [T, G, g, D], k [T, G, D]."""
-    made = k.flatten(1) @ keys.T
-    now = torch.einsum("tgnd,ged,se->tgns", q, queries, made)
+    scores = k.flatten(1) @ keys.T
+    now = torch.einsum("tgnd,ged,se->tgns", q, queries, scores)
     return float((now - torch.einsum("tgnd,sgd->tgns", q, k)).square().mean())
 
 
@@ -32,11 +32,11 @@ def score_error(q: torch.Tensor, k: torch.Tensor, keys: torch.Tensor, queries: t
 @pytest.mark.parametrize(("pairs", "interleaved"), [(4, False), (4, True), (2, False), (0, False)])
 def test_keys_are_fitted_better_than_their_mean(heads: int, size: int, pairs: int, interleaved: bool) -> None:
     q, k = numbers(300, heads, 2, size), numbers(300, heads, size, seed=1) * torch.linspace(0.3, 2, size)
-    found = fit_keys(q, k, RopeLayout.from_sizes(size, pairs, interleaved))
+    fitted = fit_keys(q, k, RopeLayout.from_sizes(size, pairs, interleaved))
     same = torch.eye(size, dtype=torch.float64).expand(heads, -1, -1)
-    assert score_error(q, k, found.keys, found.queries) < score_error(q, k, mean_of_heads(heads, size), same)
-    made = (k.flatten(1) @ found.keys.T).square().mean()
-    assert 0.2 < float(made / k.square().mean()) < 5  # as large as keys are
+    assert score_error(q, k, fitted.keys, fitted.queries) < score_error(q, k, mean_of_heads(heads, size), same)
+    error = (k.flatten(1) @ fitted.keys.T).square().mean()
+    assert 0.2 < float(error / k.square().mean()) < 5  # as large as keys are
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -45,9 +45,9 @@ def test_a_rotation_changes_nothing_of_the_fit(interleaved: bool) -> None:
     ew, size = torch.ops.ew, 12
     q, k = numbers(40, 2, 1, size).float(), numbers(40, 2, size, seed=3).float()
     table = ew.rope_table(torch.arange(40), 10000.0 ** -torch.linspace(0, 1, 4), 1.0)  # 8 of 12 dimensions
-    found = fit_keys(q, k, RopeLayout.from_sizes(size, 4, interleaved))
-    mixed = (k.flatten(1) @ found.keys.float().T)[:, None]
-    turned = ew.rope(k, table, interleaved).flatten(1) @ found.keys.float().T
+    fitted = fit_keys(q, k, RopeLayout.from_sizes(size, 4, interleaved))
+    mixed = (k.flatten(1) @ fitted.keys.float().T)[:, None]
+    turned = ew.rope(k, table, interleaved).flatten(1) @ fitted.keys.float().T
     # Sums of 24 float32 products of numbers around 1.
     torch.testing.assert_close(ew.rope(mixed, table, interleaved)[:, 0], turned, rtol=1e-4, atol=1e-5)
 
@@ -77,8 +77,8 @@ def test_the_best_directions_beat_others_and_are_exact_where_they_suffice(heads:
 def test_output_is_fitted_where_there_is_something_to_fit(tokens: int, size: int) -> None:
     now, output = numbers(tokens, size), numbers(10, size, seed=1)
     first, true = torch.eye(size, dtype=torch.float64), numbers(size, size, seed=4)
-    found = fit_output(now @ true.T, now, first, output)
-    assert (found - true).norm() < 0.02 * true.norm()  # what a ridge of 1e-4 leaves
+    fitted = fit_output(now @ true.T, now, first, output)
+    assert (fitted - true).norm() < 0.02 * true.norm()  # what a ridge of 1e-4 leaves
     assert torch.equal(fit_output(now, now, first, output), first)  # nothing to do
     noise = numbers(tokens, size, seed=5)
     left = fit_output(now + noise, now, first, output)

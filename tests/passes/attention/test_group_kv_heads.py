@@ -71,8 +71,8 @@ def test_structure_and_numbers(family: str, sizes: dict[str, int], count: int, g
     # The fit has nothing to do with the tokens that it is judged by only as far as it is right: it must be far better.
     assert all(a < 0.8 * b for a, b in zip(errors(record), errors(plain), strict=True))
     for node in calibrated.nodes_of(ew.attention.default):
-        given = bound_arguments(node)
-        assert calibrated.shape(given["k"])[1] == calibrated.shape(given["v"])[1] == count
+        arguments = bound_arguments(node)
+        assert calibrated.shape(arguments["k"])[1] == calibrated.shape(arguments["v"])[1] == count
     after = op_counts(calibrated)
     assert after["ew.attention"] == before["ew.attention"] and after["ew.rope"] == before["ew.rope"]
     assert after["ew.linear"] == before["ew.linear"] + (0 if family in ("Llama", "Qwen2", "Qwen3", "Gemma2") else 4)

@@ -24,9 +24,9 @@ TOLERANCE = 1e-5
 
 
 def sites_of(program: Program) -> list[Site]:
-    found = [find_site(program, node) for node in program.nodes_of(ew.attention.default)]
-    assert all(isinstance(site, Site) for site in found)
-    return found  # type: ignore[return-value]
+    sites = [find_site(program, node) for node in program.nodes_of(ew.attention.default)]
+    assert all(isinstance(site, Site) for site in sites)
+    return sites  # type: ignore[return-value]
 
 
 def observe(program: Program, sites: Sequence[Site]) -> list[tuple[Seen, torch.Tensor]]:
@@ -34,20 +34,20 @@ def observe(program: Program, sites: Sequence[Site]) -> list[tuple[Seen, torch.T
     fast = FastEvaluation(program, WeightCache(0))
     observer = HeadObserver(program, sites, fast)
     attentions = {site.attention: site for site in sites}
-    found: list[tuple[Seen, torch.Tensor]] = []
+    results: list[tuple[Seen, torch.Tensor]] = []
 
     def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         observer.before(node, args)
-        kept = observer.seen(attentions[node], args, kwargs) if node in attentions else None
+        seen = observer.seen(attentions[node], args, kwargs) if node in attentions else None
         value = fast.compute(node, args, kwargs)
-        if kept is not None:
-            found.append((kept, value))
+        if seen is not None:
+            results.append((seen, value))
         observer.after(node, value)
         return value
 
     sequences = [torch.arange(3, 20), torch.arange(40, 45)]
     program.evaluate(packed_inputs(program, sequences), compute=compute)
-    return found
+    return results
 
 
 CASES: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
@@ -63,36 +63,36 @@ CASES: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
 def test_attention_again(family: str, overrides: dict[str, Any], rotated: tuple[int, int]) -> None:
     program, _ = normalized(family, **overrides)
     sites = sites_of(program)
-    found = observe(program, sites)
-    assert len(found) == 2
-    for site, (kept, wanted) in zip(sites, found, strict=True):
-        heads, size = kept.q.shape[1], rotated[0]
-        assert kept.q.shape == (22, len(site.q.rows), size) and kept.k.shape == (22, len(site.k.rows), size)
-        assert kept.normed == (family == "Qwen3")
-        assert kept.layout == layout_of(program, site) == RopeLayout.from_sizes(size, rotated[1] // 2, False)
-        again = kept.attend(kept.after_q(kept.q), kept.after_k(kept.k), kept.v, torch.arange(heads))
-        torch.testing.assert_close(again, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+    results = observe(program, sites)
+    assert len(results) == 2
+    for site, (seen, expected) in zip(sites, results, strict=True):
+        heads, size = seen.q.shape[1], rotated[0]
+        assert seen.q.shape == (22, len(site.q.rows), size) and seen.k.shape == (22, len(site.k.rows), size)
+        assert seen.normed == (family == "Qwen3")
+        assert seen.layout == layout_of(program, site) == RopeLayout.from_sizes(size, rotated[1] // 2, False)
+        again = seen.attend(seen.after_q(seen.q), seen.after_k(seen.k), seen.v, torch.arange(heads))
+        torch.testing.assert_close(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
         # The last group alone: keys and queries of other heads have no part in it.
-        each = heads // kept.k.shape[1]
+        each = heads // seen.k.shape[1]
         mine = torch.arange(heads - each, heads)
-        one = kept.attend(kept.after_q(kept.q[:, mine]), kept.after_k(kept.k[:, -1:]), kept.v[:, -1:], mine)
-        torch.testing.assert_close(one, wanted[:, mine], rtol=TOLERANCE, atol=TOLERANCE)
+        one = seen.attend(seen.after_q(seen.q[:, mine]), seen.after_k(seen.k[:, -1:]), seen.v[:, -1:], mine)
+        torch.testing.assert_close(one, expected[:, mine], rtol=TOLERANCE, atol=TOLERANCE)
         weight = program.weight_of(site.output.args[1])
-        assert weight is not None and torch.equal(kept.output, weight.evaluate())
+        assert weight is not None and torch.equal(seen.output, weight.evaluate())
 
 
 def test_numbers_of_each_query_head_go_with_their_heads() -> None:
     """Sinks are a head's own: of some heads, some sinks."""
     program, _ = normalized("GptOss", num_local_experts=2, num_experts_per_tok=1, head_dim=16)
     sites = sites_of(program)
-    for kept, wanted in observe(program, sites):
+    for seen, expected in observe(program, sites):
         for mine in (torch.tensor([0, 1]), torch.tensor([2, 3])):
             one = int(mine[0]) // 2
-            k, v = kept.after_k(kept.k[:, one : one + 1]), kept.v[:, one : one + 1]
-            part = kept.attend(kept.after_q(kept.q[:, mine]), k, v, mine)
-            torch.testing.assert_close(part, wanted[:, mine], rtol=TOLERANCE, atol=TOLERANCE)
-            other = kept.attend(kept.after_q(kept.q[:, mine]), k, v, 3 - mine)
-            assert (other - wanted[:, mine]).abs().max() > 100 * TOLERANCE
+            k, v = seen.after_k(seen.k[:, one : one + 1]), seen.v[:, one : one + 1]
+            part = seen.attend(seen.after_q(seen.q[:, mine]), k, v, mine)
+            torch.testing.assert_close(part, expected[:, mine], rtol=TOLERANCE, atol=TOLERANCE)
+            other = seen.attend(seen.after_q(seen.q[:, mine]), k, v, 3 - mine)
+            assert (other - expected[:, mine]).abs().max() > 100 * TOLERANCE
 
 
 def test_what_is_seen_is_given_away() -> None:

@@ -47,40 +47,43 @@ def test_neighbours_and_their_mean() -> None:
 
 @pytest.mark.parametrize(("queries", "heads", "size"), SIZES)
 def test_a_fit_is_nearer_than_the_mean(queries: int, heads: int, size: int) -> None:
-    given = seen(queries, heads, size)
-    fitted = regroup(given, heads // 2, KvOptions(kv_heads=1, method="calibrated", grouping="neighbours"))
-    mean = regroup(given, heads // 2, KvOptions(kv_heads=1, method="mean", grouping="neighbours"))
+    attention = seen(queries, heads, size)
+    fitted = regroup(attention, heads // 2, KvOptions(kv_heads=1, method="calibrated", grouping="neighbours"))
+    mean = regroup(attention, heads // 2, KvOptions(kv_heads=1, method="mean", grouping="neighbours"))
     assert fitted.mixes.groups == mean.mixes.groups == neighbours(heads, heads // 2)
     assert 0 < fitted.error < 0.8 * mean.error
     assert fitted.mixes.queries is not None and fitted.mixes.queries.shape == (queries, size, size)
     assert mean.mixes.queries is None and mean.mixes.output is None and mean.mixes.note == ""
     for one in (fitted, mean):
-        assert one.context.shape == given.q.shape and one.output.shape == given.output.shape
-        made, wanted = one.context.flatten(1) @ one.output.T, attend(given.q, given.k, given.v, torch.arange(queries))
-        wanted = wanted.flatten(1) @ given.output.T
-        assert one.error == pytest.approx(float((made - wanted).square().sum() / wanted.square().sum()), rel=1e-3)
+        assert one.context.shape == attention.q.shape and one.output.shape == attention.output.shape
+        scores, expected = (
+            one.context.flatten(1) @ one.output.T,
+            attend(attention.q, attention.k, attention.v, torch.arange(queries)),
+        )
+        expected = expected.flatten(1) @ attention.output.T
+        assert one.error == pytest.approx(float((scores - expected).square().sum() / expected.square().sum()), rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["mean", "calibrated"])
 @pytest.mark.parametrize(("queries", "heads", "size"), SIZES)
 def test_heads_that_are_one_over_again_cost_nothing(method: str, queries: int, heads: int, size: int) -> None:
-    given = seen(queries, heads, size, tuple(i % 2 for i in range(heads)))  # every second head is the same
-    found = regroup(given, 2, KvOptions(kv_heads=1, method=method, grouping="similar"))  # type: ignore[arg-type]
-    assert sorted(map(sorted, found.mixes.groups)) == [list(range(0, heads, 2)), list(range(1, heads, 2))]
-    assert found.mixes.reordered
-    assert found.error < 1e-8  # float32 products in another order; a damping of the fit
-    apart = regroup(given, 2, KvOptions(kv_heads=1, method="mean", grouping="neighbours"))
+    attention = seen(queries, heads, size, tuple(i % 2 for i in range(heads)))  # every second head is the same
+    regrouped = regroup(attention, 2, KvOptions(kv_heads=1, method=method, grouping="similar"))  # type: ignore[arg-type]
+    assert sorted(map(sorted, regrouped.mixes.groups)) == [list(range(0, heads, 2)), list(range(1, heads, 2))]
+    assert regrouped.mixes.reordered
+    assert regrouped.error < 1e-8  # float32 products in another order; a damping of the fit
+    apart = regroup(attention, 2, KvOptions(kv_heads=1, method="mean", grouping="neighbours"))
     assert apart.error > 0.01
 
 
 def test_keys_that_differ_by_a_rotation_are_fitted_and_not_averaged() -> None:
     """One head's keys are the other's turned by a right angle in every pair: their mean is neither."""
-    given = seen(4, 2, 8, (0, 0))
-    turned = given.k.clone()
-    turned[:, 1] = torch.cat((-given.k[:, 1, 4:], given.k[:, 1, :4]), -1)
-    given = replace(given, k=turned)
+    attention = seen(4, 2, 8, (0, 0))
+    turned = attention.k.clone()
+    turned[:, 1] = torch.cat((-attention.k[:, 1, 4:], attention.k[:, 1, :4]), -1)
+    attention = replace(attention, k=turned)
     fitted, mean = (
-        regroup(given, 1, KvOptions(kv_heads=1, method=method, grouping="neighbours"))  # type: ignore[arg-type]
+        regroup(attention, 1, KvOptions(kv_heads=1, method=method, grouping="neighbours"))  # type: ignore[arg-type]
         for method in ("calibrated", "mean")
     )
     assert fitted.error < 1e-8 < 0.01 < mean.error
@@ -90,7 +93,7 @@ def test_behind_a_norm_keys_are_not_mixed_by_numbers_that_queries_undo() -> None
     def norm(x: torch.Tensor) -> torch.Tensor:
         return x * x.square().mean(-1, keepdim=True).rsqrt()
 
-    given = replace(seen(8, 4, 8), normed=True, after_q=norm, after_k=norm)
-    found = regroup(given, 2, KvOptions(kv_heads=1, method="calibrated", grouping="neighbours"))
-    assert found.mixes.queries is None and "a norm stands behind the keys" in found.mixes.note
-    assert "head" in found.mixes.note and 0 < found.error < 1
+    attention = replace(seen(8, 4, 8), normed=True, after_q=norm, after_k=norm)
+    regrouped = regroup(attention, 2, KvOptions(kv_heads=1, method="calibrated", grouping="neighbours"))
+    assert regrouped.mixes.queries is None and "a norm stands behind the keys" in regrouped.mixes.note
+    assert "head" in regrouped.mixes.note and 0 < regrouped.error < 1

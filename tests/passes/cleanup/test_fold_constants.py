@@ -100,12 +100,12 @@ def test_rows_of_a_stack_that_alternate(size: tuple[int, int]) -> None:
     rewrite(program, FoldConstants())
     members = [program.weight_of(n.args[1]) for n in program.nodes_of(ew.linear.default)]
     assert all(isinstance(e, Apply) for e in members)  # one expert of the stack, which is the first argument
-    found, *_ = {e.args[0] for e in members[:3] if isinstance(e, Apply)}
-    assert isinstance(found, Concat)
+    member, *_ = {e.args[0] for e in members[:3] if isinstance(e, Apply)}
+    assert isinstance(member, Concat)
     rows = range(2 * size[1])
-    assert found == Concat((Chosen(stored, 1, tuple(rows[0::2])), Chosen(stored, 1, tuple(rows[1::2]))), 1)
-    wanted = torch.cat([experts.stack[..., 0::2], experts.stack[..., 1::2]], 2).transpose(1, 2)
-    assert torch.equal(found.evaluate(), wanted)
+    assert member == Concat((Chosen(stored, 1, tuple(rows[0::2])), Chosen(stored, 1, tuple(rows[1::2]))), 1)
+    expected = torch.cat([experts.stack[..., 0::2], experts.stack[..., 1::2]], 2).transpose(1, 2)
+    assert torch.equal(member.evaluate(), expected)
 
 
 def test_what_reads_an_input_stays(weights: Weights) -> None:
@@ -136,10 +136,10 @@ def test_frequencies_made_of_a_range_are_a_weight(size: int) -> None:
     program = program_from(call)
     rewrite(program, FoldConstants())
     assert op_counts(program) == {"ew.rope_table": 1}
-    found = program.weight_of(program.nodes_of(ew.rope_table.default)[0].args[1])
-    assert found is not None
-    assert found.parts() == (Part("computed:arange", 0, size // 2),)
-    torch.testing.assert_close(found.evaluate(), 1e4 ** (-torch.arange(0, size, 2) / size), rtol=1e-6, atol=0)
+    weight = program.weight_of(program.nodes_of(ew.rope_table.default)[0].args[1])
+    assert weight is not None
+    assert weight.parts() == (Part("computed:arange", 0, size // 2),)
+    torch.testing.assert_close(weight.evaluate(), 1e4 ** (-torch.arange(0, size, 2) / size), rtol=1e-6, atol=0)
 
 
 def test_a_range_over_tokens_stays() -> None:

@@ -69,8 +69,8 @@ def test_has_the_same_numbers(activation, biased):
         inputs["rows"] = torch.arange(tokens, dtype=torch.int32)
         # The same ops in the same order, but for the clamps and products of one element each.
         torch.testing.assert_close(lowered.evaluate(inputs)[0], captured.evaluate(inputs)[0], rtol=1e-6, atol=1e-6)
-    made = lowered.nodes_of(ew.grouped_linear.default)[0]
-    assert made.meta[WHERE] == captured.nodes_of(ew.moe.default)[0].meta[WHERE]
+    grouped = lowered.nodes_of(ew.grouped_linear.default)[0]
+    assert grouped.meta[WHERE] == captured.nodes_of(ew.moe.default)[0].meta[WHERE]
 
 
 @pytest.mark.parametrize(("experts", "choices"), [(1, 1), (40, 1), (3, 3)])

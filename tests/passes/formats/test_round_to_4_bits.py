@@ -75,8 +75,8 @@ def test_what_lies_on_a_grid_is_found_again(size: int) -> None:
     values = torch.from_numpy(rng.integers(0, 16, (40, size)).astype(np.int8))
     values[:, 0], values[:, 1] = 0, 15  # both ends, as whoever made the grid left them
     scales, offsets = torch.rand(40).half() + 0.5, torch.randn(40).half()
-    found = round_with_offsets(values * scales.float()[:, None] + offsets.float()[:, None])
-    for got, want in zip(found, (values, scales, offsets), strict=True):
+    codes = round_with_offsets(values * scales.float()[:, None] + offsets.float()[:, None])
+    for got, want in zip(codes, (values, scales, offsets), strict=True):
         assert torch.equal(got, want)
 
 

@@ -27,19 +27,19 @@ def test_codes_are_the_nearest_and_numpy_reads_what_torch_means(rows: int, size:
     torch.manual_seed(size)
     weight = torch.randn(rows, size) * torch.logspace(-2, 1, rows)[:, None]
     weight[0, :64] = 0
-    found = ROUNDINGS["nf4"].round(weight, 64, False)
-    assert found.offsets is None and (found.saturated, found.vanished) == (0, 0)
+    codes = ROUNDINGS["nf4"].round(weight, 64, False)
+    assert codes.offsets is None and (codes.saturated, codes.vanished) == (0, 0)
     numbers = np.float32(NF4)
     for n in range(rows):
         for k in range(size):
             first = k // 64 * 64
             scale = weight[n, first : first + 64].abs().max().half().float().item()
-            assert found.scales[n, k // 64] == scale
+            assert codes.scales[n, k // 64] == scale
             nearest = np.abs(numbers * np.float32(scale) - weight[n, k].item()).min()
-            off = abs(numbers[found.values[n, k]] * np.float32(scale) - weight[n, k].item())
+            off = abs(numbers[codes.values[n, k]] * np.float32(scale) - weight[n, k].item())
             assert off == pytest.approx(nearest, rel=1e-5, abs=1e-7)
-    stands_for = decode(Codes(found.values, found.scales), CodeFormat(4, 64, kind="nf4"))
-    blocks = pack_blocks(found.values.numpy(), found.scales.numpy(), "nf4")
+    stands_for = decode(Codes(codes.values, codes.scales), CodeFormat(4, 64, kind="nf4"))
+    blocks = pack_blocks(codes.values.numpy(), codes.scales.numpy(), "nf4")
     assert blocks.shape == (rows, -(-size // 64), 34)
     np.testing.assert_array_equal(unpack_blocks(blocks, (rows, size), "nf4"), stands_for.numpy())
 

@@ -99,18 +99,18 @@ def test_activation_kind(target, given, size):
 
 def test_a_softplus_of_a_high_threshold_is_a_logarithm_everywhere():
     x = torch.linspace(-30, 30, 1001)
-    found = []
+    matched = []
     for beta, threshold in ((1, 20), (1, 17), (1, 16), (2, 20), (1, 3)):
         a = bound_arguments(call(aten.softplus.default, beta, threshold))
-        found.append(is_log_of_one_more_exp(a))
+        matched.append(is_log_of_one_more_exp(a))
         exact = torch.log1p(torch.exp(x.double())).float()
-        if found[-1]:  # float32's last place, twice: torch's own function and its result are rounded
+        if matched[-1]:  # float32's last place, twice: torch's own function and its result are rounded
             torch.testing.assert_close(aten.softplus.default(x, beta, threshold), exact, rtol=2.4e-7, atol=0)
-    assert found == [True, True, False, False, False]
+    assert matched == [True, True, False, False, False]
 
 
 def test_arguments_of_a_captured_call():
     program = program_from(lambda m, i: i["ids"].float()[:, None].transpose(-2, -1).sum(-1, keepdim=True), nn.Module())
-    given = {n.target: bound_arguments(n) for n in program.graph.nodes if n.op == "call_function"}
-    assert dimension_order(given[aten.transpose.int], 2) == [1, 0]
-    assert dims_of(given[aten.sum.dim_IntList], 2) == [1]
+    arguments = {n.target: bound_arguments(n) for n in program.graph.nodes if n.op == "call_function"}
+    assert dimension_order(arguments[aten.transpose.int], 2) == [1, 0]
+    assert dims_of(arguments[aten.sum.dim_IntList], 2) == [1]

@@ -57,10 +57,10 @@ def test_every_call_gives_what_its_reference_gives(
     fast, seen = FastEvaluation(program, WeightCache(limit)), set()
 
     def both(node: Node, args: Any, kwargs: Any) -> Any:
-        expected, found = node.target(*args, **kwargs), fast.compute(node, args, kwargs)  # type: ignore[operator]
+        expected, result = node.target(*args, **kwargs), fast.compute(node, args, kwargs)  # type: ignore[operator]
         if isinstance(expected, torch.Tensor) and expected.is_floating_point():
             tolerance = 8 * EPSILON * (2 * hidden) ** 0.5 * float(expected.abs().max())
-            torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+            torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
             seen.add(node.target)
         return expected
 
@@ -92,8 +92,8 @@ def test_a_program_with_experts_captured_and_lowered(wanted: WeightFormat) -> No
     torch.testing.assert_close(FastEvaluation(program).evaluate(inputs)[0], program.evaluate(inputs)[0])
     PassManager(default_pipeline(), PassContext(formats=WeightFormats(default=wanted))).run(program)
     inputs = packed_inputs(program, sequences(20, 9))
-    found, expected = FastEvaluation(program).evaluate(inputs)[0], program.evaluate(inputs)[0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+    result, expected = FastEvaluation(program).evaluate(inputs)[0], program.evaluate(inputs)[0]
+    torch.testing.assert_close(result, expected, rtol=0, atol=5e-3)
     experts = program.nodes_of(ew.quantized_grouped_linear.default)
     assert bool(experts) == (wanted.storage == "int8")
 
@@ -176,11 +176,11 @@ def test_what_else_reads_integers_or_scales_has_them() -> None:
     with program.inserting_before(embedding):
         doubled = program.call(torch.ops.aten.mul.Tensor, scales, 2, where=("test",))
         both = program.call(torch.ops.aten.cat.default, [scales, doubled], where=("test",))
-    fast, found = FastEvaluation(program), dict[Node, torch.Tensor]()
+    fast, results = FastEvaluation(program), dict[Node, torch.Tensor]()
     assert fast.read(str(table.target)).is_meta
-    fast.evaluate(packed_inputs(program, sequences(5)), lambda node, value: found.update({node: value}))
+    fast.evaluate(packed_inputs(program, sequences(5)), lambda node, value: results.update({node: value}))
     expected = program.weights[str(scales.target)].evaluate()
-    assert torch.equal(found[both], torch.cat((expected, expected * 2)))
+    assert torch.equal(results[both], torch.cat((expected, expected * 2)))
 
 
 @pytest.mark.parametrize("hidden", [64, 96])
@@ -207,7 +207,7 @@ def test_weights_that_a_pass_puts_together_are_not_read_again(hidden: int, monke
     assert not weights
     assert any(isinstance(program.weights[name], Concat) for name in program.weights)
     cache.forget_all_but(program)
-    kept = {key[0] for key in cache._values}
-    assert kept == {program.weights[name] for name in program.weights}
-    for expr in kept:
+    names = {key[0] for key in cache._values}
+    assert names == {program.weights[name] for name in program.weights}
+    for expr in names:
         assert cache._values[expr,].numpy().tobytes() == expr.evaluate().contiguous().numpy().tobytes()

@@ -74,8 +74,8 @@ def test_sums_and_products_match_in_either_order_and_differences_do_not() -> Non
 def test_every_way_to_match_is_tried() -> None:
     """Which of two equal factors is x is only settled by what comes later."""
     pattern = Call(aten.mul.Tensor, Call(aten.tanh.default, Bind("x")), Call(aten.tanh.default, Bind("y")))
-    found = _matches(pattern, lambda m, x: torch.tanh(x) * torch.tanh(x * 2))
-    assert [m.node("x").target for m in found] == [ew.embedding.default, aten.mul.Tensor]
+    matches = _matches(pattern, lambda m, x: torch.tanh(x) * torch.tanh(x * 2))
+    assert [m.node("x").target for m in matches] == [ew.embedding.default, aten.mul.Tensor]
 
 
 def test_defaults_and_names_of_arguments_do_not_matter() -> None:
@@ -109,9 +109,9 @@ def test_either_and_several_targets() -> None:
 def test_bound_arguments() -> None:
     program = _program(lambda m, x: aten.layer_norm.default(x, [4], eps=1e-3))
     (norm,) = program.nodes_of(aten.layer_norm.default)
-    given = bound_arguments(norm)
-    assert list(given) == ["input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"]
-    assert (given["weight"], given["eps"]) == (None, 1e-3)
+    arguments = bound_arguments(norm)
+    assert list(arguments) == ["input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"]
+    assert (arguments["weight"], arguments["eps"]) == (None, 1e-3)
 
 
 class DoubleNegation(Rule):

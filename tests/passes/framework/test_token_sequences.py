@@ -47,10 +47,12 @@ def test_spread(many: int, count: int, taken: list[int]) -> None:
     [(6, 64, 16, [16] * 4), (2, 64, 16, [32, 32]), (6, 10, 16, [10]), (1, 500, 16, [100]), (6, 64, 40, [64])],
 )
 def test_beginnings(sequences: int, most: int, length: int, sizes: list[int]) -> None:
-    given = [torch.arange(100) + 1000 * i for i in range(sequences)]
-    found = beginnings(given, most, length)
-    assert [len(f) for f in found] == sizes
-    assert all(torch.equal(f, whole[: len(f)]) for f, whole in zip(found, spread(given, len(found)), strict=True))
+    sequences_of = [torch.arange(100) + 1000 * i for i in range(sequences)]
+    tokens = beginnings(sequences_of, most, length)
+    assert [len(f) for f in tokens] == sizes
+    assert all(
+        torch.equal(f, whole[: len(f)]) for f, whole in zip(tokens, spread(sequences_of, len(tokens)), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("rows", "vocabulary", "together"), [(3, 7, 1 << 22), (11, 50, 100)])

@@ -40,10 +40,10 @@ def test_size_arguments() -> None:
 )
 def test_slice_bounds(sliced, bounds: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
     program = program_from(lambda m, i: sliced(ew.embedding(i["ids"], m.table)), Table())
-    found = slice_bounds(program, program.logits)
-    assert found is not None
-    assert found[0].target is ew.embedding.default
-    assert found[1:] == bounds
+    result = slice_bounds(program, program.logits)
+    assert result is not None
+    assert result[0].target is ew.embedding.default
+    assert result[1:] == bounds
 
 
 def test_what_has_no_bounds() -> None:

@@ -26,5 +26,5 @@ def test_the_first_pattern_that_matches(path: str, expected: str | None) -> None
             FormatOverride(layers="model.layers.1?.*", format=BF16),
         )
     )
-    found = formats.override_of(path)
-    assert (found.layers if found else None) == expected
+    override = formats.override_of(path)
+    assert (override.layers if override else None) == expected

@@ -56,9 +56,9 @@ def fuse(before: Program, *passes: Pass) -> tuple[Program, PassRecord]:
     assert set(fused.weights) == set(plain.weights)
     exprs = lowerings[0].weights
     weights = {u.name: _aligned(stored(exprs[u.name].evaluate(), u.layout, u.dtype)) for u in plain.weights}
-    given = packed_inputs(before, _sequences((13, 1, 4)))
+    packed = packed_inputs(before, _sequences((13, 1, 4)))
     for isa in isas():
-        one, two = _logits(plain, weights, given, isa, 1), _logits(fused, weights, given, isa, 2)
+        one, two = _logits(plain, weights, packed, isa, 1), _logits(fused, weights, packed, isa, 2)
         assert np.array_equal(one, two), isa
     return after, record
 

@@ -32,21 +32,21 @@ def program(kind: str, width: int, bias: bool = True) -> Program:
 @pytest.mark.parametrize(("width", "bias"), [(8, True), (12, False)])
 @pytest.mark.parametrize("activation", ["", "relu"])
 def test_a_linear_with_a_residual_is_the_same_sum(width: int, bias: bool, activation: str) -> None:
-    made = program("plain", width, bias)
+    changed = program("plain", width, bias)
     inputs = whole_inputs([[3, 5, 7], [2]], rows=range(4))
-    (linear,) = made.nodes_of(ew.linear.default)
-    assert why_no_epilogue(made, linear) is None
-    (add,) = made.nodes_of(torch.ops.aten.add.Tensor)
+    (linear,) = changed.nodes_of(ew.linear.default)
+    assert why_no_epilogue(changed, linear) is None
+    (add,) = changed.nodes_of(torch.ops.aten.add.Tensor)
     other = next(n for n in add.all_input_nodes if n is not linear)
-    plain = evaluate(made, inputs)
-    with made.inserting_before(add):
+    plain = evaluate(changed, inputs)
+    with changed.inserting_before(add):
         changes = {"activation": activation, "residual": other}
-        fused = with_epilogue(made, linear, linear.meta["where"], **changes)
+        fused = with_epilogue(changed, linear, linear.meta["where"], **changes)
     # An argument that says nothing isn't written down, so that equal calls look alike.
     assert set(fused.kwargs) == ({"residual", "activation"} if activation else {"residual"})
     assert bound_arguments(fused)["bias"] is bound_arguments(linear)["bias"]
     add.replace_all_uses_with(fused)
-    got = evaluate(made, inputs)
+    got = evaluate(changed, inputs)
     if not activation:
         assert torch.equal(got, plain)  # the same sums in the same order
     else:
@@ -57,6 +57,6 @@ def test_a_linear_with_a_residual_is_the_same_sum(width: int, bias: bool, activa
     ("kind", "reason"), [("twice", "the linear's result is used elsewhere"), ("residual", "adds a residual already")]
 )
 def test_what_can_not_be_stored_otherwise(kind: str, reason: str) -> None:
-    made = program(kind, 8)
-    (linear,) = made.nodes_of(ew.linear.default)
-    assert reason in (why_no_epilogue(made, linear) or "")
+    changed = program(kind, 8)
+    (linear,) = changed.nodes_of(ew.linear.default)
+    assert reason in (why_no_epilogue(changed, linear) or "")

@@ -27,20 +27,20 @@ def base(rows: int, size: int) -> Source:
 @pytest.mark.parametrize(("rows", "size"), [(4, 32), (33, 96)])
 @pytest.mark.parametrize("offsets", [False, True])
 def test_files_and_memory_give_the_same(rows: int, size: int, offsets: bool, tmp_path: Path) -> None:
-    given, code_format = codes(rows, size, offsets), CodeFormat(4, 32, offsets)
-    kept = ChosenCodes.of(base(rows, size), code_format, given)
-    stored = ChosenCodes.of(base(rows, size), code_format, given, tmp_path / "0.codes")
-    assert kept == stored
-    assert hash(kept) == hash(stored)
-    assert kept.describe() == stored.describe()
-    for expr in (kept, stored):
+    codes_of, code_format = codes(rows, size, offsets), CodeFormat(4, 32, offsets)
+    chosen = ChosenCodes.of(base(rows, size), code_format, codes_of)
+    stored = ChosenCodes.of(base(rows, size), code_format, codes_of, tmp_path / "0.codes")
+    assert chosen == stored
+    assert hash(chosen) == hash(stored)
+    assert chosen.describe() == stored.describe()
+    for expr in (chosen, stored):
         assert expr.shape == (rows, size)
-        assert torch.equal(expr.evaluate(), decode(given, code_format))
+        assert torch.equal(expr.evaluate(), decode(codes_of, code_format))
         values, scales, shifts = quantized(Concat((Slice(expr, 0, 1, rows), expr)), code_format)
-        assert torch.equal(values.evaluate(), torch.cat([given.values[1:], given.values]))
-        assert torch.equal(scales.evaluate(), torch.cat([given.scales[1:], given.scales]))
+        assert torch.equal(values.evaluate(), torch.cat([codes_of.values[1:], codes_of.values]))
+        assert torch.equal(scales.evaluate(), torch.cat([codes_of.scales[1:], codes_of.scales]))
         assert (shifts is not None) == offsets
-    assert kept.parts() == base(rows, size).parts()
+    assert chosen.parts() == base(rows, size).parts()
 
 
 def test_other_bits_are_another_weight() -> None:

@@ -38,14 +38,14 @@ def test_parts_of_what_is_put_together_turned_and_cut() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 6), (9, 8)])
 def test_mixed_columns(shape: tuple[int, int], tmp_path: Path) -> None:
-    base, kept = source("w", *shape), (0, 2, 3)
-    removed = [i for i in range(shape[1]) if i not in kept]
+    base, columns = source("w", *shape), (0, 2, 3)
+    removed = [i for i in range(shape[1]) if i not in columns]
     values = torch.randn(len(removed), 3, generator=torch.Generator().manual_seed(1))
     inside, stored = Mix.of(values), Mix.of(values, tmp_path / "mix")
-    assert inside == stored and MixedColumns(base, kept, inside) == MixedColumns(base, kept, stored)
-    expected = base.evaluate()[:, list(kept)] + base.evaluate()[:, removed] @ values
+    assert inside == stored and MixedColumns(base, columns, inside) == MixedColumns(base, columns, stored)
+    expected = base.evaluate()[:, list(columns)] + base.evaluate()[:, removed] @ values
     for mix in (inside, stored):
-        expr = MixedColumns(base, kept, mix)
+        expr = MixedColumns(base, columns, mix)
         torch.testing.assert_close(expr.evaluate(), expected)
         assert expr.shape == (shape[0], 3) and expr.dtype == torch.float32
         assert expr.parts(0) == (Part("w", 0, shape[0]),)

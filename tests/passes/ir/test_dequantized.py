@@ -23,16 +23,16 @@ def test_each_value_is_its_definition(shape: tuple[int, ...], group: int, offset
     groups = -(-shape[-1] // size)
     scales = torch.rand((*shape[:-1], groups), generator=generator).half()
     added = torch.randn((*shape[:-1], groups), generator=generator).half()
-    kept = values.clone()
+    before = values.clone()
     expr = Dequantized(
         source(values, "v"), source(scales, "s"), source(added, "o") if offsets else None, group_size=group
     )
-    found = expr.evaluate()
-    assert (expr.shape, expr.dtype) == (shape, torch.float32) == (tuple(found.shape), found.dtype)
-    rows = [t.reshape(-1, t.shape[-1]) for t in (found, values.float(), scales.float(), added.float())]
+    evaluated = expr.evaluate()
+    assert (expr.shape, expr.dtype) == (shape, torch.float32) == (tuple(evaluated.shape), evaluated.dtype)
+    rows = [t.reshape(-1, t.shape[-1]) for t in (evaluated, values.float(), scales.float(), added.float())]
     for n, row in enumerate(rows[0]):
         for k, value in enumerate(row):
-            wanted = rows[1][n, k] * rows[2][n, k // size]
-            assert value == (wanted + rows[3][n, k // size] if offsets else wanted)  # the same two roundings
-    assert torch.equal(values.float(), kept.float())
+            expected = rows[1][n, k] * rows[2][n, k // size]
+            assert value == (expected + rows[3][n, k // size] if offsets else expected)  # the same two roundings
+    assert torch.equal(values.float(), before.float())
     assert expr.parts() == expr.values.parts()

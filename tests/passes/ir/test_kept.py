@@ -17,9 +17,9 @@ def test_what_is_kept_comes_back(in_a_file: bool, tmp_path: Path) -> None:
     file = tmp_path / "kept" if in_a_file else None
     digest, read = keep(tensors, file)
     for _ in range(2):
-        for given, found in zip(tensors, read(), strict=True):
-            assert found.dtype == given.dtype
-            assert found.numpy().tobytes() == given.contiguous().numpy().tobytes()
+        for tensor, read_back in zip(tensors, read(), strict=True):
+            assert read_back.dtype == tensor.dtype
+            assert read_back.numpy().tobytes() == tensor.contiguous().numpy().tobytes()
     assert keep(tensors, None)[0] == digest
     assert keep([tensors[0].abs(), tensors[1]], None)[0] != digest  # -0.0 is other bits than 0.0
     if file is not None:

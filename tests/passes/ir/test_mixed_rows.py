@@ -59,10 +59,10 @@ def test_heads_that_only_mix_within_themselves_have_plain_parts() -> None:
 
 def test_a_file_keeps_the_same_numbers(tmp_path: Path) -> None:
     matrices, base = torch.randn(1, 2, 3), source("w", 4, 2)
-    kept, filed = Mix.of([[0, 1, 3]], matrices), Mix.of([[0, 1, 3]], matrices, tmp_path / "mix")
-    assert kept == filed and hash(kept) == hash(filed)
-    assert torch.equal(MixedRows(base, kept).evaluate(), MixedRows(base, filed).evaluate())
-    assert Mix.of([[0, 1, 3]], matrices + 1) != kept
+    in_memory, filed = Mix.of([[0, 1, 3]], matrices), Mix.of([[0, 1, 3]], matrices, tmp_path / "mix")
+    assert in_memory == filed and hash(in_memory) == hash(filed)
+    assert torch.equal(MixedRows(base, in_memory).evaluate(), MixedRows(base, filed).evaluate())
+    assert Mix.of([[0, 1, 3]], matrices + 1) != in_memory
     with pytest.raises(CapacityError, match="can't be written"):
         Mix.of([[0, 1, 3]], matrices, tmp_path / "nowhere" / "mix")
 

@@ -84,8 +84,8 @@ def test_floats_of_8_bits_are_their_definition(
     assert (tuple(scales.shape), scales.dtype) == (scales_of.shape, scales_of.dtype)
     width = group or shape[-1]
     # The 8-bit floats of another implementation, which rounds to the nearest, ties to even.
-    found = values.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
-    for row, v, s in zip(*(a.reshape(-1, a.shape[-1]) for a in (weight.numpy(), found, scales.numpy())), strict=True):
+    floats = values.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    for row, v, s in zip(*(a.reshape(-1, a.shape[-1]) for a in (weight.numpy(), floats, scales.numpy())), strict=True):
         for g, start in enumerate(range(0, shape[-1], width)):
             part = row[start : start + width]
             assert s[g] == np.float16(np.abs(part).max() / np.float32(448))
@@ -354,10 +354,10 @@ def test_what_is_not_known_in_that_format_is_rounded(code_format: CodeFormat) ->
     values.evaluate()
     assert values.counts is not None
     assert (values.counts.values, values.counts.kept) == (7 * 64, 3 * 64)
-    wanted = next(f for f in FORMATS if f != code_format)
+    another = next(f for f in FORMATS if f != code_format)
     for expr in (known, Slice(known, 1, 0, 64), Cast(known, torch.bfloat16)):
-        changed = evaluated(expr, wanted if expr is known else code_format)
-        same(changed, evaluated(source(expr.evaluate()), wanted if expr is known else code_format))
+        changed = evaluated(expr, another if expr is known else code_format)
+        same(changed, evaluated(source(expr.evaluate()), another if expr is known else code_format))
 
 
 @pytest.mark.parametrize("bits", [2, 3])

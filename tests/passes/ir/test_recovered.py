@@ -47,10 +47,10 @@ def test_a_tensor_that_is_not_one_of_these_floats_is_refused_by_name(value: torc
 
 def test_floats_of_the_checkpoint_move_and_what_is_computed_does_not() -> None:
     tied, _ = normalized("Llama", tie_word_embeddings=True)
-    found = trainable_weights(tied.weights)
-    names = [name for same in found.values() for name in same]
+    weights = trainable_weights(tied.weights)
+    names = [name for same in weights.values() for name in same]
     assert sorted(names) == sorted(set(names))
-    assert all(tied.weights[n] == tied.weights[first] for first, same in found.items() for n in same)
+    assert all(tied.weights[n] == tied.weights[first] for first, same in weights.items() for n in same)
     left = set(tied.weights) - set(names)
     assert left and all("inv_freq" in name or not tied.weights[name].dtype.is_floating_point for name in left)
     assert any("norm" in name for name in names) and any("q_proj" in name for name in names)

@@ -73,12 +73,12 @@ def expressions(reads):
 def test_pieces_are_the_whole_and_read_one_member_each(which):
     reads = []
     expr, stacked = expressions(reads)[which]
-    want, found = expr.evaluate(), pieces(expr)
-    assert len(found) == (6 if stacked else 1)
-    for i, piece in enumerate(found):
+    want, parts = expr.evaluate(), pieces(expr)
+    assert len(parts) == (6 if stacked else 1)
+    for i, piece in enumerate(parts):
         reads.clear()
         assert torch.equal(piece.evaluate(), want[i : i + 1] if stacked else want)
         if stacked:
             assert set(reads) == {f"gate.{i}", f"up.{i}"}
             assert piece.shape == (1, *expr.shape[1:])
-    assert torch.equal(torch.cat([p.evaluate() for p in found]), want)
+    assert torch.equal(torch.cat([p.evaluate() for p in parts]), want)

@@ -24,10 +24,10 @@ def source(value: torch.Tensor, name: str = "w") -> Source:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_two_largest_of_every_four_stay_as_they_are(rows: int, columns: int, dtype: torch.dtype) -> None:
     value = torch.randn((rows, columns), generator=torch.Generator().manual_seed(1)).to(dtype)
-    kept = TwoOfFour(source(value)).evaluate()
-    assert kept.dtype == dtype
-    assert torch.equal(kept[kept != 0], value[kept != 0])
-    fours, before = kept.view(rows, -1, 4), value.view(rows, -1, 4).abs()
+    sparse = TwoOfFour(source(value)).evaluate()
+    assert sparse.dtype == dtype
+    assert torch.equal(sparse[sparse != 0], value[sparse != 0])
+    fours, before = sparse.view(rows, -1, 4), value.view(rows, -1, 4).abs()
     assert (fours != 0).sum(-1).eq(2).all()
     least = torch.where(fours != 0, before, torch.inf).amin(-1)
     assert (torch.where(fours == 0, before, 0).amax(-1) <= least).all()
@@ -61,15 +61,22 @@ def test_provenance_is_the_sources(tmp_path: Path) -> None:
 
 
 def test_what_keeps_zeros_keeps_the_form() -> None:
-    kept = TwoOfFour(source(torch.randn(32, 64, generator=torch.Generator().manual_seed(2))))
-    scaled = Scaled(kept, Factors("s", torch.full((1, 64), 2.0)))
-    values, scales, _ = quantized(kept, CodeFormat(4, 32))
-    for expr in (kept, scaled, values, Cast(kept, torch.bfloat16), Slice(kept, 0, 1, 3), Concat((kept, scaled))):
+    sparse = TwoOfFour(source(torch.randn(32, 64, generator=torch.Generator().manual_seed(2))))
+    scaled = Scaled(sparse, Factors("s", torch.full((1, 64), 2.0)))
+    values, scales, _ = quantized(sparse, CodeFormat(4, 32))
+    for expr in (
+        sparse,
+        scaled,
+        values,
+        Cast(sparse, torch.bfloat16),
+        Slice(sparse, 0, 1, 3),
+        Concat((sparse, scaled)),
+    ):
         assert is_two_of_four(expr)
         assert (expr.evaluate().unflatten(-1, (-1, 4)) != 0).sum(-1).max() <= 2
-    with_offsets, _, _ = quantized(kept, CodeFormat(4, 32, offsets=True))
+    with_offsets, _, _ = quantized(sparse, CodeFormat(4, 32, offsets=True))
     dense = source(torch.ones(32, 64))
-    for expr in (dense, with_offsets, scales, Transpose(kept), Slice(kept, 1, 2, 10), Concat((kept, dense))):
+    for expr in (dense, with_offsets, scales, Transpose(sparse), Slice(sparse, 1, 2, 10), Concat((sparse, dense))):
         assert not is_two_of_four(expr)
 
 

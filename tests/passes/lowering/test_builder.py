@@ -24,9 +24,9 @@ def program() -> Program:
 
 
 def builder(program: Program, *panelled: str) -> Builder:
-    made = Builder(program, dict.fromkeys(panelled, Packing("panel32", "f32")))
-    made.node = next(n for n in program.graph.nodes if n.op == "call_function")
-    return made
+    made_builder = Builder(program, dict.fromkeys(panelled, Packing("panel32", "f32")))
+    made_builder.node = next(n for n in program.graph.nodes if n.op == "call_function")
+    return made_builder
 
 
 def table(program: Program) -> str:

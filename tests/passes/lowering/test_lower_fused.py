@@ -32,8 +32,8 @@ class Weights(torch.nn.Module):
 
 
 def step_of(program: LoweredProgram, op: str) -> Step:
-    (found,) = (s for s in program.steps if s.op == op)
-    return found
+    (step,) = (s for s in program.steps if s.op == op)
+    return step
 
 
 def result(m: torch.nn.Module, parts: tuple[torch.Tensor, ...], rows: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,8 @@ FORMATS = {
 
 def with_formats(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> Program:
     formats = WeightFormats(
-        default=default, overrides=tuple(FormatOverride(layers=path, format=own) for path, own in overrides)
+        default=default,
+        overrides=tuple(FormatOverride(layers=path, format=weight_format) for path, weight_format in overrides),
     )
     for one in (ChooseFormats(), QuantizeLinears(), QuantizeEmbeddings(), CastWeightsToBf16()):
         one.run(program, PassContext(formats=formats))
@@ -108,8 +109,8 @@ def test_steps_and_layouts_of_an_int8_decoder() -> None:
     ]
     gate, up, act = program.steps[16], program.steps[17], program.steps[18]
     assert gate.outputs[0].name == up.outputs[0].name == act.inputs[0].name, "both write into the cat's buffer"
-    found = {w.name: (w.dtype, w.shape, w.layout) for w in program.weights if w.name.startswith("embed")}
-    assert found == {
+    stored = {w.name: (w.dtype, w.shape, w.layout) for w in program.weights if w.name.startswith("embed")}
+    assert stored == {
         "embed.int8": ("i8", (67, 32), "panel32x4"),
         "embed.scales": ("f16", (67, 1), "panel32"),
     }
@@ -132,10 +133,10 @@ def test_a_decoder_of_4_bits_equals_its_evaluation(hidden: int, intermediate: in
         if step.op == "quantized_linear":
             assert step.attrs.get("has_offsets", False) == offsets
             assert step.attrs["weight_group"] == step.attrs["activation_group"] == 32
-    found = {w.name: (w.dtype, w.shape, w.layout) for w in lowering.program.weights if w.name.startswith("embed")}
+    stored = {w.name: (w.dtype, w.shape, w.layout) for w in lowering.program.weights if w.name.startswith("embed")}
     factors = ("f16", (67, hidden // 32), "panel32")
     expected = {"embed.int4": ("u4" if offsets else "i4", (67, hidden), "panel32x8"), "embed.scales": factors}
-    assert found == expected | ({"embed.offsets": factors} if offsets else {})
+    assert stored == expected | ({"embed.offsets": factors} if offsets else {})
 
 
 def test_a_head_of_8_bits_after_layers_of_4() -> None:

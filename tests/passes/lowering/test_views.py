@@ -70,10 +70,10 @@ def test_reshape_agrees_with_torch(seed: int) -> None:
         view, tensor = slice_view(view, dim, Affine(), Affine(1)), tensor.narrow(dim, 0, 1)
     total = list(view.shape)
     factors = [Affine(f) for n in total if n.is_constant for f in _split(rng, n.constant)]
-    wanted = [n for n in total if not n.is_constant] + factors
-    rng.shuffle(wanted)
-    ours = reshape(view, tuple(wanted))
-    sizes = [a.evaluate(5, 1, 1) for a in wanted]
+    expected = [n for n in total if not n.is_constant] + factors
+    rng.shuffle(expected)
+    ours = reshape(view, tuple(expected))
+    sizes = [a.evaluate(5, 1, 1) for a in expected]
     try:
         theirs = tensor.view(sizes)
     except RuntimeError:

@@ -47,9 +47,9 @@ def test_spellings(name: str, width: int) -> None:
     kind, spelled = SPELLINGS[name]
     program = program_from(lambda m, i: spelled(ew.embedding(i["ids"], m.table)), Table(width))
     rewrite(program, NormalizeActivation(), tolerance=2e-6)  # values up to 8, each within two roundings
-    (found,) = [n for n in program.graph.nodes if n.op == "call_function" and "embedding" not in str(n.target)]
-    assert found.target is (torch.ops.aten.silu.default if kind == "silu" else torch.ops.aten.gelu.default)
-    assert found.kwargs.get("approximate", kind) == kind
+    (node,) = [n for n in program.graph.nodes if n.op == "call_function" and "embedding" not in str(n.target)]
+    assert node.target is (torch.ops.aten.silu.default if kind == "silu" else torch.ops.aten.gelu.default)
+    assert node.kwargs.get("approximate", kind) == kind
 
 
 @pytest.mark.parametrize("name", OTHERS)

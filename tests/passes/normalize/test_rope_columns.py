@@ -37,11 +37,11 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...], 
 def test_columns(name: str) -> None:
     make, columns, function, scale = CASES[name]
     program = program_from(lambda m, i: make(_angles(m, i)), Frequencies())
-    found = read_columns(program, program.logits)
-    assert found is not None
-    assert (found.columns, found.function, found.scale) == (columns, function, scale)
-    assert found.positions is program.inputs["positions"]
-    assert found.frequencies.target == "inv_freq"
+    read = read_columns(program, program.logits)
+    assert read is not None
+    assert (read.columns, read.function, read.scale) == (columns, function, scale)
+    assert read.positions is program.inputs["positions"]
+    assert read.frequencies.target == "inv_freq"
 
 
 OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -163,9 +163,11 @@ def _chosen_by_hand(q, k, position, size, choice):
     if position < below:
         return list(range(position + 1))
     tops = [max(of_head) for of_head in zip(*ranks.values(), strict=True)]
-    ranks = {block: max(b - top for b, top in zip(own, tops, strict=True)) for block, own in ranks.items()}
-    kept = sorted(ranks, key=lambda block: (-ranks[block], block))[:best]
-    return [p for p in range(position + 1) if p // size not in ranks or p // size in kept]
+    ranks = {
+        block: max(b - top for b, top in zip(block_range, tops, strict=True)) for block, block_range in ranks.items()
+    }
+    chosen = sorted(ranks, key=lambda block: (-ranks[block], block))[:best]
+    return [p for p in range(position + 1) if p // size not in ranks or p // size in chosen]
 
 
 @pytest.mark.parametrize("choice", [(1, 1, 2, 0), (0, 0, 1, 0), (2, 3, 1, 20), (0, 2, 100, 0), (0, 0, 3, 1000)])

@@ -17,8 +17,8 @@ def test_writes_only_the_slots_and_leaves_its_inputs(blocks, slots, tokens):
     places = torch.randperm(blocks * slots)[:tokens].int()
     before = k_cache.clone(), v_cache.clone()
     new_k, new_v = kv_write(k_cache, v_cache, k, v, places)
-    for old, new, rows, kept in zip((k_cache, v_cache), (new_k, new_v), (k, v), before, strict=True):
-        assert torch.equal(old, kept)
+    for old, new, rows, written in zip((k_cache, v_cache), (new_k, new_v), (k, v), before, strict=True):
+        assert torch.equal(old, written)
         for place in range(blocks * slots):
             where = (places == place).nonzero().flatten().tolist()
             want = rows[where[0]] if where else old[place // slots, place % slots]

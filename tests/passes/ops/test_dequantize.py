@@ -16,21 +16,21 @@ def test_every_product_is_exact(shape: tuple[int, ...], group: int) -> None:
     width = group or shape[-1]
     values = (torch.randn(shape) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
     scales = torch.rand(*shape[:-1], -(-shape[-1] // width)).half() * 2.0**-10  # some are subnormal
-    found = dequantize(values, scales, group)
-    assert (found.dtype, tuple(found.shape)) == (torch.float32, shape)
+    values_back = dequantize(values, scales, group)
+    assert (values_back.dtype, tuple(values_back.shape)) == (torch.float32, shape)
     # As another implementation of the 8-bit floats reads them, in 64 bits.
     wide = values.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float64)
     for k in range(shape[-1]):
         expected = wide[..., k] * scales[..., k // width].double().numpy()
-        np.testing.assert_array_equal(found[..., k].double().numpy(), expected)
+        np.testing.assert_array_equal(values_back[..., k].double().numpy(), expected)
 
 
 def test_all_256_codes() -> None:
     codes = torch.arange(256, dtype=torch.uint8)
-    found = dequantize(codes.view(torch.float8_e4m3fn).view(1, 256), torch.ones(1, 1).half(), 0)[0]
+    values_back = dequantize(codes.view(torch.float8_e4m3fn).view(1, 256), torch.ones(1, 1).half(), 0)[0]
     expected = codes.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    np.testing.assert_array_equal(found.numpy(), expected)
-    assert float(found[~found.isnan()].max()) == 448.0
+    np.testing.assert_array_equal(values_back.numpy(), expected)
+    assert float(values_back[~values_back.isnan()].max()) == 448.0
 
 
 @pytest.mark.parametrize(

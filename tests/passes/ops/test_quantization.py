@@ -214,9 +214,9 @@ def test_quantizing_costs_less_than_a_percent() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
     values, scales, sums = quantize_activation(torch.randn(2, 64), 32)
     weight, weight_scales, _ = quantized_weight(3, 64, group=32)
-    given: dict[str, object] = {"values": values, "scales": scales, "sums": sums, "weight": weight}
-    given |= {"weight_scales": weight_scales, "weight_offsets": None, "bias": None}
-    given |= {"weight_bits": 8, "weight_group": 32, "activation_group": 32} | change
-    meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    arguments: dict[str, object] = {"values": values, "scales": scales, "sums": sums, "weight": weight}
+    arguments |= {"weight_scales": weight_scales, "weight_offsets": None, "bias": None}
+    arguments |= {"weight_bits": 8, "weight_group": 32, "activation_group": 32} | change
+    meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
     with pytest.raises(RuntimeError, match=message):
         ew.quantized_linear(**meta)

@@ -53,13 +53,13 @@ def formatted(formats: WeightFormats, family: str = "Llama", **overrides: Any) -
 
 
 def chosen(program: Program) -> dict[str, ChosenCodes]:
-    found = {name: program.weights[name] for name in program.weights}
-    return {name: expr for name, expr in found.items() if isinstance(expr, ChosenCodes)}
+    codes_by_name = {name: program.weights[name] for name in program.weights}
+    return {name: expr for name, expr in codes_by_name.items() if isinstance(expr, ChosenCodes)}
 
 
 def run(program: Program, formats: WeightFormats = GPTQ, **context: Any) -> PassRecord:
-    given: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
-    return ApplyGptq().run(program, PassContext(**given))
+    options: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
+    return ApplyGptq().run(program, PassContext(**options))
 
 
 def metrics(record: PassRecord, name: str) -> list[float]:
@@ -102,15 +102,15 @@ def test_integers_with_one_scale_a_channel() -> None:
 
 def inputs_of(program: Program, node: Node, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
     """The input of a linear, [M, K], rounded as its format rounds it."""
-    found: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
     def compute(at: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if at is node:
-            found.append(args[0].reshape(-1, args[0].shape[-1]))
+            inputs.append(args[0].reshape(-1, args[0].shape[-1]))
         return at.target(*args, **kwargs)  # type: ignore[operator]
 
     program.evaluate(packed_inputs(program, sequences), compute=compute)
-    values, scales, _ = quantize_activation(found[0], 32)
+    values, scales, _ = quantize_activation(inputs[0], 32)
     return (values.unflatten(-1, (-1, 32)).float() * scales.float()[..., None]).flatten(-2)
 
 
@@ -130,11 +130,11 @@ def test_no_output_is_worse_than_of_the_nearest_on_tokens_held_out(hidden: int, 
     (codes,) = [e.codes() for e in list(chosen(program).values())[:1]]
     values, scales = round_symmetric(exact.unflatten(-1, (-1, 32)))
     nearest = (values.float() * scales.float()[..., None]).flatten(-2)
-    own = (codes.values.unflatten(-1, (-1, 32)).float() * codes.scales.float()[..., None]).flatten(-2)
+    rounded = (codes.values.unflatten(-1, (-1, 32)).float() * codes.scales.float()[..., None]).flatten(-2)
     run_of = 48 * count // 32
     unseen = x[[i for i in range(len(x)) if i // run_of % 8 == 7]]
     unseen = unseen[:: max(1, len(unseen) // 512)]
-    errors = [float((unseen @ (w - exact).t()).norm() / (unseen @ exact.t()).norm()) for w in (own, nearest)]
+    errors = [float((unseen @ (w - exact).t()).norm() / (unseen @ exact.t()).norm()) for w in (rounded, nearest)]
     assert errors[0] <= errors[1] * (1 + 1e-5)  # sums of some hundred float32 terms, in another order
     assert errors == pytest.approx([metrics(record, n)[0] for n in (HELD_OUT_ERROR, HELD_OUT_NEAREST)], rel=1e-4)
     where = " + ".join(node.meta[WHERE])
@@ -274,6 +274,6 @@ def test_as_many_sequences_as_there_is_room_for() -> None:
 
 
 def test_progress_is_told_layer_by_layer() -> None:
-    told: list[tuple[int, int]] = []
-    run(formatted(GPTQ), progress=lambda done, total, where: told.append((done, total)))
-    assert told == [(i, 8) for i in range(9)]
+    calls: list[tuple[int, int]] = []
+    run(formatted(GPTQ), progress=lambda done, total, where: calls.append((done, total)))
+    assert calls == [(i, 8) for i in range(9)]

@@ -32,7 +32,7 @@ INT4_CHANNEL = WeightFormat(storage="int4", activation="int8")
 
 
 def choose(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat], **given: Any) -> PassRecord:
-    named = tuple(FormatOverride(layers=path, format=own) for path, own in overrides)
+    named = tuple(FormatOverride(layers=path, format=one) for path, one in overrides)
     formats = WeightFormats(default=default, overrides=named, **given)
     return ChooseFormats().run(program, PassContext(formats=formats))
 
@@ -55,10 +55,10 @@ def test_the_default_is_for_all(default: WeightFormat) -> None:
 def test_the_first_override_that_matches_counts() -> None:
     program = decoder(Shape(heads=8, kv_heads=8, tied=False))
     choose(program, INT8, ("layers.0.down_proj", BF16), ("*.down_proj", F32))
-    found = formats(program)
-    assert found["layers.0.down_proj"] == BF16
-    assert found["layers.1.down_proj"] == F32
-    assert found["layers.0.o_proj"] == found["layers.1.up_proj"] == INT8
+    by_name = formats(program)
+    assert by_name["layers.0.down_proj"] == BF16
+    assert by_name["layers.1.down_proj"] == F32
+    assert by_name["layers.0.o_proj"] == by_name["layers.1.up_proj"] == INT8
 
 
 def test_a_tied_table_has_the_format_of_its_head() -> None:
@@ -332,9 +332,9 @@ def test_one_scale_a_channel_of_4_bits_is_a_group_of_all_inputs(size: int, zero_
     chosen = INT4_CHANNEL.model_copy(update={"zero_point": zero_point})
     program = decoder(Shape(hidden=size, heads=8, kv_heads=8, intermediate=64))
     choose(program, chosen)
-    found = formats(program)
+    by_name = formats(program)
     for name, inputs in (("layers.0.q_proj", size), ("ew::embedding", size), ("layers.0.down_proj", 64)):
-        assert found[name] == chosen.model_copy(update={"group_size": inputs, "activation_group_size": inputs})
+        assert by_name[name] == chosen.model_copy(update={"group_size": inputs, "activation_group_size": inputs})
 
 
 @pytest.mark.parametrize(
@@ -374,11 +374,11 @@ def test_blocks_are_kept_whatever_the_default() -> None:
     stored(program, "layers.0.o_proj.weight", "layers.1.o_proj.weight", "layers.1.up_proj.weight", kind=Q4_1)
     stored(program, "embed", kind=Q8_0)
     assert keeping(program, BF16, ("layers.1.o_proj", F32)).rejected == ()
-    found = formats(program)
+    by_name = formats(program)
     as_q4_1 = WeightFormat(storage="int4", group_size=32, zero_point=True, activation="int8", activation_group_size=32)
-    assert found["layers.0.o_proj"] == found["layers.1.up_proj"] == as_q4_1
-    assert found["layers.1.o_proj"] == F32, "an override is taken at its word"
-    assert found["layers.0.down_proj"] == BF16
+    assert by_name["layers.0.o_proj"] == by_name["layers.1.up_proj"] == as_q4_1
+    assert by_name["layers.1.o_proj"] == F32, "an override is taken at its word"
+    assert by_name["layers.0.down_proj"] == BF16
     assert program.nodes_of(ew.linear.default)[-1].meta[FORMAT] == INT8
     assert program.nodes_of(ew.embedding.default)[0].meta[FORMAT] == INT8
 
@@ -404,12 +404,12 @@ def test_floats_with_scales_are_kept_too() -> None:
 )
 def test_few_bits_are_kept_in_4_where_not_every_target_reads_them(kind: CodeFormat, common: bool, storage: str) -> None:
     program = stored(decoder(Shape(heads=8, kv_heads=8, intermediate=64)), "layers.0.o_proj.weight", kind=kind)
-    wanted = WeightFormats(default=BF16, keep_blocks=True)
-    ChooseFormats().run(program, PassContext(formats=wanted, common_formats=common))
-    found = formats(program)["layers.0.o_proj"]
-    assert found.storage == storage
+    expected = WeightFormats(default=BF16, keep_blocks=True)
+    ChooseFormats().run(program, PassContext(formats=expected, common_formats=common))
+    form = formats(program)["layers.0.o_proj"]
+    assert form.storage == storage
     if storage != "bf16":
-        assert (found.group_size, found.zero_point) == (kind.group_size, kind.offsets)
+        assert (form.group_size, form.zero_point) == (kind.group_size, kind.offsets)
 
 
 def test_blocks_of_routers_and_narrow_products_become_floats() -> None:

@@ -28,8 +28,8 @@ def test_products_take_the_activations_themselves(storage: WeightFormat, layers:
         assert name not in program.weights or program.weights[name] is before.weights[name]
     for lengths in ((4,), (7, 2)):
         inputs = whole_inputs(random_sequences(lengths, 67))
-        found, rounded = evaluate(program, inputs), evaluate(before, inputs)
-        assert 0 < (found - rounded).norm() / rounded.norm() < 0.03  # of activations' 8 bits
+        exact, rounded = evaluate(program, inputs), evaluate(before, inputs)
+        assert 0 < (exact - rounded).norm() / rounded.norm() < 0.03  # of activations' 8 bits
 
 
 def test_floats_are_left_alone() -> None:

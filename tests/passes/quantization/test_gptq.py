@@ -35,11 +35,11 @@ def problem(size: int, rows: int, tokens: int, seed: int = 0) -> tuple[torch.Ten
 
 
 def hessian_of(x: torch.Tensor) -> torch.Tensor:
-    found = Hessian(x.shape[1])
+    hessian = Hessian(x.shape[1])
     for part in x.split(50):
-        found.add(part)
-    assert found.tokens == len(x)
-    return found.sum
+        hessian.add(part)
+    assert hessian.tokens == len(x)
+    return hessian.sum
 
 
 def error(x: torch.Tensor, weight: torch.Tensor, codes: Codes, code_format: CodeFormat) -> float:
@@ -204,6 +204,6 @@ def test_wide_weights_keep_their_scales(monkeypatch: pytest.MonkeyPatch) -> None
     x, weight = problem(64, 16, 128)
     hessian = hessian_of(x)
     monkeypatch.setattr(module, "MOST_TO_REFIT", 32)
-    kept = gptq(weight, hessian, CodeFormat(4, 32))
+    codes = gptq(weight, hessian, CodeFormat(4, 32))
     scales, _ = choose_scales(weight, hessian.diagonal() / hessian.diagonal().mean(), CodeFormat(4, 32))
-    assert torch.equal(kept.scales, scales)
+    assert torch.equal(codes.scales, scales)

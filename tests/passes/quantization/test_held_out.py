@@ -37,27 +37,27 @@ def test_few_tokens_are_all_fitted_to() -> None:
 @pytest.mark.parametrize("size", [32, 64])
 def test_only_what_is_fitted_to_is_in_the_sum(size: int) -> None:
     rows = torch.randn(640, size, generator=torch.Generator().manual_seed(size))
-    given = Given.of(rows, WeightFormat())
+    inputs = Given.of(rows, WeightFormat())
     seen = rows[~held_out_tokens(640)]
     # Sums of 560 float32 terms, in another order.
-    assert torch.allclose(given.hessian.sum, seen.t() @ seen, rtol=0, atol=1e-3)
-    assert given.hessian.tokens == 560 and torch.equal(given.held_out, rows[held_out_tokens(640)])
+    assert torch.allclose(inputs.hessian.sum, seen.t() @ seen, rtol=0, atol=1e-3)
+    assert inputs.hessian.tokens == 560 and torch.equal(inputs.held_out, rows[held_out_tokens(640)])
 
 
 @pytest.mark.parametrize("off", [1, 2])
 def test_what_is_worse_on_held_out_tokens_does_not_count(off: int) -> None:
     """Integers that are off by more than the nearest ones on all tokens; the figures are of those that are used."""
     rows = torch.randn(640, 32, generator=torch.Generator().manual_seed(off))
-    given = Given.of(rows, WeightFormat())
-    given.factor = factorize(given.hessian.sum)
+    inputs = Given.of(rows, WeightFormat())
+    inputs.factor = factorize(inputs.hessian.sum)
     values = torch.arange(-4, 4, dtype=torch.int8).repeat(8, 4)
     scales = torch.full((8, 1), 0.5, dtype=torch.half)
     weight = values * 0.5 + 0.01
     nearest, worse = Codes(values, scales, None), Codes(values + off, scales, None)
     for chosen, keeps in ((worse, False), (nearest, True)):
         errors = OutputErrors()
-        assert errors.add(given, weight, chosen, nearest, CodeFormat(4, 32)) is keeps
-        found = {f.name: f.value for f in errors.metrics("here")}
-        assert 0 < found[HELD_OUT_ERROR] == found[HELD_OUT_NEAREST] and 0 < found[ERROR] < 0.05
+        assert errors.add(inputs, weight, chosen, nearest, CodeFormat(4, 32)) is keeps
+        metrics = {f.name: f.value for f in errors.metrics("here")}
+        assert 0 < metrics[HELD_OUT_ERROR] == metrics[HELD_OUT_NEAREST] and 0 < metrics[ERROR] < 0.05
         if not keeps:
             assert errors.of_worse().startswith("a relative error of 0.0")

@@ -22,7 +22,7 @@ ew = torch.ops.ew
 
 def run(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> int:
     formats = WeightFormats(
-        default=default, overrides=tuple(FormatOverride(layers=path, format=own) for path, own in overrides)
+        default=default, overrides=tuple(FormatOverride(layers=path, format=one) for path, one in overrides)
     )
     context = PassContext(formats=formats)
     ChooseFormats().run(program, context)
@@ -48,13 +48,13 @@ def test_a_decoder_is_close_to_its_float_form(default: WeightFormat, lengths: tu
     want, got = evaluate(exact, inputs), evaluate(program, inputs)
     assert 0 < (got - want).norm() / want.norm() < CLOSENESS[default]
     for node in program.nodes_of(ew.quantized_linear.default):
-        given = bound_arguments(node)
-        assert given["weight_bits"] == (4 if default.storage == "int4" else 8)
-        assert (given["weight_group"], given["activation_group"]) == (
+        arguments = bound_arguments(node)
+        assert arguments["weight_bits"] == (4 if default.storage == "int4" else 8)
+        assert (arguments["weight_group"], arguments["activation_group"]) == (
             default.group_size,
             default.activation_group_size,
         )
-        assert (given["weight_offsets"] is not None) == default.zero_point
+        assert (arguments["weight_offsets"] is not None) == default.zero_point
 
 
 def test_weights_are_lazy_and_know_their_sources() -> None:
@@ -75,8 +75,8 @@ def test_the_integers_of_4_bits_have_names_of_their_own() -> None:
     program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64))
     run(program, INT4_64)
     name = "layers.1.down_proj.weight"
-    found = {n: program.weights[n] for n in program.weights if n.startswith(name)}
-    assert {n: (type(e), e.shape) for n, e in found.items()} == {
+    by_name = {n: program.weights[n] for n in program.weights if n.startswith(name)}
+    assert {n: (type(e), e.shape) for n, e in by_name.items()} == {
         f"{name}.int4": (QuantizedValues, (64, 64)),
         f"{name}.scales": (QuantizedScales, (64, 1)),
         f"{name}.offsets": (QuantizedOffsets, (64, 1)),

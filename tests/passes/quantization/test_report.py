@@ -32,10 +32,10 @@ def test_integers_of_the_source_are_counted_as_kept() -> None:
     known = SourceCodes(
         "w", (2, 32), torch.float32, lambda: torch.ones(2, 32), format=CodeFormat(4, 32), read_codes=lambda: codes
     )
-    kept, rounded = (quantized(known, CodeFormat(bits, 32))[0] for bits in (4, 8))
-    for expr in (kept, rounded):
+    exact, rounded = (quantized(known, CodeFormat(bits, 32))[0] for bits in (4, 8))
+    for expr in (exact, rounded):
         expr.evaluate()
-    assert quantization_report([("kept", kept), ("rounded", rounded)]) == QuantizationReport(128, 0, 0, (), kept=64)
+    assert quantization_report([("kept", exact), ("rounded", rounded)]) == QuantizationReport(128, 0, 0, (), kept=64)
 
 
 def test_weights_that_the_source_had_quantized_are_listed() -> None:

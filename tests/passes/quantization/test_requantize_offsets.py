@@ -22,16 +22,16 @@ def test_integers_with_offsets_become_integers_without(intermediate: int) -> Non
     before = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=intermediate))
     run(before, INT4_64)
     program = before.copy()
-    wanted = RequantizeOffsets()
-    assert not wanted.wanted(PassContext()) and wanted.wanted(PassContext(offsets="requantize"))
+    expected = RequantizeOffsets()
+    assert not expected.wanted(PassContext()) and expected.wanted(PassContext(offsets="requantize"))
     linears = program.nodes_of(ew.quantized_linear.default)
-    assert linears and wanted.run(program, PassContext(offsets="requantize")).matched == len(linears)
+    assert linears and expected.run(program, PassContext(offsets="requantize")).matched == len(linears)
     for node in program.nodes_of(ew.quantized_linear.default):
         a = bound_arguments(node)
         values, scales = program.weight_of(a["weight"]), program.weight_of(a["weight_scales"])
         assert a["weight_offsets"] is None and values is not None and scales is not None
-        found = values.evaluate()
-        assert int(found.min()) >= -8 and int(found.max()) <= 7
+        integers = values.evaluate()
+        assert int(integers.min()) >= -8 and int(integers.max()) <= 7
     for lengths in ((4,), (7, 2)):
         inputs = whole_inputs(random_sequences(lengths, 67))
         want, got = evaluate(before, inputs), evaluate(program, inputs)

@@ -39,11 +39,11 @@ def rotate(program: Program) -> PassRecord:
 
 def logits(program: Program) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    given = [torch.randint(0, 250, (n,), generator=generator, dtype=torch.int32) for n in (33, 20)]
-    found: torch.Tensor = program.evaluate(packed_inputs(program, given), read=lambda n: program.weights[n].evaluate())[
-        0
-    ]
-    return found
+    sequences = [torch.randint(0, 250, (n,), generator=generator, dtype=torch.int32) for n in (33, 20)]
+    result: torch.Tensor = program.evaluate(
+        packed_inputs(program, sequences), read=lambda n: program.weights[n].evaluate()
+    )[0]
+    return result
 
 
 def turned(program: Program) -> list[Rotated]:

@@ -135,12 +135,12 @@ def test_integers_of_the_wanted_format_are_not_rounded_again() -> None:
             "known", base.shape, torch.float32, base.evaluate, format=CodeFormat(4, 32), read_codes=lambda: codes
         )
 
-    for parts, group, kept in ((3, 32, True), (3, 64, False), (2, 32, False)):
+    for parts, group, unchanged in ((3, 32, True), (3, 64, False), (2, 32, False)):
         bases = tuple(known(b) if i < parts else b for i, b in enumerate(expr.bases))
         changed = program.weight(f"changed.{parts}.{group}", Concat(bases))
         linear.update_arg(1, changed)
         linear.meta[FORMAT] = WeightFormat(
             storage="int4", group_size=group, activation="int8", activation_group_size=group
         )
-        assert keeps_integers(program, linear) == kept
-        assert (channels_read_by(program, [linear])[0].producer is None) == kept
+        assert keeps_integers(program, linear) == unchanged
+        assert (channels_read_by(program, [linear])[0].producer is None) == unchanged

@@ -42,8 +42,8 @@ def test_equal_tensors_leave_the_logits_as_they_were(family: str, lengths: tuple
     replaced = {n: program.weights[n] for n in program.weights if isinstance(program.weights[n], Recovered)}
     for name, expr in replaced.items():
         assert expr.parts() == parts[name.removesuffix(".recovered")]
-    kept = [program.weights[n] for n in program.weights if n not in replaced]
-    assert all(p.source.startswith(COMPUTED) for expr in kept for p in expr.parts())
+    names = [program.weights[n] for n in program.weights if n not in replaced]
+    assert all(p.source.startswith(COMPUTED) for expr in names for p in expr.parts())
 
 
 def test_a_tied_table_is_one_tensor_and_moves_both_its_uses() -> None:

@@ -45,9 +45,9 @@ def test_what_is_left_computes_the_same(
     family: str, overrides: dict[str, Any], queries: tuple[int, ...], groups: tuple[int, ...]
 ) -> None:
     program = normal(family, **overrides)
-    found, rejected = attention_heads(program)
-    assert len(found) == 2 and not rejected
-    one = found[1]
+    heads, rejected = attention_heads(program)
+    assert len(heads) == 2 and not rejected
+    one = heads[1]
     size = one.value_size
     assert (one.queries, one.groups, size) == (6, 3, 16) if overrides else (one.queries, size) == (4, 16)
     assert one.columns([1, 0]) == [*range(size, 2 * size), *range(size)]
@@ -62,9 +62,9 @@ def test_what_is_left_computes_the_same(
         torch.testing.assert_close(now, expected, rtol=TOLERANCE, atol=TOLERANCE)
     whole, left = program.nodes_of(ew.attention.default)
     shapes = [[int(program.value(bound_arguments(n)[x]).shape[1]) for x in "qkv"] for n in (whole, left)]
-    assert shapes == [[found[0].queries, *[found[0].groups] * 2], [len(queries), len(groups), len(groups)]]
+    assert shapes == [[heads[0].queries, *[heads[0].groups] * 2], [len(queries), len(groups), len(groups)]]
     again, _ = attention_heads(program)  # it can be pruned further
-    assert [(h.queries, h.groups) for h in again] == [(found[0].queries, found[0].groups), (len(queries), len(groups))]
+    assert [(h.queries, h.groups) for h in again] == [(heads[0].queries, heads[0].groups), (len(queries), len(groups))]
 
 
 @pytest.mark.matrix
@@ -86,17 +86,17 @@ def test_what_is_in_the_way() -> None:
     program = normal("Llama")
     heads, _ = attention_heads(program)
     (rotation,) = heads[0].site.q.post
-    made, other = heads[1].site.k.linear, heads[1].site.v.linear
+    key, other = heads[1].site.k.linear, heads[1].site.v.linear
     with program.inserting_before(heads[0].site.attention):
         seen = program.call(aten.neg.default, heads[0].site.q.pre, where=("x",))
     with program.inserting_before(heads[1].site.attention):
-        product = program.call(aten.mul.Tensor, made, other, where=("x",))
+        product = program.call(aten.mul.Tensor, key, other, where=("x",))
     assert set(heads[0].site.q.pre.users) == {rotation, seen}
-    found, rejected = attention_heads(program)
-    assert not found and [r.where for r in rejected] == [h.path for h in heads]
+    left, rejected = attention_heads(program)
+    assert not left and [r.where for r in rejected] == [h.path for h in heads]
     assert [r.reason for r in rejected] == [
         f"what {heads[0].site.q.linear.name} gives is read by others than the attention",
-        f"{made.name} is also read by {product.name}",
+        f"{key.name} is also read by {product.name}",
     ]
 
 

@@ -32,14 +32,14 @@ def test_targets_are_given_what_they_would_be_given(shape: Shape, lengths: tuple
     sequences = tokens(*lengths)
     sequences = tuple(s % shape.vocabulary for s in sequences)
     targets = linears(program, "down_proj")
-    wanted: dict[Node, Any] = {}
-    program.evaluate(packed_inputs(program, sequences), lambda n, v: wanted.setdefault(n, v))
+    expected: dict[Node, Any] = {}
+    program.evaluate(packed_inputs(program, sequences), lambda n, v: expected.setdefault(n, v))
     seen: list[Node] = []
 
     def look(node: Node, args: Sequence[Any]) -> torch.Tensor:
         seen.append(node)
         # The fast way to attention sums in another order.
-        torch.testing.assert_close(args[0], wanted[node.args[0]], rtol=1e-5, atol=1e-5)  # type: ignore[index]
+        torch.testing.assert_close(args[0], expected[node.args[0]], rtol=1e-5, atol=1e-5)  # type: ignore[index]
         value: torch.Tensor = ew.linear(*args)
         return value
 
@@ -50,14 +50,14 @@ def test_targets_are_given_what_they_would_be_given(shape: Shape, lengths: tuple
 def test_what_a_target_gives_goes_on() -> None:
     program = decoder()
     first, second = linears(program, "down_proj")
-    given: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     before: list[torch.Tensor] = []
 
     def nothing(node: Node, args: Sequence[Any]) -> torch.Tensor:
         return torch.zeros(len(args[0]), 32)
 
     def note(node: Node, args: Sequence[Any]) -> torch.Tensor:
-        given.append(args[0])
+        outputs.append(args[0])
         return args[0]
 
     def plain(node: Node, args: Sequence[Any]) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_what_a_target_gives_goes_on() -> None:
     sequences = tuple(s % 67 for s in tokens(7))
     walk(program, {second: plain}, sequences)
     walk(program, {first: nothing, second: note}, sequences)
-    assert not torch.allclose(given[0], before[0])
+    assert not torch.allclose(outputs[0], before[0])
 
 
 def test_nothing_behind_the_last_target_runs_or_is_read() -> None:

@@ -47,8 +47,8 @@ def test_a_layer_that_adds_nothing_goes_without_a_trace(family: str, dead: str, 
     program = changed(family, named, num_hidden_layers=3)
     record = assert_lossless(program, DropLayers(), Pruning(layers=1), 0.0)
     assert len(paths(program)) == 2 and dead not in paths(program)
-    found = {f.name: f.value for f in record.metrics}
-    assert found[KL] == 0 and found[SIMILARITY] == pytest.approx(1)
+    figures = {f.name: f.value for f in record.metrics}
+    assert figures[KL] == 0 and figures[SIMILARITY] == pytest.approx(1)
 
 
 def test_what_is_left_keeps_its_numbers_and_its_cache() -> None:
@@ -81,9 +81,9 @@ def test_the_layers_that_are_missed_least_go() -> None:
 @pytest.mark.parametrize("family", ["Gemma2", "GPT2"])
 def test_layers_are_found_in_every_spelling(family: str) -> None:
     program = normal(family)
-    found, rejected = find_layers(program)
-    assert len(found) == 2 and not rejected
-    assert found[1].before is found[0].behind
+    layers, rejected = find_layers(program)
+    assert len(layers) == 2 and not rejected
+    assert layers[1].before is layers[0].behind
 
 
 def test_what_must_not_be_dropped() -> None:

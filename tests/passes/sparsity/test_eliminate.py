@@ -45,13 +45,13 @@ def test_blocks_of_one_are_single_inputs() -> None:
 @pytest.mark.parametrize("size", [12, 30])
 def test_what_is_made_up_for_is_the_least_squares_fit(size: int) -> None:
     moments, weight, x = problem(size, size)
-    removed, kept = torch.arange(0, size, 3), torch.tensor([i for i in range(size) if i % 3])
-    mix = compensation(moments, removed, kept, 1e-9)
+    removed, left = torch.arange(0, size, 3), torch.tensor([i for i in range(size) if i % 3])
+    mix = compensation(moments, removed, left, 1e-9)
     wide = x.double()
-    fit = torch.linalg.lstsq(wide[:, kept], wide[:, removed]).solution.t()  # [removed, kept]
+    fit = torch.linalg.lstsq(wide[:, left], wide[:, removed]).solution.t()  # [removed, kept]
     torch.testing.assert_close(mix.double(), fit, rtol=1e-3, atol=1e-3)  # float32, and moments square the condition
     y = wide @ weight.double().t()
-    new = wide[:, kept] @ (weight[:, kept] + weight[:, removed] @ mix).double().t()
+    new = wide[:, left] @ (weight[:, left] + weight[:, removed] @ mix).double().t()
     expected = float((y - new).square().sum() / y.square().sum())
-    assert output_error(moments, weight, removed, kept, mix) == pytest.approx(expected, rel=1e-3)
-    assert expected < output_error(moments, weight, removed, kept, None)
+    assert output_error(moments, weight, removed, left, mix) == pytest.approx(expected, rel=1e-3)
+    assert expected < output_error(moments, weight, removed, left, None)

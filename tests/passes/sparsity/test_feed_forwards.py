@@ -31,9 +31,9 @@ TOLERANCE = 2e-5
 )
 def test_what_is_left_computes_the_same(family: str, overrides: dict[str, Any], parts: list[int], width: int) -> None:
     program = normal(family, **overrides)
-    found, rejected = feed_forwards(program)
-    assert len(found) == 2 and not rejected
-    one = found[1]
+    networks, rejected = feed_forwards(program)
+    assert len(networks) == 2 and not rejected
+    one = networks[1]
     assert [o.parts for o in one.openings] == parts and one.width == width
     assert one.path.startswith(("model.layers.1.mlp", "transformer.h.1.mlp"))
     order = list(program.graph.nodes)
@@ -42,22 +42,22 @@ def test_what_is_left_computes_the_same(family: str, overrides: dict[str, Any], 
     weight = one.down.args[1]
     expr = program.weight_of(weight)
     assert expr is not None and isinstance(weight, torch.fx.Node)
-    kept = tuple(range(1, width, 3))
+    left = tuple(range(1, width, 3))
     value = expr.evaluate().clone()
-    value[:, [i for i in range(width) if i not in kept]] = 0  # these add nothing
+    value[:, [i for i in range(width) if i not in left]] = 0  # these add nothing
     silent = Source(str(weight.target), expr.shape, expr.dtype, lambda: value)
     program.change_weight(weight, silent)
     before = logits(program)
-    one.keep(program, kept, Chosen(silent, 1, kept))
+    one.keep(program, left, Chosen(silent, 1, left))
     verify_program(program)
     for now, expected in zip(logits(program), before, strict=True):
         torch.testing.assert_close(now, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    assert [n.width for n in feed_forwards(program)[0]] == [width, len(kept)]
+    assert [n.width for n in feed_forwards(program)[0]] == [width, len(left)]
 
 
 def test_experts_keep_theirs() -> None:
-    found, rejected = feed_forwards(normal("Mixtral", num_local_experts=2, num_experts_per_tok=1))
-    assert not found and [r.reason for r in rejected] == ["experts keep their channels"] * 2
+    networks, rejected = feed_forwards(normal("Mixtral", num_local_experts=2, num_experts_per_tok=1))
+    assert not networks and [r.reason for r in rejected] == ["experts keep their channels"] * 2
 
 
 def test_what_is_like_one_but_is_none() -> None:
@@ -74,8 +74,8 @@ def test_what_is_like_one_but_is_none() -> None:
     with program.inserting_before(biased):
         moved = program.call(aten.mul.Tensor, cat, cat, where=("x",))
     biased.update_arg(0, moved)  # gate and up are not what the activation gets
-    found, rejected = feed_forwards(program)
-    assert [n.path for n in found] == ["layers.3.down_proj"]
+    networks, rejected = feed_forwards(program)
+    assert [n.path for n in networks] == ["layers.3.down_proj"]
     reasons = [r.reason for r in rejected]
     assert len(reasons) == 2  # the one behind a norm isn't even like one
     assert reasons[0].startswith(f"{read.name} is also read by")

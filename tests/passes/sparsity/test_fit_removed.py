@@ -36,14 +36,14 @@ def test_inputs_that_others_are_made_of_are_made_up_for(size: int, copies: int, 
     fit = fitted(halves, weight, *single_inputs(copies), correct=True)
     assert sorted([*fit.removed.tolist(), *fit.kept.tolist()]) == list(range(size))
     assert fit.mix is not None and fit.error < 1e-6 < fit.plain_error
-    wanted = x @ weight.T
+    expected = x @ weight.T
     # Float32 products of some units, and a fit damped by 1e-7 of the moments.
-    torch.testing.assert_close(fit.apply(x, weight, None), wanted, atol=1e-3, rtol=0)
+    torch.testing.assert_close(fit.apply(x, weight, None), expected, atol=1e-3, rtol=0)
     base = Source("w", tuple(weight.shape), weight.dtype, lambda: weight)
     for file in (None, tmp_path / "mix"):
         expr = fit.expression(base, file)
         assert isinstance(expr, MixedColumns)
-        torch.testing.assert_close(x[:, fit.kept] @ expr.evaluate().T, wanted, atol=1e-3, rtol=0)
+        torch.testing.assert_close(x[:, fit.kept] @ expr.evaluate().T, expected, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("size", [8, 24])

@@ -30,13 +30,13 @@ def evaluated(program: Program, given: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("shape", "lengths"), SIZES)
 def test_a_run_without_layers_is_the_program_without_them(shape: Shape, lengths: tuple[int, ...]) -> None:
-    program, given = decoder(shape), sequences(shape, lengths)
+    program, inputs = decoder(shape), sequences(shape, lengths)
     layers, rejected = find_layers(program)
     assert [layer.path for layer in layers] == [f"layers.{i}" for i in range(len(shape.windows))] and not rejected
     for one, after in pairwise(layers):
         assert one.behind is after.before
-    runs = LeavingOut(program, layers, given, 1 << 20)
-    assert torch.equal(runs.reference, evaluated(program, given))
+    runs = LeavingOut(program, layers, inputs, 1 << 20)
+    assert torch.equal(runs.reference, evaluated(program, inputs))
     assert runs.kl([]) == 0
     for gone in ([0], [1], [0, len(layers) - 1]):
         shorter = program.copy()
@@ -44,17 +44,17 @@ def test_a_run_without_layers_is_the_program_without_them(shape: Shape, lengths:
         for i in sorted(gone, reverse=True):
             shorter.replace(same[i].behind, same[i].before)
         shorter.remove_dead_code()
-        wanted = mean_kl(runs.reference, evaluated(shorter, given))
-        assert runs.kl([layers[i] for i in gone]) == pytest.approx(wanted, rel=1e-6) and wanted > 0
+        expected = mean_kl(runs.reference, evaluated(shorter, inputs))
+        assert runs.kl([layers[i] for i in gone]) == pytest.approx(expected, rel=1e-6) and expected > 0
 
 
 def test_similarity_is_of_the_stream_before_and_behind() -> None:
     shape, lengths = SIZES[0]
-    program, given = decoder(shape), sequences(shape, lengths)
+    program, inputs = decoder(shape), sequences(shape, lengths)
     layers, _ = find_layers(program)
-    runs = LeavingOut(program, layers, given, 0)
+    runs = LeavingOut(program, layers, inputs, 0)
     values: dict[torch.fx.Node, torch.Tensor] = {}
-    program.evaluate(packed_inputs(program, given), lambda node, value: values.setdefault(node, value))
+    program.evaluate(packed_inputs(program, inputs), lambda node, value: values.setdefault(node, value))
     for layer in layers:
         cosine = torch.nn.functional.cosine_similarity(values[layer.before], values[layer.behind], dim=-1)
         assert runs.similarity[layer] == pytest.approx(float(cosine.mean()), abs=1e-5)
@@ -63,9 +63,9 @@ def test_similarity_is_of_the_stream_before_and_behind() -> None:
 
 def test_inputs_of_a_linear_are_left_out() -> None:
     shape, lengths = SIZES[1]
-    program, given = decoder(shape), sequences(shape, lengths)
+    program, inputs = decoder(shape), sequences(shape, lengths)
     layers, _ = find_layers(program)
-    runs = LeavingOut(program, layers, given, 1 << 20)
+    runs = LeavingOut(program, layers, inputs, 1 << 20)
     (down,) = (n for n in program.nodes_of(ew.linear.default) if "layers.0.down_proj" in str(n.args[1].target))  # type: ignore[union-attr]
     one, more = (runs.kl_without(down, torch.arange(n)) for n in (1, 32))
     assert 0 < one < more
@@ -77,7 +77,7 @@ def test_inputs_of_a_linear_are_left_out() -> None:
         value: torch.Tensor = fast.compute(node, args, kwargs)
         return value * 0 if node is down else value
 
-    nothing = program.evaluate(packed_inputs(program, given), compute=compute, read=fast.read)[0]
+    nothing = program.evaluate(packed_inputs(program, inputs), compute=compute, read=fast.read)[0]
     assert runs.kl_without(down, torch.arange(64)) == pytest.approx(mean_kl(runs.reference, nothing), rel=1e-6)
 
 
@@ -94,8 +94,8 @@ def test_a_layer_whose_inside_others_read_stays() -> None:
         flat = program.call(aten.view.default, inside, [-1, 64], where=behind.meta["where"])
         more = program.call(aten.add.Tensor, behind.args[0], flat, where=behind.meta["where"])
     behind.update_arg(0, more)
-    found, rejected = find_layers(program)
-    assert "model.layers.0" not in [layer.path for layer in found]
+    inner, rejected = find_layers(program)
+    assert "model.layers.0" not in [layer.path for layer in inner]
     assert {r.where: r.reason for r in rejected}["model.layers.0"] == (
         "others read more of it than what it adds to the stream"
     )

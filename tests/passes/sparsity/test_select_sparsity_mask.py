@@ -29,8 +29,8 @@ SPARSE_8, SPARSE_4 = INT8.model_copy(update={"sparsity": "2:4"}), INT4.model_cop
 
 
 def choose(program: Program, formats: WeightFormats, **context: Any) -> PassRecord:
-    given: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
-    return SelectSparsityMask().run(program, PassContext(**given))
+    options: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
+    return SelectSparsityMask().run(program, PassContext(**options))
 
 
 def sparse_weights(program: Program) -> list[str]:

@@ -31,11 +31,11 @@ def error(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> float:
 @pytest.mark.parametrize(("rows", "size"), [(40, 64), (96, 160)])
 def test_its_error_is_less_than_wandas_and_that_less_than_magnitudes(rows: int, size: int) -> None:
     weight, x = correlated(rows, size)
-    kept = sparsegpt(weight, factorize_by_fours(x.t() @ x))
-    assert (kept.view(rows, -1, 4) != 0).sum(-1).max() <= 2
+    pruned = sparsegpt(weight, factorize_by_fours(x.t() @ x))
+    assert (pruned.view(rows, -1, 4) != 0).sum(-1).max() <= 2
     wanda = torch.where(best_two(scores_of(weight, x.norm(dim=0))), weight, 0.0)
     magnitude = torch.where(best_two(weight.abs()), weight, 0.0)
-    ours, theirs, plain = (error(x, weight, one) for one in (kept, wanda, magnitude))
+    ours, theirs, plain = (error(x, weight, one) for one in (pruned, wanda, magnitude))
     assert ours < 0.7 * theirs
     assert theirs < plain
 
