@@ -31,7 +31,6 @@ LONGEST = 30
 
 NOT_CLEAN: tuple[str, ...] = (
     ".",
-    "docs/build",
     "benchmarks/notes",
     "docs/inside",
     "docs/use",
