@@ -1,4 +1,4 @@
-"""Layers look at a part of a long context alone, as the recipe's [adaptive_context] says."""
+"""Restricts layers to a part of a long context, by the recipe's [adaptive_context]."""
 
 from __future__ import annotations
 

@@ -154,7 +154,8 @@ def low_rank(covariance: torch.Tensor, weights: torch.Tensor, rank: int) -> tupl
 
 
 def fit_output(before: torch.Tensor, now: torch.Tensor, first: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """M [K, K], by which what attention gave is made of what it gives now: before = now M^T, as a projection sees it.
+    """Returns M [K, K], which computes the former results of attention from the new ones: before = now M^T, as a
+    projection sees it.
 
     Beginning from ``first``, by least squares; how far it may go from there, tokens that are held out say.
 

@@ -20,7 +20,7 @@ _MOVES: frozenset[Target] = frozenset(
     {*RESHAPES, aten.slice.Tensor, aten.select.int, aten.permute.default, aten.transpose.int, aten.clone.default}
     | {aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims}
 )
-"""Ops that only say where a value's elements lie."""
+"""The ops that compute nothing: they move a value's elements, or take some of them."""
 
 _NORMS: frozenset[Target] = frozenset({ew.rms_norm.default, ew.layer_norm.default})
 

@@ -105,7 +105,7 @@ def neighbours(heads: int, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def regroup(seen: Seen, count: int, options: KvOptions) -> Regrouped:
-    """The heads in ``count`` groups as ``options`` say.
+    """Returns the heads in ``count`` groups, by ``options``.
 
     Everything is solved in 64 bits; a value that is fitted to others is fitted to what these have become.
     """

@@ -1,4 +1,4 @@
-"""Keys and values are stored in fewer than 32 bits, as the recipe's KV-cache format says."""
+"""Stores keys and values in fewer than 32 bits, by the recipe's KV-cache format."""
 
 from __future__ import annotations
 

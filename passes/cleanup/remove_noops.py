@@ -1,4 +1,4 @@
-"""Removes calls that give back what they were given."""
+"""Removes calls that return their argument."""
 
 from __future__ import annotations
 

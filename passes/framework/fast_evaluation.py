@@ -65,7 +65,7 @@ class WeightCache:
         self._bytes = 0
 
     def get(self, key: tuple[WeightExpr, ...], make: Callable[[], torch.Tensor], program: Program) -> torch.Tensor:
-        """The value kept for ``key``, or what ``make`` gives; ``program`` is the one that is running."""
+        """Returns the value kept for ``key``, or the result of ``make``; ``program`` is the one that is running."""
         cached = self._values.get(key)
         if cached is not None:
             return cached

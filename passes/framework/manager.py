@@ -1,4 +1,4 @@
-"""Runs passes in the order given and keeps what each did."""
+"""Runs passes in order, and keeps a record of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate and up projections of a gated MLP become one linear, whose result the activation takes as it is."""
+"""Fuses the gate and up projections of a gated MLP into one linear, whose result the activation takes whole."""
 
 from __future__ import annotations
 

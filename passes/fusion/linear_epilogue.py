@@ -18,7 +18,7 @@ PLAIN_LINEARS: tuple[Target, ...] = (ew.linear.default, ew.quantized_linear.defa
 LINEARS: tuple[Target, ...] = (*PLAIN_LINEARS, ew.grouped_linear.default, ew.quantized_grouped_linear.default)
 """The linears that take an activation."""
 _EPILOGUE: dict[str, object] = {"activation": "", "residual": None}
-"""Arguments that say what is done before a result is stored, and what they are where nothing is."""
+"""The arguments of an epilogue, which is computed before a result is stored, with their values for none."""
 
 
 def linear_of(match: Match) -> Node:

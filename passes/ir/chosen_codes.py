@@ -14,7 +14,7 @@ from .weights import Shape, WeightExpr
 
 @dataclass(frozen=True)
 class ChosenCodes(Prequantized):
-    """Integers that stand for ``base`` [.., N, K], which says where their rows are from. Equal if their bits are."""
+    """Integers in place of ``base`` [.., N, K], which has the provenance of their rows. Equal if their bits are."""
 
     of_source = False
     base: WeightExpr

@@ -157,7 +157,7 @@ class Program:
             raise PassError(f"{node.name}: {node.target} does not accept its arguments: {e}") from e
 
     def weight(self, name: str, expr: WeightExpr | None = None, *, where: tuple[str, ...] | None = None) -> Node:
-        """A ``get_attr`` node for the weight ``name`` (added under that name first if ``expr`` is given).
+        """Returns a ``get_attr`` node for the weight ``name``, which is added first if ``expr`` isn't None.
 
         ``where``: module paths that a new node stands for; by default the one that its name begins with. One node a
         weight: an existing one is returned. New ones stand right after the placeholders.

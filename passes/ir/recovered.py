@@ -16,7 +16,7 @@ from .weights import COMPUTED, Cast, InPlaceOf, WeightExpr, WeightStore
 
 @dataclass(frozen=True)
 class Recovered(InPlaceOf):
-    """A float32 tensor that stands for ``base``, which says where its rows are from.
+    """A float32 tensor in place of ``base``, which has the provenance of its rows.
 
     Attributes:
         name: the name of the weight in the program that was trained.

@@ -168,7 +168,7 @@ class Builder:
         return [self.buffer(self.shape(node, i), self.dtype(value)) for i, value in enumerate(node.meta["val"])]
 
     def weight(self, name: str, *, rows: bool) -> View:
-        """A weight in layout rows, or as it is (packed where a linear uses it)."""
+        """Returns a weight in layout rows, or in its stored form (packed if a linear uses it)."""
         expr = self.program.weights[name]
         packing = self.packed.get(name)
         used = name

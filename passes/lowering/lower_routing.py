@@ -61,7 +61,7 @@ def _top_k(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _max(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """The greatest, and the first place where it is."""
+    """Lowers a maximum to the greatest value and its first place."""
     view = b.cast(b.view(a["self"]))
     _last(b, node, view, a["dim"])
     x = _rows(b, view)

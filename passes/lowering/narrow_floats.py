@@ -20,7 +20,7 @@ _TAKE_NARROW = _PRODUCTS | {
 _OTHERS = {"rope": 1, "rope_kv_write": 3, "combine_experts": 1}
 """The number of first operands of these steps that are activations; the later ones (tables, weights) stay float."""
 _ALIKE = frozenset({"copy", "take_rows"})
-"""Steps whose result has the type of what they read, where nothing else is said."""
+"""The steps whose result has the type of their inputs by default."""
 
 
 def narrow_floats(program: LoweredProgram, floats: Dtype) -> LoweredProgram:
@@ -70,7 +70,7 @@ def _is_float(operand: Operand) -> bool:
 
 
 def _asked(program: LoweredProgram) -> Iterable[str]:
-    """The buffers that a step makes, or wants, narrow."""
+    """Yields the buffers that a step writes, or reads, as 16-bit floats."""
     for step in program.steps:
         if step.op in _MAKE_NARROW:
             yield from (operand.name for operand in step.outputs)

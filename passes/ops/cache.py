@@ -14,7 +14,8 @@ from .quantized_cache import STORED, dequantize_heads, stored_heads
 
 
 def rounded_heads(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """x [T, Nkv, D] as a cache of ``dtype``, a ``CacheDtype``, gives it back. Raises ValueError for another dtype."""
+    """Returns x [T, Nkv, D] rounded as a cache of ``dtype``, a ``CacheDtype``, stores it. Raises ValueError for another
+    dtype."""
     if dtype == "f32":
         return x
     if dtype not in STORED:

@@ -31,7 +31,7 @@ LARGEST = 127
 """The largest of a value's 8-bit integers here; -128 is not made, so that a sign never changes a magnitude."""
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Values, scales and sums, as ``quantize_activation`` gives them."""
+"""The values, scales and sums that ``quantize_activation`` returns."""
 
 _EXACT_IN_FLOAT = 1 << 24
 """Integers up to here have a float32 of their own."""
@@ -43,7 +43,7 @@ def groups_of(size: int, group_size: int) -> int:
 
 
 def scales_in_blocks(scales: torch.Tensor, block: int) -> torch.Tensor:
-    """float32 [.., groups] as bytes in blocks of so many groups: int8 [.., groups / block * (2 + block)].
+    """Packs float32 [.., groups] as bytes in blocks of ``block`` groups: int8 [.., groups / block * (2 + block)].
 
     A block's float16 is its largest magnitude / 127, and infinite where that doesn't fit; bytes are the nearest.
     """
@@ -111,7 +111,7 @@ def quantized_linear(
     activation: str = "",
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The product of what ``quantize_activation`` gives with a quantized weight, in float32.
+    """Multiplies the result of ``quantize_activation`` with a quantized weight, in float32.
 
     Args:
         values, scales, sums: int8 [.., K], float32 [.., Ga], int32 [.., Ga]; in groups of ``activation_group``.

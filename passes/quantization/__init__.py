@@ -1,1 +1,1 @@
-"""Passes that give weights, and what they are multiplied with, the formats that the recipe asks for."""
+"""Passes that convert weights, and the activations they are multiplied with, to the recipe's formats."""

@@ -43,7 +43,7 @@ LARGEST_INPUT = "largest input"
 """The name of a metric: the largest magnitude of what a linear is given."""
 
 TOKENS_USED = "tokens used"
-"""The name of the metric that says how many of the calibration tokens fit into the memory budget."""
+"""The name of the metric for the number of calibration tokens that fit into the memory budget."""
 
 
 class ApplyGptq(Pass):
@@ -247,7 +247,7 @@ class _Sweep:
         self.chosen[weight] = ChosenCodes.of(expr, code_format, codes, file)
 
     def _input_of(self, node: Node, rows: torch.Tensor) -> Given:
-        """The Hessian of what ``node`` is given; linears of one input share it, experts are too many to."""
+        """Returns the Hessian of ``node``'s inputs; linears of one input share it, experts are too many to."""
         key = (node.args[0], node.meta[FORMAT])
         if node.target is not ew.linear.default or self._readers[key] == 1:
             return self._inputs.pop(key) if key in self._inputs else Given.of(rows, node.meta[FORMAT])

@@ -1,4 +1,4 @@
-"""Embeddings of tables that are kept as integers, shared with the head where that has the same weight."""
+"""Quantizes tables of embeddings to integers, which the head shares if it has the same weight."""
 
 from __future__ import annotations
 

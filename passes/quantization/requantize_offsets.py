@@ -1,4 +1,4 @@
-"""int4 with an offset for each group becomes int4 without, where a target, or whoever exports, doesn't want offsets."""
+"""Converts int4 with an offset for each group to int4 without, for targets or recipes without offsets."""
 
 from __future__ import annotations
 

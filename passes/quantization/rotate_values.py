@@ -22,7 +22,7 @@ from .scalable_channels import ATTENTIONS, Channels, channels_read_by, put_weigh
 
 
 class RotateValues(Pass):
-    """Rotates each head's values, where the recipe says ``rotate`` and what reads them has a weight of integers.
+    """Rotates each head's values if the recipe has ``rotate`` and their reader has a weight of integers.
 
     A head of D values is rotated in blocks of the largest power of two that divides D. Attention whose values aren't a
     linear's result, or whose result something else reads, stays as it is, which is recorded; so do weights of sparsity

@@ -26,7 +26,7 @@ ALPHAS = (0.0, 0.3, 0.4, 0.5, 0.6)
 
 
 class SmoothActivations(Pass):
-    """Values that are rounded to 8 bits before products with weights of integers, where the recipe says ``smooth``.
+    """Scales values that are rounded to 8 bits before products with weights of integers, if the recipe has ``smooth``.
 
     1. A norm's result: its weight, and bias, take 1/s.
     2. A gated activation, or a relu: the rows of the linear before take it, of a gated one those of the other half.

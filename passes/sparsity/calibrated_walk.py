@@ -1,4 +1,4 @@
-"""One run of a program over calibration tokens, up to the last call that a pass wants to look at."""
+"""Runs a program over calibration tokens once, up to the last call that a pass observes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from enginewright.runtime.shared.errors import CapacityError
 from ..ir.program import Program
 
 Look = Callable[[Node, Sequence[Any]], Any]
-"""Gets a call and its arguments' values, and gives the call's value."""
+"""A function of a call and its arguments' values that returns the call's value."""
 
 
 def walk(program: Program, targets: Mapping[Node, Look], sequences: Sequence[torch.Tensor]) -> None:

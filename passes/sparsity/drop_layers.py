@@ -30,7 +30,7 @@ SIMILARITY, KL = "cosine of the stream before and behind", "KL without this laye
 
 
 class DropLayers(Pass):
-    """Leaves out the layers that the recipe names, and as many more as it says."""
+    """Leaves out the layers that the recipe names, and its number of further ones."""
 
     name = "drop_layers"
     exact = False

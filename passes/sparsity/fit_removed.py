@@ -62,7 +62,7 @@ class Fit:
 
 
 Choose = Callable[[Moments, torch.Tensor], torch.Tensor]
-"""Gets moments and a weight [N, K], and gives the inputs that go, in order."""
+"""A function of moments and a weight [N, K] that returns the inputs to remove, in order."""
 
 
 def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plainly: Choose, correct: bool) -> Fit:

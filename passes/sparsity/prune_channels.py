@@ -32,7 +32,7 @@ CHANNELS, KEPT = "channels", "channels kept"
 
 
 class PruneChannels(Pass):
-    """The share of each network's channels that the recipe says, to the nearest multiple that weights are stored in."""
+    """Removes the recipe's share of each network's channels, to the nearest multiple that weights are stored in."""
 
     name = "prune_channels"
     exact = False

@@ -31,7 +31,7 @@ HEADS, KEPT, GROUPS_KEPT = "query heads", "query heads kept", "key/value heads k
 
 
 class PruneHeads(Pass):
-    """The share of each attention's query heads that the recipe says, to the nearest number that is possible."""
+    """Removes the recipe's share of each attention's query heads, to the nearest possible number."""
 
     name = "prune_heads"
     exact = False
@@ -86,7 +86,7 @@ def possible_counts(heads: Heads, pruning: Pruning) -> list[int]:
 
 
 def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
-    """The ways to leave as many query heads as come nearest to what the recipe says; none if these are all.
+    """Returns the ways to keep the number of query heads that is nearest to the recipe's; none if these are all.
 
     Raises PassError if the recipe leaves none.
     """
@@ -157,7 +157,7 @@ def _choices(heads: Heads, split: Split) -> tuple[Choose, Choose]:
 
 
 Within = Callable[[list[list[int]]], Sequence[int]]
-"""Gets the heads of each group that is left, and gives those of them that go."""
+"""A function of the heads of each remaining group that returns those to remove."""
 
 
 def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within: Within) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Loads the extension module, with an error that says what to do where it isn't built."""
+"""Loads the extension module, with a hint in the error if it isn't built."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class RowSampler:
             raise CapacityError(f"{threads} threads could not be started: {e}", hint="Use fewer threads.") from e
 
     def sample(self, logits: FloatArray, sampling: SamplingBatch, *, return_logits: bool = False) -> StepOutput:
-        """Draws a token from each row of logits [R, V] float32, and gives the logprobs that ``sampling`` wants.
+        """Draws a token from each row of logits [R, V] float32, and computes the logprobs that ``sampling`` requests.
 
         A row with a logit that is NaN or +infinity gets ``NO_TOKEN``; the others are as they would be without it.
 

@@ -28,8 +28,8 @@ def hash_files(bundle: Bundle, progress: Progress) -> int:
 
 
 def add_file(folder: Path, stem: str, suffix: str, data: bytes) -> tuple[str, FileSection]:
-    """Writes a file of a target's folder under a name of its own, STEM-HASHsuffix, so that what is there stays what its
-    manifest says. Gives the name."""
+    """Writes a file of a target's folder under a new name, STEM-HASHsuffix, so that existing files still match the
+    manifest. Gives the name."""
     unfinished = folder / f".{stem}.{os.getpid()}.partial"
     file = _written(unfinished, folder / f"{stem}{suffix}", data)
     name = f"{stem}-{file.sha256[:12]}{suffix}"

@@ -31,7 +31,7 @@ def with_own_names(lowering: Lowering, target: str) -> Lowering:
 
 
 def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progress: Progress) -> str:
-    """Writes weights/ and targets/TARGET/programs/decode.json, and gives the text of the latter.
+    """Writes weights/ and targets/TARGET/programs/decode.json, and returns the text of the latter.
 
     One weight is in memory at a time, and one expert of those that are stored one by one.
 

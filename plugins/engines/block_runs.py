@@ -93,7 +93,7 @@ class StepMemory:
             self.device.zero(address, self._bytes[name])
 
     def prepare(self, step: StepInput) -> None:
-        """Clears and copies the blocks that a step wants it of."""
+        """Clears and copies the blocks that a step lists."""
         for group in self.groups:
             cleared, copied = step.clears.get(group.name), step.copies.get(group.name)
             for layer in group.layers if cleared is not None or copied is not None else ():
@@ -161,7 +161,7 @@ class PackedProgram(HoldsSteps, Protocol):
         """The sizes to pad to. Raises RequestError for a step that no profile holds."""
 
     def most_rows(self, shape: StepShape) -> int:
-        """Rows of logits that it gives at once, in the profile of ``shape``."""
+        """Returns the most rows of logits in a run, in the profile of ``shape``."""
 
     def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
         """Returns the work of a step of these sizes, to be run now or, with ``keep`` (for a graph), at any time."""

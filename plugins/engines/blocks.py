@@ -23,7 +23,7 @@ from .section import TensorRtSection
 from .segments import SegmentSchedule, schedule_of
 
 MOST_REQUESTS = 256
-"""The most requests of a step in the segments form, whose profiles don't say."""
+"""The most requests of a step in the segments form, whose profiles have no such limit."""
 
 
 class PackedExecutor(EngineExecutor[PackedSteps]):

@@ -87,7 +87,7 @@ class PlanHeader:
 def check_plan(
     header: PlanHeader, source: str, *, size: int, version: str, compute_capabilities: tuple[str, ...]
 ) -> None:
-    """Compares a plan with what its bundle's manifest says of it.
+    """Compares a plan with its bundle's manifest.
 
     Raises BundleError naming ``source``, the field, both values, and the manifest beside it.
     """

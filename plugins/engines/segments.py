@@ -274,7 +274,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
                 _check_weight(index, name, tensor, f"{source}: steps.{i}")
 
     def check_engines(self, section: TensorRtSection, source: str) -> None:
-        """Raises BundleError naming ``source`` if the target's manifest says something else of the engines."""
+        """Raises BundleError naming ``source`` if the target's manifest differs in the engines."""
         in_schedule = {
             "engines": sorted(segment.file for segment in self.segments),
             "dtype": self.dtype,
@@ -350,7 +350,7 @@ def _check_weight(index: WeightsIndex, name: str, wanted: SegmentTensor, source:
 
 
 def check_opened(bundle: Bundle, target: str) -> SegmentSchedule | None:
-    """Looks at a target's engines, and gives the schedule of its segments if it has that form.
+    """Checks a target's engines, and returns the schedule of its segments if it has that form.
 
     Raises BundleError where an engine's header, or a file that the schedule names, isn't what the manifest says.
     """

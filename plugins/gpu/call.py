@@ -14,7 +14,7 @@ from .specs import ARGUMENTS, Constant, KernelName, KernelSpec
 
 
 class Operand(Protocol):
-    """Memory that a kernel reads or writes, as ``torch.Tensor`` says it."""
+    """An array that a kernel reads or writes, with the interface of ``torch.Tensor``."""
 
     @property
     def dtype(self) -> Any:

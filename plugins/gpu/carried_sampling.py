@@ -37,7 +37,7 @@ from .sampling_calls import Drawing, SamplingMemory, sampling_calls
 from .tiles import GPUS, code_for
 
 MOST_BOUND = 256
-"""Numbers of rows, with what they ask for, whose launches are kept."""
+"""The most combinations of rows and options whose launches are kept."""
 
 _FLOAT32 = np.dtype(np.float32)
 

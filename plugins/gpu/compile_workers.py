@@ -172,7 +172,7 @@ class _Worker:
 
 
 def main(folder: Path) -> None:
-    """Compiles what each line asks for into ``folder``."""
+    """Compiles the kernel of each line into ``folder``."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for kernels without an export
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)

@@ -59,7 +59,7 @@ def plugin_kernels(
     *,
     large_tiles: bool = False,
 ) -> LayerKernels:
-    """Every kernel that the plugins may ask for: what a bundle must hold for a layer of this shape.
+    """The kernels that the plugins may launch: what a bundle must hold for a layer of this shape.
 
     ``large_tiles``: they may use all shared memory that every GPU has which runs them, and not ``SHARED_MEMORY``.
     """

@@ -1,4 +1,4 @@
-"""Sampling options of a step on their way to the GPU, and which kernels they ask for. Without torch."""
+"""Packs the sampling options of a step for the GPU, and chooses the kernels that they need. Without torch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def each_sampling_call(logits: Operand) -> Iterator[Call]:
 
 
 def write_options(staged: Int32Array, places: Mapping[str, int], sampling: SamplingBatch | None, rows: int) -> None:
-    """Puts options of up to ``rows`` rows where ``places`` says; rows that there aren't take the greatest logit.
+    """Writes options of up to ``rows`` rows at ``places``; rows that there aren't take the greatest logit.
 
     Raises RequestError for a value out of range, as the cpu target's sampler does.
     """

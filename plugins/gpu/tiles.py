@@ -251,13 +251,14 @@ NARROW_PRODUCTS: Mapping[str, tuple[ProductTile, ...]] = {
     "int4": _NIBBLES,
     "uint4": _NIBBLES,
 }
-"""Tiles for so many rows of 16-bit floats. 40 to 72 of each were timed on an H100 (``benchmarks/gpu_truth.py``, product
-tiles), with weights of an 8B: int8 in groups of 32, uint4 in groups of 64, fp8 in one. int4 has uint4's."""
+"""The tiles for products of 16-bit floats, by rows. 40 to 72 of each were timed on an H100
+(``benchmarks/gpu_truth.py``, product tiles), with weights of an 8B: int8 in groups of 32, uint4 in groups of 64, fp8 in
+one. int4 has uint4's."""
 
 UNPACKED_ROWS = 65
-"""From so many rows on, a narrow weight is made floats and a library multiplies. On an H100 an 8B of recipe int8 took
-less time for 512 rows that way (21.3 ms) than for 128 with the product kernel of then (22.2 ms), and for 2,048 a third.
-With today's tiles nobody has timed 65 to 256 rows: ``benchmarks/gpu_truth.py``, stage D."""
+"""The number of rows from which a narrow weight is unpacked to floats and a library multiplies. On an H100 an 8B of
+recipe int8 took less time for 512 rows that way (21.3 ms) than for 128 with the product kernel of then (22.2 ms), and
+for 2,048 a third. With today's tiles nobody has timed 65 to 256 rows: ``benchmarks/gpu_truth.py``, stage D."""
 
 
 def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile:

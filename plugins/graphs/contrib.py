@@ -199,7 +199,7 @@ class ContribBuilder(LayoutBuilder):
         return self.lie_by_request(node, rows_by_id)
 
     def _norm_of_sum(self, kind: str, target: Any) -> Any:
-        """The handler of a norm of a sum, which gives the sum, too. Both must be matrices of the same shape."""
+        """Returns the handler of a norm of a sum, which emits the sum, too. Both must be matrices of the same shape."""
 
         def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
             x, residual = (self.expressions(a[name]) for name in ("x", "residual"))

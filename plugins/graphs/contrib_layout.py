@@ -91,7 +91,7 @@ class LayoutBuilder(GraphBuilder):
 
     @contextmanager
     def taken_as_it_lies(self) -> Iterator[None]:
-        """Within it, values are given by request where they lie so."""
+        """A context in which values that are laid out by request are read in that layout."""
         self._as_it_lies = True
         try:
             yield
@@ -99,7 +99,7 @@ class LayoutBuilder(GraphBuilder):
             self._as_it_lies = False
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Adds an op as to a standard file; a reshape of what was reshaped is one of what that was made of."""
+        """Adds an op as to a standard file; a reshape of a reshape reads the original value."""
         if kind == "Reshape" and name is None:
             source = self._reshapes.get(inputs[0])
             if source is not None and self._says_all(inputs[1]):
@@ -117,7 +117,7 @@ class LayoutBuilder(GraphBuilder):
     # ---- calls
 
     def along_last(self, handler: Handler) -> Handler:
-        """The handler of a call that gives values by request if it gets them so, and nothing else but weights."""
+        """Returns the handler of a call whose result is laid out by request if its inputs, except weights, are."""
 
         def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
             if not self._can_keep(node, a):

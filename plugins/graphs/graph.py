@@ -91,7 +91,7 @@ class GraphBuilder:
     # ---- nodes
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """A call of a standard operator with one result, whose name is given back."""
+        """Adds a call of a standard operator with one result, and returns its name."""
         return self.ops(kind, inputs, 1, (name,) if name else (), **attributes)[0]
 
     def ops(
@@ -178,7 +178,7 @@ class GraphBuilder:
         return self._constants[key]
 
     def integers(self, *values: int) -> str:
-        """A constant i64 [n], as shapes and axes are given."""
+        """Adds a constant i64 [n], the form of shapes and axes, and returns its name."""
         return self.constant(np.asarray(values, np.int64))
 
     def number(self, value: float, dtype: torch.dtype) -> str:

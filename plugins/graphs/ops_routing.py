@@ -29,7 +29,7 @@ def _top_k(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _max(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """The greatest, and the first place where it is."""
+    """Emits the greatest value and its first place."""
     source = a["self"]
     axis = a["dim"] % source.meta["val"].dim()
     results = b.ops("TopK", (b.value(source), b.integers(1)), 2, axis=axis)

@@ -204,7 +204,7 @@ class Connections:
             connection.close()
 
     def send(self, message: Bytes, rank: int, tag: int) -> _Sending:
-        """Sends a message, which must stay as it is until that has been waited for."""
+        """Starts to send a message, which mustn't change until the returned work has been waited for."""
         return self._links[rank, tag].send(message.data)
 
     def recv(self, array: Bytes, rank: int, tag: int) -> _Receiving:

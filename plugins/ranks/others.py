@@ -86,7 +86,7 @@ class OtherRanks:
         self.mail = Mail(0, places.machines, patience)
 
     def start(self, settings: Mapping[int, Record]) -> None:
-        """Has each of them open its part, as it is told."""
+        """Has each rank open its part, by its settings."""
         for rank, setting in settings.items():
             self.store.set(f"setting/{rank}", msgspec.json.encode(setting).decode())
         self._places.start(f"{self._places.machines[0]}:{self.store.port}")
@@ -241,7 +241,7 @@ class OtherRanks:
 
 
 def _watch(of: weakref.ref[OtherRanks], closed: threading.Event) -> None:
-    """Notices a rank that has ended, as nobody waits for it while there is no step."""
+    """Watches for ranks that have ended while no step waits for them."""
     while not closed.wait(_LOOK_SECONDS):
         others = of()
         if others is None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 ALIGNMENT = 64
-"""The alignment of what XLA's CPU client, IREE's and TVM's kernels take where it lies."""
+"""The alignment of arrays that XLA's CPU client, IREE and TVM's kernels use without a copy."""
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -23,7 +23,7 @@ def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
 
 
 def in_place(array: Array) -> Array:
-    """The array itself where it is aligned and in a row, else a copy that is."""
+    """Returns the array itself if it is aligned and dense, otherwise a copy that is."""
     if array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous:
         return array
     copy = aligned(array.shape, array.dtype)

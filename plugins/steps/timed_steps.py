@@ -47,7 +47,7 @@ class Tuned(Protocol):
         """Lines for who watches: what was tried."""
 
     def summary(self) -> list[str]:
-        """Lines that say what was chosen, and where it is kept."""
+        """Returns the choices and the path of their file, as lines for people."""
 
 
 class Tune(Protocol):

@@ -21,7 +21,7 @@ _PEER = "import sys; from enginewright.plugins.cpu.compile.meeting import meet; 
 
 
 def meeting_seconds(ranks: int) -> float:
-    """Times a meeting of so many ranks, of as many as there are cores at most: the median of many.
+    """Times a meeting of that many ranks, at most one for each core: the median of many.
 
     Raises CapacityError where there is no shared memory, EnginewrightError where a process can't be started.
     """

@@ -155,7 +155,7 @@ KindTimes = RowTimes | AttentionTimes | None
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds by requests of what a step costs beside its kernels: the run, the engine, the sampler."""
+    """The seconds of a step besides its kernels, by requests: the run, the engine, the sampler."""
 
     run: Line
     engine: Line

@@ -28,19 +28,19 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
     "split_tiles": (4, 64),
     "spin_microseconds": (10, 250),
 }
-"""Tunable -> what is tried beside the executor's own."""
+"""The values to try for each tunable besides the executor's own."""
 
 _FEWEST, _MOST = 3, 25
 """Rounds of a comparison."""
 _LAST = 2
-"""Times as many rounds for what is said in the end."""
+"""The factor of rounds of the final comparison."""
 _ROWS_SHARE = 0.2
 """The share of the time that steps of several rows of a request are timed for."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A choice beside the best so far.
+    """A choice, compared with the best so far.
 
     Attributes:
         name, value: the name and value of the tunable, or of threads.
@@ -137,7 +137,7 @@ def tune(
     write: bool = True,
     progress: Progress = silent,
 ) -> TuneResult:
-    """Measures, and keeps what it found beside the bundle.
+    """Measures choices, and writes the best to a file next to the bundle.
 
     Each candidate runs interleaved with the best so far. In the end the best runs interleaved with the executor's own
     choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is. No candidate is

@@ -45,7 +45,7 @@ def serve(address: str, rank: int) -> None:
 
 
 def open_part(told: bytes, rank: int) -> Part:
-    """Opens the part of a rank that was told a ``RemoteSetting``. Raises EnginewrightError."""
+    """Opens the part of a rank, by a ``RemoteSetting``. Raises EnginewrightError."""
     setting = RemoteSetting.model_validate(msgspec.json.decode(told))
     if setting.isa not in isas():
         raise EnginewrightError(f"its processor has no {setting.isa}, the instruction set of rank 0")

@@ -309,7 +309,7 @@ def cuda_section(bundle: Bundle, target: str) -> CudaSection:
 
 
 def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) -> StepLimits:
-    """Computes the limits of steps whose requests have so many tokens at most."""
+    """Computes the limits of steps whose requests have at most ``context`` tokens."""
     smallest = min(group.block_size for group in groups)
     blocks = -(-context // smallest)
     return StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)

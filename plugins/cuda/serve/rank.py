@@ -62,7 +62,7 @@ def part_of(rank: int, program: LoweredProgram, setting: CudaRank) -> tuple[Part
 
 
 def open_part(told: bytes, rank: int) -> Opened:
-    """Opens the part of a rank that was told a ``CudaRank``. Raises EnginewrightError."""
+    """Opens the part of a rank, by a ``CudaRank``. Raises EnginewrightError."""
     setting = CudaRank.model_validate(msgspec.json.decode(told))
     bundle = Bundle.open(setting.bundle, trust=setting.trust)
     program = rank_programs(bundle, setting.target, Partition.parse(setting.partition))[rank]

@@ -158,7 +158,7 @@ class RankedCudaExecutor:
         return self._own.describe() | {"ranks": self._how.ranks, "partition": str(self._how)}
 
     def close(self) -> None:
-        """Ends the other ranks, and gives back all that this one took of its GPU."""
+        """Ends the other ranks, and frees this one's GPU memory."""
         self._others.close()
         if hasattr(self, "_own") and not self._closed:
             self._closed = True

@@ -27,7 +27,7 @@ FREE_SHARE = 0.5
 
 
 def device_budget(bundle: Bundle, target: str, provider: str, variant: str | None = None) -> int:
-    """Bytes for the caches where the caller says nothing: of the memory that they will lie in.
+    """Returns the bytes for the caches by default: of the memory that they will lie in.
 
     Raises RequestError for a provider that there is none of, TargetError without a driver for one that needs it,
     CapacityError if nothing is left.

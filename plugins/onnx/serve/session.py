@@ -151,7 +151,7 @@ def run_session(session: Any, binding: Any, options: Any, module: ModuleType) ->
 
 
 def run_options(module: ModuleType) -> Any:
-    """Options of a run after which what it took of the arena beyond need is given back."""
+    """Returns the options of a run after which the arena shrinks to what it needs."""
     options = module.RunOptions()
     options.log_severity_level = 3
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -159,7 +159,7 @@ def run_options(module: ModuleType) -> Any:
 
 
 def _options(module: ModuleType, threads: int, accuracy_level: AccuracyLevel = 1) -> Any:
-    """Everything that changes numbers, memory or threads, said and not left to defaults."""
+    """Returns all options that change numbers, memory or threads, none left to defaults."""
     options = module.SessionOptions()
     options.log_severity_level = 3  # errors, which are raised as well
     options.intra_op_num_threads = threads

@@ -32,8 +32,8 @@ MOST_BINDINGS = 16
 """Runs of the same slots and sizes (decodes, mostly) are bound once. A binding holds small arrays, no cache."""
 
 LENGTH_STEP = 64
-"""Slots have a multiple of so many places, and grow by an eighth to a quarter: copying the tokens that are held then
-costs less than attention would over places that nobody needs yet."""
+"""The number that a slot's places are a multiple of; slots grow by an eighth to a quarter: copying the tokens that are
+held then costs less than attention would over places that nobody needs yet."""
 
 
 class SlotCaches:

@@ -120,7 +120,7 @@ class ModuleText:
         return self._typed(f"stablehlo.compare {direction}, {x.name}, {y.name}, {how}", (x, y), x.shape, "i1")
 
     def select(self, where: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """x where it is true, else y."""
+        """Selects x where the mask is true, otherwise y."""
         where, x, y = self.together(where, x, y)
         return self._add(f"stablehlo.select {where.name}, {x.name}, {y.name} : {where.type}, {x.type}", x.shape, x.kind)
 

@@ -25,7 +25,7 @@ from .network_builder import NetworkBuilder, WeightBytes
 
 
 class ErrorLog(trt.ILogger):
-    """Keeps what TensorRT calls errors, for ours to say."""
+    """Collects TensorRT's error messages, for our errors."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)

@@ -100,7 +100,7 @@ class TensorRtEmitter:
 
 
 def profiles_of(engines: EnginesSection, context_length: int) -> tuple[PagedProfile, PagedProfile]:
-    """Makes the profiles of decode steps, and of prompts with decodes beside them.
+    """Returns the profiles of decode steps, and of prompts together with decodes.
 
     Raises RecipeError if requests are to be longer than the model's context.
     """

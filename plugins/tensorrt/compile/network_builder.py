@@ -15,7 +15,8 @@ from enginewright.runtime.shared.errors import TargetError
 from .network import Call, Constant, Dtype, Network
 
 WeightBytes = Callable[[str], npt.NDArray[np.generic]]
-"""Gives a weight of the bundle as it is stored; the memory must stay where it is until the engine is built."""
+"""A function that returns a weight of the bundle in its stored form; the memory must stay where it is until the engine
+is built."""
 
 TYPES: Mapping[Dtype, trt.DataType] = {name: getattr(trt.DataType, DTYPES[name].tensorrt) for name in get_args(Dtype)}
 

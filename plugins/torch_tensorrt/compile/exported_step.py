@@ -125,7 +125,7 @@ class _Step(nn.Module):
 
 
 def _caches(write: Node) -> list[Node]:
-    """The caches that a write takes, of which it gives new ones: its first arguments."""
+    """Returns the caches that a write takes, in place of which it returns new ones: its first arguments."""
     return [a for a in write.args[: len(write.meta["val"])] if isinstance(a, Node)]
 
 

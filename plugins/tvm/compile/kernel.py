@@ -38,7 +38,7 @@ LANES = 16
 """Floats that kernels handle at a time; LLVM splits them where registers are narrower."""
 
 SIZES = {"T": "ids", "B": "kv_len", "R": "rows"}
-"""Symbol -> the step input that has so many elements."""
+"""The step input whose number of elements is a symbol's value, by symbol."""
 GRID_BLOCK = 128
 """Threads of a block on a GPU."""
 PARALLEL_FROM = 1 << 14

@@ -47,7 +47,7 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
     "row_block": (48, 192),
     "groups": (16, 256),
 }
-"""Field of a schedule -> what is tried beside its own value."""
+"""The values to try for each field of a schedule besides its own."""
 
 TARGET = "tvm"
 _ROUNDS, _LAST_ROUNDS = 7, 9
@@ -59,7 +59,7 @@ _FILL = 0x3C
 
 @dataclass(frozen=True)
 class TriedSchedule:
-    """A value beside the best of a product so far; ``gain`` and ``gains`` as of ``tune.Tried``."""
+    """A value, compared with the best of a product so far; ``gain`` and ``gains`` as of ``tune.Tried``."""
 
     product: str
     name: str
@@ -109,7 +109,7 @@ class TunedTvm:
         }
 
     def table(self) -> list[str]:
-        """Each schedule beside the best so far, and all of them together by kind of step."""
+        """Returns each schedule compared with the best so far, and all of them together by kind of step."""
         width = max((len(t.product) for t in self.tried), default=0)
         tried = [
             f"{t.product:<{width}}  {t.name:<10}{t.value:>6}{t.gain:>8.3f}x{'  faster' if t.faster else ''}"
@@ -289,7 +289,7 @@ class _Search:
         self.tried: list[TriedSchedule] = []
 
     def run(self) -> dict[str, Schedule]:
-        """Product -> its fastest schedule, where that isn't its own."""
+        """Returns the fastest schedule of each product whose own isn't the fastest."""
         fastest: dict[str, Schedule] = {}
         best: dict[str, _Contender] = {}
         longest = 0.0
