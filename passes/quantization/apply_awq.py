@@ -21,7 +21,7 @@ from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from .scalable_channels import Scaling, channels_read_by, keeps_integers, put_weights, scaled_weights
 from .search_scales import (
     ALPHAS,
-    Found,
+    ScaledValue,
     Scales,
     ScaleSweep,
     Seen,
@@ -79,7 +79,7 @@ class _Clipping:
         self.choices: dict[Node, Choices] = {}
         self.metrics: list[Metric] = []
 
-    def choose(self, found: Found, seen: Mapping[Node, Seen], scales: Sequence[Scales]) -> None:
+    def choose(self, found: ScaledValue, seen: Mapping[Node, Seen], scales: Sequence[Scales]) -> None:
         after = []
         for node, one in seen.items():
             common_factors = torch.ones(1, one.magnitude.shape[-1]) if found.factors is None else found.factors
@@ -100,7 +100,7 @@ class _Clipping:
         self.metrics += [Metric(where, name, sum(values) / len(values)) for name, values in names]
 
 
-def _rewrite(program: Program, found: Sequence[Found], choices: Mapping[Node, Choices]) -> None:
+def _rewrite(program: Program, found: Sequence[ScaledValue], choices: Mapping[Node, Choices]) -> None:
     exprs = scaled_weights(
         program,
         [

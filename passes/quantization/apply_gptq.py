@@ -35,7 +35,7 @@ from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from .gptq import factorize, gptq
-from .held_out import FEWEST_TOKENS, ROWS, Given, OutputErrors, as_multiplied, tensors_of
+from .held_out import FEWEST_TOKENS, ROWS, LayerInputs, OutputErrors, as_multiplied, tensors_of
 
 ew = torch.ops.ew
 
@@ -171,7 +171,7 @@ class _Sweep:
         self._fast = FastEvaluation(program, WeightCache(0))  # each weight is used once
         self._weights = {_weight(n).target for n in targets}
         self._readers = Counter((n.args[0], n.meta[FORMAT]) for n in targets)
-        self._inputs: dict[tuple[Any, WeightFormat], Given] = {}
+        self._inputs: dict[tuple[Any, WeightFormat], LayerInputs] = {}
 
     def read(self, name: str) -> torch.Tensor:
         """A weight; those that are to have integers, and what comes behind the last of these, have a shape alone."""
@@ -246,14 +246,14 @@ class _Sweep:
         file = None if scratch is None else scratch / f"{len(self.chosen)}.codes"
         self.chosen[weight] = ChosenCodes.of(expr, code_format, codes, file)
 
-    def _input_of(self, node: Node, rows: torch.Tensor) -> Given:
+    def _input_of(self, node: Node, rows: torch.Tensor) -> LayerInputs:
         """Returns the Hessian of ``node``'s inputs; linears of one input share it, experts are too many to."""
         key = (node.args[0], node.meta[FORMAT])
         if node.target is not ew.linear.default or self._readers[key] == 1:
-            return self._inputs.pop(key) if key in self._inputs else Given.of(rows, node.meta[FORMAT])
+            return self._inputs.pop(key) if key in self._inputs else LayerInputs.of(rows, node.meta[FORMAT])
         self._readers[key] -= 1
         if key not in self._inputs:
-            self._inputs[key] = Given.of(rows, node.meta[FORMAT])
+            self._inputs[key] = LayerInputs.of(rows, node.meta[FORMAT])
         return self._inputs[key]
 
     def _multiply(

@@ -37,7 +37,7 @@ ROWS = 512
 
 
 @dataclass
-class Given:
+class LayerInputs:
     """Inputs of one expert, or of a whole linear: X^T X of the tokens that are fitted to, and some tokens to measure
     errors on, of these and of the ones held out.
     """
@@ -48,7 +48,7 @@ class Given:
     factor: Factor | None = None
 
     @staticmethod
-    def of(rows: torch.Tensor, wanted: WeightFormat) -> Given:
+    def of(rows: torch.Tensor, wanted: WeightFormat) -> LayerInputs:
         """Sums up inputs [M, K], some of them held out."""
         hessian = Hessian(rows.shape[-1])
         held_out = held_out_tokens(len(rows))
@@ -57,7 +57,7 @@ class Given:
                 for part in rows[run].split(ROWS):
                     hessian.add(as_multiplied(part, wanted))
         some = [rows[evenly_spread(mask.nonzero()[:, 0])] for mask in (~held_out, held_out)]
-        return Given(hessian, as_multiplied(some[0], wanted), as_multiplied(some[1], wanted))
+        return LayerInputs(hessian, as_multiplied(some[0], wanted), as_multiplied(some[1], wanted))
 
 
 def held_out_tokens(tokens: int) -> torch.Tensor:
@@ -97,7 +97,9 @@ class OutputErrors:
         self._worse: list[float] = [0.0, 0.0, 0.0]
         self._damping = 0.0
 
-    def add(self, given: Given, weight: torch.Tensor, chosen: Codes, nearest: Codes, code_format: CodeFormat) -> bool:
+    def add(
+        self, given: LayerInputs, weight: torch.Tensor, chosen: Codes, nearest: Codes, code_format: CodeFormat
+    ) -> bool:
         """Adds those of one matrix; whether what was chosen is no worse on held-out tokens."""
         assert given.factor is not None
         self._damping = max(self._damping, given.factor.damping)

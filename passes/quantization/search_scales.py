@@ -243,7 +243,7 @@ class Seen:
 
 
 @dataclass
-class Found:
+class ScaledValue:
     """The scales of one value: s for its readers, [1 or E, K], and for its producer's folds; None: unscaled."""
 
     channels: Channels
@@ -268,8 +268,8 @@ class ScaleSweep:
     context: PassContext
     alphas: Sequence[float]
     by_weights: bool
-    found_one: Callable[[Found, Mapping[Node, Seen], list[Scales]], None]
-    found: list[Found] = field(default_factory=list)
+    found_one: Callable[[ScaledValue, Mapping[Node, Seen], list[Scales]], None]
+    found: list[ScaledValue] = field(default_factory=list)
 
     def run(self) -> None:
         self._of = {n: c for c in self.channels for n in c.readers if n in set(self.linears)}
@@ -304,7 +304,7 @@ class ScaleSweep:
                 factors[e] = one.factors
         changed = bool((factors != 1).any())
         folded = _untied(factors, producer) if changed and producer is not None else None
-        self.found.append(Found(channels, factors if changed else None, folded))
+        self.found.append(ScaledValue(channels, factors if changed else None, folded))
         self.found_one(self.found[-1], seen, scales)
 
 

@@ -19,7 +19,7 @@ from ..ir.provenance import join_where, where_of
 from ..ir.recovered import before_training
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from .scalable_channels import Scaling, channels_read_by, divide_result, put_weights, scaled_weights
-from .search_scales import Found, Scales, ScaleSweep, Seen
+from .search_scales import ScaledValue, Scales, ScaleSweep, Seen
 
 ALPHAS = (0.0, 0.3, 0.4, 0.5, 0.6)
 """Exponents tried; 0 leaves the channels as they are."""
@@ -59,7 +59,7 @@ class SmoothActivations(Pass):
         scalable = [c for c in channels if c.producer is not None]
         metrics: list[Metric] = []
 
-        def keep(found: Found, seen: Mapping[Node, Seen], scales: Sequence[Scales]) -> None:
+        def keep(found: ScaledValue, seen: Mapping[Node, Seen], scales: Sequence[Scales]) -> None:
             where = join_where(where_of(seen))
             for name, values in (
                 ("alpha", [s.alpha for s in scales]),

@@ -174,7 +174,7 @@ class PackedProgram(HoldsSteps, Protocol):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _StepResults:
     """Results of a step's rows, filled as they come: [R] and [R, V]; None if nobody wants them."""
 
     tokens: Int32Array | None
@@ -230,7 +230,7 @@ class PackedSteps:
         if not len(step.ids):
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         self._memory.prepare(step)
-        results = self._found(step)
+        results = self._results(step)
         for members in self._parts(step):
             part, order = part_of(step, members) if members is not None else (step, np.arange(len(step.rows)))
             self._run_part(part, order, step.sampling, results)
@@ -256,12 +256,12 @@ class PackedSteps:
             self._drop_graph()
         self._program.close()
 
-    def _found(self, step: StepInput) -> _Found:
+    def _results(self, step: StepInput) -> _StepResults:
         """Room for what comes back of a step's rows: tokens that the GPU draws, logits where something needs them."""
         rows, sampling = len(step.rows), step.sampling
         draws = sampling is not None and self._gpu_sampler.sampler is not None
         needed = step.wants_logits or (sampling is not None and (not draws or sampling.logprobs is not None))
-        return _Found(
+        return _StepResults(
             np.empty(rows, np.int32) if draws else None,
             np.empty((rows, self._vocab), np.float32) if needed else None,
         )
@@ -274,7 +274,7 @@ class PackedSteps:
         return parts(step.counts, self._program)
 
     def _run_part(
-        self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found
+        self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _StepResults
     ) -> None:
         """Runs requests whose rows are those of ``order``, and takes what comes of them.
 
@@ -294,7 +294,7 @@ class PackedSteps:
                 self._take(order[start : start + len(rows)], sampling, found)
             start += max(len(rows), 1)
 
-    def _take(self, rows: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found) -> None:
+    def _take(self, rows: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _StepResults) -> None:
         """Fills in the results of these rows of the step from the stream."""
         if found.tokens is not None:
             assert sampling is not None and self._gpu_sampler.sampler is not None

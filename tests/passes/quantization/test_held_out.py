@@ -11,7 +11,7 @@ from enginewright.passes.quantization.held_out import (
     FEWEST_TOKENS,
     HELD_OUT_ERROR,
     HELD_OUT_NEAREST,
-    Given,
+    LayerInputs,
     OutputErrors,
     held_out_tokens,
     runs_of,
@@ -37,7 +37,7 @@ def test_few_tokens_are_all_fitted_to() -> None:
 @pytest.mark.parametrize("size", [32, 64])
 def test_only_what_is_fitted_to_is_in_the_sum(size: int) -> None:
     rows = torch.randn(640, size, generator=torch.Generator().manual_seed(size))
-    inputs = Given.of(rows, WeightFormat())
+    inputs = LayerInputs.of(rows, WeightFormat())
     seen = rows[~held_out_tokens(640)]
     # Sums of 560 float32 terms, in another order.
     assert torch.allclose(inputs.hessian.sum, seen.t() @ seen, rtol=0, atol=1e-3)
@@ -48,7 +48,7 @@ def test_only_what_is_fitted_to_is_in_the_sum(size: int) -> None:
 def test_what_is_worse_on_held_out_tokens_does_not_count(off: int) -> None:
     """Integers that are off by more than the nearest ones on all tokens; the figures are of those that are used."""
     rows = torch.randn(640, 32, generator=torch.Generator().manual_seed(off))
-    inputs = Given.of(rows, WeightFormat())
+    inputs = LayerInputs.of(rows, WeightFormat())
     inputs.factor = factorize(inputs.hessian.sum)
     values = torch.arange(-4, 4, dtype=torch.int8).repeat(8, 4)
     scales = torch.full((8, 1), 0.5, dtype=torch.half)
