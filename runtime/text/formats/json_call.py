@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .notation import Calls, Notation
-from .reader import AnswerReader, Steps
+from .reader import AnswerReader, Steps, ignore
 from .rules import RuleWriter, json_rule, quoted
 
 
@@ -48,11 +48,11 @@ class JsonCall(Notation):
 
     def read(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool = False) -> Steps:
         """Reads one call."""
-        return (yield from self._read(reader, opener))
+        return (yield from _CallReader(self, reader, offered=False).read(opener))
 
     def read_bare(self, reader: AnswerReader, calls: Calls) -> Steps:
         """Reads calls without markers, of offered tools."""
-        whole = yield from self._read(reader, "", offered=True)
+        whole = yield from _CallReader(self, reader, offered=True).read("")
         if whole is None:
             return False
         while whole:
@@ -60,85 +60,104 @@ class JsonCall(Notation):
             yield from reader.skip_space()
             if not (yield from reader.take_words(calls.separator)):
                 return True
-            whole = yield from self._read(reader, "", offered=True)
+            whole = yield from _CallReader(self, reader, offered=True).read("")
         return True
 
-    def _read(self, reader: AnswerReader, opener: str, *, offered: bool = False) -> Steps:
-        """Reads one call; see ``Notation.read``.
 
-        Args:
-            offered: only an object with a name of an offered tool and arguments is a call; nothing is taken of others.
-        """
-        start, before = reader.at, reader.hold()
-        name: str | None = None
-        key_of_call: str | None = None
-        early: list[str] = []  # arguments that precede the name
-        argued = False
-        whole = False
-        begun = False
+class _CallReader:
+    """Reads one object, whose keys may come in any order.
 
-        def begin(tool: str) -> None:
-            nonlocal begun
-            begun = True
-            reader.begin_call(tool, key_of_call)
-            for piece in early:
-                reader.add_arguments(piece)
+    Args:
+        offered: only an object with a name of an offered tool and arguments is a call; nothing is taken of others.
+    """
 
+    def __init__(self, call: JsonCall, reader: AnswerReader, *, offered: bool) -> None:
+        self._call, self._reader, self._offered = call, reader, offered
+        self._before = reader.hold()
+        self._name: str | None = None
+        self._id: str | None = None
+        self._early: list[str] = []  # arguments that precede the call's beginning
+        self._argued = False
+        self._begun = False
+
+    def read(self, opener: str) -> Steps:
+        """Reads the object; see ``Notation.read``."""
+        reader = self._reader
+        start = reader.at
         yield from reader.skip_space()
-        if (yield from reader.take("{")) is not None:
-            while True:
-                yield from reader.skip_space()
-                key = yield from reader.read_text()
-                yield from reader.skip_space()
-                if key is None or (yield from reader.take(":")) is None:
-                    break
-                unknown = key not in (self.name, "type", "id", *self.arguments)
-                if offered and not begun and name is None and unknown:
-                    break
-                yield from reader.skip_space()
-                if key == self.name and name is None:
-                    name = yield from reader.read_text()
-                    if name is None or (offered and reader.schemas is not None and name not in reader.schemas):
-                        name = None
-                        break
-                    if not offered:
-                        reader.release(before)
-                        begin(name)
-                elif key in self.arguments and not argued:
-                    argued = True
-                    if (yield from reader.need(1)) and reader.text[reader.at] == '"':
-                        text = yield from reader.read_text()
-                        if text is None:
-                            break
-                        (reader.add_arguments if begun else early.append)(text)
-                    else:
-                        if name is not None and not begun:
-                            reader.release(before)
-                            begin(name)
-                        if not (yield from reader.read_json(reader.add_arguments if begun else early.append)):
-                            break
-                elif key == "id" and (yield from reader.need(1)) and reader.text[reader.at] == '"':
-                    key_of_call = yield from reader.read_text()
-                    if key_of_call is None:
-                        break
-                elif not (yield from reader.read_json(lambda text: None)):
-                    break
-                yield from reader.skip_space()
-                if (yield from reader.take(",")) is not None:
-                    continue
-                whole = (yield from reader.take("}")) is not None
-                break
-        if offered and not begun and name is not None and whole and argued:
-            begin(name)
-        if not begun:
+        whole = (yield from reader.take("{")) is not None and (yield from self._read_members())
+        if self._offered and not self._begun and whole and self._argued:
+            self._begin()
+        if not self._begun:
             raw = reader.text[start : reader.at]
-            reader.release(before)
-            if offered:
+            reader.release(self._before)
+            if self._offered:
                 reader.at = start
             else:
                 reader.reject_call(opener, raw)
             return None
-        reader.release(before)
-        if whole and not argued:
+        reader.release(self._before)
+        if whole and not self._argued:
             reader.add_arguments("{}")
         return whole
+
+    def _begin(self) -> None:
+        """Begins the call if its name is known."""
+        if self._name is not None and not self._begun:
+            self._begun = True
+            self._reader.release(self._before)
+            self._reader.begin_call(self._name, self._id)
+            for piece in self._early:
+                self._reader.add_arguments(piece)
+
+    def _read_members(self) -> Steps:
+        """Reads the members and the closing brace. Returns False if the object is cut off, or isn't a call."""
+        reader = self._reader
+        while True:
+            yield from reader.skip_space()
+            key = yield from reader.read_text()
+            yield from reader.skip_space()
+            if key is None or (yield from reader.take(":")) is None:
+                return False
+            if not (yield from self._read_member(key)):
+                return False
+            yield from reader.skip_space()
+            if (yield from reader.take(",")) is None:
+                return (yield from reader.take("}")) is not None
+
+    def _read_member(self, key: str) -> Steps:
+        """Reads the value of a key. Returns False if it is cut off, or the object isn't a call."""
+        reader, call = self._reader, self._call
+        if self._offered and self._name is None and key not in (call.name, "type", "id", *call.arguments):
+            return False
+        yield from reader.skip_space()
+        if key == call.name and self._name is None:
+            return (yield from self._read_name())
+        if key in call.arguments and not self._argued:
+            return (yield from self._read_arguments())
+        if key == "id" and (yield from reader.need(1)) and reader.text[reader.at] == '"':
+            self._id = yield from reader.read_text()
+            return self._id is not None
+        return (yield from reader.read_json(ignore))
+
+    def _read_name(self) -> Steps:
+        name = yield from self._reader.read_text()
+        schemas = self._reader.schemas
+        if name is None or (self._offered and schemas is not None and name not in schemas):
+            return False
+        self._name = name
+        if not self._offered:
+            self._begin()
+        return True
+
+    def _read_arguments(self) -> Steps:
+        reader = self._reader
+        self._argued = True
+        if (yield from reader.need(1)) and reader.text[reader.at] == '"':  # JSON within a text
+            text = yield from reader.read_text()
+            if text is None:
+                return False
+            (reader.add_arguments if self._begun else self._early.append)(text)
+            return True
+        self._begin()
+        return (yield from reader.read_json(reader.add_arguments if self._begun else self._early.append))

@@ -83,18 +83,8 @@ class ChatParser:
         begin = reasoning.begin.strip() if reasoning else ""
         end = reasoning.end.strip() if reasoning else ""
         openers = calls.openers if calls is not None else ()
-        if reasoning is not None and reader.in_reasoning:
-            if (yield from self._reason(reasoning, openers)) and calls is not None:
-                yield from self._called(calls, "")
-        elif reasoning is not None and begin:
-            yield from reader.hold_space()
-            if (yield from reader.take(begin)) is not None:
-                reader.held_space = ""
-                if (yield from self._reason(reasoning, openers)) and calls is not None:
-                    yield from self._called(calls, "")
-            elif reader.ended and MARKERS.match(begin) and begin.startswith(reader.text[reader.at :] or " "):
-                reader.at = len(reader.text)
-                reader.in_reasoning = True  # it broke off within the reasoning's beginning
+        if reasoning is not None:
+            yield from self._first_reasoning(reasoning, begin, openers)
         if calls is not None and calls.bare:
             yield from reader.hold_space()
             if (yield from self._bare(calls)):
@@ -109,6 +99,22 @@ class ChatParser:
             elif stop == end:
                 reader.trim = not reader.content
         reader.add_last_space()
+
+    def _first_reasoning(self, reasoning: Reasoning, begin: str, openers: tuple[str, ...]) -> Steps:
+        """Reads the reasoning that may come first, and the calls that end it."""
+        reader, calls = self._reader, self._format.calls
+        if not reader.in_reasoning:
+            if not begin:
+                return
+            yield from reader.hold_space()
+            if (yield from reader.take(begin)) is None:
+                if reader.ended and MARKERS.match(begin) and begin.startswith(reader.text[reader.at :] or " "):
+                    reader.at = len(reader.text)
+                    reader.in_reasoning = True  # it broke off within the reasoning's beginning
+                return
+            reader.held_space = ""
+        if (yield from self._reason(reasoning, openers)) and calls is not None:
+            yield from self._called(calls, "")
 
     def _reason(self, reasoning: Reasoning, openers: tuple[str, ...]) -> Steps:
         """Reads the reasoning up to its end. Returns True if a call ended it."""

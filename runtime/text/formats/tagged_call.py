@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,27 +167,10 @@ class TaggedCall(Notation):
             document: the schema of its arguments.
             number: parameters before this one.
         """
-        is_text: bool | None = None
-        ends = words(self.key_end)
-        match = yield from reader.read_word(Stops([self.typed or ends[0], ends[0]]))
+        match = yield from self._read_key(reader)
         if match is None:
             return False
-        key = match[0]
-        if self.typed and match[1] == self.typed:
-            match = yield from reader.read_word(Stops([ends[0]]))
-            if match is None:
-                return False
-            is_text = match[0] == "true"
-        for part in ends[1:]:
-            if not (yield from reader.take_words(part)):
-                return False
-        framed = self.key_end.endswith("\n") and (yield from reader.take("\n")) is not None
-        value_end = self.value_end.strip()
-        frame = "\n" if framed else ""
-        followers = tuple(one for one in (self.key_begin, self.end or calls.end.strip()) if one)
-        others = [frame + one for one in followers] if self.value_end.startswith("\n") else []
-        last = "" if others else calls.end.strip()  # of a value that isn't closed, if nothing else follows
-        stops = Stops([frame + value_end, *others, last])
+        key, is_text, framed = match
         types = parameter_types(properties.get(key), document)
         if is_text is None:
             is_text = types == {"string"}
@@ -196,29 +179,68 @@ class TaggedCall(Notation):
         if is_text:
             reader.add_arguments('"')
         emit: Callable[[str], None] = reader.add_quoted if is_text else parts.append
-        empty = framed and (yield from reader.take(value_end)) is not None
-        while not empty:
+        if not (yield from self._read_value(reader, calls, emit, framed=framed)):
+            return False
+        reader.add_arguments('"' if is_text else typed_json("".join(map(reader.spell, parts)), types))
+        return True
+
+    def _read_key(self, reader: AnswerReader) -> Steps:
+        """Returns a parameter's key, its form and its frame; None if they can't be read.
+
+        The form is True if the model says that the value is text, False if it says otherwise, None if it says nothing.
+        The frame is True if a line's end precedes the value, which another then follows.
+        """
+        is_text: bool | None = None
+        ends = words(self.key_end)
+        match = yield from reader.read_word(Stops([self.typed or ends[0], ends[0]]))
+        if match is None:
+            return None
+        key = match[0]
+        if self.typed and match[1] == self.typed:
+            match = yield from reader.read_word(Stops([ends[0]]))
+            if match is None:
+                return None
+            is_text = match[0] == "true"
+        for part in ends[1:]:
+            if not (yield from reader.take_words(part)):
+                return None
+        framed = self.key_end.endswith("\n") and (yield from reader.take("\n")) is not None
+        return key, is_text, framed
+
+    def _read_value(self, reader: AnswerReader, calls: Calls, emit: Callable[[str], None], *, framed: bool) -> Steps:
+        """Emits a parameter's value, and takes its end. Returns False if it is cut off.
+
+        The end is one only if a parameter or the call's end follows it: a value may contain the text of an end.
+        """
+        value_end = self.value_end.strip()
+        if framed and (yield from reader.take(value_end)) is not None:
+            return True
+        frame = "\n" if framed else ""
+        followers = tuple(one for one in (self.key_begin, self.end or calls.end.strip()) if one)
+        others = [frame + one for one in followers] if self.value_end.startswith("\n") else []
+        last = "" if others else calls.end.strip()  # of a value that isn't closed, if nothing else follows
+        stops = Stops([frame + value_end, *others, last])
+        while True:
             stop = yield from reader.read_until(stops, emit, whole=True)
             if stop is None:
                 return False
             if stop in others:
                 reader.at -= len(stop) - len(frame)
-                break
-            here, before = reader.at, reader.hold()
-            yield from reader.skip_space()
-            expected = calls.openers if stop == last else followers
-            follows = (yield from reader.peek(expected)) is not None
-            if not follows and reader.ended:  # here, or within what is expected
-                rest = reader.rest
-                follows = any(one.startswith(rest) for one in (*expected, ""))
-            reader.at = here
-            reader.release(before)
-            if follows:
+                return True
+            if (yield from _follows(reader, calls.openers if stop == last else followers)):
                 reader.at -= len(stop) if stop == last else 0
-                break
+                return True
             emit(stop)
-        if is_text:
-            reader.add_arguments('"')
-        else:
-            reader.add_arguments(typed_json("".join(map(reader.spell, parts)), types))
-        return True
+
+
+def _follows(reader: AnswerReader, expected: Sequence[str]) -> Steps:
+    """Returns True if one of these texts follows, after space, or the answer ends within one; takes nothing."""
+    here, before = reader.at, reader.hold()
+    yield from reader.skip_space()
+    follows = (yield from reader.peek(expected)) is not None
+    if not follows and reader.ended:
+        rest = reader.rest
+        follows = any(one.startswith(rest) for one in (*expected, ""))
+    reader.at = here
+    reader.release(before)
+    return follows
