@@ -43,10 +43,8 @@ NOT_CLEAN: tuple[str, ...] = (
     "runtime/scheduler",
     "runtime/server",
     "runtime/shared",
-    "tests",
     "tests/plugins",
     "tests/runtime",
-    "tests/simulator",
 )
 """Folders with older texts that break a rule; a name of one part covers its own files, one of two all below it.
 

@@ -49,12 +49,12 @@ RUNS_ON = {
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the package, by its dotted name below ``enginewright``."""
-    found = {}
+    by_name = {}
     for part in PARTS:
         for path in sorted((REPOSITORY / part).rglob("*.py")):
             names = list(path.relative_to(REPOSITORY).with_suffix("").parts)
-            found[".".join(names[:-1] if names[-1] == "__init__" else names)] = path
-    return found
+            by_name[".".join(names[:-1] if names[-1] == "__init__" else names)] = path
+    return by_name
 
 
 @cache
@@ -103,8 +103,8 @@ def declared(*extras: str) -> set[str]:
     """Modules of what pyproject.toml requires, with these extras."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
-    names = [re.split(r"[<>=~! ;\[]", line, maxsplit=1)[0] for line in wanted]
+    lines = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+    names = [re.split(r"[<>=~! ;\[]", line, maxsplit=1)[0] for line in lines]
     return {IMPORTED_AS.get(name, name.replace("-", "_")).lower() for name in names}
 
 
@@ -120,12 +120,12 @@ def packages_of(*prefixes: str) -> dict[str, str]:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    found = packages_of(*PARTS)
-    assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(found)  # the test sees some
+    packages = packages_of(*PARTS)
+    assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(packages)  # the test sees some
     extras = ("cli", "export", "onnx", "otel", "ray", "serve", "structured", "tensorrt-rtx", "cuda", "tvm")
     known = declared(*extras) | set(NOT_DECLARED)
-    assert {name: place for name, place in found.items() if name not in known} == {}
-    assert set(NOT_DECLARED) <= set(found)
+    assert {name: place for name, place in packages.items() if name not in known} == {}
+    assert set(NOT_DECLARED) <= set(packages)
 
 
 def test_transformers_is_capped_at_the_next_minor_version() -> None:
@@ -142,10 +142,10 @@ def test_what_the_runtime_imports_comes_without_extras() -> None:
     optional |= declared("otel", "ray", "serve") | {"h11", "starlette"}  # of runtime/server: a server alone imports it
     optional |= declared("structured")  # of answers that have a form
     optional |= {"pydantic"}  # of plugins/cpu/recipe.py, which the compiler reads
-    found = packages_of(
+    packages = packages_of(
         "runtime", "plugins.cpu", "runtime.shared.contracts", "runtime.shared.records", "runtime.shared.lowered_program"
     )
-    assert {name: place for name, place in found.items() if name not in declared() | optional} == {}
+    assert {name: place for name, place in packages.items() if name not in declared() | optional} == {}
 
 
 def below(name: str, prefix: str) -> bool:
@@ -164,12 +164,12 @@ def offences(importer: str, forbidden: set[str]) -> list[str]:
 
 
 def test_there_are_modules_to_look_at() -> None:
-    found = modules()
-    assert len(found) > 40
+    by_name = modules()
+    assert len(by_name) > 40
     known = {"runtime.shared.contracts", "runtime.engine.llm", "passes.framework.base", "optimizer.pipeline.pipeline"}
-    assert known <= set(found)
+    assert known <= set(by_name)
     # Relative imports are followed to where they lead: the check would be blind without that.
-    reader = dict.fromkeys(what for what, _ in imports("runtime.bundle.reader", found["runtime.bundle.reader"]))
+    reader = dict.fromkeys(what for what, _ in imports("runtime.bundle.reader", by_name["runtime.bundle.reader"]))
     assert "runtime.bundle.manifest.Manifest" in reader
 
 
@@ -188,8 +188,8 @@ def test_serving_does_without_torch_and_the_compiler() -> None:
     halves = [f"plugins.{target}.{half}" for target in TARGETS for half in ("serve", "kernels")]
     for name in (*halves, "plugins.cpu", *(f"plugins.{room}" for room in rooms)):
         above = {"optimizer", *(f"plugins.{target}.compile" for target in TARGETS), "plugins.graphs"}
-        found = [line for line in offences(name, HEAVY | above | {"passes", "plugins.emit"}) if not allowed(line)]
-        assert found == [], name
+        lines = [line for line in offences(name, HEAVY | above | {"passes", "plugins.emit"}) if not allowed(line)]
+        assert lines == [], name
 
 
 def allowed(offence: str) -> bool:
@@ -276,10 +276,10 @@ def test_targets_stand_apart() -> None:
     """A target imports rooms, never another target, but for the cpu target's extension and its sampler."""
     packages = {f"plugins.{target}" for target in TARGETS}
     for module, path in modules().items():
-        own = next((package for package in packages if below(module, package)), None)
+        own_package = next((package for package in packages if below(module, package)), None)
         for what, line in imports(module, path):
             other = next((package for package in packages if below(what, package)), None)
-            if not module.startswith("plugins.") or other in (None, own):
+            if not module.startswith("plugins.") or other in (None, own_package):
                 continue
             fine = (
                 other == "plugins.cpu"
@@ -316,8 +316,8 @@ def test_bundles_are_read_without_what_serves_them() -> None:
 
 def test_passes_stand_on_what_is_shared() -> None:
     assert offences("passes", {"transformers", "gguf", "plugins", "optimizer"}) == []
-    found = [line for line in offences("passes", {"runtime"}) if " imports runtime.shared." not in line]
-    assert found == []
+    lines = [line for line in offences("passes", {"runtime"}) if " imports runtime.shared." not in line]
+    assert lines == []
 
 
 def test_plugins_know_nobody_above_them() -> None:
@@ -391,14 +391,14 @@ def circle(found: dict[str, Path], group: Callable[[Path], Path]) -> list[str]:
     """
     needs: dict[str, set[str]] = {}
     for module, path in found.items():
-        own = group(path.relative_to(REPOSITORY)).as_posix()
+        own_group = group(path.relative_to(REPOSITORY)).as_posix()
         for what, _ in imports(module, path):
             name = what
             while name and name not in found:
                 name = name.rpartition(".")[0]
-            other = group(found[name].relative_to(REPOSITORY)).as_posix() if name else own
-            if other != own:
-                needs.setdefault(own, set()).add(other)
+            other = group(found[name].relative_to(REPOSITORY)).as_posix() if name else own_group
+            if other != own_group:
+                needs.setdefault(own_group, set()).add(other)
     assert len(needs) > 1
     try:
         TopologicalSorter(needs).prepare()

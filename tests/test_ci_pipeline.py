@@ -30,14 +30,14 @@ SCRIPT = FOLDER / "pipeline.sh"
 
 def commands_of(text: str) -> dict[str, set[str]]:
     """Options of each ``optimize`` command that a script calls; those collected in ``options`` are export's."""
-    found: dict[str, set[str]] = {"export": set()}
+    commands: dict[str, set[str]] = {"export": set()}
     for line in text.replace("\\\n", " ").splitlines():
         code = line.partition(" #")[0]
         if call := re.search(r"\boptimize ([a-z]+)(.*)", code):
-            found.setdefault(call[1], set()).update(re.findall(r"(?<![\w-])--[a-z-]+", call[2]))
+            commands.setdefault(call[1], set()).update(re.findall(r"(?<![\w-])--[a-z-]+", call[2]))
         elif "options" in code:
-            found["export"].update(re.findall(r"(?<![\w-])--[a-z-]+", code))
-    return found
+            commands["export"].update(re.findall(r"(?<![\w-])--[a-z-]+", code))
+    return commands
 
 
 def test_the_script_uses_commands_and_options_that_there_are() -> None:
@@ -55,8 +55,8 @@ def test_the_workflow_runs_the_script_with_variables_that_it_reads() -> None:
     inputs = document[True]["workflow_dispatch"]["inputs"]
     assert document["permissions"] == {"contents": "read", "id-token": "write"}
     (job,) = document["jobs"].values()
-    said = "\n".join(str(value) for value in job["env"].values())
-    assert set(re.findall(r"inputs\.(\w+)", said)) == set(inputs)
+    variables = "\n".join(str(value) for value in job["env"].values())
+    assert set(re.findall(r"inputs\.(\w+)", variables)) == set(inputs)
     read = set(re.findall(r"\$\{([A-Z_]+):-", SCRIPT.read_text()))
     assert set(job["env"]) - {"MODEL", "REVISION", "RELEASED"} <= read
     runs = [step["run"] for step in job["steps"] if "run" in step]
@@ -102,9 +102,9 @@ def test_the_dockerfile_names_files_and_extras_that_there_are() -> None:
 
 
 def extras_in(text: str) -> set[str]:
-    found = re.findall(r"(?:\.|whl\))\[([\w,-]+)\]", text)
-    assert found
-    return {extra for group in found for extra in group.split(",")}
+    extras = re.findall(r"(?:\.|whl\))\[([\w,-]+)\]", text)
+    assert extras
+    return {extra for group in extras for extra in group.split(",")}
 
 
 def known_extras() -> set[str]:
@@ -121,11 +121,11 @@ def pipeline(folder: Path, *arguments: str | Path, **environment: str) -> subpro
     if not (tools / "python3").exists():
         (tools / "python3").symlink_to(sys.executable)
     unset = {"AGAINST", "BUDGET", "NAME", "RECIPE", "TARGETS", "GPUS", "CONTEXT", "SIGN", "SOURCE_DATE_EPOCH"}
-    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    variables = {name: value for name, value in os.environ.items() if name not in unset}
     return subprocess.run(
         [str(SCRIPT), *map(str, arguments)],
         cwd=folder,
-        env=kept | {"PATH": f"{tools}:{os.environ['PATH']}"} | environment,
+        env=variables | {"PATH": f"{tools}:{os.environ['PATH']}"} | environment,
         capture_output=True,
         text=True,
     )
@@ -165,11 +165,11 @@ def test_the_pipeline_is_a_gate(tiny_folder: Path, tiny_bundle: Path, tmp_path: 
     """Against the same build it ends well; against another recipe's, one check or more fail, and nothing is packed."""
     budget = tmp_path / "budget.toml"
     budget.write_text((FOLDER / "budget.toml").read_text() + "speed = false\n")
-    given = {"NAME": "tiny", "TARGETS": "cpu", "AGAINST": str(tiny_bundle), "BUDGET": str(budget)}
-    done = pipeline(tmp_path, tiny_folder, "same", **given)
+    variables = {"NAME": "tiny", "TARGETS": "cpu", "AGAINST": str(tiny_bundle), "BUDGET": str(budget)}
+    done = pipeline(tmp_path, tiny_folder, "same", **variables)
     assert done.returncode == 0, done.stderr
     assert ElementTree.parse(tmp_path / "same/verify.xml").getroot().get("failures") == "0"
-    done = pipeline(tmp_path, tiny_folder, "other", RECIPE="int4", **given)
+    done = pipeline(tmp_path, tiny_folder, "other", RECIPE="int4", **variables)
     assert done.returncode == 16, done.stderr
     assert "over the budget" in done.stdout and not (tmp_path / "other/tiny.tar").exists()
     assert int(str(ElementTree.parse(tmp_path / "other/verify.xml").getroot().get("failures"))) > 0

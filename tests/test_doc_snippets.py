@@ -60,12 +60,12 @@ def test_blocks_stay_on_their_lines() -> None:
 
 
 def test_blocks_run_together(tmp_path: Path) -> None:
-    page, given = tmp_path / "page.md", tmp_path / "given"
+    page, marker = tmp_path / "page.md", tmp_path / "given"
     page.write_text(PAGE)
-    given.write_text("text")
+    marker.write_text("text")
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert run_python(page, folder, {"name": given}).stdout == "2 text\n"
+    assert run_python(page, folder, {"name": marker}).stdout == "2 text\n"
 
 
 def test_a_block_that_fails_is_named_by_its_line(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ SERVE = Path(__file__).resolve().parent.parent / "docs" / "use" / "commands" / "
 
 def test_the_page_on_serving(tiny_bundle: Path, tmp_path: Path) -> None:
     names = dict.fromkeys(("smollm2.bundle", "smollm2-f32.bundle"), tiny_bundle)
-    found = run_with_server(SERVE, tmp_path, names)
-    colour = found.pop(2)
-    asked, client, props, _, models, _, health = found
+    results = run_with_server(SERVE, tmp_path, names)
+    colour = results.pop(2)
+    answers, client, props, _, models, _, health = results
     assert json.loads(colour) in ("red", "green", "blue")
-    (choice,) = json.loads(asked)["choices"]
+    (choice,) = json.loads(answers)["choices"]
     assert isinstance(choice["message"]["content"], str) and choice["finish_reason"] in ("stop", "length")
     assert client.rstrip().endswith("tokens of the prompt were there")
     assert {name: one["exact"] for name, one in json.loads(props)["models"].items()} == {"smollm2": True, "exact": True}
@@ -137,8 +137,8 @@ def test_the_page_on_serving_asks_the_model_of_its_first_line_for_the_likeliest_
 def rows(section: str) -> list[tuple[str, set[str]]]:
     """The rows of a section's tables: the first cell, and what stands in code in the others."""
     text = SERVE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| (.+?) \| (.*) \|$", text, re.M)
-    return [(first, set(re.findall(r"`([^`]+)`", rest))) for first, rest in found]
+    cells = re.findall(r"^\| (.+?) \| (.*) \|$", text, re.M)
+    return [(first, set(re.findall(r"`([^`]+)`", rest))) for first, rest in cells]
 
 
 def test_the_page_on_serving_has_every_field_of_a_body() -> None:
@@ -162,10 +162,10 @@ def test_the_page_on_serving_has_every_field_of_a_body() -> None:
     [("Responses", [ResponsesBody]), ("Messages", [MessagesBody]), ("Ollama", [OllamaChatBody, GenerateBody])],
 )
 def test_the_page_on_serving_has_every_field_of_other_protocols(section: str, kinds: list[type[Fields]]) -> None:
-    found = dict(rows(section))
-    assert found["taken"] == {name for kind in kinds for name in kind.__struct_fields__}
-    assert found["refused, unless they ask for nothing"] == {name for kind in kinds for name in kind.refused}
-    assert {name for kind in kinds for name in kind.harmless} <= found["ignored"]
+    rows_of = dict(rows(section))
+    assert rows_of["taken"] == {name for kind in kinds for name in kind.__struct_fields__}
+    assert rows_of["refused, unless they ask for nothing"] == {name for kind in kinds for name in kind.refused}
+    assert {name for kind in kinds for name in kind.harmless} <= rows_of["ignored"]
 
 
 def test_the_page_on_serving_has_every_endpoint_and_metric(tiny_bundle: Path) -> None:
@@ -190,14 +190,14 @@ def test_the_page_on_serving_has_every_endpoint_and_metric(tiny_bundle: Path) ->
 
 def test_the_page_on_serving_has_every_option_and_its_default() -> None:
     blocks = re.findall(r"^```toml\n(.*?)^```", SERVE.read_text(encoding="utf-8"), re.M | re.S)
-    given = tomllib.loads(next(block for block in blocks if "[models]" in block))
-    defaults = ServerOptions(models=given.pop("models"))
-    llm = given.pop("llm")
-    assert set(given.pop("aliases").values()) <= set(defaults.models)
-    for name, value in given.items():
+    section_toml = tomllib.loads(next(block for block in blocks if "[models]" in block))
+    defaults = ServerOptions(models=section_toml.pop("models"))
+    llm = section_toml.pop("llm")
+    assert set(section_toml.pop("aliases").values()) <= set(defaults.models)
+    for name, value in section_toml.items():
         assert value == getattr(defaults, name), name
     flags = {p.name for p in typer.main.get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
-    assert set(ServerOptions.__struct_fields__) - flags - {"models", "aliases", "llm"} <= set(given)
+    assert set(ServerOptions.__struct_fields__) - flags - {"models", "aliases", "llm"} <= set(section_toml)
     assert set(llm) <= flags
 
 

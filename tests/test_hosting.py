@@ -82,7 +82,7 @@ def test_ci_is_the_project_s_own_with_an_index_and_without() -> None:
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
     assert job["env"] == {"TORCH_INDEX": "${{ vars.TORCH_INDEX }}"}
     for index, options in (("", ""), ("https://wheels.example/cpu", " --index-url https://wheels.example/cpu")):
-        made = subprocess.run(
+        completed = subprocess.run(
             ["make", "--dry-run", "--always-make", ".venv/.export"],
             cwd=REPOSITORY,
             env={"PATH": "/usr/bin:/bin", "TORCH_INDEX": index},  # unset, a variable of GitHub's is an empty string
@@ -90,7 +90,7 @@ def test_ci_is_the_project_s_own_with_an_index_and_without() -> None:
             capture_output=True,
             text=True,
         )
-        assert re.search(rf'install .*"torch==[\d.]+"{re.escape(options)}\s+&&', made.stdout), made.stdout
+        assert re.search(rf'install .*"torch==[\d.]+"{re.escape(options)}\s+&&', completed.stdout), completed.stdout
 
 
 @pytest.mark.parametrize("name", ["docs", "wheels"])
@@ -122,16 +122,16 @@ def test_the_site_has_a_place_for_every_page_and_sends_other_links_to_the_reposi
     assert document["exclude_docs"] == Path(path).name
     hooks = runpy.run_path(str(REPOSITORY / path))
     docs = REPOSITORY / document["docs_dir"]
-    found = hooks["navigation"]((docs / "README.md").read_text(encoding="utf-8"))
-    assert [next(iter(part)) for part in found] == ["Enginewright", "Use", "Build", "Inside"]
-    named = re.findall(r"'([\w/-]+\.md)'", str(found))
+    navigation = hooks["navigation"]((docs / "README.md").read_text(encoding="utf-8"))
+    assert [next(iter(part)) for part in navigation] == ["Enginewright", "Use", "Build", "Inside"]
+    named = re.findall(r"'([\w/-]+\.md)'", str(navigation))
     assert set(named) == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
 
     page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(docs / "build" / "cpu.md"), src_uri="build/cpu.md"))
     config = SimpleNamespace(repo_url="https://host.example/r")
-    said = "[a](../../SECURITY.md#reporting) [b](../inside/numerics.md#sums) [c](../../none.md)"
-    written = hooks["on_page_markdown"](said, page=page, config=config, files=[])
-    assert written == said.replace("../../SECURITY.md", "https://host.example/r/blob/HEAD/SECURITY.md")
+    text = "[a](../../SECURITY.md#reporting) [b](../inside/numerics.md#sums) [c](../../none.md)"
+    written = hooks["on_page_markdown"](text, page=page, config=config, files=[])
+    assert written == text.replace("../../SECURITY.md", "https://host.example/r/blob/HEAD/SECURITY.md")
 
 
 def test_the_site_s_reference_has_every_public_name() -> None:
@@ -189,8 +189,8 @@ def test_the_repository_s_address_is_in_one_place() -> None:
 def test_the_package_s_description_has_no_relative_link() -> None:
     """An index shows it without the repository's files."""
     provider = runpy.run_path(str(REPOSITORY / "src" / "package_readme.py"))
-    found = provider["dynamic_metadata"]({}, PROJECT["project"])["readme"]
-    text, repository = found["text"], PROJECT["project"]["urls"]["Repository"]
+    description = provider["dynamic_metadata"]({}, PROJECT["project"])["readme"]
+    text, repository = description["text"], PROJECT["project"]["urls"]["Repository"]
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
     assert all(link.startswith(("https://", "#")) for link in links)
     ours = [link.partition("#")[0] for link in links if link.startswith(repository)]

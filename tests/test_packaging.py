@@ -151,8 +151,8 @@ def test_the_wheel_runs_with_an_older_glibc(packages: Packages) -> None:
         for name in libraries:
             needed = archive.read(name)
             for symbol, newest in NEWEST.items():
-                found = re.findall(rf"\0{re.escape(symbol)}\.(\d+)".encode(), needed)
-                assert max(map(int, found), default=0) <= newest, (name, symbol, found)
+                versions = re.findall(rf"\0{re.escape(symbol)}\.(\d+)".encode(), needed)
+                assert max(map(int, versions), default=0) <= newest, (name, symbol, versions)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_a_service_takes_less_than_300_mb_and_answers_with_nothing_else(
     installed = subprocess.run([*pip, f"{packages.wheel}[serve]"], capture_output=True, text=True)
     assert installed.returncode == 0, installed.stderr
     files = {path: path.stat() for path in folder.rglob("*")}
-    assert sum(found.st_blocks * 512 for found in files.values()) < 300 << 20
+    assert sum(status.st_blocks * 512 for status in files.values()) < 300 << 20
     assert {"torch", "transformers", "gguf"}.isdisjoint(path.name for path in folder.iterdir())
     image = (packages.tree / "examples/service/Dockerfile").read_text().replace("\\\n", " ")
     entry, check = (json.loads(re.findall(rf"^{name}.*?(\[.*\])$", image, re.M)[0]) for name in ("ENTRY", "HEALTH"))
@@ -286,7 +286,7 @@ def test_a_service_takes_less_than_300_mb_and_answers_with_nothing_else(
         server.terminate()
         assert server.wait(HANG) == 0, log.read_text()
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == {
-        path: found.st_mtime_ns for path, found in files.items()
+        path: status.st_mtime_ns for path, status in files.items()
     }
 
 
@@ -347,9 +347,9 @@ def test_a_bundle_moves_to_another_environment_and_verifies_there(
     for path in sorted(p for p in bundle.rglob("*") if p.is_file() and p.parent.name != "report"):
         data = path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        found = run(optimize, "verify", "b.bundle", cwd=there)
-        assert found.returncode == 7
-        assert path.relative_to(bundle).as_posix() in found.stderr, found.stderr
+        verified = run(optimize, "verify", "b.bundle", cwd=there)
+        assert verified.returncode == 7
+        assert path.relative_to(bundle).as_posix() in verified.stderr, verified.stderr
         path.write_bytes(data)
 
 
@@ -470,9 +470,9 @@ def transformers_minors() -> list[str]:
     """Its minor versions that pyproject.toml allows, such as 5.22."""
     stated = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (line,) = [s for s in stated["optional-dependencies"]["export"] if s.startswith("transformers")]
-    found = re.fullmatch(r"transformers>=(\d+)\.(\d+),<\1\.(\d+)", line)
-    assert found is not None, line
-    return [f"{found[1]}.{minor}" for minor in range(int(found[2]), int(found[3]))]
+    match = re.fullmatch(r"transformers>=(\d+)\.(\d+),<\1\.(\d+)", line)
+    assert match is not None, line
+    return [f"{match[1]}.{minor}" for minor in range(int(match[2]), int(match[3]))]
 
 
 @pytest.mark.soak

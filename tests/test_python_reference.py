@@ -24,9 +24,9 @@ SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
 def signature(name: str, value: object) -> str:
     """``name(parameters) -> result``, a parameter a line where that is long; a class has no result."""
-    found = inspect.signature(value)  # type: ignore[arg-type]
+    parameters = inspect.signature(value)  # type: ignore[arg-type]
     rows: list[str] = []
-    for p in found.parameters.values():
+    for p in parameters.parameters.values():
         if p.name in ("self", "cls"):
             continue
         if p.kind is p.KEYWORD_ONLY and "*" not in rows and not any(row.startswith("*") for row in rows):
@@ -34,7 +34,7 @@ def signature(name: str, value: object) -> str:
         stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
         default = "" if p.default is p.empty else f" = {p.default!r}"
         rows.append(f"{stars}{p.name}: {p.annotation}{default}")
-    result = "" if inspect.isclass(value) else f" -> {found.return_annotation}"
+    result = "" if inspect.isclass(value) else f" -> {parameters.return_annotation}"
     line = f"{name}({', '.join(rows)}){result}"
     return line if len(line) <= 100 else f"{name}(\n" + "".join(f"    {row},\n" for row in rows) + f"){result}"
 

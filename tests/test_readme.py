@@ -73,8 +73,8 @@ def test_it_takes_two_minutes_to_read() -> None:
 
 def test_pictures_are_there_in_light_and_dark_and_small() -> None:
     text = README.read_text(encoding="utf-8")
-    found = re.findall(r"<picture>.*?</picture>", text, re.S)
-    assert len(found) == 2 and all("prefers-color-scheme: dark" in one for one in found)
+    elements = re.findall(r"<picture>.*?</picture>", text, re.S)
+    assert len(elements) == 2 and all("prefers-color-scheme: dark" in one for one in elements)
     pictures = [REPOSITORY / name for name in re.findall(r'(?:src|srcset)="([^"]+)"', text)]
     assert len(pictures) == 4
     for picture in pictures:
@@ -93,10 +93,10 @@ def test_links_of_all_pages_lead_somewhere() -> None:
     for page in pages:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             target, _, place = link.partition("#")
-            found = (page.parent / target) if target else page
-            assert "://" in link or found.exists(), f"{page.name}: {link}"
+            path = (page.parent / target) if target else page
+            assert "://" in link or path.exists(), f"{page.name}: {link}"
             if place and "://" not in link:
-                lines = found.read_text(encoding="utf-8").splitlines()
+                lines = path.read_text(encoding="utf-8").splitlines()
                 assert place in [anchor(line) for line in lines if line.startswith("#")], f"{page.name}: {link}"
 
 
@@ -107,9 +107,9 @@ def test_the_index_has_every_page() -> None:
 
 
 def test_its_make_targets_exist() -> None:
-    made = [line.partition("#")[0].strip() for line in commands() if line.startswith("make ")]
-    assert made == ["make demo", "make test"]
-    for command in made:
+    targets = [line.partition("#")[0].strip() for line in commands() if line.startswith("make ")]
+    assert targets == ["make demo", "make test"]
+    for command in targets:
         run(f"{command} -n", REPOSITORY)
 
 
@@ -133,16 +133,18 @@ def test_its_commands_run_as_printed(tmp_path: Path, smollm2_gguf: Path) -> None
     (at,) = (i for i, line in enumerate(lines) if line.startswith("optimize eval "))
     evaluate, _, comment = lines[at].partition("#")
     lines[at] = f"{evaluate} --text short.txt  # {comment}"  # of the package's 9,000 tokens the source takes a minute
-    said = run("\n".join(lines), tmp_path)
-    assert "ocean" in said and "KL" in said
+    output = run("\n".join(lines), tmp_path)
+    assert "ocean" in output and "KL" in output
     assert "ocean" in run_python(README, tmp_path, {}).stdout
 
-    asked = "What is water made of?\n"
+    question = "What is water made of?\n"
     for command in prose_commands():
         if command.startswith("optimize serve "):
             serve(command, tmp_path)
         else:
-            assert run(f"source .venv/bin/activate; model={smollm2_gguf}; {command}", tmp_path, asked).strip(), command
+            assert run(f"source .venv/bin/activate; model={smollm2_gguf}; {command}", tmp_path, question).strip(), (
+                command
+            )
 
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "smollm2.bundle").symlink_to(tmp_path / "smollm2.bundle")

@@ -34,7 +34,7 @@ def instructions() -> list[tuple[str, str]]:
 
 def said(name: str) -> list[str]:
     """The arguments of all instructions with that name."""
-    return [rest for found, rest in instructions() if found == name]
+    return [rest for instruction, rest in instructions() if instruction == name]
 
 
 def options_of(command: str) -> set[str]:
@@ -44,15 +44,15 @@ def options_of(command: str) -> set[str]:
 
 def unit() -> dict[str, list[str]]:
     """Keys of the unit's section Service, with all their values."""
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     section = ""
     for line in UNIT.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             section = line
         elif section == "[Service]" and line and not line.startswith("#"):
             key, _, value = line.partition("=")
-            found.setdefault(key, []).append(value)
-    return found
+            sections.setdefault(key, []).append(value)
+    return sections
 
 
 def test_the_dockerfile_copies_all_that_a_wheel_is_built_from() -> None:
@@ -91,16 +91,16 @@ def test_the_image_runs_as_nobody_s_user_a_command_that_there_is() -> None:
 
 
 def test_the_unit_is_closed_and_runs_a_command_that_there_is() -> None:
-    found = unit()
-    program, command, *words = found["ExecStart"][0].split()
+    sections = unit()
+    program, command, *words = sections["ExecStart"][0].split()
     assert (Path(program).name, command) == ("optimize", "serve")
     assert {word for word in words if word.startswith("--")} <= options_of("serve")
-    (credential,) = found["LoadCredential"]
+    (credential,) = sections["LoadCredential"]
     assert "${CREDENTIALS_DIRECTORY}/" + credential.partition(":")[0] in words
-    assert found.keys() >= {"NoNewPrivileges", "DynamicUser", "PrivateTmp", "PrivateDevices", "ProtectHome"}
-    assert found["ProtectSystem"] == ["strict"] and found["CapabilityBoundingSet"] == [""]
-    assert int(found["TimeoutStopSec"][0]) > 60  # the drain_seconds of the page
-    assert found["ExecReload"] == ["/bin/kill -HUP $MAINPID"]  # the server reads its options and certificate again
+    assert sections.keys() >= {"NoNewPrivileges", "DynamicUser", "PrivateTmp", "PrivateDevices", "ProtectHome"}
+    assert sections["ProtectSystem"] == ["strict"] and sections["CapabilityBoundingSet"] == [""]
+    assert int(sections["TimeoutStopSec"][0]) > 60  # the drain_seconds of the page
+    assert sections["ExecReload"] == ["/bin/kill -HUP $MAINPID"]  # the server reads its options and certificate again
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd isn't installed")
@@ -269,8 +269,8 @@ def test_the_ray_service_names_an_application() -> None:
     ServeDeploySchema(**config)
     (app,) = config["applications"]
     module, _, name = app["import_path"].partition(":")
-    found = getattr(importlib.import_module(module), name)(app["args"])
-    assert type(found).__name__ == "Application"
+    application = getattr(importlib.import_module(module), name)(app["args"])
+    assert type(application).__name__ == "Application"
     with pytest.raises(RequestError, match="threads"):
         getattr(importlib.import_module(module), name)({**app["args"], "llm": {}})
     with pytest.raises(RequestError, match=r"args: .*`replica`"):

@@ -208,14 +208,14 @@ def model_info() -> ModelInfo:
 @pytest.fixture
 def make_llm(tokenizer: Tokenizer, model_info: ModelInfo) -> Iterator[Callable[..., LLM]]:
     """``make_llm(executor, **options)``; closed after the test."""
-    made: list[LLM] = []
+    opened: list[LLM] = []
 
     def make(executor: ToyExecutor, **options: int) -> LLM:
-        made.append(LLM.from_executor(executor, model_info, tokenizer, **options))
-        return made[-1]
+        opened.append(LLM.from_executor(executor, model_info, tokenizer, **options))
+        return opened[-1]
 
     yield make
-    for llm in made:
+    for llm in opened:
         llm.close()
 
 

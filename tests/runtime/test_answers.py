@@ -48,14 +48,14 @@ def test_the_best_are_those_of_the_greatest_probability_a_token(llm: ew.LLM) -> 
 def test_streams_name_the_answer(llm: ew.LLM) -> None:
     params = ew.SamplingParams(temperature=1.2, seed=9, n=3, max_tokens=6, ignore_eos=True)
     (result,) = llm.generate([PROMPT], params)
-    wanted = [answer.token_ids for answer in (result, *result.others)]
+    expected = [answer.token_ids for answer in (result, *result.others)]
 
     async def collected() -> list[ew.StreamPiece]:
         return [piece async for piece in llm.astream(PROMPT, params)]
 
     for pieces in (list(llm.stream(PROMPT, params)), asyncio.run(collected())):
-        found = [tuple(t for piece in pieces if piece.index == i for t in piece.token_ids) for i in range(3)]
-        assert found == wanted
+        streamed = [tuple(t for piece in pieces if piece.index == i for t in piece.token_ids) for i in range(3)]
+        assert streamed == expected
     for wrong in ({"num_beams": 2}, {"best_of": 2, "temperature": 1.0}):
         with pytest.raises(ew.RequestError, match="so they can't be streamed"):
             llm.stream(PROMPT, ew.SamplingParams(**wrong))  # type: ignore[arg-type]
@@ -117,8 +117,8 @@ def test_a_beam_search_that_looks_at_the_whole_vocabulary(llm: ew.LLM) -> None:
     (best,) = llm.generate([PROMPT], params)
     row = llm.logits(PROMPT)[-1].astype(np.float64)
     row -= np.log(np.exp(row).sum())
-    found = [best, *best.others]
-    assert [one.token_ids[0] for one in found] == np.argsort(-row, kind="stable")[:4].tolist()
+    beams = [best, *best.others]
+    assert [one.token_ids[0] for one in beams] == np.argsort(-row, kind="stable")[:4].tolist()
     (longer,) = llm.generate([PROMPT], replace(params, max_tokens=6))
     every = [longer, *longer.others]
     assert len({one.token_ids for one in every}) == 4

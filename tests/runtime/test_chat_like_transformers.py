@@ -164,16 +164,16 @@ def test_families(family: str) -> None:
     theirs = fast_tokenizer((FOLDER / f"{family}.jinja").read_text(encoding="utf-8"))
     ours = Tokenizer(tokenizer_files(theirs))
     rendered: dict[tuple[str, str], str] = {}
-    for (said, messages), (how, options) in itertools.product(CONVERSATIONS.items(), OPTIONS.items()):
-        given = {"add_generation_prompt": False, **options}
-        wanted = refusal_or(THEIR_ERRORS, theirs.apply_chat_template, messages, tokenize=False, **given)
+    for (name, messages), (how, options) in itertools.product(CONVERSATIONS.items(), OPTIONS.items()):
+        options_of = {"add_generation_prompt": False, **options}
+        expected = refusal_or(THEIR_ERRORS, theirs.apply_chat_template, messages, tokenize=False, **options_of)
         template = ours.chat_template()
-        got = refusal_or(RequestError, template.render, messages, **given)
-        assert got == wanted, (said, how)
-        rendered[said, how] = got
-        if wanted != "refused":
-            ids = theirs.apply_chat_template(messages, return_dict=False, **given)
-            assert ours.encode_chat(messages, **given) == ids
+        got = refusal_or(RequestError, template.render, messages, **options_of)
+        assert got == expected, (name, how)
+        rendered[name, how] = got
+        if expected != "refused":
+            ids = theirs.apply_chat_template(messages, return_dict=False, **options_of)
+            assert ours.encode_chat(messages, **options_of) == ids
     accepted = [key for key, text in rendered.items() if text != "refused"]
     assert ("single", "prompted") in accepted and len(accepted) > len(rendered) // 4
     assert ours.chat_template().render(CONVERSATIONS["single"]) == rendered["single", "prompted"]
@@ -239,12 +239,18 @@ def test_objects_become_plain_data() -> None:
     source = "{{ messages[0].content.secret is defined }}{{ v }}{{ d }}{{ t }}{{ e }}{{ n }}{{ k }}"
     theirs = fast_tokenizer(source)
     ours = Tokenizer(tokenizer_files(theirs)).chat_template()
-    given: dict[str, Any] = {"v": [1.5, True, None], "d": Turn("a", "b"), "t": (1, (2,)), "e": Text("x"), "k": {1: 2}}
-    given["n"] = np.float32(0.5)
+    variables: dict[str, Any] = {
+        "v": [1.5, True, None],
+        "d": Turn("a", "b"),
+        "t": (1, (2,)),
+        "e": Text("x"),
+        "k": {1: 2},
+    }
+    variables["n"] = np.float32(0.5)
     messages = [user(Text("hi"))]
-    wanted = theirs.apply_chat_template(messages, tokenize=False, **given)
-    assert ours.render(messages, add_generation_prompt=False, **given) == wanted
-    assert wanted.startswith("False[1.5, True, None]")
+    expected = theirs.apply_chat_template(messages, tokenize=False, **variables)
+    assert ours.render(messages, add_generation_prompt=False, **variables) == expected
+    assert expected.startswith("False[1.5, True, None]")
 
 
 def test_what_looks_like_a_special_token_in_a_message_becomes_one() -> None:

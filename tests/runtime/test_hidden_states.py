@@ -46,13 +46,13 @@ def test_they_are_those_of_transformers(
     export(model, tmp_path / "bundle", recipe="f32", targets=["cpu"])
     layers = [0, 1, 2, -1]
     with LLM(tmp_path / "bundle", max_requests=4) as llm:
-        found = llm.hidden_states(PROMPT, layers)
-        np.testing.assert_array_equal(found[2], found[3])
-        assert found.dtype == np.float32 and found.shape == (4, 75, 64)
+        states = llm.hidden_states(PROMPT, layers)
+        np.testing.assert_array_equal(states[2], states[3])
+        assert states.dtype == np.float32 and states.shape == (4, 75, 64)
         expected = wanted(model, layers)
-        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
-        np.testing.assert_array_equal(llm.hidden_states(PROMPT), found[3:])
-        np.testing.assert_array_equal(llm.hidden_states(PROMPT, [1, 0]), found[[1, 0]])
+        np.testing.assert_allclose(states, expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+        np.testing.assert_array_equal(llm.hidden_states(PROMPT), states[3:])
+        np.testing.assert_array_equal(llm.hidden_states(PROMPT, [1, 0]), states[[1, 0]])
         # In company: others decode, are found in the cache, and want logits or other layers.
         llm.generate([PROMPT], SamplingParams(max_tokens=1))
         tasks = (HiddenStates(PROMPT, (1,)), HiddenStates(PROMPT[:40], (2, 0)), Score(PROMPT))
@@ -63,14 +63,14 @@ def test_they_are_those_of_transformers(
         while llm.engine.has_work():
             llm.engine.step()
         values = [one.result() for one in prepared]
-        np.testing.assert_array_equal(values[0], found[1:2])
-        np.testing.assert_array_equal(values[1], found[[2, 0], :40])
+        np.testing.assert_array_equal(values[0], states[1:2])
+        np.testing.assert_array_equal(values[1], states[[2, 0], :40])
         np.testing.assert_array_equal(values[2], llm.logits(PROMPT))
         plain = llm.generate([PROMPT], SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1))[0]
         assert plain.token_ids == answer.to_output().token_ids
     for chunk, threads in ((1, 1), (7, 2), (32, 1)):
         with LLM(tmp_path / "bundle", prefill_chunk=chunk, threads=threads) as llm:
-            np.testing.assert_array_equal(llm.hidden_states(PROMPT, layers), found)
+            np.testing.assert_array_equal(llm.hidden_states(PROMPT, layers), states)
 
 
 @pytest.mark.parametrize("kernels", [pytest.param(None, marks=pytest.mark.matrix), "enginewright"])
@@ -130,9 +130,9 @@ def test_what_a_program_does_not_have_is_refused(tiny_model: Callable[..., PreTr
     model = tiny_model("Llama").eval()
     export(model, tmp_path / "int8", recipe="int8", targets=["cpu", "onnx"])
     with LLM(tmp_path / "int8") as llm:
-        found = llm.hidden_states(PROMPT, [0, 1])
+        states = llm.hidden_states(PROMPT, [0, 1])
         expected = wanted(model, [0, 1])
-        assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()  # 8 bits
+        assert np.abs(states - expected).max() < 0.1 * np.abs(expected).max()  # 8 bits
         with pytest.raises(RequestError, match="layers: hidden state -1 isn't a value of this program"):
             llm.hidden_states(PROMPT)
         for wrong in (3, -4):

@@ -79,16 +79,16 @@ class LyingMapping(Mapping[str, Any]):
 
 
 def _deep() -> list[Any]:
-    found: list[Any] = []
+    value: list[Any] = []
     for _ in range(2000):
-        found = [found]
-    return found
+        value = [value]
+    return value
 
 
 def _own() -> list[Any]:
-    found: list[Any] = [1]
-    found.append(found)
-    return found
+    value: list[Any] = [1]
+    value.append(value)
+    return value
 
 
 def _breaks() -> Iterator[int]:
@@ -225,8 +225,8 @@ class Caller:
         """Sampling parameters that were taken, or something else in their place."""
         if self.rng.random() < 0.1:
             return self.value()
-        given = {"max_tokens": 3} | self.some(*SAMPLING, most=3)
-        return ew.SamplingParams(**given)
+        settings = {"max_tokens": 3} | self.some(*SAMPLING, most=3)
+        return ew.SamplingParams(**settings)
 
     def call(self) -> None:
         """One; raises what it raises."""
@@ -307,15 +307,15 @@ class Caller:
         getattr(tokenizer, name)(self.value())
 
     def call_open(self) -> None:
-        given: dict[str, Any] = {"path": self.bundle, "memory": "1MiB", "threads": 1} | self.some(*OPTIONS)
-        with ew.LLM(**given) as llm:
+        options: dict[str, Any] = {"path": self.bundle, "memory": "1MiB", "threads": 1} | self.some(*OPTIONS)
+        with ew.LLM(**options) as llm:
             llm.generate([[1, 2]], self.small())
 
     def call_scheduling(self) -> None:
-        given = self.some(*SCHEDULING)
+        options = self.some(*SCHEDULING)
         if self.rng.random() < 0.2:
-            given = {str(self.rng.choice(SCHEDULING)): {"default": self.value(), "": 1}}
-        with ew.LLM(self.bundle, memory="1MiB", threads=1, scheduling=given) as llm:
+            options = {str(self.rng.choice(SCHEDULING)): {"default": self.value(), "": 1}}
+        with ew.LLM(self.bundle, memory="1MiB", threads=1, scheduling=options) as llm:
             llm.generate([[1, 2]], self.small())
 
 
@@ -336,11 +336,11 @@ class Others:
     def run(self) -> None:
         while not self._stopped.is_set() and not self.wrong:
             try:
-                found = self._llm.generate(self._prompts, self._params, tenant="others")
+                results = self._llm.generate(self._prompts, self._params, tenant="others")
             except BaseException as e:  # noqa: BLE001  nothing may end them
                 self.wrong.append(e)
                 return
-            self.wrong += [(one, of) for one, of in zip(found, self._alone, strict=True) if one != of]
+            self.wrong += [(one, of) for one, of in zip(results, self._alone, strict=True) if one != of]
             self.rounds += 1
 
     def __enter__(self) -> Others:

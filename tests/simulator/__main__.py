@@ -43,9 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _replay(options)
     first = first_seed() if options.first is None else options.first
     report = run_seeds(range(first, first + options.seeds), lambda report: _show(report, options))
-    found = {"from": first} | report.to_json()
+    result = {"from": first} | report.to_json()
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{report.seeds} seeds from {first} on, {report.counts['steps']} steps, {report.seconds:.1f} s")
     for seed, message in report.failures.items():
         print(f"seed {seed}: {message}")

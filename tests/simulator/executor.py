@@ -295,12 +295,12 @@ class SimulatedExecutor:
                 b, position = int(owner[t]), int(step.positions[t])
                 begin = max(position - group.window + 1, 0) // size if group.window else 0
                 blocks = table[b, begin : -(-int(step.kv_len[b]) // size)]
-                own = bad.reshape(-1, size)[blocks].reshape(-1)
+                flags = bad.reshape(-1, size)[blocks].reshape(-1)
                 later = position + 1 - begin * size  # of the step's own tokens, those behind the row are masked
-                own[later : int(step.kv_len[b]) - begin * size] = False
+                flags[later : int(step.kv_len[b]) - begin * size] = False
                 if not self.caps.shared_blocks:  # these executors look at no place that is masked
-                    own[later:] = False
-                rows[r] |= own.any()
+                    flags[later:] = False
+                rows[r] |= flags.any()
         return rows
 
     # Its rows
@@ -338,7 +338,10 @@ class SimulatedExecutor:
         assert output.tokens is not None and sampling.logprobs is not None
         tokens = output.tokens.tolist()
         scored = tokens if sampling.scored is None else sampling.scored.tolist()
-        named = [token if own == NO_TOKEN else own for token, own in zip(tokens, scored, strict=True)]
+        named = [
+            token if token_of_row == NO_TOKEN else token_of_row
+            for token, token_of_row in zip(tokens, scored, strict=True)
+        ]
         output.token_logprobs = np.array(
             [order.logprob(token) for order, token in zip(orders, named, strict=True)], np.float32
         )
@@ -425,9 +428,9 @@ def _allowed(sampling: SamplingBatch, rows: int) -> list[Collection[int] | None]
     if sampling.allowed_start is not None and sampling.allowed is not None:
         starts, tokens = sampling.allowed_start.tolist(), sampling.allowed.tolist()
         for r in range(rows):
-            if own := set(tokens[starts[r] : starts[r + 1]]):
+            if row_tokens := set(tokens[starts[r] : starts[r + 1]]):
                 before = allowed[r]
-                allowed[r] = own if before is None else own.intersection(before)
+                allowed[r] = row_tokens if before is None else row_tokens.intersection(before)
     if sampling.biased_start is not None and sampling.biased is not None and sampling.bias is not None:
         starts, tokens, bias = (one.tolist() for one in (sampling.biased_start, sampling.biased, sampling.bias))
         for r in range(rows):

@@ -46,7 +46,7 @@ def pending_copies(cache: CacheManager) -> None:
 def blocks(scheduler: ContinuousScheduler) -> None:
     """Each block is held as often as tables and pending copies have it, and none is lost."""
     cache = scheduler.cache
-    found = _nodes(cache)
+    nodes = _nodes(cache)
     for i, (name, pool) in enumerate(scheduler.pools.items()):
         requests = [*scheduler.running, *(r for r in scheduler._leaving if r not in scheduler.running)]
         held = Counter(b for r in requests for b in r.tables.get(name, ()) if b != NO_BLOCK)
@@ -54,20 +54,20 @@ def blocks(scheduler: ContinuousScheduler) -> None:
         for block, count in enumerate(holders):
             if count != held[block]:
                 check(count == held[block] + pool.pins(block), f"block {block} of {name}: {count} holders")
-        kept, free = _kept_and_free(pool)
+        cached, free = _kept_and_free(pool)
         used = [block for block, count in enumerate(holders) if count]
-        check(sorted([*kept, *free, *used]) == list(range(pool.total_blocks)), f"a block of {name} is lost")
+        check(sorted([*cached, *free, *used]) == list(range(pool.total_blocks)), f"a block of {name} is lost")
         if cache.index is not None:
-            check(set(kept) <= set(found[i]), f"a block of {name} is kept, and nothing finds it")
-            check(not set(free) & set(found[i]), f"a free block of {name} is found")
+            check(set(cached) <= set(nodes[i]), f"a block of {name} is kept, and nothing finds it")
+            check(not set(free) & set(nodes[i]), f"a free block of {name} is found")
     check(all(not r.tables and not r.computed for r in scheduler.waiting), "a request that waits holds blocks")
 
 
 def _nodes(cache: CacheManager) -> list[dict[int, Node]]:
     """Gives the node of each block that can be found, of each group."""
-    found: list[dict[int, Node]] = [{} for _ in cache.groups]
+    by_block: list[dict[int, Node]] = [{} for _ in cache.groups]
     if cache.index is None:
-        return found
+        return by_block
     nodes = list(cache.index._roots.values())
     users = Counter(id(place.node) for place in getattr(cache.prefixes, "places", {}).values())
     for node in nodes:
@@ -76,17 +76,17 @@ def _nodes(cache: CacheManager) -> list[dict[int, Node]]:
         nodes += node.children
         for i, block in enumerate(node.blocks):
             if block != NO_BLOCK:
-                check(block not in found[i], "one block stands for two prefixes")
-                found[i][block] = node
-    check(found == cache.index._node_of, "the index by blocks")
-    return found
+                check(block not in by_block[i], "one block stands for two prefixes")
+                by_block[i][block] = node
+    check(by_block == cache.index._node_of, "the index by blocks")
+    return by_block
 
 
 def _kept_and_free(pool: BlockPool) -> tuple[list[int], list[int]]:
     parts = pool.parts if isinstance(pool, DividedPool) else [pool]
-    kept = [b * len(parts) + o for o, part in enumerate(parts) for of in part._kept.values() for b in of]
+    cached = [b * len(parts) + o for o, part in enumerate(parts) for of in part._kept.values() for b in of]
     free = [b * len(parts) + o for o, part in enumerate(parts) for b in part._free]
-    return kept, free
+    return cached, free
 
 
 def all_free(scheduler: ContinuousScheduler) -> None:

@@ -83,9 +83,9 @@ def answer(model: Model, windows: Sequence[int], ask: Ask, sample: int, forms: C
         return Answer(reason="error")
     if ask.beams > 1:
         return _beams(context, value, ask, forms)
-    found = _sampled(context, value, ask, sample, forms)
-    found.prompt = tuple(scored)
-    return found
+    sampled = _sampled(context, value, ask, sample, forms)
+    sampled.prompt = tuple(scored)
+    return sampled
 
 
 def _sampled(context: Context, value: int, ask: Ask, sample: int, forms: Callable[[str], Form]) -> Answer:
@@ -146,20 +146,20 @@ def _beams(context: Context, value: int, ask: Ask, forms: Callable[[str], Form])
     ends = {END} if not ask.ignore_eos or form is not None else set[int]()
     beams = [_Beam(context, value, form)]
     answers: list[Answer] = []
-    wanted = max(2, 1 + len(ends)) * ask.beams
+    count = max(2, 1 + len(ends)) * ask.beams
     while True:
         candidates = []
         for beam in beams:
             order: Distribution = context.model.distribution(beam.value, Draw(beam.context.tokens[-1]))
             may = None if beam.form is None else beam.form.allowed()
-            for token, logprob in order.top(wanted, may):
+            for token, logprob in order.top(count, may):
                 if logprob > -np.inf:
                     candidates.append((beam.total + logprob, beam, token, logprob))
         candidates.sort(key=lambda one: -one[0])
         length = len(beams[0].tokens) + 1
         full = ask.early_stopping is True and len(answers) == ask.beams
         going = []
-        for place, (total, beam, token, logprob) in enumerate(candidates[:wanted]):
+        for place, (total, beam, token, logprob) in enumerate(candidates[:count]):
             if token not in ends and length < ask.new_tokens:
                 going.append((total, beam, token, logprob))
             elif place < ask.beams and not full:

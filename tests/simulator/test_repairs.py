@@ -148,6 +148,6 @@ def test_without_its_repair_a_recorded_scenario_fails(name: str, monkeypatch: py
 def test_without_its_repair_new_seeds_find_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     UNDONE[name](monkeypatch)
     seeds = range(FIRST_SEEDS.get(name, 0), MOST_SEEDS)
-    found = next(filter(lambda seed: fails(scenario(seed)), seeds))
+    failing = next(filter(lambda seed: fails(scenario(seed)), seeds))
     monkeypatch.undo()
-    assert not fails(scenario(found)), "it is the repair that makes the difference"
+    assert not fails(scenario(failing)), "it is the repair that makes the difference"

@@ -71,13 +71,13 @@ def test_a_defect_that_was_repaired(name: str) -> None:
 def test_seeds_meet_everything() -> None:
     """A seed that nothing happens to finds nothing."""
     counts = new_seeds().counts
-    wanted = [f"profile {name}" for name, often in PROFILES.items() if often]
-    wanted += [f"scheduling {name}" for name in (*SCHEDULING, "fcfs")]
-    wanted += [f"kind {name}" for name in ("generate", "score", "hidden", "save")]
-    wanted += ["fault error", "fault dies", "fault lost", "fault full", "restarts", "not finite", "refused", "aborts"]
-    wanted += ["preemptions", "evictions", "prefix tokens", "copied blocks", "tokens from disk", "loads", "saves"]
-    wanted += ["drafted", "accepted", "beams", "guided", "guided beams", "samples", "overlapped", "finished"]
-    assert [name for name in wanted if not counts[name]] == []
+    subjects = [f"profile {name}" for name, often in PROFILES.items() if often]
+    subjects += [f"scheduling {name}" for name in (*SCHEDULING, "fcfs")]
+    subjects += [f"kind {name}" for name in ("generate", "score", "hidden", "save")]
+    subjects += ["fault error", "fault dies", "fault lost", "fault full", "restarts", "not finite", "refused", "aborts"]
+    subjects += ["preemptions", "evictions", "prefix tokens", "copied blocks", "tokens from disk", "loads", "saves"]
+    subjects += ["drafted", "accepted", "beams", "guided", "guided beams", "samples", "overlapped", "finished"]
+    assert [name for name in subjects if not counts[name]] == []
     assert counts["finished"] > 0.7 * counts["requests"]
     assert 0 < counts["accepted"] < counts["drafted"], "right drafts and wrong ones"
 

@@ -333,8 +333,8 @@ class World:
     # Clients
 
     def _come(self, ask: Ask) -> list[_Client]:
-        made = {"load": self._load, "save": self._save, "delete": self._delete}.get(ask.kind, self._request)(ask)
-        for client in made:
+        handler = {"load": self._load, "save": self._save, "delete": self._delete}.get(ask.kind, self._request)(ask)
+        for client in handler:
             client.faults, client.troubles = len(self.faults), len(self.raised)
             self.clients.append(client)
             try:
@@ -342,7 +342,7 @@ class World:
             except (CapacityError, RequestError) as e:
                 client.refused = e
                 self.counts["never fit"] += 1
-        return made
+        return handler
 
     def _leave(self, client: _Client) -> None:
         if not client.ended and not client.left:
@@ -380,7 +380,7 @@ class World:
             rows = Rows(len(ask.prompt))
             output = "logits" if ask.kind == "score" else "hidden:1"
             return [_Client(ask, PromptRequest(ask.prompt, (output,), rows.take, **common), rows=rows)]
-        params, made = self._params(ask), []
+        params, generations = self._params(ask), []
         for sample in range(ask.n):
             request = Generation(
                 ask.prompt,
@@ -393,8 +393,8 @@ class World:
             )
             if ask.beams > 1:
                 BeamSearch.begin(request, VOCAB)
-            made.append(_Client(ask, request, sample))
-        return made
+            generations.append(_Client(ask, request, sample))
+        return generations
 
     def _of_prefix(self, ask: Ask) -> Generation:
         return Generation(ask.prompt, SamplingParams(max_tokens=1), tenant=ask.tenant, clock=self.clock)
@@ -530,9 +530,9 @@ class World:
     def _judge_logprobs(self, request: Generation, ask: Ask, expected: Answer, name: str) -> None:
         output = request.to_output()
         if output.logprobs is not None:
-            found = [one.logprob for one in output.logprobs]
-            if found != list(expected.logprobs):
-                self._fail(f"{name}: log-probabilities {found}, alone {list(expected.logprobs)}")
+            logprobs = [one.logprob for one in output.logprobs]
+            if logprobs != list(expected.logprobs):
+                self._fail(f"{name}: log-probabilities {logprobs}, alone {list(expected.logprobs)}")
         if ask.beams > 1 and output.score != expected.score:
             self._fail(f"{name}: a score of {output.score}, alone {expected.score}")
         if ask.prompt_logprobs and output.prompt_logprobs is not None:

@@ -50,8 +50,8 @@ def test_any_damage_to_any_file_is_found_and_the_file_named(bundle: Path) -> Non
             path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
             with pytest.raises(BundleError, match=f"{named}|{re.escape(name)}"):
                 check(bundle)
-        for kept in (0, len(data) // 2, len(data) - 1):
-            path.write_bytes(data[:kept])
+        for length in (0, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:length])
             with pytest.raises(BundleError, match=named):
                 check(bundle)
         path.write_bytes(data + b"\n")

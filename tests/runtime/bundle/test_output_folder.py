@@ -48,11 +48,11 @@ def test_a_folder_with_a_manifest_of_somebody_else_is_kept(manifest: str) -> Non
 
 @pytest.mark.parametrize("path", ["notes.txt", ".git/config", "src/main.js", "targets/cpu/mine.bin", "weights/other"])
 def test_a_bundle_with_somebody_elses_files_is_kept(make_bundle: Make, path: str) -> None:
-    own = make_bundle("x.bundle") / path
-    own.parent.mkdir(parents=True, exist_ok=True)
-    own.write_text("mine")
+    file = make_bundle("x.bundle") / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
     refused("x.bundle", rf"x\.bundle is a bundle with files in it that no manifest lists: {path}")
-    own.unlink()
+    file.unlink()
     assert why_not_a_bundle(Path("x.bundle")) is None
 
 
@@ -222,10 +222,10 @@ def test_unlisted_files(make_bundle: Make) -> None:
 
 
 def test_a_file_in_report_that_no_export_writes_is_somebody_elses(make_bundle: Make) -> None:
-    own = make_bundle("x.bundle") / "report/my measurements.txt"
-    own.write_text("mine")
+    file = make_bundle("x.bundle") / "report/my measurements.txt"
+    file.write_text("mine")
     refused("x.bundle", r"files in it that no manifest lists: report/my measurements\.txt")
-    own.rename(own.with_name("report.json"))
+    file.rename(file.with_name("report.json"))
     assert why_not_a_bundle(Path("x.bundle")) is None
 
 

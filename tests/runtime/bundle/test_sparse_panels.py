@@ -20,8 +20,8 @@ def sparse_weight(rows: int, columns: int, dtype: str, seed: int = 0) -> npt.NDA
     """Random values of a type, two of every four of them zero, and here and there a third and a fourth."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-8, 8, (rows, columns)).astype(TYPES[dtype])
-    kept = (rng.random((rows, columns // 4, 4)).argsort(-1) < 2).reshape(rows, columns)
-    return np.where(kept, values, values.dtype.type(0))
+    mask = (rng.random((rows, columns // 4, 4)).argsort(-1) < 2).reshape(rows, columns)
+    return np.where(mask, values, values.dtype.type(0))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -15,10 +15,10 @@ from enginewright.runtime.shared.errors import BundleError
 @pytest.fixture(scope="module")
 def data() -> bytes:
     vocab = {"a": 0, "é": 1, "aé": 5, "aéa": 3}
-    made = tokenizers.Tokenizer(models.BPE(vocab, [("aé", "a"), ("a", "é")]))
-    found = tables_of(made.to_str())
-    assert found is not None
-    return found
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [("aé", "a"), ("a", "é")]))
+    tables = tables_of(backend.to_str())
+    assert tables is not None
+    return tables
 
 
 def test_what_is_in_them(data: bytes) -> None:
@@ -32,8 +32,8 @@ def test_what_is_in_them(data: bytes) -> None:
 
 def test_the_same_tokenizer_has_the_same_bytes(data: bytes) -> None:
     vocab = {"aéa": 3, "aé": 5, "é": 1, "a": 0}
-    made = tokenizers.Tokenizer(models.BPE(vocab, [("aé", "a"), ("a", "é")]))
-    assert tables_of(made.to_str()) == data
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [("aé", "a"), ("a", "é")]))
+    assert tables_of(backend.to_str()) == data
 
 
 def test_damage_is_found(data: bytes) -> None:

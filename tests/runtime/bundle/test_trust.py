@@ -71,8 +71,8 @@ def test_a_bundle_of_code_alone_is_refused_with_what_to_do(bundle: Path) -> None
 def test_verify_looks_at_code_and_does_not_run_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = with_target(bundle, "tvm")
     monkeypatch.setattr(trust, "read_regular", lambda *a, **k: pytest.fail("code was read to be run"))
-    found = {check.target: check.why_not for check in check_bundle(path).targets}
-    assert found == {"cpu": None, "tvm": "it carries compiled libraries, which run only for who trusts them"}
+    reasons = {check.target: check.why_not for check in check_bundle(path).targets}
+    assert reasons == {"cpu": None, "tvm": "it carries compiled libraries, which run only for who trusts them"}
     (path / LIBRARY).write_bytes(b"\x7fELG")
     with pytest.raises(BundleError, match=r"step-v2.so: SHA-256"):
         check_bundle(path)
@@ -108,9 +108,9 @@ def test_a_hash_allows_one_bundle(bundle: Path, tmp_path: Path) -> None:
 
 def test_what_says_nothing_is_refused(bundle: Path) -> None:
     deep = reduce(lambda inner, _: [inner], range(3000), cast(Any, []))  # of which Python can't make text
-    for said in (deep, "", "Code", "sha256:", "sha256:" + "A" * 64, "sha256:" + "0" * 63, 3, True, b"code"):
+    for value in (deep, "", "Code", "sha256:", "sha256:" + "A" * 64, "sha256:" + "0" * 63, 3, True, b"code"):
         with pytest.raises(RequestError, match=r"trust: .* doesn't say what may run"):
-            LLM(bundle, trust=said)  # type: ignore[arg-type]
+            LLM(bundle, trust=value)  # type: ignore[arg-type]
 
 
 def test_a_listed_file_of_gigabytes_is_not_read(bundle: Path) -> None:
@@ -119,9 +119,9 @@ def test_a_listed_file_of_gigabytes_is_not_read(bundle: Path) -> None:
     with open(path / LIBRARY, "r+b") as file:
         file.truncate(size)
     manifest = path / target_manifest_path("tvm")
-    said = json.loads(manifest.read_text())
-    said["files"]["step-v2.so"]["bytes"] = size
-    manifest.write_text(json.dumps(said))
+    document = json.loads(manifest.read_text())
+    document["files"]["step-v2.so"]["bytes"] = size
+    manifest.write_text(json.dumps(document))
     opened = Bundle.open(path, trust.CODE)
     with pytest.raises(BundleError, match=r"step-v2.so: cannot be read: it has .* bytes, more than"):
         read_code(opened, LIBRARY)

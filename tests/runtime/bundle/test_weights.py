@@ -158,9 +158,9 @@ def test_scales_in_blocks(shape: tuple[int, ...], layout: Layout, depth: int) ->
     np.testing.assert_array_equal(unpack(stored, scales.shape, layout, "i8"), scales)
     last = stored.reshape(-1, blocks, depth * 32)[-1, blocks - 1]
     n = rows - 1
-    own = scales.reshape(-1, rows, blocks * depth)[-1, n, -depth:]
-    np.testing.assert_array_equal(last[n % 32 * 2 : n % 32 * 2 + 2].view(np.int8), own[:2])  # the float16
-    np.testing.assert_array_equal(last[64:].reshape(depth - 2, 32)[:, n % 32].view(np.int8), own[2:])
+    factors = scales.reshape(-1, rows, blocks * depth)[-1, n, -depth:]
+    np.testing.assert_array_equal(last[n % 32 * 2 : n % 32 * 2 + 2].view(np.int8), factors[:2])  # the float16
+    np.testing.assert_array_equal(last[64:].reshape(depth - 2, 32)[:, n % 32].view(np.int8), factors[2:])
 
 
 def test_rows_stay_as_they_are() -> None:
@@ -200,14 +200,14 @@ def test_blocks_of_a_format_that_no_kernel_reads_are_loaded_in_their_layout() ->
         blob=0, offset=0, bytes=blocks.nbytes, dtype="f32", shape=(40, 100), layout="panel32", stored_as="nf4"
     )
     blob = Blob(file="weights/w.bin", bytes=blocks.nbytes)
-    made = WeightsIndex.from_tensors((blob,), {"w": entry})
-    assert made.format_version == 5 and WeightsIndex.from_json(made.to_json()) == made
+    weights_index = WeightsIndex.from_tensors((blob,), {"w": entry})
+    assert weights_index.format_version == 5 and WeightsIndex.from_json(weights_index.to_json()) == weights_index
     loaded = np.empty(entry.stored_shape, np.float32)
     expand(blocks.reshape(-1), entry, loaded.reshape(-1).view(np.uint8))
     want = np.float32(FORMATS["nf4"].codes)[values] * scales.astype(np.float32).repeat(64, 1)[:, :100]
     np.testing.assert_array_equal(unpack(loaded, (40, 100), "panel32", "f32"), want)
     for wrong, message in (("int8", "f32 is not stored as int8"), ("f64", "stored_as")):
-        text = made.to_json().replace('"nf4"', f'"{wrong}"')
+        text = weights_index.to_json().replace('"nf4"', f'"{wrong}"')
         with pytest.raises(BundleError, match=message):
             WeightsIndex.from_json(text)
 
@@ -216,8 +216,8 @@ def test_round_trip() -> None:
     entry = TensorEntry(
         blob=0, offset=0, bytes=8, dtype="i32", shape=(2,), parts=(SourceRows(source="s", rows=(0, 2)),)
     )
-    made = WeightsIndex(blobs=(Blob(file="weights/w.bin", bytes=8),), tensors={"w": entry})
-    assert WeightsIndex.from_json(made.to_json()) == made
+    weights_index = WeightsIndex(blobs=(Blob(file="weights/w.bin", bytes=8),), tensors={"w": entry})
+    assert WeightsIndex.from_json(weights_index.to_json()) == weights_index
     assert WeightsIndex.from_json(index()).tensors["w"].stored_shape == (2, 3, 32)
 
 
@@ -260,9 +260,9 @@ def test_an_index_of_8_bit_floats_says_so() -> None:
     """Versions that don't know them refuse it by its number."""
     entry = TensorEntry(blob=0, offset=0, bytes=6, dtype="fp8", shape=(2, 3))
     blob = Blob(file="weights/w.bin", bytes=6)
-    made = WeightsIndex.from_tensors((blob,), {"w": entry})
-    assert made.format_version == 4
-    assert WeightsIndex.from_json(made.to_json()) == made
+    weights_index = WeightsIndex.from_tensors((blob,), {"w": entry})
+    assert weights_index.format_version == 4
+    assert WeightsIndex.from_json(weights_index.to_json()) == weights_index
     assert entry.stored_dtype == NUMPY_DTYPES["fp8"]
     panels = entry.model_copy(update={"layout": "panel32", "bytes": 96})
     wide = WeightsIndex.from_tensors((blob.model_copy(update={"bytes": 96}),), {"w": panels})

@@ -29,9 +29,9 @@ def taken(**variables: Any) -> ChatAnswers:
 
 def test_they_are_taken_out_of_the_templates_variables() -> None:
     variables = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "enable_thinking": True}
-    found = ChatAnswers.taken_from(variables)
+    answers = ChatAnswers.taken_from(variables)
     assert variables == {"tools": TOOLS, "enable_thinking": True}
-    assert (found.choice, found.parallel, found.schema, len(found.tools or ())) == ("required", False, None, 3)
+    assert (answers.choice, answers.parallel, answers.schema, len(answers.tools or ())) == ("required", False, None, 3)
     assert taken() == ChatAnswers() and taken().free
     named = taken(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "now"}})
     assert named.choice == "now" and not named.free
@@ -42,8 +42,8 @@ def test_forms_of_response_format() -> None:
     assert taken(response_format={"type": "json_object"}).schema == {"type": "object"}
     openai = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     assert taken(response_format=openai).schema == SCHEMA
-    found = taken(response_format=Weather).schema
-    assert found is not None and found["required"] == ["city"]
+    schema = taken(response_format=Weather).schema
+    assert schema is not None and schema["required"] == ["city"]
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def alone(toy: Toy, made: list[Request]) -> list[list[int]]:
 def test_two_hundred_requests_on_a_pool_far_too_small(toy: Toy) -> None:
     executor = toy(blocks=24)  # 96 tokens; the requests need about 5000
     engine = Engine(executor, SchedulerConfig(max_requests=16, prefill_tokens=32))
-    made = requests(200)
-    assert run(engine, made) == alone(toy, requests(200))
-    assert all(r.finish_reason == "length" and r.output_length == r.params.max_tokens for r in made)
+    generations = requests(200)
+    assert run(engine, generations) == alone(toy, requests(200))
+    assert all(r.finish_reason == "length" and r.output_length == r.params.max_tokens for r in generations)
     assert engine.preemptions > 20
     assert engine.pools["g0"].free_blocks == 24
 
@@ -65,7 +65,7 @@ def test_an_executor_of_one_phase(toy: Toy) -> None:
 
 def test_the_toy_notices_a_wrong_table(toy: Toy) -> None:
     """The tests above can fail: a block table that is off by one gives other tokens."""
-    made, right = requests(4), alone(toy, requests(4))
+    generations, right = requests(4), alone(toy, requests(4))
     executor = toy()
     submit = executor.submit
 
@@ -75,7 +75,7 @@ def test_the_toy_notices_a_wrong_table(toy: Toy) -> None:
 
     executor.submit = wrong
     executor._check = lambda step: None
-    assert run(Engine(executor, SchedulerConfig()), made) != right
+    assert run(Engine(executor, SchedulerConfig()), generations) != right
 
 
 def test_steps_return_who_advanced(toy: Toy) -> None:
@@ -97,16 +97,16 @@ def test_a_request_whose_logits_cannot_be_sampled_ends_alone(toy: Toy, config: d
     executor = toy(blocks=60)
     executor.poison = poison
     engine = Engine(executor, SchedulerConfig(**config))
-    made = requests(20)
+    generations = requests(20)
     at = {3: 0, 8: 1, 15: 5}
-    made += [Generation([*range(n), poison, 7], SamplingParams(max_tokens=9)) for n in at.values()]
+    generations += [Generation([*range(n), poison, 7], SamplingParams(max_tokens=9)) for n in at.values()]
     scored = PromptRequest([1, 2, poison], ("logits",), lambda start, rows: None)
-    assert run(engine, [*made, scored])[:20] == alone(toy, requests(20))
-    for request in made[20:]:
+    assert run(engine, [*generations, scored])[:20] == alone(toy, requests(20))
+    for request in generations[20:]:
         assert (request.finish_reason, request.output_length) == ("error", 0)
         assert request.to_output().error is request.error is not None
     assert scored.error is not None and "logits at token 2 of its prompt" in str(scored.error)
-    assert all(request.error is None for request in made[:20])
+    assert all(request.error is None for request in generations[:20])
     assert engine.pools["g0"].free_blocks == 60
 
 
@@ -166,8 +166,8 @@ def test_requests_that_begin_together_are_shared_among_the_steps_in_flight(
 ) -> None:
     """They decode in one phase: each step takes its share, so that the others overlap with it."""
     engine = Engine(toy(caps=ExecutorCaps(in_flight=in_flight)), SchedulerConfig())
-    made = [Generation([first, 7, 9], SamplingParams(max_tokens=20)) for first in range(count)]
-    for request in made:
+    generations = [Generation([first, 7, 9], SamplingParams(max_tokens=20)) for first in range(count)]
+    for request in generations:
         engine.add_request(request)
     flying, submit = [], engine.executor.submit
     engine.executor.submit = lambda step: flying.append(engine.steps_in_flight) or submit(step)  # type: ignore[method-assign,func-returns-value]
@@ -177,4 +177,4 @@ def test_requests_that_begin_together_are_shared_among_the_steps_in_flight(
     assert sizes[0] == count and max(sizes[1:]) == -(-count // in_flight)
     assert flying.count(min(count, in_flight) - 1) >= 0.8 * len(flying), "others run already"
     alone_ = [alone(toy, [Generation([first, 7, 9], SamplingParams(max_tokens=20))])[0] for first in range(count)]
-    assert [request.tokens for request in made] == alone_
+    assert [request.tokens for request in generations] == alone_

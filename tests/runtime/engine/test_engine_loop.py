@@ -58,9 +58,9 @@ def executor(toy: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def loop(executor: Any) -> Iterator[EngineLoop]:
-    made = EngineLoop(Engine(executor, SchedulerConfig()))
-    yield made
-    made.close()
+    engine_loop = EngineLoop(Engine(executor, SchedulerConfig()))
+    yield engine_loop
+    engine_loop.close()
     executor.close()
 
 
@@ -85,14 +85,14 @@ def test_an_aborted_request_is_not_heard_again(loop: EngineLoop, executor: Any) 
 
 
 def test_others_go_on_when_one_is_aborted(loop: EngineLoop, executor: Any) -> None:
-    gate, kept, dropped = Gate(executor), Events(), Generation([1], SamplingParams(max_tokens=50))
+    gate, events, dropped = Gate(executor), Events(), Generation([1], SamplingParams(max_tokens=50))
     loop.submit(dropped, Events())
-    loop.submit(Generation([2], SamplingParams(max_tokens=5)), kept)
+    loop.submit(Generation([2], SamplingParams(max_tokens=5)), events)
     gate.arrived.acquire()
     loop.abort(dropped)  # while a step with it runs
     gate.passes.release(100)
-    kept.end.result(HANG)
-    assert len(kept.heard) == 5
+    events.end.result(HANG)
+    assert len(events.heard) == 5
 
 
 def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: EngineLoop, executor: Any) -> None:
@@ -137,14 +137,14 @@ def test_too_little_memory_for_a_step_ends_its_requests_alone(executor: Any) -> 
 
 
 def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, executor: Any) -> None:
-    gate, kept, lost = Gate(executor), Events(), Generation([1], SamplingParams())
-    loop.submit(Generation([2], SamplingParams(max_tokens=5)), kept)
+    gate, events, lost = Gate(executor), Events(), Generation([1], SamplingParams())
+    loop.submit(Generation([2], SamplingParams(max_tokens=5)), events)
     gate.arrived.acquire()
     loop._listeners[lost] = Events()  # as a Ctrl-C in the middle of submit leaves it
     loop.abort(lost)
     gate.passes.release(100)
-    kept.end.result(HANG)
-    assert [p.finish_reason for p in kept.heard if isinstance(p, StreamPiece)][-1] == "length"
+    events.end.result(HANG)
+    assert [p.finish_reason for p in events.heard if isinstance(p, StreamPiece)][-1] == "length"
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -200,13 +200,13 @@ def test_a_call_between_steps_is_made_though_a_step_failed(loop: EngineLoop, exe
     gate, events = Gate(executor), Events()
     loop.submit(Generation([1], SamplingParams(max_tokens=5)), events)
     gate.arrived.acquire()
-    called = threading.Thread(target=lambda: found.set_result(loop.call(lambda: 7)))
-    found: Future[int] = Future()
+    called = threading.Thread(target=lambda: result.set_result(loop.call(lambda: 7)))
+    result: Future[int] = Future()
     called.start()
     wait_until(lambda: bool(loop._inbox))
     executor.fail = ValueError("bad step")
     gate.passes.release()
-    assert found.result(HANG) == 7
+    assert result.result(HANG) == 7
 
 
 @pytest.mark.parametrize("place", ["begin", "grow", "input", "accept", "text", "listener"])
@@ -250,23 +250,23 @@ def test_what_fails_for_one_request_ends_it_alone(
 
         bad._text = Text()  # type: ignore[assignment]
     listeners = [Events() for _ in others]
-    made = [Generation(prompt, SamplingParams(max_tokens=9)) for prompt in others]
-    gate, told = Gate(executor), Events()
+    generations = [Generation(prompt, SamplingParams(max_tokens=9)) for prompt in others]
+    gate, notices = Gate(executor), Events()
 
     def refuses(event: StreamPiece | EnginewrightError) -> None:
         raise KeyError("unforeseen")
 
-    loop.submit(made[0], listeners[0])
-    loop.submit(bad, refuses if place == "listener" else told)
-    loop.submit(made[1], listeners[1])
+    loop.submit(generations[0], listeners[0])
+    loop.submit(bad, refuses if place == "listener" else notices)
+    loop.submit(generations[1], listeners[1])
     gate.passes.release(100)
     for events in listeners:
         events.end.result(HANG)
-    assert [one.tokens for one in made] == alone
+    assert [one.tokens for one in generations] == alone
     if place == "listener":
         wait_until(lambda: bad.finish_reason == "abort")
     else:
-        told.end.result(HANG)
+        notices.end.result(HANG)
         assert bad.finish_reason == "error" and bad.error is not None and "it failed in the engine" in str(bad.error)
         assert bad.error.__cause__ is not None
     wait_until(lambda: not loop.engine.has_work())

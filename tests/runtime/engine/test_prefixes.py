@@ -58,8 +58,8 @@ def test_a_tenant_is_an_argument_of_every_call(tiny_bundle: Path) -> None:
         assert (other.num_cached_tokens, same.num_cached_tokens) == (0, len(same.prompt_token_ids) - 1)
         chat = [{"role": "user", "content": LONG}]
         "".join(piece.text for piece in llm.stream_chat(chat, PARAMS, tenant="one"))
-        found = [llm.chat(chat, PARAMS, tenant=tenant)[0].num_cached_tokens for tenant in ("two", "one")]
-        assert found[0] < found[1]
+        cached = [llm.chat(chat, PARAMS, tenant=tenant)[0].num_cached_tokens for tenant in ("two", "one")]
+        assert cached[0] < cached[1]
         with pytest.raises(RequestError, match="tenant: 7"):
             llm.generate([LONG], PARAMS, tenant=7)  # type: ignore[arg-type]
 

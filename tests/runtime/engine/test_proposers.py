@@ -35,11 +35,11 @@ def test_answers_are_those_without_it(
         (proposer,) = (one for one in llm.engine.proposers if isinstance(one, Phrases))
         assert llm.generate(PROMPTS, params) == expected
         assert [llm.generate([prompt], one)[0] for prompt, one in zip(PROMPTS, params, strict=True)] == expected
-        found = llm.info()["speculation"]
-    counts = found["sources"]["phrases"]
+        speculation = llm.info()["speculation"]
+    counts = speculation["sources"]["phrases"]
     assert 0 < counts["accepted"] < counts["drafted"]
     assert proposer.observed == [counts["drafted"], counts["accepted"]] and proposer.closed
-    assert ("draft_phrases" in found) == (toy is TimedPhrases)
+    assert ("draft_phrases" in speculation) == (toy is TimedPhrases)
 
 
 def test_a_row_opens_nothing_where_nothing_is_proposed(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_the_kv_cache_gets_the_memory_that_proposers_leave(
 ) -> None:
     (tmp_path / "none.txt").write_text("1 2 3")
     memory, free = 1 << 26, []
-    for taken in (0, memory - (1 << 20)):
+    for taken_bytes in (0, memory - (1 << 20)):
         toy = Phrases(tmp_path / "none.txt")
-        toy.bytes = taken
+        toy.bytes = taken_bytes
         monkeypatch.setitem(PROPOSERS, "phrases", lambda setup, toy=toy: toy)
         with ew.LLM(tiny_bundle, speculate="lookup", memory=memory) as llm:
             free.append(sum(llm.info()["kv_blocks_free"].values()))

@@ -29,10 +29,10 @@ def test_results_under_vllm_s_names(make_llm: MakeLLM, toy: Toy) -> None:
     assert (output.index, output.text, output.token_ids) == (0, result.text, result.token_ids)
     assert (output.finish_reason, output.stop_reason) == ("length", None)
     assert result.logprobs is not None and output.logprobs is not None
-    for entry, found in zip(result.logprobs, output.logprobs, strict=True):
-        assert {token: value.logprob for token, value in found.items()} == dict(entry.top)
-        assert [value.rank for value in found.values()] == [1, 2]
-        assert found[entry.token_id].logprob == entry.logprob
+    for entry, other in zip(result.logprobs, output.logprobs, strict=True):
+        assert {token: value.logprob for token, value in other.items()} == dict(entry.top)
+        assert [value.rank for value in other.values()] == [1, 2]
+        assert other[entry.token_id].logprob == entry.logprob
     assert output.cumulative_logprob == sum(entry.logprob for entry in result.logprobs)
     (plain,) = llm.generate([97, 98, 99], SamplingParams(max_tokens=4, ignore_eos=True))
     assert (plain.prompt, plain.outputs[0].logprobs, plain.cumulative_logprob) == (None, None, None)
@@ -86,10 +86,10 @@ def test_an_error_of_one_request(make_llm: MakeLLM, toy: Toy) -> None:
     llm = make_llm(executor)
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     good = llm.generate(["abc", "def"], params)
-    found = llm.generate(["abc", "x!", "def"], params)
-    assert [found[0], found[2]] == good
-    assert (found[1].finish_reason, found[1].token_ids, found[1].text) == ("error", (), "")
-    assert isinstance(found[1].error, EnginewrightError) and "NaN" in str(found[1].error)
+    results = llm.generate(["abc", "x!", "def"], params)
+    assert [results[0], results[2]] == good
+    assert (results[1].finish_reason, results[1].token_ids, results[1].text) == ("error", (), "")
+    assert isinstance(results[1].error, EnginewrightError) and "NaN" in str(results[1].error)
     assert llm.generate(["x!"], params)[0].error is not None
     for call in (
         lambda: llm.generate("x!", params),

@@ -23,12 +23,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_the_first_target_that_is_ready(bundle: Bundle) -> None:
     onnx, ready, unbuilt = bundle.targets["onnx"], TargetManifest(), TargetManifest(state="needs-build", needs="a GPU")
-    for targets, wanted in (
+    for targets, expected in (
         ({"onnx": onnx}, "onnx"),
         ({"onnx": onnx, "cpu": ready}, "cpu"),
         ({"onnx": onnx, "cpu": unbuilt}, "onnx"),
     ):
-        assert choose_target(Bundle(bundle.path, bundle.manifest, targets), None) == wanted
+        assert choose_target(Bundle(bundle.path, bundle.manifest, targets), None) == expected
     assert choose_target(Bundle(bundle.path, bundle.manifest, {"cpu": ready, "onnx": onnx}), "onnx") == "onnx"
 
 

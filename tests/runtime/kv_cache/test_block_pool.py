@@ -89,30 +89,30 @@ TestPoolMachine.settings = settings(max_examples=50, stateful_step_count=50, dea
 
 def test_what_blocks_are_for_a_view() -> None:
     pool = BlockPool(5)
-    held, shared, kept = (pool.allocate() for _ in range(3))
+    held, shared, cached = (pool.allocate() for _ in range(3))
     pool.share(shared)
-    pool.keep(kept, "a")
-    pool.release(kept)
+    pool.keep(cached, "a")
+    pool.release(cached)
     assert pool.states(0, 5) == bytes([1, 2, 3, 0, 0])
     assert pool.states(held, held + 1) == bytes([1]) and pool.states(3, 9) == bytes(2)
 
 
 def test_a_block_is_pinned_in_whatever_state_it_is() -> None:
     pool = BlockPool(4)
-    held, kept, free = pool.allocate(), pool.allocate(), 3
-    pool.keep(kept, "t")
-    pool.release(kept)
-    for block in (held, kept, free):
+    held, cached, free = pool.allocate(), pool.allocate(), 3
+    pool.keep(cached, "t")
+    pool.release(cached)
+    for block in (held, cached, free):
         pool.pin(block)
-    pool.drop(kept)
-    assert [pool.holders(block) for block in (held, kept, free)] == [2, 1, 1]
+    pool.drop(cached)
+    assert [pool.holders(block) for block in (held, cached, free)] == [2, 1, 1]
     assert (pool.free_blocks, pool.kept_blocks, pool.available()) == (1, 0, 1) and pool.allocate() == 2
     assert [pool.pins(block) for block in range(4)] == [1, 1, 0, 1] and pool.states(0, 4) == b"\1\0\1\0"
-    for block in (held, kept, free):
+    for block in (held, cached, free):
         pool.unpin(block)
     with pytest.raises(KeyError):
         pool.unpin(held)
-    assert pool.free_blocks == 2 and {pool.allocate(), pool.allocate()} == {kept, free}
+    assert pool.free_blocks == 2 and {pool.allocate(), pool.allocate()} == {cached, free}
     divided = DividedPool(4, 2)
     divided.pin(3)
     assert divided.holders(3) == 1 and divided.available_of() == [2, 1]

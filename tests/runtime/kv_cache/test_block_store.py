@@ -35,17 +35,17 @@ def payloads(seed: int) -> list[Any]:
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Any]:
     """Opens the same folder, with the same key; all are closed after the test."""
-    made: list[BlockStore] = []
+    stores: list[BlockStore] = []
 
     def make(identity: bytes = b"model", *, close_others: bool = True, **more: Any) -> BlockStore:
-        while close_others and made:
-            made.pop().close()
+        while close_others and stores:
+            stores.pop().close()
         options = {"most_bytes": 1 << 20, "key_file": tmp_path / "keys" / "key"} | more
-        made.append(BlockStore(tmp_path / "kept", identity, **options))
-        return made[-1]
+        stores.append(BlockStore(tmp_path / "kept", identity, **options))
+        return stores[-1]
 
     yield make
-    for store in made:
+    for store in stores:
         store.close()
 
 
@@ -115,9 +115,9 @@ def test_a_damaged_record_is_computed_again(how: str, opened: Any) -> None:
     for name in (first, second):
         path = file_of(store, name)
         path.write_bytes(damaged(path.read_bytes(), how))
-    with pytest.warns(RuntimeWarning, match=r"prefix cache: .*\.kv: .*computed again") as said:
+    with pytest.warns(RuntimeWarning, match=r"prefix cache: .*\.kv: .*computed again") as caught:
         assert [store.read(name, TOKENS, SIZES) for name in (first, second)] == [None, None]
-    assert len(said) == 1, "it is said once"
+    assert len(caught) == 1, "it is said once"
     assert store.use.refused == 2 and not list(store.folder.glob("*.kv"))
     put(store, 2)
     assert same(store.read(first, TOKENS, SIZES), 0)
@@ -345,13 +345,13 @@ def test_killed_at_any_moment(opened: Any, tmp_path: Path, repository: Path) -> 
             process.send_signal(signal.SIGKILL)
         store = opened()
         assert store.writable and not list(folder.glob("*.partial"))
-        name, found = store.root(WHO), 0
+        name, count = store.root(WHO), 0
         for i in range(100_000):
             name = store.child(name, TOKENS)
             if store.has(name):
                 assert same(store.read(name, TOKENS, SIZES), i)
-                found += 1
-            elif found:
+                count += 1
+            elif count:
                 break
-        assert found > 0
+        assert count > 0
         store.close()

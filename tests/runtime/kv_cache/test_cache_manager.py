@@ -65,7 +65,7 @@ def check(engine: Engine) -> None:
     """Each block is held as often as tables have it, and what can be found has the tokens that it is found by."""
     scheduler, cache, executor = engine.scheduler, engine.scheduler.cache, engine.executor
     assert all(not r.tables and not r.computed for r in scheduler.waiting)
-    found: list[dict[int, Node]] = [{} for _ in cache.groups]
+    by_block: list[dict[int, Node]] = [{} for _ in cache.groups]
     nodes = list(cache.index._roots.values()) if cache.index is not None else []
     for node in nodes:
         assert not node.detached
@@ -75,10 +75,10 @@ def check(engine: Engine) -> None:
         nodes += node.children
         for i, block in enumerate(node.blocks):
             if block != NO_BLOCK:
-                assert block not in found[i], "one block stands for two prefixes"
-                found[i][block] = node
+                assert block not in by_block[i], "one block stands for two prefixes"
+                by_block[i][block] = node
     if cache.index is not None:
-        assert found == cache.index._node_of
+        assert by_block == cache.index._node_of
         users = Counter(id(place.node) for place in getattr(cache.prefixes, "places", {}).values())
         assert all(node.users == users[id(node)] for node in nodes)
     assert set(getattr(cache.prefixes, "places", {})) <= set(scheduler.running)
@@ -87,17 +87,17 @@ def check(engine: Engine) -> None:
         held = Counter(b for r in scheduler.running for b in r.tables.get(name, ()) if b != NO_BLOCK)
         assert [pool.holders(b) for b in range(pool.total_blocks)] == [held[b] for b in range(pool.total_blocks)]
         parts = pool.parts if isinstance(pool, DividedPool) else [pool]
-        kept = [b * len(parts) + o for o, part in enumerate(parts) for of in part._kept.values() for b in of]
+        blocks = [b * len(parts) + o for o, part in enumerate(parts) for of in part._kept.values() for b in of]
         free = [b * len(parts) + o for o, part in enumerate(parts) for b in part._free]
-        assert sorted([*free, *kept, *held]) == list(range(pool.total_blocks)), "a block is lost"
+        assert sorted([*free, *blocks, *held]) == list(range(pool.total_blocks)), "a block is lost"
         for r in scheduler.running:
             table = r.tables.get(name, ())
             for at in range(0, len(table), split := block_pool.SPLIT_TOKENS // size):
                 owners = {b % len(parts) for b in table[at : at + split] if b != NO_BLOCK}
                 assert len(owners) <= 1, "a split has two owners"
-        assert set(kept) <= set(found[i]) <= {*kept, *held}
+        assert set(blocks) <= set(by_block[i]) <= {*blocks, *held}
         memory = executor.memory[name].reshape(pool.total_blocks, size)  # type: ignore[attr-defined]
-        for block, node in found[i].items():
+        for block, node in by_block[i].items():
             assert memory[block, : len(node.items)].tolist() == token_ids(node.items)
 
 
@@ -128,9 +128,9 @@ def test_an_answer_is_found_by_the_next_question(toy: Any) -> None:
 
 def test_requests_that_come_together_compute_their_prefix_once(toy: Any) -> None:
     engine = engine_of(toy, prefill_tokens=16)
-    made = [ask([*range(32), i, i]) for i in range(8)]
-    assert run(engine, *made) == [alone(toy, (0,), request) for request in made]
-    assert [request.cached_tokens for request in made] == [0] + [32] * 7
+    requests = [ask([*range(32), i, i]) for i in range(8)]
+    assert run(engine, *requests) == [alone(toy, (0,), request) for request in requests]
+    assert [request.cached_tokens for request in requests] == [0] + [32] * 7
     assert sum(len(step.ids) for step in engine.executor.steps) == 32 + 8 * 2 + 8 * 3  # type: ignore[attr-defined]
 
 
@@ -160,10 +160,10 @@ def test_a_prompt_that_is_scored_takes_nothing_and_leaves_all(toy: Any) -> None:
 
 def test_a_tenant_finds_nothing_of_another_s(toy: Any) -> None:
     engine = engine_of(toy)
-    made = [ask(list(range(16)), tenant=tenant) for tenant in ("one", "two", "one")]
-    for request in made:
+    requests = [ask(list(range(16)), tenant=tenant) for tenant in ("one", "two", "one")]
+    for request in requests:
         assert run(engine, request) == [alone(toy, (0,), request)]
-    assert [request.cached_tokens for request in made] == [0, 0, 15]
+    assert [request.cached_tokens for request in requests] == [0, 0, 15]
 
 
 def test_a_tenant_can_t_evict_all_of_another_s(toy: Any) -> None:
@@ -276,10 +276,10 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
     if seed % 8 >= 4:
         cache.disk = open_tier(engine.executor, cache, folder / "kept", size=20_000)
     seen: Counter[str] = Counter()
-    made: list[Request] = []
+    requests: list[Request] = []
     known: list[list[int]] = [[int(t) for t in rng.integers(0, 5, 40)] for _ in range(3)]
     for _ in range(steps):
-        if len(made) < 24 and rng.random() < 0.35:
+        if len(requests) < 24 and rng.random() < 0.35:
             beginning = known[int(rng.integers(len(known)))]
             prompt = beginning[: int(rng.integers(1, 34))] + [int(t) for t in rng.integers(0, 5, rng.integers(0, 6))]
             prompt += [777] * bool(rng.random() < 0.03)
@@ -290,10 +290,10 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
                 ),
                 tenant=f"t{int(rng.integers(2))}",
             )
-            made.append(request)
+            requests.append(request)
             engine.add_request(request)
-        if made and rng.random() < 0.02:
-            engine.abort(made[int(rng.integers(len(made)))])
+        if requests and rng.random() < 0.02:
+            engine.abort(requests[int(rng.integers(len(requests)))])
         if engine.has_work():
             engine.step()
         check(engine)
@@ -301,8 +301,8 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
             cache.disk.store.flush()
             for path in [*(folder / "kept").glob("*.kv")][:3]:
                 path.write_bytes(path.read_bytes()[:-1])
-        for request in [request for request in made if request.finished]:
-            made.remove(request)
+        for request in [request for request in requests if request.finished]:
+            requests.remove(request)
             seen[request.finish_reason or ""] += 1
             seen["hits"] += bool(request.cached_tokens)
             if request.finish_reason == "length":
@@ -325,8 +325,8 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
 @pytest.mark.parametrize("seed", range(8))
 def test_any_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
     seen = course(toy, seed, 400, tmp_path)
-    wanted = ["length", "hits", "evictions"] + ["from_disk"] * (seed >= 4)
-    assert all(seen[what] for what in wanted), seen
+    events = ["length", "hits", "evictions"] + ["from_disk"] * (seed >= 4)
+    assert all(seen[what] for what in events), seen
 
 
 @pytest.mark.filterwarnings("ignore:prefix cache")
@@ -364,8 +364,8 @@ def test_a_pool_makes_whole_splits(toy: Any) -> None:
 @pytest.mark.parametrize("seed", range(8, 32))
 def test_any_long_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
     seen = course(toy, seed, 5000, tmp_path)
-    wanted = ["length", "error", "abort", "hits", "evictions", "copies"] + ["from_disk", "refused"] * (seed % 8 >= 4)
-    assert all(seen[what] for what in wanted), seen
+    events = ["length", "error", "abort", "hits", "evictions", "copies"] + ["from_disk", "refused"] * (seed % 8 >= 4)
+    assert all(seen[what] for what in events), seen
 
 
 def steps_to_first_token(toy: Any, *, victim: bool, share: bool, seed: int) -> int:
@@ -413,16 +413,16 @@ def test_a_copy_that_is_pending_holds_its_source_and_its_destination(toy: Any) -
     engine = engine_of(partial(toy, caps=ExecutorCaps(in_flight=2)))
     cache, pool = engine.scheduler.cache, engine.pools["g0"]
     run(engine, ask(list(range(20))))
-    for made in (False, True):
+    for copied in (False, True):
         engine.add_request(request := ask([*range(12), 99, 98]))
-        if made:
+        if copied:
             batch = engine.scheduler.schedule()
             [[source, to]] = batch.step.copies["g0"].tolist()
         else:
             assert cache.begin(request, (), {"g0": 0}, force=False)
             [(source, to)] = cache.copies["g0"]
         assert request.tables["g0"][1] == to and (pool.holders(source), pool.holders(to)) == (1, 2)
-        if made:
+        if copied:
             engine.scheduler.commit(batch, engine.executor.run(batch.step))  # type: ignore[attr-defined]
             assert (pool.holders(source), pool.holders(to)) == (0, 1)
         engine.abort(request)

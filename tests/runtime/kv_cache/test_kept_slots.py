@@ -45,8 +45,8 @@ def check(engine: Engine) -> None:
         assert sorted(slots) == [slot for slot in range(pool.total_blocks) if pool.holders(slot)]
         assert pool.kept_blocks == len(kept_of)
         memory = engine.executor.memory[name].reshape(pool.total_blocks, -1)  # type: ignore[attr-defined]
-        for slot, kept in kept_of.items():
-            assert memory[slot, : len(kept.items)].tolist() == kept.items
+        for slot, tokens in kept_of.items():
+            assert memory[slot, : len(tokens.items)].tolist() == tokens.items
             assert not pool.holders(slot)
 
 
@@ -91,11 +91,11 @@ def test_a_tenant_a_failure_and_a_prompt_that_is_scored(toy: Any) -> None:
     engine = engine_of(toy, slots=4)
     engine.executor.poison = 77  # type: ignore[attr-defined]
     run(engine, ask([1, 2, 3, 4], tenant="a"), ask([5, 6, 77, 8]))
-    made = [ask([1, 2, 3, 4], tenant="b"), ask([5, 6, 7, 8]), ask([1, 2, 3, 4], tenant="a")]
-    made.append(PromptRequest([1, 2, 3, 4], ("logits",), lambda start, rows: None, tenant="a"))
-    for request in made:
+    requests = [ask([1, 2, 3, 4], tenant="b"), ask([5, 6, 7, 8]), ask([1, 2, 3, 4], tenant="a")]
+    requests.append(PromptRequest([1, 2, 3, 4], ("logits",), lambda start, rows: None, tenant="a"))
+    for request in requests:
         run(engine, request)
-    assert [request.cached_tokens for request in made] == [0, 0, 3, 0]
+    assert [request.cached_tokens for request in requests] == [0, 0, 3, 0]
     assert engine.scheduler.cache.forget("a") == 0
     run(engine, again := ask([1, 2, 3, 4], tenant="a"))
     assert again.cached_tokens == 0
@@ -106,20 +106,20 @@ def test_any_course_of_events(toy: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     engine = engine_of(toy, slots=int(rng.integers(1, 5)), max_requests=4, prefill_tokens=int(rng.integers(2, 20)))
     seen: Counter[str] = Counter()
-    known, made = [[1, 2, 3]], []
+    known, requests = [[1, 2, 3]], []
     for _ in range(300):
-        if len(made) < 8 and rng.random() < 0.4:
+        if len(requests) < 8 and rng.random() < 0.4:
             beginning = known[int(rng.integers(len(known)))]
             prompt = beginning[: int(rng.integers(1, 40))] + rng.integers(0, 5, rng.integers(1, 5)).tolist()
-            made.append(ask(prompt[:50], int(rng.integers(1, 10)), tenant=f"t{int(rng.integers(2))}"))
-            engine.add_request(made[-1])
-        if made and rng.random() < 0.03:
-            engine.abort(made[int(rng.integers(len(made)))])
+            requests.append(ask(prompt[:50], int(rng.integers(1, 10)), tenant=f"t{int(rng.integers(2))}"))
+            engine.add_request(requests[-1])
+        if requests and rng.random() < 0.03:
+            engine.abort(requests[int(rng.integers(len(requests)))])
         if engine.has_work():
             engine.step()
         check(engine)
-        for request in [request for request in made if request.finished]:
-            made.remove(request)
+        for request in [request for request in requests if request.finished]:
+            requests.remove(request)
             seen[request.finish_reason or ""] += 1
             seen["hits"] += bool(request.cached_tokens)
             if request.finish_reason == "length":

@@ -183,17 +183,17 @@ def test_requests_that_are_preempted_go_on_from_a_kept_state(opened: Any) -> Non
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=list(GROUPS))
 def test_the_sequences_of_a_beam_search_have_states_of_their_own(opened: Any, groups: tuple[CacheGroup, ...]) -> None:
-    found = []
+    seen_states = []
     for states in (4, 40):
         engine = opened(groups, states=states)
         request = ask(prompts(3, 1)[0], 12, num_beams=3)
         BeamSearch.begin(request, VOCAB)
-        found.append(run(engine, request))
-        branch = found[-1][0]
+        seen_states.append(run(engine, request))
+        branch = seen_states[-1][0]
         assert len(branch) == 12 and set(branch) <= set(range(VOCAB))
-    assert found[0] == found[1]
+    assert seen_states[0] == seen_states[1]
     # The best sequence has the most probable token at each place: that of the model.
-    assert found[0] == [answer(groups, request.tokens[: request.prompt_length], 12)]
+    assert seen_states[0] == [answer(groups, request.tokens[: request.prompt_length], 12)]
 
 
 def test_no_states_go_to_a_disk(opened: Any, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_the_longest_beginning_of_many() -> None:
     index.add(root, (1, 2, 9, 9), [11])
     index.add(first, (5, 6, 7, 8), [12])
     index.add(first, (5, 6, 0), [13])
-    for tokens, most, found, blocks in (
+    for tokens, most, length, blocks in (
         ([1, 2, 3, 4, 5, 6, 7, 8, 9], 9, 8, [10, 12]),
         ([1, 2, 3, 4, 5, 6, 7, 8, 9], 7, 7, [10, 12]),
         ([1, 2, 3, 4, 5, 6, 0, 1], 8, 7, [10, 13]),
@@ -31,7 +31,7 @@ def test_the_longest_beginning_of_many() -> None:
         ([2], 1, 0, []),
     ):
         match = index.find(A, tokens, most)
-        assert (match.tokens, [node.blocks[0] for node in match.nodes]) == (found, blocks), tokens
+        assert (match.tokens, [node.blocks[0] for node in match.nodes]) == (length, blocks), tokens
     assert index.find(B, [1, 2, 3, 4], 4).tokens == 0
 
 

@@ -40,22 +40,22 @@ def test_no_group_ever_gets_less_than_would_matter() -> None:
     """In any budget: more tokens than without, and of each window as many as those, or enough; the rest isn't left."""
     rng = np.random.default_rng(0)
     for _ in range(200):
-        made = [
+        pools = [
             CacheGroup(f"g{i}", tuple(range(int(rng.integers(1, 9)))), 1, 8, 8, int(w))
             for i, w in enumerate([0, *rng.integers(1, 300, rng.integers(1, 3))])
         ]
         requests, most = int(rng.integers(1, 20)), int(rng.integers(100, 9000))
-        enough = enough_for_windows(made, requests, int(rng.integers(1, 300)))
-        budget = int(rng.integers(bytes_for(made, 32), 3 * bytes_for(made, most)))
-        plan, whole = (plan_pools(made, budget, most, 0, each) for each in (enough, {}))
+        enough = enough_for_windows(pools, requests, int(rng.integers(1, 300)))
+        budget = int(rng.integers(bytes_for(pools, 32), 3 * bytes_for(pools, most)))
+        plan, whole = (plan_pools(pools, budget, most, 0, each) for each in (enough, {}))
         assert plan.tokens >= whole.tokens and plan.bytes <= budget
-        for group in made[1:]:
+        for group in pools[1:]:
             held = plan.blocks[group.name] * 32
             assert plan.tokens >= held >= min(plan.tokens, enough[group.name])
         if plan.tokens >= most:  # all of it, or as much as fits of windows
             left = budget - plan.bytes
-            assert left < sum(cache_block_bytes(g) for g in made) or set(plan.blocks.values()) == {plan.tokens // 32}
-        assert bytes_for(made, plan.tokens, enough) <= plan.bytes
+            assert left < sum(cache_block_bytes(g) for g in pools) or set(plan.blocks.values()) == {plan.tokens // 32}
+        assert bytes_for(pools, plan.tokens, enough) <= plan.bytes
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -109,8 +109,8 @@ def test_an_opened_model_has_such_pools(tiny_model: Callable[..., PreTrainedMode
     """Gemma 2, every second layer with a window: more tokens in the same memory, and a request that needs them runs."""
     export(tiny_model("Gemma2", max_position_embeddings=4096), tmp_path / "bundle", recipe="f32", targets=["cpu"])
     prompt = np.random.default_rng(0).integers(3, 256, 2500).tolist()
-    asked = {"memory": "1MiB", "prefill_chunk": 64}
-    with LLM(tmp_path / "bundle", max_requests=1, **asked) as one, LLM(tmp_path / "bundle", **asked) as many:
+    options = {"memory": "1MiB", "prefill_chunk": 64}
+    with LLM(tmp_path / "bundle", max_requests=1, **options) as one, LLM(tmp_path / "bundle", **options) as many:
         tokens, without = one.info()["kv_cache_tokens"], many.info()["kv_cache_tokens"]
         assert one.info()["kv_cache_bytes"] <= 1 << 20
         assert tokens > len(prompt) + 4 > without, (tokens, without)

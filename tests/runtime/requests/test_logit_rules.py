@@ -15,9 +15,9 @@ PROMPT = [5, 6, 5]
 
 
 def rules(bad_words: list[list[int]] | None = None, tokens: list[int] | None = None, **params: Any) -> LogitRules:
-    found = LogitRules.from_params(SamplingParams(**params), tokens or PROMPT.copy(), [1, 2], bad_words or [])
-    assert found is not None
-    return found
+    logit_rules = LogitRules.from_params(SamplingParams(**params), tokens or PROMPT.copy(), [1, 2], bad_words or [])
+    assert logit_rules is not None
+    return logit_rules
 
 
 def test_most_requests_have_none() -> None:
@@ -59,15 +59,15 @@ def test_a_bad_word_ends_nowhere() -> None:
 
 def test_rules_behind_a_draft_are_those_of_the_tokens_with_it() -> None:
     draft, words = [6, 5, 6, 3, 6], [[4], [6, 5, 3], [5, 6], [6, 5, 6, 3, 2]]
-    own = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 4}
+    options = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 4}
     tokens = [*PROMPT, 6]
-    one = rules(words, PROMPT.copy(), **own)
+    one = rules(words, PROMPT.copy(), **options)
     one._tokens.append(6)
     one.push(6)
-    found = one.ahead(draft)
-    assert found[0] is one and len(found) == 6
-    for length, behind in enumerate(found):
-        new = rules(words, PROMPT.copy(), **own)
+    lists = one.ahead(draft)
+    assert lists[0] is one and len(lists) == 6
+    for length, behind in enumerate(lists):
+        new = rules(words, PROMPT.copy(), **options)
         for token in [6, *draft[:length]]:
             new._tokens.append(token)
             new.push(token)
@@ -109,21 +109,21 @@ def test_the_lists_of_the_next_steps_are_those_of_a_new_batch() -> None:
         SamplingParams(presence_penalty=0.5, min_tokens=2),
     ]
     tokens = [PROMPT.copy() for _ in params]
-    each = [LogitRules.from_params(one, own, [1]) for one, own in zip(params, tokens, strict=True)]
+    each = [LogitRules.from_params(one, rules_of, [1]) for one, rules_of in zip(params, tokens, strict=True)]
     rows = [(one, 0, 0) for one in params]
     batch = sampling_batch(rows, each)
     lists = RowLists(batch, each)
     for new in ([5, 9, 9, 9], [5, 5, 5, 5], [5, 9, 8, 9], [7, 9, 7, 7]):  # in the third step nothing new comes
-        for own, one, token in zip(tokens, each, new, strict=True):
-            own.append(token)
+        for rules_of, one, token in zip(tokens, each, new, strict=True):
+            rules_of.append(token)
             if one is not None:
                 one.push(token)
         lists.put(batch)
-        found, expected = batch.options(), sampling_batch(rows, each).options()
-        assert found.keys() == expected.keys()
+        options, expected = batch.options(), sampling_batch(rows, each).options()
+        assert options.keys() == expected.keys()
         for name, array in expected.items():
-            np.testing.assert_array_equal(found[name], array, err_msg=name)
-        assert sorted(set(found["seen"][: found["seen_start"][1]])) == sorted(set(tokens[0]))
+            np.testing.assert_array_equal(options[name], array, err_msg=name)
+        assert sorted(set(options["seen"][: options["seen_start"][1]])) == sorted(set(tokens[0]))
 
 
 def test_what_nobody_has_is_not_there() -> None:

@@ -16,13 +16,13 @@ def next_tokens(found: NgramLookup, most: int) -> list[int]:
 
 def test_what_followed_before_follows_again() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 9, 2, 3]
-    found = NgramLookup(tokens)
-    assert next_tokens(found, 4) == [4, 5, 6, 7]
-    assert next_tokens(found, 2) == [4, 5]
+    ngrams = NgramLookup(tokens)
+    assert next_tokens(ngrams, 4) == [4, 5, 6, 7]
+    assert next_tokens(ngrams, 2) == [4, 5]
     tokens.append(8)
-    assert next_tokens(found, 15) == []
+    assert next_tokens(ngrams, 15) == []
     tokens += [6, 7]
-    assert next_tokens(found, 4) == [9, 2, 3, 8]
+    assert next_tokens(ngrams, 4) == [9, 2, 3, 8]
 
 
 def test_the_longest_and_latest_match_counts() -> None:
@@ -39,17 +39,17 @@ def test_what_repeats_itself_goes_on_so() -> None:
 def test_places_are_those_of_a_plain_search() -> None:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 4, 30).tolist()
-    found = NgramLookup(tokens)
+    ngrams = NgramLookup(tokens)
     for token in rng.integers(0, 4, 400).tolist():
         tokens.append(token)
-        wanted: tuple[list[int], ProposalKind] = ([], NOTHING.kind)
+        expected: tuple[list[int], ProposalKind] = ([], NOTHING.kind)
         for count in OWN_KINDS:
             ends = [e for e in range(count, len(tokens)) if tokens[e - count : e] == tokens[-count:]]
             if ends:
-                wanted = ([tokens[ends[-1]]], OWN_KINDS[count])
+                expected = ([tokens[ends[-1]]], OWN_KINDS[count])
                 break
-        proposal = found.next(1)
-        assert (list(proposal.tokens), proposal.kind) == wanted
+        proposal = ngrams.next(1)
+        assert (list(proposal.tokens), proposal.kind) == expected
 
 
 def test_past_answers_are_those_of_the_tenant() -> None:
@@ -79,8 +79,8 @@ def test_the_oldest_answers_go(monkeypatch: pytest.MonkeyPatch) -> None:
         (answers,) = past._tenants.values()
         assert answers._tokens == sum(map(len, answers._kept.values())) <= 100
         known = {text: list(past.next("", texts[text][:12], 3).tokens) for text in range(number + 1)}
-        assert [text for text, found in known.items() if found] == list(range(number + 1))[-3:]
-        assert all(found == texts[text][12:15] for text, found in known.items() if found)
+        assert [text for text, known_answer in known.items() if known_answer] == list(range(number + 1))[-3:]
+        assert all(known_answer == texts[text][12:15] for text, known_answer in known.items() if known_answer)
         assert len(answers._places) <= 2 * 100
     past.add("", [7] * 400, 0)  # longer than all that is kept
     assert answers._tokens <= 100

@@ -52,9 +52,9 @@ class Person(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(byte_tokens_json([END]), 256, [END])
-    yield made
-    made.close()
+    compiler = Grammars(byte_tokens_json([END]), 256, [END])
+    yield compiler
+    compiler.close()
 
 
 @pytest.fixture(scope="module")
@@ -229,9 +229,9 @@ def test_compiled_forms_have_a_budget_of_bytes_by_tenant(monkeypatch: pytest.Mon
     grammars.grammar(mine, "a\0salt")
     for i in range(30):
         grammars.grammar(StructuredOutputsParams(regex=f"theirs {i}"), "b")
-    kept = grammars._kept
-    assert kept.bytes <= 4 << 20 and 2 < len(kept) < 30
-    assert kept.get((mine.kind, mine.source())) is not None
+    cache = grammars._kept
+    assert cache.bytes <= 4 << 20 and 2 < len(cache) < 30
+    assert cache.get((mine.kind, mine.source())) is not None
     running = grammars.grammar(StructuredOutputsParams(choice=["x" * 3000]), "b")
     assert running._compiled is not None and running._compiled.bytes >= 1 << 18
     monkeypatch.setattr(structured, "RUNNING_BYTES", 1 << 20)
@@ -278,14 +278,14 @@ def test_any_number_of_choices_can_be_followed(grammars: Grammars, count: int) -
 def test_choices_are_exactly_their_texts(grammars: Grammars, texts: list[str]) -> None:
     grammar = grammars.grammar(StructuredOutputsParams(choice=texts))
     for text in {*texts, *(text[:-1] for text in texts), *(text + "a" for text in texts)}:
-        own = grammar.copy()
+        copy = grammar.copy()
         for byte in text.encode():
-            if byte not in allowed(own):
+            if byte not in allowed(copy):
                 assert text not in texts
                 break
-            own.push(byte)
+            copy.push(byte)
         else:
-            assert own.complete == (text in texts), text
+            assert copy.complete == (text in texts), text
 
 
 @pytest.mark.parametrize(
@@ -710,10 +710,10 @@ def test_a_sample_of_maskbench(smollm2_bundle: Path, repository: Path) -> None:
     if not folder.exists():
         pytest.skip("build/bench/maskbench isn't there: maskbench/data of guidance-ai/jsonschemabench")
     options = argparse.Namespace(bundle=smollm2_bundle, maskbench=folder, schemas=300)
-    found = benchmark.schemas(options)
-    assert found["compiled"] > 200 and not found["invalid_accepted"]
-    assert found["valid_rejected"] <= found["instances"] // 200
-    assert all(found["reasons"])
+    figures = benchmark.schemas(options)
+    assert figures["compiled"] > 200 and not figures["invalid_accepted"]
+    assert figures["valid_rejected"] <= figures["instances"] // 200
+    assert all(figures["reasons"])
 
 
 def test_a_failure_of_the_masks_ends_requests_with_a_form_alone(llm: ew.LLM, monkeypatch: pytest.MonkeyPatch) -> None:

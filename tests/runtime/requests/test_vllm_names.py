@@ -89,24 +89,24 @@ def test_the_other_names(tiny_bundle: Path) -> None:
         ({"gpu_memory_utilisation": 1}, "Did you mean gpu_memory_utilization"),
         ({"seed": -1}, "seed: -1"),
     ]
-    for given, said in wrong:
-        with pytest.raises((ew.RequestError, ew.CapacityError), match=said):
-            LLM(tiny_bundle, **given)
+    for options, message in wrong:
+        with pytest.raises((ew.RequestError, ew.CapacityError), match=message):
+            LLM(tiny_bundle, **options)
     with pytest.raises(ew.RequestError, match="path: None is of type"):
         LLM()
 
 
 def test_names_that_nobody_has(make_llm: MakeLLM, toy: Toy) -> None:
     llm = make_llm(toy())
-    given: dict[str, Any] = {"temperature": 0.5}
+    options: dict[str, Any] = {"temperature": 0.5}
     with pytest.raises(ew.RequestError, match=r"temperature: LLM.generate has no such argument\n.*SamplingParams"):
-        llm.generate("a", **given)
-    given = {"tempreature": 0.5}
+        llm.generate("a", **options)
+    options = {"tempreature": 0.5}
     with pytest.raises(ew.RequestError, match=r"tempreature: SamplingParams has no such argument\n.*mean temperature"):
-        SamplingParams(**given)
-    given = {"prompt_token_ids": [[1, 2]]}
+        SamplingParams(**options)
+    options = {"prompt_token_ids": [[1, 2]]}
     with pytest.raises(ew.RequestError, match=r"^prompt_token_ids: .* is refused"):
-        llm.generate(**given)
+        llm.generate(**options)
 
 
 def test_more_arguments_by_place_than_there_are(make_llm: MakeLLM, toy: Toy) -> None:
@@ -130,9 +130,9 @@ def test_a_seed_of_the_llm_is_one_of_each_request_that_has_none(tiny_bundle: Pat
 
     def tokens(seed: int | None) -> tuple[Any, ...]:
         with ew.LLM(tiny_bundle, seed=seed) as llm:
-            first, again, own = llm.generate(["Hello", "Hello", "Hello"], [params, params, seeded])
+            first, again, seeded_result = llm.generate(["Hello", "Hello", "Hello"], [params, params, seeded])
         assert first.token_ids == again.token_ids
-        return first.token_ids, own.token_ids
+        return first.token_ids, seeded_result.token_ids
 
     assert tokens(None) == tokens(0)
     assert tokens(1) == tokens(1)
@@ -143,9 +143,9 @@ def test_a_seed_of_the_llm_is_one_of_each_request_that_has_none(tiny_bundle: Pat
 def test_a_stop_string_may_stay(make_llm: MakeLLM, toy: Toy, saying: Saying) -> None:
     llm = make_llm(toy(script=saying("one, two, three", 1)))
     plain = llm.generate([1], SamplingParams(stop=", t"))[0]
-    kept = llm.generate([1], SamplingParams(stop=", t", include_stop_str_in_output=True))[0]
-    assert (plain.text, kept.text) == ("one", "one, t")
-    assert kept.stop_reason == plain.stop_reason == ", t" and kept.token_ids == plain.token_ids
+    stopped_output = llm.generate([1], SamplingParams(stop=", t", include_stop_str_in_output=True))[0]
+    assert (plain.text, stopped_output.text) == ("one", "one, t")
+    assert stopped_output.stop_reason == plain.stop_reason == ", t" and stopped_output.token_ids == plain.token_ids
     streamed = llm.stream([1], SamplingParams(stop=", t", include_stop_str_in_output=True))
     assert "".join(piece.text for piece in streamed) == "one, t"
 
@@ -154,10 +154,10 @@ def test_the_token_that_ends_a_text_may_stay(make_llm: MakeLLM, toy: Toy, saying
     llm = make_llm(toy(script=saying("ab!", 1)))
     stopped = {"stop_token_ids": [ord("!")], "max_tokens": 8}
     assert llm.generate([1], SamplingParams(**stopped))[0].text == "ab"
-    kept = llm.generate([1], SamplingParams(**stopped, include_stop_str_in_output=True))[0]
-    assert (kept.text, kept.stop_reason) == ("ab!", ord("!"))
-    own = SamplingParams(include_stop_str_in_output=True, skip_special_tokens=False)
-    assert llm.generate([1], own)[0].text == "ab!<|eos|>"
+    with_end = llm.generate([1], SamplingParams(**stopped, include_stop_str_in_output=True))[0]
+    assert (with_end.text, with_end.stop_reason) == ("ab!", ord("!"))
+    params_with_end = SamplingParams(include_stop_str_in_output=True, skip_special_tokens=False)
+    assert llm.generate([1], params_with_end)[0].text == "ab!<|eos|>"
     assert llm.generate([1], SamplingParams(include_stop_str_in_output=True))[0].text == "ab!"
     assert llm.generate([1], SamplingParams(skip_special_tokens=False))[0].text == "ab!"
 
@@ -166,8 +166,12 @@ def test_special_tokens_may_stay(make_llm: MakeLLM, toy: Toy, saying: Saying) ->
     script = saying("ab", 1) | {2: 258, 3: ord("c"), 4: 257}
     llm = make_llm(toy(script=script))
     assert llm.generate([1])[0].text == "abc"
-    kept = llm.generate([1], SamplingParams(skip_special_tokens=False))[0]
-    assert kept.text == "ab<|start|>c" == llm.tokenizer.decode(kept.token_ids[:-1], skip_special_tokens=False)
+    with_special = llm.generate([1], SamplingParams(skip_special_tokens=False))[0]
+    assert (
+        with_special.text
+        == "ab<|start|>c"
+        == llm.tokenizer.decode(with_special.token_ids[:-1], skip_special_tokens=False)
+    )
 
 
 def test_no_text_at_all(make_llm: MakeLLM, toy: Toy, saying: Saying) -> None:

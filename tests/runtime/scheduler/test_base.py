@@ -17,11 +17,11 @@ GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4)}
 
 def request(length: int, table: list[int], scores: bool = False, **params: float) -> Request:
     prompt = range(10, 10 + length)
-    made: Request = Generation(prompt, SamplingParams(**params))
+    generation: Request = Generation(prompt, SamplingParams(**params))
     if scores:
-        made = PromptRequest(prompt, ("logits",), lambda start, rows: None)
-    made.tables = {"g": array("i", table)}
-    return made
+        generation = PromptRequest(prompt, ("logits",), lambda start, rows: None)
+    generation.tables = {"g": array("i", table)}
+    return generation
 
 
 def test_a_decode_a_partial_and_a_whole_prefill() -> None:

@@ -246,8 +246,10 @@ def make_any() -> Any:
     """Schedulers without an executor: the property test makes thousands of steps."""
 
     def make(blocks: int, *, caps: ExecutorCaps, groups: int, **config: Any) -> Any:
-        made = [CacheGroup(f"g{i}", (i,), 1, 1, 1, block_size=4 << i) for i in range(groups)]
-        return ContinuousScheduler(SchedulerConfig(**config), caps, made, {g.name: blocks for g in made}), None
+        groups_made = [CacheGroup(f"g{i}", (i,), 1, 1, 1, block_size=4 << i) for i in range(groups)]
+        return ContinuousScheduler(
+            SchedulerConfig(**config), caps, groups_made, {g.name: blocks for g in groups_made}
+        ), None
 
     return make
 
@@ -263,22 +265,22 @@ def any_course_of_events(data: st.DataObject, make: Any) -> Checked:
     checked = Checked(make, blocks, groups, config, data.draw(st.booleans(), "ragged"))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
     most = min(p.total_blocks * checked.scheduler.groups[n].block_size for n, p in checked.scheduler.pools.items())
-    made: list[Request] = []
+    requests: list[Request] = []
     aborted = 0
-    while len(made) < 120 or checked.scheduler.has_work():
-        if len(made) < 120 and (rng.random() < 0.3 or not checked.scheduler.has_work()):
+    while len(requests) < 120 or checked.scheduler.has_work():
+        if len(requests) < 120 and (rng.random() < 0.3 or not checked.scheduler.has_work()):
             prompt = int(rng.integers(1, most))
             new = int(rng.integers(1, most - prompt + 2))
-            made.append(Generation(range(prompt), SamplingParams(max_tokens=new, seed=len(made))))
-            checked.scheduler.add(made[-1])
+            requests.append(Generation(range(prompt), SamplingParams(max_tokens=new, seed=len(requests))))
+            checked.scheduler.add(requests[-1])
         elif rng.random() < 0.01:
-            running = [r for r in made if not r.finished]
+            running = [r for r in requests if not r.finished]
             checked.scheduler.abort(running[int(rng.integers(len(running)))])
             aborted += 1
         else:
             checked.step()
-    assert all(r.finished for r in made)
-    assert len(checked.finished) == len(made) - aborted
+    assert all(r.finished for r in requests)
+    assert len(checked.finished) == len(requests) - aborted
     assert all(r.output_length == r.max_tokens for r in checked.finished)
     assert all(pool.free_blocks == pool.total_blocks for pool in checked.scheduler.pools.values())
     return checked

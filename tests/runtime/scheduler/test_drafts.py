@@ -44,14 +44,14 @@ def steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_and_log_probabilities_are_those_without(tiny_bundle: Path, temperature: float) -> None:
     params = [replace(PARAMS, temperature=temperature, seed=seed) for seed in range(6)]
     with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
-        wanted = plain.generate([LOOPING] * 6, params)
-        for one, result in zip(params, wanted, strict=True):
+        expected = plain.generate([LOOPING] * 6, params)
+        for one, result in zip(params, expected, strict=True):
             assert ahead.generate([LOOPING], one) == [result]
-        assert ahead.generate([LOOPING] * 6, params) == wanted  # in company
-        assert ahead.generate([LOOPING] * 20, [params[0]] * 20) == [wanted[0]] * 20  # more than there are rows
-        found = ahead.info()["speculation"]
-        assert found["drafted"] >= found["accepted"] >= (temperature == 0)
-        assert found["drafted"] > 0
+        assert ahead.generate([LOOPING] * 6, params) == expected  # in company
+        assert ahead.generate([LOOPING] * 20, [params[0]] * 20) == [expected[0]] * 20  # more than there are rows
+        speculation = ahead.info()["speculation"]
+        assert speculation["drafted"] >= speculation["accepted"] >= (temperature == 0)
+        assert speculation["drafted"] > 0
         assert plain.info()["speculation"] is None
         free = ahead.info()["kv_blocks_free"]
         assert all(count == ahead.engine.pools[name].total_blocks for name, count in free.items())
@@ -87,10 +87,10 @@ def test_tokens_that_have_to_come_are_known_before(tiny_bundle: Path) -> None:
     ):
         (result,) = ahead.generate([prompt], params)
         assert [result] == plain.generate([prompt], params)
-        found = ahead.info()["speculation"]["sources"]
+        sources = ahead.info()["speculation"]["sources"]
     assert result.token_ids == (9,) * 60
-    assert found["forced"]["accepted"] == found["forced"]["drafted"] > 50  # from the first token on
-    assert found["own_text"] == found["past_answers"] == {"drafted": 0, "accepted": 0}
+    assert sources["forced"]["accepted"] == sources["forced"]["drafted"] > 50  # from the first token on
+    assert sources["own_text"] == sources["past_answers"] == {"drafted": 0, "accepted": 0}
 
 
 def test_stops_end_within_a_draft(tiny_bundle: Path) -> None:
@@ -98,8 +98,8 @@ def test_stops_end_within_a_draft(tiny_bundle: Path) -> None:
         (free,) = plain.generate([LOOPING], PARAMS)
         for at in (5, 20, 41):
             stopped = replace(PARAMS, stop_token_ids=[free.token_ids[at]])
-            wanted = plain.generate([LOOPING], stopped)
-            assert ahead.generate([LOOPING], stopped) == wanted
+            expected = plain.generate([LOOPING], stopped)
+            assert ahead.generate([LOOPING], stopped) == expected
             assert ahead.generate([LOOPING], replace(PARAMS, max_tokens=at)) == plain.generate(
                 [LOOPING], replace(PARAMS, max_tokens=at)
             )
@@ -119,12 +119,15 @@ def test_rules_that_change_with_each_token_see_the_draft_before_it(tiny_bundle: 
     ]
     with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
         for params in several:
-            (wanted,), (found,) = plain.generate([[9, 9, 10] * 4], params), ahead.generate([[9, 9, 10] * 4], params)
-            assert found == wanted
+            (expected,), (speculation,) = (
+                plain.generate([[9, 9, 10] * 4], params),
+                ahead.generate([[9, 9, 10] * 4], params),
+            )
+            assert speculation == expected
         together = [[9, 9, 10] * 4] * len(several)
         assert ahead.generate(together, several) == plain.generate(together, several)
-        found = ahead.info()["speculation"]
-        assert 0 < found["accepted"] < found["drafted"]
+        speculation = ahead.info()["speculation"]
+        assert 0 < speculation["accepted"] < speculation["drafted"]
 
 
 def test_what_can_not_be_is_said(tiny_bundle: Path) -> None:
@@ -137,9 +140,9 @@ def test_what_can_not_be_is_said(tiny_bundle: Path) -> None:
 @pytest.mark.usefixtures("steps_are_not_timed")
 def test_a_request_may_refuse(tiny_bundle: Path) -> None:
     with ew.LLM(tiny_bundle, speculate="lookup") as llm:
-        refused, taken = llm.generate([LOOPING] * 2, [replace(PARAMS, speculate=False), PARAMS])
-        assert refused.token_ids == taken.token_ids
-        assert refused.metrics.drafted == 0 < taken.metrics.drafted
+        refused, accepted = llm.generate([LOOPING] * 2, [replace(PARAMS, speculate=False), PARAMS])
+        assert refused.token_ids == accepted.token_ids
+        assert refused.metrics.drafted == 0 < accepted.metrics.drafted
 
 
 @pytest.mark.usefixtures("steps_are_not_timed")
@@ -150,10 +153,10 @@ def test_an_answer_that_comes_again_is_known(tiny_bundle: Path) -> None:
     with ew.LLM(tiny_bundle, speculate="lookup") as llm:
         first, again = (llm.generate([prompt], params)[0] for _ in range(2))
         (other,) = llm.generate([prompt], params, tenant="other")
-        found = llm.info()["speculation"]["sources"]["past_answers"]
+        answers = llm.info()["speculation"]["sources"]["past_answers"]
     assert first.token_ids == again.token_ids == other.token_ids
     assert again.metrics.accepted > 40 > 10 > max(first.metrics.accepted, other.metrics.accepted)
-    assert 40 < found["accepted"] <= found["drafted"]
+    assert 40 < answers["accepted"] <= answers["drafted"]
 
 
 @pytest.mark.parametrize(("each", "rate", "decoding"), list(product((0.0, 0.05, 0.2), (0.1, 0.5, 0.9), (1, 4, 12))))
@@ -161,16 +164,16 @@ def test_drafts_are_as_long_as_pays(each: float, rate: float, decoding: int) -> 
     """A step of one row takes 1, and each more ``each``."""
     times = DecodeTimes({100: [1 + each * rows for rows in range(DRAFT_ROWS)]})
     step = _Step(times, decoding, times.seconds(decoding), rows=decoding, tokens=decoding)
-    speed, found, step.tokens = step.best([rate], DRAFT_ROWS - decoding, math.inf)
+    speed, tokens, step.tokens = step.best([rate], DRAFT_ROWS - decoding, math.inf)
     speeds = [
         (decoding + sum(rate**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
         for length in range(DRAFT_ROWS - decoding + 1)
     ]
     best = max(range(len(speeds)), key=speeds.__getitem__)
-    assert found == (best if speeds[best] > LEAST_GAIN * speeds[0] else 0)
-    assert speed == pytest.approx(speeds[found] if found else LEAST_GAIN * speeds[0])
-    step.rows += found
-    assert step.best([rate], DRAFT_ROWS - decoding - found, math.inf).length <= DRAFT_ROWS - decoding - found
+    assert tokens == (best if speeds[best] > LEAST_GAIN * speeds[0] else 0)
+    assert speed == pytest.approx(speeds[tokens] if tokens else LEAST_GAIN * speeds[0])
+    step.rows += tokens
+    assert step.best([rate], DRAFT_ROWS - decoding - tokens, math.inf).length <= DRAFT_ROWS - decoding - tokens
 
 
 def test_drafts_of_several_requests_are_planned_together() -> None:
@@ -190,16 +193,16 @@ def drafts_of_lookups() -> Drafts:
 def test_the_proposal_behind_the_most_equal_tokens_counts() -> None:
     """If the numbers are equal, the request's own text determines the next tokens."""
     drafts = drafts_of_lookups()
-    said = Generation([*range(100, 108), 50], PARAMS)
-    said.tokens += [51, 52]
-    said.finish("stop")
-    drafts.release(said)
+    answer = Generation([*range(100, 108), 50], PARAMS)
+    answer.tokens += [51, 52]
+    answer.finish("stop")
+    drafts.release(answer)
     free, forced = PARAMS, replace(PARAMS, allowed_token_ids=[9])
     texts = [[1, 2], [7, *range(104, 108)], [*range(104, 108), 9, *range(104, 108)], [*range(101, 108), 50]]
-    found = drafts._looked_up([(Generation(text, params), 1) for text in texts for params in (free, forced)])
-    assert [proposal.kind for proposal in found[::2]] == [NOTHING.kind, PAST_KINDS[4], OWN_KINDS[4], PAST_KINDS[8]]
-    assert [list(proposal.tokens) for proposal in found[::2]] == [[], [50], [9], [51]]
-    assert [(list(proposal.tokens), proposal.kind) for proposal in found[1::2]] == [([9], FORCED)] * 4
+    proposals = drafts._looked_up([(Generation(text, params), 1) for text in texts for params in (free, forced)])
+    assert [proposal.kind for proposal in proposals[::2]] == [NOTHING.kind, PAST_KINDS[4], OWN_KINDS[4], PAST_KINDS[8]]
+    assert [list(proposal.tokens) for proposal in proposals[::2]] == [[], [50], [9], [51]]
+    assert [(list(proposal.tokens), proposal.kind) for proposal in proposals[1::2]] == [([9], FORCED)] * 4
 
 
 def test_nothing_is_drafted_where_nothing_can_be_verified() -> None:

@@ -71,19 +71,19 @@ def engine(toy: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(BlockStore, "seconds_per_block", never, raising=False)
     ticks = itertools.count()
     proposers = (ForcedTokens(), OwnText(), PastAnswers(), Guesses())
-    made = Engine(toy(9, 8, caps=caps), config, proposers, lambda: next(ticks) * 1e-3)
-    cache = made.scheduler.cache
-    cache.disk = open_tier(made.executor, cache, tmp_path / "kept")
-    yield made
+    built = Engine(toy(9, 8, caps=caps), config, proposers, lambda: next(ticks) * 1e-3)
+    cache = built.scheduler.cache
+    cache.disk = open_tier(built.executor, cache, tmp_path / "kept")
+    yield built
     cache.disk.store.close()
-    made.executor.close()
+    built.executor.close()
 
 
 def answers(engine: Engine) -> list[list[int]]:
     """Two rounds of requests of two tenants, which share beginnings, with what ``LLM.info`` asks for."""
     scheduling = engine.scheduler.config.scheduling
     assert scheduling is not None
-    made = []
+    texts = []
     for round_ in range(2):
         if round_:  # what the first round left in memory is evicted, and read from the disk
             engine.add_request(Generation([99] * 64, SamplingParams(max_tokens=8), tenant="f"))
@@ -96,8 +96,8 @@ def answers(engine: Engine) -> list[list[int]]:
             params = SamplingParams(max_tokens=12, allowed_token_ids=(7,) if i == 6 else ())
             of = scheduling.class_named("chat" if i % 3 else "batch")
             clock = engine.scheduler._clock
-            made.append(Generation(prompt, params, tenant=f"t{i % 2}", request_class=of, clock=clock))
-            engine.add_request(made[-1])
+            texts.append(Generation(prompt, params, tenant=f"t{i % 2}", request_class=of, clock=clock))
+            engine.add_request(texts[-1])
         for _ in range(2000):
             if not engine.has_work():
                 break
@@ -105,9 +105,9 @@ def answers(engine: Engine) -> list[list[int]]:
         scheduler = engine.scheduler
         scheduler.policy.describe(), scheduler.drafts.describe(), scheduler.expected_seconds()
         scheduler.cache.statistics(scheduler.running)
-    assert all(request.finish_reason == "length" for request in made)
+    assert all(request.finish_reason == "length" for request in texts)
     assert all(pool.total_blocks == pool.free_blocks for pool in engine.pools.values())
-    return [request.tokens for request in made]
+    return [request.tokens for request in texts]
 
 
 @pytest.mark.parametrize(("kind", "method"), CASES)
@@ -122,13 +122,13 @@ def test_an_error_costs_its_result_alone(
 
     for of in CLASSES[kind]:
         monkeypatch.setattr(of, method, fails if callable(HELPERS[kind][method]) else property(fails))
-    found = answers(engine)
+    results = answers(engine)
     assert engine.scheduler.helper_errors.counts.get(kind, 0) == len(calls)
     never = {("policy", "comes_first"), ("step times", "row_tokens"), ("step times", "prompt_within")}
     assert calls or (kind, method) in never | {("step times", "rows_within"), ("disk tier", "holds")}
     plain = toy(64, 8)
     expected = []
-    for tokens in found[:8]:
+    for tokens in results[:8]:
         alone = Engine(plain, SchedulerConfig())
         params = SamplingParams(max_tokens=12)
         alone.add_request(request := Generation(tokens[:-12], params))
@@ -136,7 +136,7 @@ def test_an_error_costs_its_result_alone(
             alone.step()
         expected.append(request.tokens)
     plain.close()
-    for i, (tokens, other) in enumerate(zip(found, expected * 2, strict=True)):
+    for i, (tokens, other) in enumerate(zip(results, expected * 2, strict=True)):
         assert i % 8 == 6 or tokens == other
 
 

@@ -18,11 +18,11 @@ def test_names_and_options() -> None:
     assert scheduling_of("priority") == Scheduling()
     assert scheduling_of("fair") == Scheduling(fair=True)
     assert scheduling_of("offline") == Scheduling(offline=True)
-    given = Scheduling(classes={"chat": {"ttft": "500ms", "tpot": 0.03}, "batch": RequestClass("x", priority=2)})
-    assert scheduling_of(given) is given
-    assert given.class_named("chat") == RequestClass("chat", 0.5, 0.03)
-    assert given.class_named("batch") == RequestClass("batch", None, None, 2)
-    assert given.class_named(None) == NO_TARGETS
+    scheduling = Scheduling(classes={"chat": {"ttft": "500ms", "tpot": 0.03}, "batch": RequestClass("x", priority=2)})
+    assert scheduling_of(scheduling) is scheduling
+    assert scheduling.class_named("chat") == RequestClass("chat", 0.5, 0.03)
+    assert scheduling.class_named("batch") == RequestClass("batch", None, None, 2)
+    assert scheduling.class_named(None) == NO_TARGETS
     assert scheduling_of({"classes": {"default": {"ttft": 2}}}).class_named(None).ttft == 2  # type: ignore[union-attr]
 
 

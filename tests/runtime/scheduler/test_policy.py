@@ -43,19 +43,25 @@ class Run:
         **config: Any,
     ) -> None:
         self.clock, self.seconds, self.scheduling = Clock(), seconds, scheduling
-        made = [GROUP.model_copy(update={"name": f"g{i}", "layers": (i,), "block_size": 4 << i}) for i in range(groups)]
+        cache_groups = [
+            GROUP.model_copy(update={"name": f"g{i}", "layers": (i,), "block_size": 4 << i}) for i in range(groups)
+        ]
         config = {"prefill_tokens": 64, **config}
         self.scheduler = ContinuousScheduler(
-            SchedulerConfig(scheduling=scheduling, **config), caps, made, {g.name: blocks for g in made}, self.clock
+            SchedulerConfig(scheduling=scheduling, **config),
+            caps,
+            cache_groups,
+            {g.name: blocks for g in cache_groups},
+            self.clock,
         )
         self.ended: list[Request] = []
 
     def add(self, prompt: int = 4, new: int = 4, name: str | None = None, **fields: Any) -> Request:
         """A request, queued."""
         of = {} if self.scheduling is None else {"request_class": self.scheduling.class_named(name)}
-        made = Generation(range(prompt), SamplingParams(max_tokens=new), clock=self.clock, **of, **fields)
-        self.scheduler.add(made)
-        return made
+        generation = Generation(range(prompt), SamplingParams(max_tokens=new), clock=self.clock, **of, **fields)
+        self.scheduler.add(generation)
+        return generation
 
     def step(self) -> Batch:
         """One step."""
@@ -85,8 +91,8 @@ class Run:
 
 def test_lower_priorities_go_first_and_equal_ones_as_they_come() -> None:
     run = Run(Scheduling(), max_requests=1)
-    made = [run.add(priority=p) for p in (2, 0, 1, 0)]
-    assert run.finish() == [made[1], made[3], made[2], made[0]]
+    requests = [run.add(priority=p) for p in (2, 0, 1, 0)]
+    assert run.finish() == [requests[1], requests[3], requests[2], requests[0]]
 
 
 def test_who_is_more_urgent_takes_the_place_of_one_that_runs() -> None:
@@ -256,20 +262,20 @@ def test_who_was_away_gets_no_credit_for_it() -> None:
 
 def test_counters_of_tenants_that_are_gone_are_dropped() -> None:
     """Without a change for anybody who comes back: one that is dropped would begin where it is put then."""
-    shares, kept = Shares({}), Shares({})
-    kept._next_look = 10**9  # one that drops nothing
-    for each in (shares, kept):
+    shares, counted = Shares({}), Shares({})
+    counted._next_look = 10**9  # one that drops nothing
+    for each in (shares, counted):
         for i in range(5 * LEAST_TENANTS):
             request = Generation([1] * (1 + i % 7), SamplingParams(), tenant=f"t{i}")
             each.joins(request.tenant, [f"t{i - 1}"] if i else [])
             each.begins(request)
             each.ends(request, 1.0)
-    assert len(kept._had) == 5 * LEAST_TENANTS and len(shares._had) <= LEAST_TENANTS
+    assert len(counted._had) == 5 * LEAST_TENANTS and len(shares._had) <= LEAST_TENANTS
     last = f"t{5 * LEAST_TENANTS - 1}"
     for name in ("t0", "t5000", last, "new"):
-        for each in (shares, kept):
+        for each in (shares, counted):
             each.joins(name, [last])
-        assert shares.had(name) == kept.had(name)
+        assert shares.had(name) == counted.had(name)
 
 
 COURSES: list[dict[str, Any]] = [
@@ -299,7 +305,7 @@ def test_any_course_of_events_ends_well(options: dict[str, Any]) -> None:
             **config,
         )
         most = min(p.total_blocks * run.scheduler.groups[n].block_size for n, p in run.scheduler.pools.items())
-        made: list[Request] = []
+        requests: list[Request] = []
         tried = aborted = 0
         while tried < 80 or run.scheduler.has_work():
             if tried < 80 and (rng.random() < 0.3 or not run.scheduler.has_work()):
@@ -309,11 +315,11 @@ def test_any_course_of_events_ends_well(options: dict[str, Any]) -> None:
                 names = [None, *options.get("classes", ())]
                 name = names[int(rng.integers(len(names)))]
                 try:
-                    made.append(run.add(prompt, int(rng.integers(1, most - prompt + 2)), name, **fields))
+                    requests.append(run.add(prompt, int(rng.integers(1, most - prompt + 2)), name, **fields))
                 except (OverloadError, RequestError):
                     refused += 1
-            elif made and rng.random() < 0.01:
-                running = [r for r in made if not r.finished]
+            elif requests and rng.random() < 0.01:
+                running = [r for r in requests if not r.finished]
                 if running:
                     run.scheduler.abort(running[int(rng.integers(len(running)))])
                     aborted += 1
@@ -322,7 +328,7 @@ def test_any_course_of_events_ends_well(options: dict[str, Any]) -> None:
                 ranks = [r.rank for r in run.scheduler.running]
                 assert ranks == sorted(ranks)
                 assert all(not r.tables and not r.computed for r in run.scheduler.waiting)
-        assert all(r.finished for r in made) and len(run.ended) == len(made) - aborted
+        assert all(r.finished for r in requests) and len(run.ended) == len(requests) - aborted
         assert all(r.output_length == r.max_tokens for r in run.ended)
         assert all(pool.free_blocks == pool.total_blocks for pool in run.scheduler.pools.values())
         preemptions += run.scheduler.preemptions
@@ -337,6 +343,6 @@ def test_answers_after_prompts_alone() -> None:
         run.add(prompt, 1)
         run.finish()
     assert run.scheduler.times.known
-    made = [run.add(5, 100), run.add(700, 30)]
-    assert {*run.finish()[-2:]} == {*made} and [one.output_length for one in made] == [100, 30]
+    requests = [run.add(5, 100), run.add(700, 30)]
+    assert {*run.finish()[-2:]} == {*requests} and [one.output_length for one in requests] == [100, 30]
     assert 1e-3 < run.scheduler.times.seconds(StepSize(1, 0, 50)) < 4e-3  # from one sample of two rows

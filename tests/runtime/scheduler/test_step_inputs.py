@@ -85,13 +85,13 @@ def test_steps_of_a_scheduler(toy: Callable[..., Any], monkeypatch: pytest.Monke
 
 def decodes(*lengths: int) -> list[Request]:
     """Requests that lack one token, with blocks enough."""
-    made = []
+    requests = []
     for first, length in enumerate(lengths):
         one = Generation(range(10, 10 + length), SamplingParams(max_tokens=50))
         one.tables = {name: array("i", range(40 * first, 40 * first + 40)) for name in GROUPS}
         one.computed = length - 1
-        made.append(one)
-    return made
+        requests.append(one)
+    return requests
 
 
 def chunks(requests: list[Request]) -> list[Chunk]:
@@ -100,16 +100,16 @@ def chunks(requests: list[Request]) -> list[Chunk]:
 
 def test_what_was_given_out_stays_as_it_was() -> None:
     inputs, requests = StepInputs(GROUPS), decodes(3, 8, 13)
-    given = []
+    steps = []
     for token in range(20):
-        made = chunks(requests)
-        given.append((inputs.build(made), step_input(made, GROUPS)))
+        parts = chunks(requests)
+        steps.append((inputs.build(parts), step_input(parts, GROUPS)))
         for request in requests:
             request.computed += 1
             request.accept(token)
-    for found, expected in given:
-        assert_same(found, expected)
-    assert given[1][0].q_start is given[0][0].q_start
+    for arrays, expected in steps:
+        assert_same(arrays, expected)
+    assert steps[1][0].q_start is steps[0][0].q_start
 
 
 def test_a_step_that_is_scheduled_again() -> None:

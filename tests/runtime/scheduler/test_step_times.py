@@ -50,16 +50,16 @@ def test_the_size_of_a_step() -> None:
 def test_steps_are_predicted_from_those_before(noise: float) -> None:
     costs = StepTimes()
     assert not costs.known
-    found = errors(measured(costs, 400, noise))
-    assert max(found) < 0.01 + 1.5 * noise, "a size's own mean, of 8 steps or more, has a third of the noise"
-    assert sum(found) / len(found) < 0.01 + 0.4 * noise
+    apart = errors(measured(costs, 400, noise))
+    assert max(apart) < 0.01 + 1.5 * noise, "a size's own mean, of 8 steps or more, has a third of the noise"
+    assert sum(apart) / len(apart) < 0.01 + 0.4 * noise
     assert costs.known
 
 
 def test_a_machine_that_gets_slower_is_noticed() -> None:
     costs = measured(measured(StepTimes(), 400, 0.05), 2000, 0.05, factor=2)
-    found = errors(costs, factor=2)
-    assert max(found) < 0.2 and sum(found) / len(found) < 0.05
+    apart = errors(costs, factor=2)
+    assert max(apart) < 0.2 and sum(apart) / len(apart) < 0.05
 
 
 def test_a_size_that_lies_off_the_line_is_known() -> None:
@@ -73,8 +73,8 @@ def test_a_size_that_lies_off_the_line_is_known() -> None:
         rows = int(rng.integers(1, 32))
         size = StepSize(rows, 0, rows * 100)
         costs.observe(size, uneven(size))
-    found = [abs(costs.seconds(StepSize(n, 0, n * 100)) / uneven(StepSize(n, 0, n * 100)) - 1) for n in range(1, 32)]
-    assert sum(found) / len(found) < 0.08
+    apart = [abs(costs.seconds(StepSize(n, 0, n * 100)) / uneven(StepSize(n, 0, n * 100)) - 1) for n in range(1, 32)]
+    assert sum(apart) / len(apart) < 0.08
 
 
 def test_a_slow_first_step_is_forgotten() -> None:

@@ -89,10 +89,10 @@ class Browser:
         """Sends a command and returns its result."""
         number = self._post(method, params)
         while True:
-            found = self._next()
-            if found.get("id") == number:
-                assert "error" not in found, (method, found)
-                return found["result"]  # type: ignore[no-any-return]
+            message = self._next()
+            if message.get("id") == number:
+                assert "error" not in message, (method, message)
+                return message["result"]  # type: ignore[no-any-return]
 
     def _post(self, method: str, params: dict[str, Any], session: str | None = None) -> int:
         self._number += 1
@@ -108,22 +108,22 @@ class Browser:
             assert data, "Chromium has ended"
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\0")
-        found: dict[str, Any] = json.loads(line)
-        params = found.get("params", {})
-        if found.get("method") == "Runtime.exceptionThrown":
+        message: dict[str, Any] = json.loads(line)
+        params = message.get("params", {})
+        if message.get("method") == "Runtime.exceptionThrown":
             self.problems.append(json.dumps(params["exceptionDetails"]))
-        elif found.get("method") == "Page.javascriptDialogOpening":  # a page that doesn't want to be left
-            self._post("Page.handleJavaScriptDialog", {"accept": True}, found["sessionId"])
-        elif found.get("method") == "Log.entryAdded":
+        elif message.get("method") == "Page.javascriptDialogOpening":  # a page that doesn't want to be left
+            self._post("Page.handleJavaScriptDialog", {"accept": True}, message["sessionId"])
+        elif message.get("method") == "Log.entryAdded":
             entry = f"{params['entry']['text']} {params['entry'].get('url', '')}"
             if not entry.endswith("/favicon.ico") and "Opener-Policy" not in entry:  # which plain http doesn't have
                 self.problems.append(entry)
-        elif found.get("method") == "Runtime.consoleAPICalled":
+        elif message.get("method") == "Runtime.consoleAPICalled":
             self.problems.append(json.dumps(params["args"]))
-        elif found.get("method") == "Fetch.requestPaused":
+        elif message.get("method") == "Fetch.requestPaused":
             answer = {"requestId": params["requestId"], **self._answer}
-            self._post("Fetch.fulfillRequest", answer, found["sessionId"])
-        return found
+            self._post("Fetch.fulfillRequest", answer, message["sessionId"])
+        return message
 
     @contextmanager
     def answering(self, pattern: str, kind: str, body: str, status: int = 200) -> Iterator[None]:
@@ -139,9 +139,9 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """Evaluates an expression and returns its value."""
-        found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        answer = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def _leave(self) -> None:
         """Leaves the page, which may ask whether to, before anything else is opened."""
@@ -213,8 +213,8 @@ class Browser:
 
     def choose_files(self, selector: str, *files: Path) -> None:
         """Chooses files in a field for files."""
-        found = self.send("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
-        self.send("DOM.setFileInputFiles", files=list(map(str, files)), objectId=found["result"]["objectId"])
+        answer = self.send("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
+        self.send("DOM.setFileInputFiles", files=list(map(str, files)), objectId=answer["result"]["objectId"])
 
     def picture(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))

@@ -113,9 +113,9 @@ class Server:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a body that is refused is not read
             connection.request(method, path, data, {"content-type": "application/json", **headers})
         response = connection.getresponse()
-        found = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         connection.close()
-        return found
+        return reply
 
     def chat(self, text: str | list[dict[str, Any]], **body: Any) -> Reply:
         messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
@@ -136,8 +136,8 @@ class Server:
 
     def engines(self) -> list[int]:
         """Process ids of the engines."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in found if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in pids if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -151,9 +151,9 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for all tests of a module that leave it as it is."""
-    found = Server(tiny_bundle, errors=tmp_path_factory.mktemp("server") / "stderr")
-    yield found
-    assert found.stop() == 0, found.errors.read_text()
+    running = Server(tiny_bundle, errors=tmp_path_factory.mktemp("server") / "stderr")
+    yield running
+    assert running.stop() == 0, running.errors.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -209,21 +209,21 @@ def reasoner(tiny_folder: Path, shared_folder: Path, tmp_path_factory: pytest.Te
 def agents(tools_bundle: Path, thinking_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of two models: one calls tools, the other reasons."""
     models = ("--model", f"tools={tools_bundle}", "--model", f"thinking={thinking_bundle}")
-    found = Server(*models, errors=tmp_path_factory.mktemp("agents") / "stderr")
-    yield found
-    assert found.stop() == 0, found.errors.read_text()
+    running = Server(*models, errors=tmp_path_factory.mktemp("agents") / "stderr")
+    yield running
+    assert running.stop() == 0, running.errors.read_text()
 
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    made: list[Server] = []
+    servers: list[Server] = []
 
     def make(*arguments: str | Path) -> Server:
-        made.append(Server(*arguments, errors=tmp_path / f"stderr{len(made)}"))
-        return made[-1]
+        servers.append(Server(*arguments, errors=tmp_path / f"stderr{len(servers)}"))
+        return servers[-1]
 
     yield make
-    for one in made:
+    for one in servers:
         one.stop()
 
 
@@ -231,16 +231,16 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 def served(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two models, one of a name that is markup."""
     models = [part for name in ("tiny", NAME) for part in ("--model", f"{name}={tiny_bundle}")]
-    found = Server(*models, "--allowed-host", PLAIN_HOST, errors=tmp_path_factory.mktemp("server") / "stderr")
-    yield found
-    assert found.stop() == 0, found.errors.read_text()
+    running = Server(*models, "--allowed-host", PLAIN_HOST, errors=tmp_path_factory.mktemp("server") / "stderr")
+    yield running
+    assert running.stop() == 0, running.errors.read_text()
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

@@ -29,13 +29,13 @@ class InProcess:
         """Returns the whole response. ``body``: bytes, or what is sent as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent: list[Any] = []
-        asked = False
+        delivered = False
 
         async def receive() -> Any:
-            nonlocal asked
-            if asked:  # the client stays until it has the answer
+            nonlocal delivered
+            if delivered:  # the client stays until it has the answer
                 await asyncio.get_running_loop().create_future()
-            asked = True
+            delivered = True
             return {"type": "http.request", "body": data, "more_body": False}
 
         async def send(message: Any) -> None:
@@ -48,5 +48,5 @@ class InProcess:
         scope["headers"] = [(name.encode(), value.encode()) for name, value in names.items()]
         await self._app(scope, receive, send)
         start = sent[0]
-        found = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
-        return Reply(start["status"], found, b"".join(one.get("body", b"") for one in sent[1:]))
+        fields = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
+        return Reply(start["status"], fields, b"".join(one.get("body", b"") for one in sent[1:]))

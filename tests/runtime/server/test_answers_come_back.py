@@ -67,8 +67,8 @@ def shape_of(protocol: str, body: ChatBody) -> Shape:
     """An answer's shape, as the protocol's route makes it."""
     rest = (body, "m", tokenizer_of("hermes"), None, 1, tool_choice(TOOLS))
     if protocol == "responses":
-        asked = ResponsesBody(input="Go", max_output_tokens=body.max_tokens)
-        return ResponsesShape(asked, {}, Stored(), [], "", *rest)
+        body_of_responses = ResponsesBody(input="Go", max_output_tokens=body.max_tokens)
+        return ResponsesShape(body_of_responses, {}, Stored(), [], "", *rest)
     if protocol == "messages":
         return MessagesShape(MessagesBody(messages=[ASKED], max_tokens=body.max_tokens), *rest)
     return OllamaShape("m", *rest) if protocol == "ollama" else ChatShape(*rest)
@@ -133,9 +133,9 @@ def chat_history(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
         for name, function, arguments in turn["calls"]
     ]
-    said = {"role": "assistant", "content": turn["content"] or None, "reasoning_content": turn["reasoning"]}
+    message = {"role": "assistant", "content": turn["content"] or None, "reasoning_content": turn["reasoning"]}
     results = [{"role": "tool", "tool_call_id": call["id"], "content": ""} for call in calls]
-    return [said | ({"tool_calls": calls} if calls else {}), *results]
+    return [message | ({"tool_calls": calls} if calls else {}), *results]
 
 
 def own_history(protocol: str, answer: Any, turn: Mapping[str, Any], draw: random.Random) -> list[Any]:
@@ -176,9 +176,11 @@ def translated(protocol: str, turn: Mapping[str, Any]) -> list[Any]:
     if protocol == "messages":
         blocks = [{"type": "thinking", "thinking": turn["reasoning"], "signature": ""}] if turn["reasoning"] else []
         blocks += [{"type": "text", "text": turn["content"]}]
-        blocks += [{"type": "tool_use", "id": name, "name": function, "input": own} for name, function, own in calls]
+        blocks += [
+            {"type": "tool_use", "id": name, "name": function, "input": values} for name, function, values in calls
+        ]
         return [{"role": "assistant", "content": blocks}]
-    functions = [{"function": {"name": function, "arguments": own}} for _, function, own in calls]
+    functions = [{"function": {"name": function, "arguments": values}} for _, function, values in calls]
     return [{"role": "assistant", "content": turn["content"], "thinking": turn["reasoning"], "tool_calls": functions}]
 
 

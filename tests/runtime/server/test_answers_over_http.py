@@ -19,14 +19,14 @@ MESSAGES = [{"role": "user", "content": "Tell me of ships and the sea."}]
 
 @pytest.fixture(scope="module")
 def llm(tiny_bundle: Path) -> Iterator[LLM]:
-    with LLM(tiny_bundle) as found:
-        yield found
+    with LLM(tiny_bundle) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as connected:
+        yield connected
 
 
 def request_of(rng: random.Random) -> dict[str, Any]:
@@ -59,14 +59,14 @@ def expected(llm: LLM, prompt: list[int], body: dict[str, Any]) -> list[list[int
 def tokens_of(server: Server, path: str, body: dict[str, Any]) -> list[list[int]]:
     reply = server.ask("POST", path, body)
     assert reply.status == 200, reply.body
-    found: dict[int, list[int]] = {}
+    ids: dict[int, list[int]] = {}
     if body.get("stream"):
         for event in reply.events:
             for choice in event["choices"]:
-                found.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
+                ids.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
     else:
-        found = {choice["index"]: choice["token_ids"] for choice in reply.json["choices"]}
-    return [found[index] for index in sorted(found)]
+        ids = {choice["index"]: choice["token_ids"] for choice in reply.json["choices"]}
+    return [ids[index] for index in sorted(ids)]
 
 
 def check_law(server: Server, llm: LLM, count: int, seed: int) -> None:
@@ -82,8 +82,8 @@ def check_law(server: Server, llm: LLM, count: int, seed: int) -> None:
             messages = [{"role": "user", "content": text}]
             cases.append((llm.tokenizer.encode_chat(messages), body, "/v1/chat/completions", {"messages": messages}))
     with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda case: tokens_of(server, case[2], case[1] | case[3]), cases))
-    for (prompt, body, path, _), tokens in zip(cases, found, strict=True):
+        streams = list(pool.map(lambda case: tokens_of(server, case[2], case[1] | case[3]), cases))
+    for (prompt, body, path, _), tokens in zip(cases, streams, strict=True):
         assert tokens == expected(llm, prompt, body), (path, body)
 
 
@@ -134,8 +134,8 @@ def test_completions_echo_and_score(server: Server, llm: LLM) -> None:
     (result,) = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=1, logprobs=1), progress=False)
     scored = reply["choices"][0]["logprobs"]
     assert result.prompt_logprobs is not None and result.logprobs is not None
-    wanted = [*(None if e is None else e.logprob for e in result.prompt_logprobs), result.logprobs[0].logprob]
-    assert scored["token_logprobs"] == pytest.approx(wanted, abs=0) and scored["token_logprobs"][0] is None
+    logprobs = [*(None if e is None else e.logprob for e in result.prompt_logprobs), result.logprobs[0].logprob]
+    assert scored["token_logprobs"] == pytest.approx(logprobs, abs=0) and scored["token_logprobs"][0] is None
     assert "".join(scored["tokens"][: len(prompt)]) == "A ship at sea" and scored["text_offset"][:3] == [0, 1, 2]
     alone = server.complete(prompt, max_tokens=0, echo=True, logprobs=1).json
     assert alone["choices"][0]["logprobs"]["token_logprobs"] == scored["token_logprobs"][:-1]
@@ -151,9 +151,9 @@ def test_defaults_are_the_protocol_s(server: Server) -> None:
 
 def test_beams_and_the_best_of_several(server: Server, llm: LLM) -> None:
     ids = llm.tokenizer.encode("A ship")
-    found = server.complete(ids, num_beams=3, n=2, max_tokens=5, return_token_ids=True).json["choices"]
+    answer = server.complete(ids, num_beams=3, n=2, max_tokens=5, return_token_ids=True).json["choices"]
     (result,) = llm.generate([ids], SamplingParams(num_beams=3, n=2, max_tokens=5), progress=False)
-    assert [one["token_ids"] for one in found] == [list(one.token_ids) for one in (result, *result.others)]
+    assert [one["token_ids"] for one in answer] == [list(one.token_ids) for one in (result, *result.others)]
     best = server.complete(ids, best_of=3, max_tokens=5, seed=4, return_token_ids=True).json["choices"]
     params = SamplingParams(best_of=3, temperature=1, seed=4, max_tokens=5)
     assert best[0]["token_ids"] == list(llm.generate(ids, params)[0].token_ids) and len(best) == 1

@@ -24,8 +24,8 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli;
 
 @pytest.fixture(scope="module")
 def client(agents: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=agents.url, api_key="none", max_retries=0) as found:
-        yield found
+    with anthropic.Anthropic(base_url=agents.url, api_key="none", max_retries=0) as connected:
+        yield connected
 
 
 def named_events(reply: Reply) -> list[tuple[str, Any]]:
@@ -52,18 +52,18 @@ def both(client: anthropic.Anthropic, **body: Any) -> Any:
     body = {"model": "tools", "messages": ASKED, "max_tokens": 200, "extra_body": extra, **body}
     whole = client.messages.create(**body)
     with client.messages.stream(**body) as stream:
-        found = stream.get_final_message()
-    assert without_ids(found.content) == without_ids(whole.content)
-    assert (found.stop_reason, found.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
-    assert found.usage.output_tokens == whole.usage.output_tokens
+        message = stream.get_final_message()
+    assert without_ids(message.content) == without_ids(whole.content)
+    assert (message.stop_reason, message.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
+    assert message.usage.output_tokens == whole.usage.output_tokens
     return whole
 
 
 def test_a_text(client: anthropic.Anthropic) -> None:
-    found = both(client, max_tokens=8)
-    (block,) = found.content
-    assert found.id.startswith("msg_") and block.type == "text" and block.text
-    assert found.stop_reason == "max_tokens" and found.usage.output_tokens == 8 and found.usage.input_tokens > 0
+    answers = both(client, max_tokens=8)
+    (block,) = answers.content
+    assert answers.id.startswith("msg_") and block.type == "text" and block.text
+    assert answers.stop_reason == "max_tokens" and answers.usage.output_tokens == 8 and answers.usage.input_tokens > 0
     stop = block.text[3]
     cut = both(client, max_tokens=8, stop_sequences=[stop])
     assert cut.stop_reason == "stop_sequence" and cut.stop_sequence == stop
@@ -71,17 +71,17 @@ def test_a_text(client: anthropic.Anthropic) -> None:
 
 
 def test_calls(client: anthropic.Anthropic, agents: Server) -> None:
-    found = both(client, tools=[WEATHER], tool_choice={"type": "any", "disable_parallel_tool_use": True})
-    (call,) = found.content
-    assert found.stop_reason == "tool_use" and call.id.startswith("toolu_")
+    answers = both(client, tools=[WEATHER], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    (call,) = answers.content
+    assert answers.stop_reason == "tool_use" and call.id.startswith("toolu_")
     assert call.name == "weather" and call.input["city"] in ("Rome", "Oslo")
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sun"}]}
-    messages = [*ASKED, {"role": "assistant", "content": found.content}, {"role": "user", "content": [result]}]
+    messages = [*ASKED, {"role": "assistant", "content": answers.content}, {"role": "user", "content": [result]}]
     again = client.messages.create(model="tools", messages=messages, tools=[WEATHER], max_tokens=1)
     # The call went back as the tokens that it was: all full blocks of the conversation so far are there.
-    taken = found.usage.input_tokens + found.usage.cache_read_input_tokens + found.usage.output_tokens
-    assert again.usage.cache_read_input_tokens > 0.8 * taken
-    assert again.usage.cache_read_input_tokens + again.usage.input_tokens > taken
+    total = answers.usage.input_tokens + answers.usage.cache_read_input_tokens + answers.usage.output_tokens
+    assert again.usage.cache_read_input_tokens > 0.8 * total
+    assert again.usage.cache_read_input_tokens + again.usage.input_tokens > total
 
 
 def test_reasoning(client: anthropic.Anthropic) -> None:
@@ -139,13 +139,13 @@ def test_a_line_that_changes_is_left_out(agents: Server) -> None:
     ):
         reply = agents.ask("POST", PATH, body | {"system": system})
         assert reply.headers[LEFT_OUT_HEADER] == "x-anthropic-billing-header", i
-        found = reply.json["usage"]
-        assert found["cache_read_input_tokens"] > 0
-        assert sum(found[name] for name in ("input_tokens", "cache_read_input_tokens")) == sum(
+        usage = reply.json["usage"]
+        assert usage["cache_read_input_tokens"] > 0
+        assert sum(usage[name] for name in ("input_tokens", "cache_read_input_tokens")) == sum(
             counts[name] for name in ("input_tokens", "cache_read_input_tokens")
         )
-    for kept in ("x-anthropic-billing-header: no", "Say: " + BILLING % "4"):
-        reply = agents.ask("POST", PATH, body | {"system": kept})
+    for line in ("x-anthropic-billing-header: no", "Say: " + BILLING % "4"):
+        reply = agents.ask("POST", PATH, body | {"system": line})
         assert LEFT_OUT_HEADER not in reply.headers
 
 
@@ -200,6 +200,6 @@ def test_no_option_of_the_client_is_left_out(client: anthropic.Anthropic) -> Non
 
 
 def test_the_three_tables_are_apart() -> None:
-    own = {*MessagesBody.__struct_fields__}
-    assert not own & set(MessagesBody.refused) and not own & MessagesBody.harmless
+    names = {*MessagesBody.__struct_fields__}
+    assert not names & set(MessagesBody.refused) and not names & MessagesBody.harmless
     assert not set(MessagesBody.refused) & MessagesBody.harmless

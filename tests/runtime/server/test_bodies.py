@@ -106,13 +106,13 @@ def test_whole_numbers_may_be_floats(kind: type[Fields]) -> None:
 
 
 def test_clients_that_have_floats_alone_get_the_same_answer(server: Server) -> None:
-    given = {"max_tokens": 3, "seed": 5, "top_k": 4, "n": 1, "stop_token_ids": [2]}
+    options = {"max_tokens": 3, "seed": 5, "top_k": 4, "n": 1, "stop_token_ids": [2]}
     as_floats = {
         name: [float(one) for one in value] if isinstance(value, list) else float(value)
-        for name, value in given.items()
+        for name, value in options.items()
     }
-    assert server.chat("Hi", **given).text == server.chat("Hi", **as_floats).text
-    assert server.complete([5, 6], **given).text == server.complete([5.0, 6.0], **as_floats).text
+    assert server.chat("Hi", **options).text == server.chat("Hi", **as_floats).text
+    assert server.complete([5, 6], **options).text == server.complete([5.0, 6.0], **as_floats).text
 
 
 def test_minus_one_token_is_as_many_as_there_is_room_for(server: Server) -> None:
@@ -137,8 +137,8 @@ def test_fields_have_other_servers_names_too(server: Server) -> None:
 def test_hints_of_clients_are_named(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         hints = {"cache_prompt": True, "num_ctx": 8192, "keep_alive": "5m", "ttl": 60, "session_id": "a", "id_slot": -1}
-        for endpoint, said in ((client.chat.completions, {"messages": SAID}), (client.completions, {"prompt": "a"})):
-            raw = endpoint.with_raw_response.create(model="tiny-llama", max_tokens=1, **said, extra_body=hints)
+        for endpoint, options in ((client.chat.completions, {"messages": SAID}), (client.completions, {"prompt": "a"})):
+            raw = endpoint.with_raw_response.create(model="tiny-llama", max_tokens=1, **options, extra_body=hints)
             assert raw.headers["x-enginewright-ignored"].split(", ") == list(hints)
     for path, body in (("/v1/responses", {"input": "a", "max_output_tokens": 1}), ("/v1/messages", {"max_tokens": 1})):
         reply = server.ask("POST", path, {"messages": SAID, **body, **hints} if "input" not in body else body | hints)
@@ -163,7 +163,7 @@ def test_reasoning_is_switched_as_other_servers_have_it(agents: Server, switch: 
     same = agents.chat("Hi", model="thinking", max_tokens=4, seed=1, return_token_ids=True, reasoning_effort=effort)
     reply = agents.chat("Hi", model="thinking", max_tokens=4, seed=1, return_token_ids=True, **switch)
     assert reply.json["prompt_token_ids"] == same.json["prompt_token_ids"]
-    parts = [f"{name}.{part}" for name, own in switch.items() if isinstance(own, dict) for part in own]
+    parts = [f"{name}.{part}" for name, fields in switch.items() if isinstance(fields, dict) for part in fields]
     named = [one for one in parts if one.partition(".")[2] in ("budget_tokens", "summary")]
     assert reply.headers.get("x-enginewright-ignored", "") == ", ".join(named)
 
@@ -338,8 +338,8 @@ def test_hosts_origins_and_request_ids(server: Server) -> None:
     assert server.ask("GET", "/v1/models", host="evil.example").status == 403
     assert server.ask("GET", "/v1/models", host=f"localhost:{server.port}").status == 200
     assert server.ask("POST", CHAT, body, origin="https://evil.example").status == 403
-    own = server.ask("POST", CHAT, body, origin=server.url)
-    assert own.status == 200 and own.headers["access-control-allow-origin"] == server.url
+    same_origin = server.ask("POST", CHAT, body, origin=server.url)
+    assert same_origin.status == 200 and same_origin.headers["access-control-allow-origin"] == server.url
     assert server.ask("GET", "/ping", **{"x-request-id": "my-1"}).headers["x-request-id"] == "my-1"
     odd = server.ask("GET", "/ping", **{"x-request-id": "a b<script>"}).headers["x-request-id"]
     assert odd.startswith("req_")
@@ -352,13 +352,13 @@ def raw(server: Server, data: bytes, count: int = 1) -> list[bytes]:
     with server.connect() as link:
         link.settimeout(60)
         link.sendall(data)
-        found = b""
+        received = b""
         try:
-            while found.count(b"HTTP/1.1 ") < count and (piece := link.recv(65536)):
-                found += piece
+            while received.count(b"HTTP/1.1 ") < count and (piece := link.recv(65536)):
+                received += piece
         except (TimeoutError, ConnectionResetError):
             pass
-    return re.findall(rb"HTTP/1\.1 [^\r]*", found)
+    return re.findall(rb"HTTP/1\.1 [^\r]*", received)
 
 
 def test_requests_that_are_not_http(server: Server) -> None:
@@ -393,10 +393,10 @@ def test_a_pipelined_request_that_takes_long_is_not_an_idle_connection(
         server.wait(lambda: server.props()["requests"] == 1)
         time.sleep(2)  # longer than a connection may be idle
         os.kill(pid, signal.SIGCONT)
-        found = b""
-        while found.count(b"HTTP/1.1 200") < 2 and (piece := link.recv(65536)):
-            found += piece
-    assert found.count(b"HTTP/1.1 200") == 2, found
+        data = b""
+        while data.count(b"HTTP/1.1 200") < 2 and (piece := link.recv(65536)):
+            data += piece
+    assert data.count(b"HTTP/1.1 200") == 2, data
 
 
 def test_bodies_at_random_never_fail_the_server(server: Server) -> None:

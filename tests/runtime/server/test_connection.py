@@ -120,16 +120,16 @@ class Client:
             app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=9999
         )
         config.load()
-        given: Any = {"server_state": ServerState(), "app_state": {}, "_loop": self.clock}
-        self.connection = self.call(lambda: Connection(self.intake, config=config, **given))
+        state: Any = {"server_state": ServerState(), "app_state": {}, "_loop": self.clock}
+        self.connection = self.call(lambda: Connection(self.intake, config=config, **state))
         self.call(lambda: self.connection.connection_made(self.transport))  # type: ignore[arg-type]
 
     def call(self, work: Callable[[], Any]) -> Any:
         async def run() -> Any:
-            found = work()
+            result = work()
             for _ in range(20):  # turns of the loop, in which the application does what it can
                 await asyncio.sleep(0)
-            return found
+            return result
 
         return self.loop.run_until_complete(run())
 

@@ -104,8 +104,8 @@ def test_a_prompt_that_does_not_fit(tiny_bundle: Path, path: str) -> None:
 
 
 def test_the_number_of_tokens_is_exact_where_it_is_known() -> None:
-    own = ContextError("prompt: too long", hint="Shorten it.", context=8192, tokens=9031)
-    there = Problem.from_error(own).error()  # as it comes from the engine's process
+    context_error = ContextError("prompt: too long", hint="Shorten it.", context=8192, tokens=9031)
+    there = Problem.from_error(context_error).error()  # as it comes from the engine's process
     body = api_error(there).body_for("/v1/chat/completions")  # type: ignore[arg-type]
     assert body["error"]["message"].startswith(
         "This model's maximum context length is 8192 tokens. However, your messages resulted in 9031 tokens. "
@@ -122,8 +122,8 @@ def test_keys_models_paths_and_bodies(tiny_bundle: Path, tmp_path: Path) -> None
     keys = tmp_path / "keys.toml"
     digest = hashlib.sha256(b"secret-key-of-one").hexdigest()
     keys.write_text(f'[[keys]]\nhash = "sha256:{digest}"\ntenant = "one"\n')
-    said = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    bodies = {OPENAI: said, RESPONSES: {"input": "a"}, ANTHROPIC: said, OLLAMA: {"messages": said["messages"]}}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    bodies = {OPENAI: body, RESPONSES: {"input": "a"}, ANTHROPIC: body, OLLAMA: {"messages": body["messages"]}}
     good = {"authorization": "Bearer secret-key-of-one"}
 
     async def check() -> None:
@@ -143,7 +143,7 @@ def test_keys_models_paths_and_bodies(tiny_bundle: Path, tmp_path: Path) -> None
                     for pattern in words.patterns.values():
                         assert any(re.search(pattern, one) for one in (message, code or "")), (message, code)
             for encoding in ("gzip", "deflate", "br", "zstd", "gzip, br"):
-                data = gzip.compress(json.dumps(said).encode())
+                data = gzip.compress(json.dumps(body).encode())
                 sent = good | {"content-length": str(len(data))}
                 reply = await server.ask(PATHS[OPENAI], data, headers=sent | {"content-encoding": encoding})
                 assert reply.status == 415 and reply.headers["accept-encoding"] == "identity"
@@ -159,12 +159,12 @@ def test_keys_models_paths_and_bodies(tiny_bundle: Path, tmp_path: Path) -> None
                 ("/v1/api/chat", "/api/chat"),
                 ("/completions", "/v1/completions"),
             ):
-                error = (await server.ask(path, said, headers=good)).json["error"]
+                error = (await server.ask(path, body, headers=good)).json["error"]
                 message = error["message"]
                 assert f"Unknown request URL: POST {path}. Did you mean {meant}? " in message
                 if "code" in error:
                     assert error["code"] == "unknown_url"
-            message = (await server.ask("/odd", said, headers=good)).json["error"]["message"]
+            message = (await server.ask("/odd", body, headers=good)).json["error"]["message"]
             assert message == "Unknown request URL: POST /odd."
         finally:
             await server.front.close()

@@ -75,19 +75,19 @@ def test_a_client_that_leaves_frees_its_blocks(make_server: MakeServer, tiny_bun
 
 def test_an_engine_that_is_killed_ends_its_requests_and_comes_back(make_server: MakeServer, tiny_bundle: Path) -> None:
     server = make_server(tiny_bundle)
-    wanted = server.complete("b", **LONG, seed=1).text
-    found = []
+    expected = server.complete("b", **LONG, seed=1).text
+    results = []
     for deaths in (1, 2):
         pid = freeze(server)
-        thread = threading.Thread(target=lambda: found.append(server.complete("a", **LONG, seed=3)))
+        thread = threading.Thread(target=lambda: results.append(server.complete("a", **LONG, seed=3)))
         thread.start()
         server.wait(lambda: server.props()["requests"] == 1)
         os.kill(pid, signal.SIGKILL)
         thread.join()
-        assert found[-1].status == 503 and "was lost: signal 9" in found[-1].json["error"]["message"]
+        assert results[-1].status == 503 and "was lost: signal 9" in results[-1].json["error"]["message"]
         server.wait(lambda: server.ask("GET", "/health").status == 200)
         assert server.props()["deaths"] == deaths
-        assert server.complete("b", **LONG, seed=1).text == wanted
+        assert server.complete("b", **LONG, seed=1).text == expected
     reply = server.complete("a", **LONG, seed=3)  # was there at both
     assert reply.status == 400 and "died 2 times" in reply.json["error"]["message"]
 
@@ -163,8 +163,8 @@ def test_a_stream_s_error_is_an_event(make_server: MakeServer, tiny_bundle: Path
 def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer, tiny_bundle: Path) -> None:
     server = make_server(tiny_bundle)
     pid = freeze(server)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(server.complete("a", **LONG)))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(server.complete("a", **LONG)))
     thread.start()
     server.wait(lambda: server.props()["requests"] == 1)
     server.process.send_signal(signal.SIGTERM)
@@ -173,7 +173,7 @@ def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer
     assert late.status == 503 and "stopping" in late.json["error"]["message"] and "retry-after" in late.headers
     os.kill(pid, signal.SIGCONT)
     thread.join()
-    assert found[0].status == 200
+    assert results[0].status == 200
     assert server.process.wait() == 0
 
     server = make_server(tiny_bundle)
@@ -334,8 +334,8 @@ def test_what_can_not_be_served_is_said_at_once_by_the_documented_exit_codes(
     odd.write_text("max_bodies = 3\n")
     text.write_text("no certificate")
     value = slow_config(tmp_path, f"max_waiting = -1\n[models]\na = {str(tiny_bundle)!r}\n")
-    taken = tmp_path / "taken.toml"
-    taken.write_text(f"port = {server.port}\n")
+    taken_port = tmp_path / "taken.toml"
+    taken_port.write_text(f"port = {server.port}\n")
     blocked = "import importlib.util as u; find = u.find_spec; u.find_spec = lambda n: None if n == {!r} else find(n)\n"
     cases: dict[str, list[tuple[list[str | Path], str, str]]] = {
         "no bundle, an unknown option, a wrong value of an option": [
@@ -352,7 +352,7 @@ def test_what_can_not_be_served_is_said_at_once_by_the_documented_exit_codes(
         "a bundle that can't be opened": [([none], "", "none"), ([damaged], "", "damaged.bundle")],
         "an address that is taken, a wrong file of options, keys or TLS": [
             ([tiny_bundle, "--port", str(server.port)], "", f"{server.port}: Address already in use"),
-            ([tiny_bundle, "--config", taken], "", f"{server.port}: Address already in use"),
+            ([tiny_bundle, "--config", taken_port], "", f"{server.port}: Address already in use"),
             ([tiny_bundle, "--config", odd], "", "max_bodies"),
             ([tiny_bundle, "--config", value], "", "max_waiting"),
             ([tiny_bundle, "--config", none], "", "none"),
@@ -387,8 +387,8 @@ def test_several_models_and_one_that_is_loaded_when_it_is_asked_for(
 ) -> None:
     server = make_server("--model", f"a={tiny_bundle}", "--model", f"b={turns_bundle}", "--max-loaded", "1")
     assert server.props("a")["state"] == "ready" and server.props("b")["state"] == "unloaded"
-    found = server.chat("Hi", model="b", max_tokens=2)
-    assert found.status == 200 and found.json["model"] == "b"
+    reply = server.chat("Hi", model="b", max_tokens=2)
+    assert reply.status == 200 and reply.json["model"] == "b"
     assert server.props("a")["state"] == "unloaded" and server.props("b")["state"] == "ready"
     (pid,) = server.engines()
     os.kill(pid, signal.SIGSTOP)
@@ -407,14 +407,14 @@ def test_a_model_is_exported_first_and_once(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = make_server(tiny_folder, "--recipe", "f32")
-    wanted = first.complete("A ship", max_tokens=8, seed=1)
-    assert wanted.status == 200 and wanted.json["model"] == tiny_folder.name
+    expected = first.complete("A ship", max_tokens=8, seed=1)
+    assert expected.status == 200 and expected.json["model"] == tiny_folder.name
     (entry,) = (tmp_path / "cache" / "enginewright" / "exports").iterdir()
     manifest = (entry / "bundle" / "manifest.json").stat()
     again = make_server("--model", f"mine={tiny_folder}", "--recipe", "f32")
-    found = again.complete("A ship", max_tokens=8, seed=1)
-    assert found.text == wanted.text and found.json["model"] == "mine"
-    assert found.json["system_fingerprint"] == wanted.json["system_fingerprint"]
+    reply = again.complete("A ship", max_tokens=8, seed=1)
+    assert reply.text == expected.text and reply.json["model"] == "mine"
+    assert reply.json["system_fingerprint"] == expected.json["system_fingerprint"]
     assert (entry / "bundle" / "manifest.json").stat() == manifest  # it was served from there, and not written again
     wrong = run(tiny_folder, "--recipe", "int9")
     assert wrong.returncode == 5 and "int9" in wrong.stderr
@@ -443,9 +443,9 @@ def test_a_key_s_requests_do_not_overtake_others() -> None:
 def _signed_rank(one: list[float], two: list[float]) -> float:
     """Wilcoxon's statistic of pairs as a normal deviate: how much longer ``two`` take than ``one``."""
     differences = sorted((b - a for a, b in zip(one, two, strict=True)), key=abs)
-    found = sum(rank for rank, value in enumerate(differences, 1) if value > 0)
+    rank_sum = sum(rank for rank, value in enumerate(differences, 1) if value > 0)
     n = len(differences)
-    return float((found - n * (n + 1) / 4) / (n * (n + 1) * (2 * n + 1) / 24) ** 0.5)
+    return float((rank_sum - n * (n + 1) / 4) / (n * (n + 1) * (2 * n + 1) / 24) ** 0.5)
 
 
 @pytest.mark.soak
@@ -470,16 +470,16 @@ def test_another_tenant_s_prompts_can_not_be_told_by_time(
     def prompt() -> list[int]:
         return [rng.randrange(40, 200) for _ in range(500)]
 
-    found: dict[str, tuple[list[float], list[float]]] = {"a": ([], []), "b": ([], [])}
+    times: dict[str, tuple[list[float], list[float]]] = {"a": ([], []), "b": ([], [])}
     for _ in range(400):
         for key in ("b", "a"):
             known = prompt()
             seconds("a", known)
-            asked = [(0, known), (1, prompt())]
-            for which, one in rng.sample(asked, 2):
-                found[key][which].append(seconds(key, one))
-    assert abs(_signed_rank(*found["b"])) < 5
-    assert _signed_rank(*found["a"]) > 5  # what is cached can be told: the test would see it
+            prompts = [(0, known), (1, prompt())]
+            for which, one in rng.sample(prompts, 2):
+                times[key][which].append(seconds(key, one))
+    assert abs(_signed_rank(*times["b"])) < 5
+    assert _signed_rank(*times["a"]) > 5  # what is cached can be told: the test would see it
 
 
 def test_every_prompt_and_answer_counts_for_a_key(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -520,11 +520,11 @@ def test_a_bundle_that_is_replaced_is_served_from_the_next_start_on(
     shutil.copytree(tiny_bundle, place)
     server = make_server(place)
     before = server.props()
-    wanted = server.complete("a", max_tokens=8, seed=1).text
+    expected = server.complete("a", max_tokens=8, seed=1).text
     place.rename(tmp_path / "old.bundle")
     shutil.copytree(turns_bundle, tmp_path / "new.bundle")
     (tmp_path / "new.bundle").rename(place)
-    assert server.complete("a", max_tokens=8, seed=1).text == wanted
+    assert server.complete("a", max_tokens=8, seed=1).text == expected
     (pid,) = server.engines()
     os.kill(pid, signal.SIGKILL)
     server.wait(lambda: server.props()["deaths"] == 1 and server.ask("GET", "/health").status == 200)

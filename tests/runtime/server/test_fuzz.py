@@ -121,7 +121,7 @@ def request_of(rng: random.Random, port: int) -> tuple[bytes, bool]:
 
 def answers(server: Server, data: bytes, whole: bool) -> list[tuple[int, bytes]]:
     """Status and body of what a connection gets until it is closed. Behind what isn't whole it is ended at once."""
-    found = b""
+    received = b""
     with server.connect() as link:
         link.settimeout(300)
         try:
@@ -130,10 +130,10 @@ def answers(server: Server, data: bytes, whole: bool) -> list[tuple[int, bytes]]
                 with contextlib.suppress(OSError):  # it may be closed already
                     link.shutdown(socket.SHUT_WR)
             while piece := link.recv(65536):
-                found += piece
+                received += piece
         except ConnectionError:
             pass
-    return [(int(part[:3]), body_in(part)) for part in found.split(b"HTTP/1.1 ")[1:]]
+    return [(int(part[:3]), body_in(part)) for part in received.split(b"HTTP/1.1 ")[1:]]
 
 
 def body_in(answer: bytes) -> bytes:
@@ -152,32 +152,32 @@ def check(data: bytes, whole: bool, found: list[tuple[int, bytes]]) -> None:
         assert status == 200 or 400 <= status < 500, (status, data[:1000], body)
         if status != 200:
             error = json.loads(body)["error"]
-            said = error if isinstance(error, str) else error["message"]
-            assert said, (data[:300], body)
+            message = error if isinstance(error, str) else error["message"]
+            assert message, (data[:300], body)
             keys = ({"message", "type"}, {"message", "type", "param", "code"})  # Anthropic's, and OpenAI's
             assert isinstance(error, str) or {*error} in keys, body
 
 
 def fuzz(server: Server, count: int, seed: int, threads: int) -> Counter[int]:
     """Sends ``count`` odd requests, while others ask properly; how often each status came."""
-    wanted = [server.complete("A ship", seed=i, max_tokens=40, ignore_eos=True).json["choices"] for i in range(3)]
+    expected = [server.complete("A ship", seed=i, max_tokens=40, ignore_eos=True).json["choices"] for i in range(3)]
     statuses: Counter[int] = Counter()
     stop = threading.Event()
 
     def ask_properly() -> int:
-        asked = 0
-        while not stop.is_set() or not asked:
-            i = asked % 3
+        sent = 0
+        while not stop.is_set() or not sent:
+            i = sent % 3
             reply = server.complete("A ship", seed=i, max_tokens=40, ignore_eos=True)
-            assert reply.status == 200 and reply.json["choices"] == wanted[i]
-            asked += 1
-        return asked
+            assert reply.status == 200 and reply.json["choices"] == expected[i]
+            sent += 1
+        return sent
 
     def send(i: int) -> None:
         data, whole = request_of(random.Random(f"{seed} {i}"), server.port)
-        found = answers(server, data, whole)
-        check(data, whole, found)
-        statuses.update(status for status, _ in found)
+        replies = answers(server, data, whole)
+        check(data, whole, replies)
+        statuses.update(status for status, _ in replies)
 
     with ThreadPoolExecutor(threads + 1) as pool:
         proper = pool.submit(ask_properly)

@@ -23,26 +23,28 @@ def open_server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     hashed = "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"  # of "key"
     (folder / "keys.toml").write_text(f'[[keys]]\nhash = "sha256:{hashed}"\ntenant = "web"\nadmin = true\n')
     options = ("--allowed-origin", ORIGIN, "--api-keys", folder / "keys.toml", "--tenant-metrics", "2")
-    found = Server(tiny_bundle, *options, errors=folder / "stderr")
-    yield found
-    assert found.stop() == 0, found.errors.read_text()
+    running = Server(tiny_bundle, *options, errors=folder / "stderr")
+    yield running
+    assert running.stop() == 0, running.errors.read_text()
 
 
 def in_browser(server: Server, request: httpx2.Request) -> httpx2.Response:
     """Returns what a page of ``ORIGIN`` sees of a response: a browser asks first for leave, and hides headers."""
-    own = sorted(name for name in request.headers if name not in ("accept", "accept-encoding", "connection", "host"))
+    header_names = sorted(
+        name for name in request.headers if name not in ("accept", "accept-encoding", "connection", "host")
+    )
     with httpx2.Client() as browser:
         leave = browser.options(
             request.url,
             headers={
                 "origin": ORIGIN,
                 "access-control-request-method": request.method,
-                "access-control-request-headers": ",".join(own),
+                "access-control-request-headers": ",".join(header_names),
             },
         )
         assert leave.status_code == 200 and leave.headers["access-control-allow-origin"] == ORIGIN
         allowed = {name.strip() for name in leave.headers["access-control-allow-headers"].lower().split(",")}
-        assert allowed >= {*own} - {"content-length", "user-agent"}, "a browser would stop here"
+        assert allowed >= {*header_names} - {"content-length", "user-agent"}, "a browser would stop here"
         assert request.method in leave.headers["access-control-allow-methods"].split(", ")
         request.headers["origin"] = ORIGIN
         response = browser.send(request)
@@ -83,10 +85,10 @@ def test_a_page_of_an_allowed_origin_reads_when_to_ask_again(open_server: Server
 
 @pytest.mark.parametrize("names", ["", "a/b", "a: b", "x" * 5000])
 def test_names_of_headers_that_are_none_do_not_come_back(open_server: Server, names: str) -> None:
-    asked = {"access-control-request-method": "POST", "access-control-request-headers": names}
-    reply = open_server.ask("OPTIONS", "/v1/models", origin=ORIGIN, **asked)
+    headers = {"access-control-request-method": "POST", "access-control-request-headers": names}
+    reply = open_server.ask("OPTIONS", "/v1/models", origin=ORIGIN, **headers)
     assert reply.status == 200 and "access-control-allow-headers" not in reply.headers
-    other = open_server.ask("OPTIONS", "/v1/models", origin="http://localhost:3001", **asked)
+    other = open_server.ask("OPTIONS", "/v1/models", origin="http://localhost:3001", **headers)
     assert other.status == 403 and "access-control-allow-origin" not in other.headers
 
 
@@ -141,10 +143,10 @@ def test_the_metrics_have_what_a_tenant_used(open_server: Server) -> None:
     def used() -> list[int]:
         page = open_server.ask("GET", "/metrics", **key).body.decode()
         names = ("requests", "prompt_tokens", "generation_tokens")
-        found = [
+        routes = [
             re.search(rf"^enginewright_tenant_{name}_total\{{.*tenant=\"web\"\}} (\S+)$", page, re.M) for name in names
         ]
-        return [0 if one is None else int(float(one[1])) for one in found]
+        return [0 if one is None else int(float(one[1])) for one in routes]
 
     before = used()
     for stream in (False, True):

@@ -54,11 +54,11 @@ def filling(
 
 def prompt_of(server: Server, ids: dict[str, int], parts: list[str]) -> list[int]:
     """The token ids of a prompt whose special tokens are parts of their own."""
-    found: list[int] = []
+    prompt_ids: list[int] = []
     for part in parts:
         tokens = server.ask("POST", "/tokenize", {"model": "code", "content": part}).json["tokens"]
-        found += [ids[part]] if part in ids else tokens
-    return found
+        prompt_ids += [ids[part]] if part in ids else tokens
+    return prompt_ids
 
 
 GREEDY: dict[str, Any] = {"model": "code", "temperature": 0, "ignore_eos": True}
@@ -83,8 +83,8 @@ def test_all_protocols_ask_for_the_same_middle(filling: tuple[Server, dict[str, 
     assert "".join(event["content"] for event in events) == infill["content"]
     assert not any(event["stop"] for event in events) and last["stop"] and last["content"] == ""
     options = {"num_predict": 12, "temperature": 0}
-    asked = {"model": "code", "prompt": "ab", "suffix": "yz", "stream": False, "options": options}
-    ollama = server.ask("POST", "/api/generate", asked).json
+    ollama_body = {"model": "code", "prompt": "ab", "suffix": "yz", "stream": False, "options": options}
+    ollama = server.ask("POST", "/api/generate", ollama_body).json
     assert plain["choices"][0]["text"].startswith(ollama["response"]) and ollama["prompt_eval_count"] == len(prompt)
     assert "insert" in server.ask("POST", "/api/show", {"model": "code"}).json["capabilities"]
 
@@ -95,20 +95,20 @@ def test_other_files_come_first(filling: tuple[Server, dict[str, int]]) -> None:
     parts += ["<|fim_prefix|>", "ab", "<|fim_suffix|>", "yz", "<|fim_middle|>"]
     extra = [{"filename": "b.py", "text": "x<|fim_middle|>"}]
     body = {"input_prefix": "ab", "input_suffix": "yz", "input_extra": extra, "n_predict": 4, **GREEDY}
-    found = server.ask("POST", "/infill", body).json
+    answer = server.ask("POST", "/infill", body).json
     # What is spelled like a control token in a file is text: 14 bytes.
-    assert found["tokens_evaluated"] == sum(1 if part in ids else len(part) for part in parts)
+    assert answer["tokens_evaluated"] == sum(1 if part in ids else len(part) for part in parts)
     vim = {"samplers": ["top_k", "infill"], "cache_prompt": True, "t_max_predict_ms": 99, "n_indent": 4}
     again = server.ask("POST", "/infill", body | vim)
-    assert again.json["content"] == found["content"]
+    assert again.json["content"] == answer["content"]
     assert set(again.headers["x-enginewright-ignored"].split(", ")) == set(vim)
 
 
 def test_a_token_of_another_file_ends_the_middle(filling: tuple[Server, dict[str, int]]) -> None:
     server, ids = filling
     body = {"input_prefix": "ab", "input_suffix": "yz", "n_predict": 8, "allowed_token_ids": [ids["<|file_sep|>"]]}
-    found = server.ask("POST", "/infill", body | {"model": "code"}).json
-    assert (found["content"], found["stop_type"], found["tokens_predicted"]) == ("", "eos", 1)
+    answer = server.ask("POST", "/infill", body | {"model": "code"}).json
+    assert (answer["content"], answer["stop_type"], answer["tokens_predicted"]) == ("", "eos", 1)
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ HEAD = ["| endpoints | field | bound | where |", "| --- | --- | --- | --- |"]
 
 def shown_rows() -> list[str]:
     """The rows of SECURITY.md's table."""
-    found = []
+    lines = []
     for names, bound, paths in ROWS:
         where = ", ".join(f"`{path}`" for path in paths) if names else "all of these"
         fields = ", ".join(f"`{name}`" for name in names) or "any other"
-        found.append(f"| {where} | {fields} | {bound} | `limits.value_of` |")
-    return found
+        lines.append(f"| {where} | {fields} | {bound} | `limits.value_of` |")
+    return lines
 
 
 def test_security_md_has_the_table(repository: Path, request: pytest.FixtureRequest) -> None:
@@ -39,11 +39,11 @@ def test_security_md_has_the_table(repository: Path, request: pytest.FixtureRequ
     text = page.read_text(encoding="utf-8")
     begin = text.index("\n".join(HEAD))
     end = text.index("\n\n", begin)
-    wanted = "\n".join([*HEAD, *shown_rows()])
+    expected = "\n".join([*HEAD, *shown_rows()])
     if request.config.getoption("--update-golden"):
-        page.write_text(text[:begin] + wanted + text[end:], encoding="utf-8")
+        page.write_text(text[:begin] + expected + text[end:], encoding="utf-8")
         return
-    assert text[begin:end] == wanted, "run this test with --update-golden"
+    assert text[begin:end] == expected, "run this test with --update-golden"
 
 
 def test_no_bound_is_for_a_field_that_no_body_has() -> None:
@@ -84,8 +84,8 @@ def at_most(bound: Bound, sizes: Sizes) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("names", "bound", "paths"), ROWS, ids=["+".join(names) or "other" for names, _, _ in ROWS])
 def test_a_field_is_refused_beyond_each_of_its_limits(names: list[str], bound: Bound, paths: list[str]) -> None:
-    for said, value in too_much(bound, SIZES):
-        with pytest.raises(RequestError, match=f"^odd: .*{said}"):
+    for limit, value in too_much(bound, SIZES):
+        with pytest.raises(RequestError, match=f"^odd: .*{limit}"):
             value_of("odd", raw(value), SIZES, bound)
     for value in at_most(bound, SIZES):
         assert value_of("odd", raw(value), SIZES, bound) == value
@@ -102,7 +102,7 @@ def test_each_endpoint_refuses_each_field_by_its_name(tiny_bundle: Path) -> None
         sizes = app.front.sizes("m")
         for path, kind in BODIES.items():
             for name in kind.__struct_fields__:
-                said, value = next(too_much(bound_of(name), sizes))
+                limit, value = next(too_much(bound_of(name), sizes))
                 reply = await app.ask(path, {"model": "m", name: value})
                 problem = reply.json["error"]
                 message = problem if isinstance(problem, str) else problem["message"]
@@ -110,7 +110,7 @@ def test_each_endpoint_refuses_each_field_by_its_name(tiny_bundle: Path) -> None
                 if bound_of(name).prompt:
                     assert "maximum context length" in message or "prompt is too long" in message, message
                 else:
-                    assert message.startswith(f"{name}: ") and said in message, message
+                    assert message.startswith(f"{name}: ") and limit in message, message
                 if path == "/v1/messages":
                     assert reply.json["type"] == "error" and problem["type"] == "invalid_request_error"
         assert app.front.model("m").state == "unloaded", "no engine was asked"

@@ -21,8 +21,8 @@ PROMPT = list(range(40, 120))
 
 @pytest.fixture
 def llm(tiny_bundle: Path) -> Iterator[LLM]:
-    with LLM(tiny_bundle, scheduling=SCHEDULING, max_requests=3, speculate=None) as found:
-        yield found
+    with LLM(tiny_bundle, scheduling=SCHEDULING, max_requests=3, speculate=None) as opened:
+        yield opened
 
 
 class Submits:
@@ -105,5 +105,5 @@ def test_who_is_aborted_is_counted_but_not_timed(llm: LLM) -> None:
     wait_until(lambda: not llm.engine.has_work())
     written = one.requests[0].output_length
     live.left(one)
-    found = live.now([])
-    assert found["tokens"] == written and found["classes"] == []
+    state = live.now([])
+    assert state["tokens"] == written and state["classes"] == []

@@ -185,7 +185,7 @@ def test_what_engines_and_errors_write_is_json_too(make_server: Callable[..., Se
     os.kill(engine, signal.SIGABRT)
     server.wait(lambda: "it is started again" in server.errors.read_text())
     arguments = [str(tiny_bundle), "--port", str(server.port), "--log-json"]
-    taken = subprocess.run([sys.executable, "-c", START, "serve", *arguments], capture_output=True, text=True)
-    assert taken.returncode == 8
-    lines = [json.loads(line) for text in (taken.stderr, server.errors.read_text()) for line in text.splitlines()]
+    completed = subprocess.run([sys.executable, "-c", START, "serve", *arguments], capture_output=True, text=True)
+    assert completed.returncode == 8
+    lines = [json.loads(line) for text in (completed.stderr, server.errors.read_text()) for line in text.splitlines()]
     assert any("Address already in use" in line.get("message", "") for line in lines)

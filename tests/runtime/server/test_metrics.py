@@ -21,13 +21,13 @@ ENDED = Ended(0, Generated((Finished("", (1, 2), "stop"),)))
 
 def series(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
     """Name of a sample -> values of its labels -> its value."""
-    found: dict[str, dict[tuple[str, ...], float]] = {}
+    values: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(metrics.text().decode()):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[
+            values.setdefault(sample.name, {})[
                 tuple(sample.labels[name] for name in sorted(sample.labels, reverse=True))
             ] = sample.value
-    return found
+    return values
 
 
 def test_no_series_says_when_another_one_began() -> None:
@@ -40,13 +40,13 @@ def test_no_series_says_when_another_one_began() -> None:
 
 
 def test_the_process_has_the_series_that_clients_of_prometheus_have() -> None:
-    found = series(Metrics({}))
-    assert found["process_open_fds"][()] > 2
-    assert found["process_max_fds"][()] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    metrics_of = series(Metrics({}))
+    assert metrics_of["process_open_fds"][()] > 2
+    assert metrics_of["process_max_fds"][()] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    memory = found["process_resident_memory_bytes"][()]
+    memory = metrics_of["process_resident_memory_bytes"][()]
     assert 0.5 < memory / (pages * os.sysconf("SC_PAGE_SIZE")) < 2
-    assert found["process_cpu_seconds_total"][()] > 0 and found["process_start_time_seconds"][()] > 1e9
+    assert metrics_of["process_cpu_seconds_total"][()] > 0 and metrics_of["process_start_time_seconds"][()] > 1e9
 
 
 def test_usage_by_tenant_is_there_only_where_it_is_asked_for() -> None:
@@ -61,14 +61,18 @@ def test_usage_by_tenant_has_no_more_series_than_tenants_are_allowed() -> None:
         metrics.ended("m", 10, 2, ENDED, f"t{i}")
     metrics.ended("m", 5, 1, ENDED, "t0")
     metrics.aborted("m", 7, 3, "t1")
-    found = series(metrics)
-    assert found["enginewright_tenant_prompt_tokens_total"] == {
+    metrics_of = series(metrics)
+    assert metrics_of["enginewright_tenant_prompt_tokens_total"] == {
         ("t0", "m"): 15,
         ("t1", "m"): 17,
         (OTHER_TENANTS, "m"): 980,
     }
-    assert found["enginewright_tenant_generation_tokens_total"][("t1", "m")] == 5
-    assert found["enginewright_tenant_requests_total"] == {("t0", "m"): 2, ("t1", "m"): 2, (OTHER_TENANTS, "m"): 98}
+    assert metrics_of["enginewright_tenant_generation_tokens_total"][("t1", "m")] == 5
+    assert metrics_of["enginewright_tenant_requests_total"] == {
+        ("t0", "m"): 2,
+        ("t1", "m"): 2,
+        (OTHER_TENANTS, "m"): 98,
+    }
     assert not re.search(r'tenant="t[2-9]', metrics.text().decode())
 
 

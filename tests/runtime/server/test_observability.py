@@ -71,13 +71,13 @@ def series(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         page = server.ask("GET", "/metrics").body.decode()
     finally:
         assert server.stop() == 0, errors.read_text()
-    found: dict[str, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page):
         # A series without samples yet, such as that of errors, is announced all the same.
-        found.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
+        labels.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
 
 
 def test_every_series_and_label_that_is_named_exists(series: dict[str, set[str]]) -> None:
@@ -115,11 +115,11 @@ def test_a_label_in_an_alert_s_text_is_one_that_its_expression_keeps(series: dic
             continue
         assert rule["labels"]["severity"] in {"warning", "critical"} and rule["annotations"]["summary"]
         expression = promql.parse(rule["expr"])
-        kept = labels_used(expression) | BY_PROMETHEUS
+        labels = labels_used(expression) | BY_PROMETHEUS
         if not any(isinstance(node, promql.AggregateExpr) for node in nodes(expression)):
-            kept |= set().union(*(series.get(name, {"model_name"}) for name in names_used(expression)))
+            labels |= set().union(*(series.get(name, {"model_name"}) for name in names_used(expression)))
         named = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
-        assert named <= kept, rule["alert"]
+        assert named <= labels, rule["alert"]
 
 
 def test_each_alert_and_record_has_a_name_of_its_own() -> None:

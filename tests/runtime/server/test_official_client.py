@@ -182,9 +182,9 @@ NOT_OPTIONS = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
 
 def test_two_names_are_one_engine(make_server: Callable[..., Server], tiny_bundle: Path) -> None:
-    found = make_server("--model", f"chat={tiny_bundle}", "--alias", "gpt-4o-mini=chat", "--alias", "claude-x=chat")
-    assert len(found.engines()) == 1
-    with openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client:
+    running = make_server("--model", f"chat={tiny_bundle}", "--alias", "gpt-4o-mini=chat", "--alias", "claude-x=chat")
+    assert len(running.engines()) == 1
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
         assert [one.id for one in client.models.list()] == ["chat", "gpt-4o-mini", "claude-x"]
         assert client.models.retrieve("gpt-4o-mini").id == "gpt-4o-mini"
         answers = [
@@ -195,7 +195,7 @@ def test_two_names_are_one_engine(make_server: Callable[..., Server], tiny_bundl
         assert answers[0].choices == answers[1].choices
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="gpt-4o", messages=MESSAGES)
-    with anthropic.Anthropic(base_url=found.url, api_key="none", max_retries=0) as other:
+    with anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as other:
         page = other.models.list(limit=2)
         assert [one.id for one in page.data] == ["chat", "gpt-4o-mini"] and page.has_more
         assert [one.id for one in other.models.list(limit=1)] == ["chat", "gpt-4o-mini", "claude-x"]
@@ -207,18 +207,18 @@ def test_two_names_are_one_engine(make_server: Callable[..., Server], tiny_bundl
         assert failed.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
         with pytest.raises(anthropic.BadRequestError, match="after_id"):
             other.models.list(after_id="odd")
-        said = other.messages.create(model="claude-x", messages=MESSAGES, max_tokens=2)  # type: ignore[arg-type]
-        assert said.model == "claude-x"
-    names = [one["name"] for one in found.ask("GET", "/api/tags").json["models"]]
+        message = other.messages.create(model="claude-x", messages=MESSAGES, max_tokens=2)  # type: ignore[arg-type]
+        assert message.model == "claude-x"
+    names = [one["name"] for one in running.ask("GET", "/api/tags").json["models"]]
     assert names == ["chat", "gpt-4o-mini", "claude-x"]
     body = {"model": "gpt-4o-mini:latest", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}}
-    assert found.ask("POST", "/api/chat", body).status == 200
+    assert running.ask("POST", "/api/chat", body).status == 200
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as connected:
+        yield connected
 
 
 def endpoint(client: Any, kind: str) -> Any:
@@ -226,27 +226,27 @@ def endpoint(client: Any, kind: str) -> Any:
 
 
 def arguments(kind: str, **options: Any) -> dict[str, Any]:
-    said = {"messages": MESSAGES} if kind == "chat" else {"prompt": "Ships "}
+    body = {"messages": MESSAGES} if kind == "chat" else {"prompt": "Ships "}
     extra = {**BASE["extra_body"], **options.pop("extra_body", {})}  # type: ignore[dict-item]
     if "messages" in extra:
         options["messages"] = extra.pop("messages")
-    return {"model": "tiny-llama", **said, **BASE, **options, "extra_body": extra}
+    return {"model": "tiny-llama", **body, **BASE, **options, "extra_body": extra}
 
 
 def collected(chunks: list[Any]) -> list[Answer]:
     """The answers of a stream, or of a whole response as its only piece."""
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     for chunk in chunks:
         for choice in chunk.choices:
-            one = found.setdefault(choice.index, {"text": "", "finish": None, "tokens": [], "ids": []})
-            said = getattr(choice, "delta", None) or getattr(choice, "message", None)
-            one["text"] += (choice.text if said is None else said.content) or ""
+            one = answers.setdefault(choice.index, {"text": "", "finish": None, "tokens": [], "ids": []})
+            part = getattr(choice, "delta", None) or getattr(choice, "message", None)
+            one["text"] += (choice.text if part is None else part.content) or ""
             one["finish"] = choice.finish_reason or one["finish"]
             one["ids"] += getattr(choice, "token_ids", None) or []
             if choice.logprobs is not None:
                 content = getattr(choice.logprobs, "content", None)
                 one["tokens"] += choice.logprobs.tokens if content is None else [entry.token for entry in content]
-    return [found[index] for index in sorted(found)]
+    return [answers[index] for index in sorted(answers)]
 
 
 def whole(client: openai.OpenAI, kind: str, **options: Any) -> list[Answer]:
@@ -255,8 +255,8 @@ def whole(client: openai.OpenAI, kind: str, **options: Any) -> list[Answer]:
 
 def streamed(client: openai.OpenAI, kind: str, **options: Any) -> list[Answer]:
     usage = {"include_usage": True, "include_obfuscation": False}
-    given = arguments(kind, **options) | {"stream": True, "stream_options": usage}
-    chunks = list(endpoint(client, kind).create(**given))
+    options_of = arguments(kind, **options) | {"stream": True, "stream_options": usage}
+    chunks = list(endpoint(client, kind).create(**options_of))
     assert chunks[-1].usage is not None and not chunks[-1].choices
     return collected(chunks)
 
@@ -266,13 +266,15 @@ def both_async(server: Server, kind: str, **options: Any) -> tuple[list[Answer],
 
     async def ask() -> tuple[list[Answer], list[Answer]]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            given = arguments(kind, **options)
+            arguments_of = arguments(kind, **options)
 
             async def stream() -> list[Answer]:
-                return collected([chunk async for chunk in await endpoint(client, kind).create(**given, stream=True)])
+                return collected(
+                    [chunk async for chunk in await endpoint(client, kind).create(**arguments_of, stream=True)]
+                )
 
             async def at_once() -> list[Answer]:
-                return collected([await endpoint(client, kind).create(**given)])
+                return collected([await endpoint(client, kind).create(**arguments_of)])
 
             first, second = await asyncio.gather(at_once(), stream())
             return first, second
@@ -292,21 +294,21 @@ OPTIONS = [
 def test_an_option_does_what_it_says_in_every_way(
     server: Server, client: openai.OpenAI, kind: str, name: str, option: tuple[dict[str, Any], Check]
 ) -> None:
-    given, check = option
-    found = whole(client, kind, **given)
+    options, check = option
+    answers = whole(client, kind, **options)
     base = whole(client, kind)
-    assert [streamed(client, kind, **given), *both_async(server, kind, **given)] == [found] * 3
-    if "return_token_ids" not in given.get("extra_body", {}):
-        assert found[0]["ids"] == []
-    assert check(found, base), (found, base)
+    assert [streamed(client, kind, **options), *both_async(server, kind, **options)] == [answers] * 3
+    if "return_token_ids" not in options.get("extra_body", {}):
+        assert answers[0]["ids"] == []
+    assert check(answers, base), (answers, base)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_known_at_the_end(server: Server, client: openai.OpenAI, kind: str, name: str) -> None:
     options = {"temperature": 0, "extra_body": WHOLE[name]}
-    found = whole(client, kind, **options)
-    assert found[0]["text"] and both_async(server, kind, temperature=0)[0]
+    answers = whole(client, kind, **options)
+    assert answers[0]["text"] and both_async(server, kind, temperature=0)[0]
     response = endpoint(client, kind).create(**arguments(kind, **options))
     assert (getattr(response, "prompt_logprobs", None) is not None) == (name == "prompt_logprobs")
     if name != "prompt_logprobs":
@@ -328,14 +330,14 @@ def test_who_runs_first_where_that_is_asked(
     by_priority = make_server(tiny_bundle, "--scheduling", "priority")
     for kind in ("chat", "completions"):
         with openai.OpenAI(base_url=f"{by_priority.url}/v1", api_key="none", max_retries=0) as asking:
-            found = whole(asking, kind, extra_body={"priority": 1})
-            assert found == whole(client, kind) == streamed(asking, kind, extra_body={"priority": 1})
+            answers = whole(asking, kind, extra_body={"priority": 1})
+            assert answers == whole(client, kind) == streamed(asking, kind, extra_body={"priority": 1})
 
 
 def test_several_prompts(client: openai.OpenAI) -> None:
-    found = whole(client, "completions", prompt=["Ships ", "Seas "], n=2)
-    assert [one["text"] for one in found[:2]] == [one["text"] for one in whole(client, "completions", n=2)]
-    assert found == streamed(client, "completions", prompt=["Ships ", "Seas "], n=2) and len(found) == 4
+    answers = whole(client, "completions", prompt=["Ships ", "Seas "], n=2)
+    assert [one["text"] for one in answers[:2]] == [one["text"] for one in whole(client, "completions", n=2)]
+    assert answers == streamed(client, "completions", prompt=["Ships ", "Seas "], n=2) and len(answers) == 4
 
 
 @pytest.mark.parametrize("name", REFUSED_VALUES)
@@ -350,8 +352,8 @@ def test_what_is_refused_names_itself(client: openai.OpenAI, name: str) -> None:
 def test_what_is_harmless_is_named(client: openai.OpenAI, name: str) -> None:
     kinds = ("chat", "completions") if name == "user" else ("chat",)
     for kind in kinds:
-        given = arguments(kind, **{name: HARMLESS_VALUES[name]})
-        response = endpoint(client, kind).with_raw_response.create(**given)
+        arguments_of = arguments(kind, **{name: HARMLESS_VALUES[name]})
+        response = endpoint(client, kind).with_raw_response.create(**arguments_of)
         assert response.headers["x-enginewright-ignored"] == name
         assert collected([response.parse()]) == whole(client, kind)
 
@@ -360,12 +362,12 @@ def test_what_is_harmless_is_named(client: openai.OpenAI, name: str) -> None:
 def test_no_option_is_left_out(client: openai.OpenAI, kind: str) -> None:
     """Neither of the client's nor of ours."""
     chat = kind == "chat"
-    told = {*BOTH, *(CHAT if chat else COMPLETIONS)}
-    own = {*inspect.signature(endpoint(client, kind).create).parameters} - NOT_OPTIONS
-    assert own == (own & (told | {*REFUSED_VALUES} | {*HARMLESS_VALUES}))
+    names = {*BOTH, *(CHAT if chat else COMPLETIONS)}
+    parameters = {*inspect.signature(endpoint(client, kind).create).parameters} - NOT_OPTIONS
+    assert parameters == (parameters & (names | {*REFUSED_VALUES} | {*HARMLESS_VALUES}))
     fields = {*(ChatBody if chat else CompletionBody).__struct_fields__}
-    told |= set() if chat else {"response_format"}  # which OpenAI's completions don't have
-    assert fields == told | {*EXTRA} | {*(EXTRA_CHAT if chat else EXTRA_COMPLETIONS)} | {*WHOLE, *SCHEDULED}
+    names |= set() if chat else {"response_format"}  # which OpenAI's completions don't have
+    assert fields == names | {*EXTRA} | {*(EXTRA_CHAT if chat else EXTRA_COMPLETIONS)} | {*WHOLE, *SCHEDULED}
     assert {*REFUSED_VALUES} <= {*REFUSED} and {*HARMLESS_VALUES} <= HARMLESS
 
 

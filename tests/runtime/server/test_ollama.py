@@ -67,9 +67,9 @@ def test_errors_have_ollama_s_shape(server: Server, body: object, status: int, s
 
 
 def test_a_method_that_is_not_taken_says_which_are(server: Server) -> None:
-    for path, taken in (("/v1/models", "GET, HEAD"), ("/v1/chat/completions", "POST"), ("/ping", "GET, HEAD, POST")):
+    for path, methods in (("/v1/models", "GET, HEAD"), ("/v1/chat/completions", "POST"), ("/ping", "GET, HEAD, POST")):
         reply = server.ask("DELETE", path)
-        assert reply.status == 405 and sorted(reply.headers["allow"].split(", ")) == taken.split(", ")
+        assert reply.status == 405 and sorted(reply.headers["allow"].split(", ")) == methods.split(", ")
 
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
@@ -104,15 +104,15 @@ def both(server: Server, path: str, **body: Any) -> dict[str, Any]:
         assert rows[-1][name] == whole.json[name]
     for name in TIMES:
         assert type(rows[-1][name]) is int and rows[-1][name] >= 0
-    found: dict[str, Any] = whole.json
-    assert found["total_duration"] >= found["eval_duration"] + found["prompt_eval_duration"]
-    return found
+    answer: dict[str, Any] = whole.json
+    assert answer["total_duration"] >= answer["eval_duration"] + answer["prompt_eval_duration"]
+    return answer
 
 
 def test_chat(agents: Server) -> None:
-    found = both(agents, "/api/chat", messages=SAID, options={"num_predict": 9, "seed": 1})
-    assert found["message"]["content"] and found["done_reason"] == "length" and found["eval_count"] == 9
-    assert found["model"] == "tools" and datetime.fromisoformat(found["created_at"])
+    answer = both(agents, "/api/chat", messages=SAID, options={"num_predict": 9, "seed": 1})
+    assert answer["message"]["content"] and answer["done_reason"] == "length" and answer["eval_count"] == 9
+    assert answer["model"] == "tools" and datetime.fromisoformat(answer["created_at"])
     assert both(agents, "/api/chat", messages=SAID, model="tools:latest")["model"] == "tools:latest"
 
 
@@ -120,14 +120,14 @@ def test_chat_with_tools(agents: Server) -> None:
     call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
     turn = [*SAID, {"role": "assistant", "content": "", "tool_calls": [call]}]
     result = {"role": "tool", "tool_name": "weather", "content": "sun"}
-    found = both(agents, "/api/chat", messages=[*turn, result], tools=[WEATHER], options={"num_predict": 3, "seed": 1})
+    answer = both(agents, "/api/chat", messages=[*turn, result], tools=[WEATHER], options={"num_predict": 3, "seed": 1})
     counted = agents.ask("POST", "/tokenize", {"messages": [*turn, result | {"name": "weather"}], "tools": [WEATHER]})
-    assert found["prompt_eval_count"] == counted.json["count"]
+    assert answer["prompt_eval_count"] == counted.json["count"]
 
 
 def test_the_form_and_the_reasoning_of_an_answer(agents: Server) -> None:
-    found = both(agents, "/api/chat", messages=SAID, format={"enum": ["a", "b"]})
-    assert found["message"]["content"].strip() in ('"a"', '"b"') and found["done_reason"] == "stop"
+    answer = both(agents, "/api/chat", messages=SAID, format={"enum": ["a", "b"]})
+    assert answer["message"]["content"].strip() in ('"a"', '"b"') and answer["done_reason"] == "stop"
     counts = [
         both(agents, "/api/chat", model="thinking", messages=SAID, think=think, options={"num_predict": 1, "seed": 1})
         for think in (False, True)
@@ -139,12 +139,12 @@ def test_the_form_and_the_reasoning_of_an_answer(agents: Server) -> None:
 
 def test_generate(agents: Server) -> None:
     options = {"num_predict": 9, "seed": 1, "temperature": 0}
-    found = both(agents, "/api/generate", prompt="Go", system="Be", options=options)
-    assert found["response"] and "message" not in found
-    said = [{"role": "system", "content": "Be"}, *SAID]
-    assert both(agents, "/api/chat", messages=said, options=options)["message"]["content"] == found["response"]
+    answer = both(agents, "/api/generate", prompt="Go", system="Be", options=options)
+    assert answer["response"] and "message" not in answer
+    messages = [{"role": "system", "content": "Be"}, *SAID]
+    assert both(agents, "/api/chat", messages=messages, options=options)["message"]["content"] == answer["response"]
     raw = both(agents, "/api/generate", prompt="Go", raw=True, options=options)
-    assert raw["prompt_eval_count"] < found["prompt_eval_count"]
+    assert raw["prompt_eval_count"] < answer["prompt_eval_count"]
     plain = agents.complete("Go", model="tools", temperature=0, max_tokens=9)
     assert plain.text == raw["response"]
 
@@ -165,8 +165,8 @@ def test_the_options_of_ollama_s_own_examples(agents: Server) -> None:
     named = reply.headers["x-enginewright-ignored"].split(", ")
     assert {"options.repeat_last_n", "options.mirostat", "options.num_ctx"} <= set(named)
     assert not {"options.repeat_penalty", "options.top_k"} & set(named)
-    said = {"model": "tools", "messages": [{"role": "user", "content": "x"}], "stream": False, "truncate": True}
-    reply = agents.ask("POST", "/api/chat", said | {"options": {"num_predict": 3.0, "repeat_last_n": None}})
+    example = {"model": "tools", "messages": [{"role": "user", "content": "x"}], "stream": False, "truncate": True}
+    reply = agents.ask("POST", "/api/chat", example | {"options": {"num_predict": 3.0, "repeat_last_n": None}})
     assert reply.status == 200 and reply.headers["x-enginewright-ignored"] == "truncate"
     raw = {"model": "tools", "prompt": "x", "stream": False, "raw": True, "system": "", "think": False}
     assert agents.ask("POST", "/api/generate", raw | {"options": {"num_predict": 3}}).status == 200
@@ -185,8 +185,8 @@ def test_no_last_tokens_are_penalised(agents: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 def test_a_model_is_loaded_by_asking_for_nothing(agents: Server, path: str) -> None:
-    found = agents.ask("POST", path, {"model": "tools"}).json
-    assert found["done"] and found["done_reason"] == "load"
+    answer = agents.ask("POST", path, {"model": "tools"}).json
+    assert answer["done"] and answer["done_reason"] == "load"
 
 
 @pytest.mark.parametrize(
@@ -223,5 +223,5 @@ def test_options_that_change_nothing_are_named(agents: Server) -> None:
 
 def test_the_three_tables_are_apart() -> None:
     for kind in (OllamaChatBody, GenerateBody):
-        own = {*kind.__struct_fields__}
-        assert not own & set(kind.refused) and not own & kind.harmless and not set(kind.refused) & kind.harmless
+        names = {*kind.__struct_fields__}
+        assert not names & set(kind.refused) and not names & kind.harmless and not set(kind.refused) & kind.harmless

@@ -95,11 +95,11 @@ def test_files_of_others_are_those_that_are_pinned() -> None:
 
 def test_live_is_counts_and_states(served: Server) -> None:
     served.chat("a secret prompt", temperature=0, max_tokens=3, cache_salt="a secret salt")
-    found = served.ask("GET", "/live")
-    assert found.status == 200 and found.headers["cache-control"] == "no-store"
-    assert found.json["model"] == "tiny" and set(found.json["models"]) == {"tiny", NAME}
-    assert found.json["engine"]["tokens"] >= 3
-    assert b"secret" not in found.body
+    state = served.ask("GET", "/live")
+    assert state.status == 200 and state.headers["cache-control"] == "no-store"
+    assert state.json["model"] == "tiny" and set(state.json["models"]) == {"tiny", NAME}
+    assert state.json["engine"]["tokens"] >= 3
+    assert b"secret" not in state.body
     assert served.ask("GET", "/live?model=none").status == 400
 
 
@@ -138,12 +138,12 @@ def test_a_message_is_answered_edited_and_answered_again(browser: Browser, serve
     assert edited == "Tell me of ships" and other != reply
     assert other == served.chat("Tell me of ships", temperature=0, max_tokens=24).text
     # An answer is changed in its place; Escape leaves it.
-    for key, kept in (("Escape", other), ("Enter", "another")):
+    for key, text in (("Escape", other), ("Enter", "another")):
         browser.click("#turns article:nth-child(2) [aria-label^=Edit]")
         browser.run("document.activeElement.select()")
         browser.type("another")
         browser.press(key, modifiers=2 * (key == "Enter"))
-        assert browser.run(TEXTS)[1] == kept
+        assert browser.run(TEXTS)[1] == text
     # What a tab has, it has after a reload, too.
     browser.open(page_url, at=READY)
     assert browser.run(TEXTS) == ["Tell me of ships", "another"]
@@ -200,9 +200,9 @@ def test_whatever_is_said_is_text(browser: Browser) -> None:
         answered(browser, 2)
     article = "document.querySelector('article.assistant')"
     browser.until(f"Boolean({article}.querySelector('.code'))")
-    said = browser.run("document.querySelector('article.user .body').textContent")
+    text = browser.run("document.querySelector('article.user .body').textContent")
     got = browser.run(f"{article}.querySelector('.body').textContent")
-    assert said == f"{HOSTILE} and a word"
+    assert text == f"{HOSTILE} and a word"
     assert got.count(HOSTILE) == 5 and "<script>alert(2)</script>" in got
     assert browser.run(f"{article}.querySelector('h2').textContent") == NAME
     assert browser.run("document.querySelectorAll('#turns img, #turns b, #turns script').length") == 0
@@ -230,9 +230,9 @@ def test_whatever_is_said_is_text(browser: Browser) -> None:
 @needs_chromium
 def test_200_texts_that_would_run_run_nothing(browser: Browser, page_url: str) -> None:
     assert len(HOSTILE_TEXTS) == 200
-    found = browser.run(f"{RENDER}({json.dumps(HOSTILE_TEXTS)})")
-    assert found["count"] == 200 and found["ran"] == 0 and found["wrong"] == []
-    assert all(name.startswith(page_url) for name in found["loaded"])
+    count = browser.run(f"{RENDER}({json.dumps(HOSTILE_TEXTS)})")
+    assert count["count"] == 200 and count["ran"] == 0 and count["wrong"] == []
+    assert all(name.startswith(page_url) for name in count["loaded"])
 
 
 @needs_chromium
@@ -294,11 +294,14 @@ def test_a_conversation_is_exported(browser: Browser, tmp_path: Path) -> None:
         browser.click(f"#export-{kind}")
         browser.until("!document.querySelector('#export').open")
         wait_until(lambda path=tmp_path / name: path.exists() and path.stat().st_size)  # type: ignore[misc]
-    found = json.loads((tmp_path / "conversation.json").read_text())
-    assert [one["role"] for one in found["messages"]] == ["user", "assistant"]
-    assert found["messages"][1]["content"] == reply
-    assert found["parameters"] == {"temperature": 0, "max_tokens": 5}
-    assert found["messages"][1]["usage"]["completion_tokens"] == 5 and found["messages"][1]["system_fingerprint"]
+    conversation = json.loads((tmp_path / "conversation.json").read_text())
+    assert [one["role"] for one in conversation["messages"]] == ["user", "assistant"]
+    assert conversation["messages"][1]["content"] == reply
+    assert conversation["parameters"] == {"temperature": 0, "max_tokens": 5}
+    assert (
+        conversation["messages"][1]["usage"]["completion_tokens"] == 5
+        and conversation["messages"][1]["system_fingerprint"]
+    )
     text = (tmp_path / "conversation.md").read_text()
     assert text.startswith("# Conversation\n\n## User\n\nHello\n\n## tiny\n\n") and "5 tokens" in text
 
@@ -319,8 +322,8 @@ def test_the_view_of_the_engine_has_its_numbers(browser: Browser, served: Server
     browser.click("#toggle")
     legend = "[...document.querySelectorAll('#maps .legend b')].map((b) => Number(b.textContent.replaceAll(',', '')))"
     browser.until(f"JSON.stringify({legend}) === {json.dumps(json.dumps(by_state, separators=(',', ':')))}")
-    said = browser.run("document.querySelector('#maps canvas').getAttribute('aria-label')")
-    assert said == f"{blocks['total']:,} blocks: {by_state[0]} free, 0 in use, 0 shared, {by_state[3]} kept"
+    label = browser.run("document.querySelector('#maps canvas').getAttribute('aria-label')")
+    assert label == f"{blocks['total']:,} blocks: {by_state[0]} free, 0 in use, 0 shared, {by_state[3]} kept"
     (row,) = [one for one in live["classes"] if one["name"] == ""]
     assert f"{row['ended']} ended" in browser.run("document.querySelector('#classes').textContent")
     assert browser.run("document.querySelector('#running').textContent") == "0"

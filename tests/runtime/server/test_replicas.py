@@ -35,11 +35,11 @@ def children(pid: int) -> set[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(") ")[2].split()[1])
-    found, before = {pid}, 0
-    while len(found) != before:
-        before = len(found)
-        found |= {one for one, parent in parents.items() if parent in found}
-    return found - {pid}
+    pids, before = {pid}, 0
+    while len(pids) != before:
+        before = len(pids)
+        pids |= {one for one, parent in parents.items() if parent in pids}
+    return pids - {pid}
 
 
 def alive(pid: int) -> bool:
@@ -90,10 +90,10 @@ def frozen_request(server: Server, **body: object) -> tuple[Asked, dict[str, Any
     """A request that a replica has whose engine stands still, as the other one's; the rows of both."""
     for row in both(server).values():
         os.kill(row["engine_pid"], signal.SIGSTOP)
-    asked = Asked(lambda: server.complete("a", **LONG, **body))
+    request_thread = Asked(lambda: server.complete("a", **LONG, **body))
     server.wait(lambda: any(row["requests"] for row in rows(server).values()))
     mine, other = sorted(rows(server).values(), key=lambda row: -row["requests"])
-    return asked, mine, other
+    return request_thread, mine, other
 
 
 def kill(row: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def kill(row: dict[str, Any]) -> None:
 def test_two_replicas(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers of a server without; a conversation stays where it is; a request is tried again; nothing stays."""
     plain = Server(tiny_bundle, "--threads", "1", errors=tmp_path / "plain")
-    wanted = plain.complete("a", **LONG, seed=1).text
+    expected = plain.complete("a", **LONG, seed=1).text
     plain.stop()
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -115,18 +115,18 @@ def test_two_replicas(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with serving(tiny_bundle, *SERVE, errors=tmp_path / "stderr") as server:
         before = both(server)
         assert not list(tmp_path.rglob("auth_token"))  # which others could read
-        assert server.complete("a", **LONG, seed=1, stream=True).text == wanted
+        assert server.complete("a", **LONG, seed=1, stream=True).text == expected
         prompt = list(range(40, 140))
         first = server.complete(prompt, max_tokens=2)
         second = server.complete([*prompt, *prompt], max_tokens=2)
-        found = [one.json["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, second)]
-        assert found[0] == 0 and found[1] >= 96, found
+        cached = [one.json["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, second)]
+        assert cached[0] == 0 and cached[1] >= 96, cached
 
-        asked, mine, other = frozen_request(server, seed=1)
+        thread, mine, other = frozen_request(server, seed=1)
         kill(mine)
         server.wait(lambda: server.props()["retried"] == 1)
         os.kill(other["engine_pid"], signal.SIGCONT)
-        assert asked.reply().text == wanted
+        assert thread.reply().text == expected
         assert server.props()["deaths"] >= 1, server.errors.read_text()
         after = both(server)  # Ray Serve has started another one
         assert mine["replica"] not in after and other["replica"] in after and before.keys() != after.keys()
@@ -175,12 +175,12 @@ def test_what_has_streamed_ends_with_an_error(replicated: Server) -> None:
 def test_a_request_that_was_there_at_two_deaths_is_not_tried_again(replicated: Server) -> None:
     server = replicated
     retried = server.props()["retried"]
-    asked, mine, other = frozen_request(server, seed=77)
+    thread, mine, other = frozen_request(server, seed=77)
     kill(mine)
     server.wait(lambda: server.props()["retried"] == retried + 1)
     server.wait(lambda: rows(server).get(other["replica"], other)["requests"] == 1)
     kill(other)
-    reply = asked.reply()
+    reply = thread.reply()
     assert reply.status == 503 and "was lost" in reply.json["error"]["message"]
     both(server)
     again = server.complete("a", **LONG, seed=77)
@@ -192,10 +192,10 @@ def test_a_request_that_was_there_at_two_deaths_is_not_tried_again(replicated: S
 @needs_ray
 def test_an_engine_that_dies_comes_back_in_its_replica(replicated: Server) -> None:
     server = replicated
-    asked, mine, other = frozen_request(server, seed=5)
+    thread, mine, other = frozen_request(server, seed=5)
     os.kill(mine["engine_pid"], signal.SIGKILL)
     os.kill(other["engine_pid"], signal.SIGCONT)
-    assert asked.reply().status == 200
+    assert thread.reply().status == 200
     after = both(server)
     assert after[mine["replica"]]["pid"] == mine["pid"] and after[mine["replica"]]["engine_pid"] != mine["engine_pid"]
 
@@ -225,9 +225,9 @@ def test_a_stranger_gets_nothing(replicated: Server) -> None:
     ports = _listening(replicated.process.pid) - {replicated.port}
     assert ports
     for port in ports:
-        for said in (b"\0\0\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\x10\0\0\0" + b"x" * 16, b"\xff" * 4000):
+        for data in (b"\0\0\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\x10\0\0\0" + b"x" * 16, b"\xff" * 4000):
             with socket.create_connection(("127.0.0.1", port)) as link, contextlib.suppress(OSError):
-                link.sendall(said)
+                link.sendall(data)
                 link.shutdown(socket.SHUT_WR)
                 while link.recv(100):
                     pass
@@ -297,10 +297,10 @@ def test_replicas_are_added_where_there_is_much_to_do(tiny_bundle: Path, tmp_pat
         assert len(server.props()["replicas"]) == 1
         (row,) = rows(server).values()
         os.kill(row["engine_pid"], signal.SIGSTOP)
-        asked = [Asked(lambda: server.complete("a", **LONG)) for _ in range(8)]
+        threads = [Asked(lambda: server.complete("a", **LONG)) for _ in range(8)]
         server.wait(lambda: len(rows(server)) == 2)
         os.kill(row["engine_pid"], signal.SIGCONT)
-        assert {one.reply().status for one in asked} == {200}
+        assert {one.reply().status for one in threads} == {200}
 
 
 @contextlib.contextmanager
@@ -378,7 +378,7 @@ ray.shutdown()
 @needs_ray
 def test_the_application_of_a_rayservice(tiny_bundle: Path, tmp_path: Path) -> None:
     plain = Server(tiny_bundle, "--threads", "1", errors=tmp_path / "plain")
-    wanted = plain.complete("a", **LONG, seed=1).text
+    expected = plain.complete("a", **LONG, seed=1).text
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         plain.port, port = free.getsockname()[1], plain.port
@@ -395,7 +395,7 @@ def test_the_application_of_a_rayservice(tiny_bundle: Path, tmp_path: Path) -> N
     try:
         assert any(line == "ready\n" for line in process.stdout), (tmp_path / "stderr").read_text()
         for stream in (False, True):
-            assert plain.complete("a", **LONG, seed=1, stream=stream).text == wanted
+            assert plain.complete("a", **LONG, seed=1, stream=stream).text == expected
         assert len(both(plain)) == 2 and plain.props()["state"] == "ready"
         assert plain.complete("a", temperature=-1).json["error"]["param"] == "temperature"
     finally:
@@ -421,8 +421,10 @@ def _command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     [("127.0.0.1:1", "can't be reached"), ("nonsense", "isn't an address"), ("ray://127.0.0.1:1", "isn't an address")],
 )
 def test_an_address_where_nobody_is(address: str, said: str, tiny_bundle: Path) -> None:
-    found = _command(tiny_bundle, "--replicas", "1", "--ray", address)
-    assert found.returncode == 2 and said in found.stderr and "ray start --head" in found.stderr, found.stderr
+    completed = _command(tiny_bundle, "--replicas", "1", "--ray", address)
+    assert completed.returncode == 2 and said in completed.stderr and "ray start --head" in completed.stderr, (
+        completed.stderr
+    )
 
 
 def test_without_ray_the_extra_is_named(tiny_bundle: Path) -> None:

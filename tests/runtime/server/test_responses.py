@@ -40,16 +40,16 @@ NOT_OPTIONS = {"extra_headers", "extra_query", "extra_body", "timeout", "self"}
 
 @pytest.fixture(scope="module")
 def client(agents: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{agents.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{agents.url}/v1", api_key="none", max_retries=0) as connected:
+        yield connected
 
 
 def plain(response: dict[str, Any]) -> dict[str, Any]:
     """A response without what is another one each time."""
-    found = {k: v for k, v in response.items() if k not in ("id", "created_at", "completed_at", "enginewright")}
-    found["output"] = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in response["output"]]
-    found["usage"] = {k: v for k, v in response["usage"].items() if k != "input_tokens_details"}
-    return found
+    fields = {k: v for k, v in response.items() if k not in ("id", "created_at", "completed_at", "enginewright")}
+    fields["output"] = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in response["output"]]
+    fields["usage"] = {k: v for k, v in response["usage"].items() if k != "input_tokens_details"}
+    return fields
 
 
 def put_together(events: list[Any]) -> list[Any]:
@@ -99,11 +99,11 @@ def order(reply: Reply) -> list[str]:
 
 
 def test_a_text(agents: Server) -> None:
-    found = both(agents, max_output_tokens=8)
-    (item,) = found["output"]
+    answers = both(agents, max_output_tokens=8)
+    (item,) = answers["output"]
     assert item["role"] == "assistant" and item["content"][0]["text"]
-    assert found["status"] == item["status"] == "incomplete"
-    assert found["incomplete_details"] == {"reason": "max_output_tokens"} and found["usage"]["output_tokens"] == 8
+    assert answers["status"] == item["status"] == "incomplete"
+    assert answers["incomplete_details"] == {"reason": "max_output_tokens"} and answers["usage"]["output_tokens"] == 8
 
 
 def test_the_order_of_events(agents: Server) -> None:
@@ -120,8 +120,8 @@ def test_the_order_of_events(agents: Server) -> None:
 
 
 def test_calls_and_the_responses_behind_them(agents: Server) -> None:
-    asked = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}, "parallel_tool_calls": False}
-    first = both(agents, **asked)
+    options = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}, "parallel_tool_calls": False}
+    first = both(agents, **options)
     (call,) = first["output"]
     assert call["type"] == "function_call" and json.loads(call["arguments"])["city"] in ("Rome", "Oslo")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
@@ -143,11 +143,11 @@ def test_calls_and_the_responses_behind_them(agents: Server) -> None:
 
 def test_a_custom_tool(agents: Server) -> None:
     tool = {"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "regex", "definition": "on|off"}}
-    found = both(agents, tools=[tool], tool_choice="required", parallel_tool_calls=False)
-    (call,) = found["output"]
+    answers = both(agents, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    (call,) = answers["output"]
     assert call["type"] == "custom_tool_call" and call["input"] in ("on", "off")
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
-    again = agents.ask("POST", PATH, BASE | {"tools": [tool], "input": [result], "previous_response_id": found["id"]})
+    again = agents.ask("POST", PATH, BASE | {"tools": [tool], "input": [result], "previous_response_id": answers["id"]})
     assert again.status == 200, again.body
 
 
@@ -162,18 +162,18 @@ def test_the_form_of_an_answer(agents: Server) -> None:
 
 
 def test_log_probabilities(agents: Server) -> None:
-    found = both(agents, max_output_tokens=6, include=["message.output_text.logprobs"], top_logprobs=2)
-    scores = found["output"][0]["content"][0]["logprobs"]
+    answers = both(agents, max_output_tokens=6, include=["message.output_text.logprobs"], top_logprobs=2)
+    scores = answers["output"][0]["content"][0]["logprobs"]
     assert len(scores) == 6 and all(len(one["top_logprobs"]) == 2 and one["logprob"] <= 0 for one in scores)
 
 
 def test_the_official_client(client: openai.OpenAI) -> None:
-    made = client.responses.create(
+    response = client.responses.create(
         model="tools", input="Go", max_output_tokens=4, temperature=0, metadata={"a": "b"}, instructions="Be."
     )
-    assert made.output_text and made.metadata == {"a": "b"}
-    assert client.responses.retrieve(made.id).output == made.output
-    (item,) = client.responses.input_items.list(made.id).data
+    assert response.output_text and response.metadata == {"a": "b"}
+    assert client.responses.retrieve(response.id).output == response.output
+    (item,) = client.responses.input_items.list(response.id).data
     assert item.type == "message"
     with client.responses.stream(model="tools", input="Go", tools=[WEATHER], tool_choice="required") as stream:
         for _ in stream:
@@ -181,11 +181,11 @@ def test_the_official_client(client: openai.OpenAI) -> None:
         final = stream.get_final_response()
     assert final.output[0].type == "function_call"
     counted = client.responses.input_tokens.count(model="tools", input="Go", instructions="Be.")
-    assert made.usage is not None and counted.input_tokens == made.usage.input_tokens
-    client.responses.delete(made.id)
+    assert response.usage is not None and counted.input_tokens == response.usage.input_tokens
+    client.responses.delete(response.id)
     for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="there is no response"):
-            ask(made.id)
+            ask(response.id)
     hidden = client.responses.create(model="tools", input="Go", max_output_tokens=1, store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(hidden.id)
@@ -330,13 +330,13 @@ def test_items_that_are_not_stored_are_not_found(agents: Server) -> None:
 
 def test_items_go_with_the_last_response_that_has_them() -> None:
     stored = Stored(most_bytes=4000)
-    said = {"id": "msg_1", "type": "message"}
-    for name, items in (("r0", []), ("r1", [said])):
+    reference = {"id": "msg_1", "type": "message"}
+    for name, items in (("r0", []), ("r1", [reference])):
         stored.begin(name, _Kept("a", items, dict, object(), True))  # type: ignore[arg-type]
-        stored.end(name, {"output": [] if items else [said]})
-    assert stored.item("a", "msg_1") == said and stored.item("b", "msg_1") is None
+        stored.end(name, {"output": [] if items else [reference]})
+    assert stored.item("a", "msg_1") == reference and stored.item("b", "msg_1") is None
     stored.delete("a", "r0")
-    assert stored.item("a", "msg_1") == said
+    assert stored.item("a", "msg_1") == reference
     stored.delete("a", "r1")
     assert stored.item("a", "msg_1") is None
     for i in range(100):
@@ -404,11 +404,16 @@ def test_items_are_messages() -> None:
             {"type": "custom_tool_call", "call_id": "3", "name": "c", "input": "x"},
         ]
     )
-    found, _ = messages_of(items, "I")
-    assert [one["role"] for one in found] == ["system", "user", "assistant", "tool", "tool", "assistant"]
-    assert found[0]["content"] == "I\n\nD" and found[2]["reasoning_content"] == "R" and found[2]["content"] == "A"
-    assert [call["id"] for call in found[2]["tool_calls"]] == ["1", "2"] and found[4]["content"] == "two"
-    assert found[5]["reasoning_content"] == "S" and found[5]["tool_calls"][0]["custom"] == {"name": "c", "input": "x"}
+    messages, _ = messages_of(items, "I")
+    assert [one["role"] for one in messages] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+    assert (
+        messages[0]["content"] == "I\n\nD" and messages[2]["reasoning_content"] == "R" and messages[2]["content"] == "A"
+    )
+    assert [call["id"] for call in messages[2]["tool_calls"]] == ["1", "2"] and messages[4]["content"] == "two"
+    assert messages[5]["reasoning_content"] == "S" and messages[5]["tool_calls"][0]["custom"] == {
+        "name": "c",
+        "input": "x",
+    }
     with pytest.raises(RequestError, match=r"input\[0\]: its call_id isn't a text"):
         messages_of(items_of([{"type": "function_call", "name": "f", "arguments": "{}"}]), None)
 
@@ -416,16 +421,16 @@ def test_items_are_messages() -> None:
 def test_tools_of_a_namespace_and_such_as_openai_runs(agents: Server) -> None:
     """Codex sends these."""
     space = {"type": "namespace", "name": "agents", "description": "Others.", "tools": [WEATHER]}
-    asked = {"tools": [space, {"type": "web_search", "external_web_access": False}], "tool_choice": "required"}
-    whole = agents.ask("POST", PATH, BASE | asked | {"parallel_tool_calls": False})
+    options = {"tools": [space, {"type": "web_search", "external_web_access": False}], "tool_choice": "required"}
+    whole = agents.ask("POST", PATH, BASE | options | {"parallel_tool_calls": False})
     assert whole.status == 200, whole.body
     assert "tools[1] (web_search)" in whole.headers["x-enginewright-ignored"]
-    first = both(agents, **asked, parallel_tool_calls=False)
+    first = both(agents, **options, parallel_tool_calls=False)
     (call,) = first["output"]
     assert (call["namespace"], call["name"]) == ("agents", "weather")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
     body = BASE | {"tools": [space], "max_output_tokens": 1, "input": [result], "previous_response_id": first["id"]}
     second = agents.ask("POST", PATH, body)
     assert second.status == 200 and second.json["enginewright"]["spliced_tokens"], second.body
-    refused = agents.ask("POST", PATH, BASE | asked | {"tool_choice": {"type": "web_search"}})
+    refused = agents.ask("POST", PATH, BASE | options | {"tool_choice": {"type": "web_search"}})
     assert refused.status == 400 and "nobody runs 'web_search' here" in refused.json["error"]["message"]

@@ -62,11 +62,11 @@ def test_endpoints_that_only_count_tokens_are_counted(tiny_bundle: Path, tmp_pat
         for name, quota in keys
     ]
     (tmp_path / "keys.toml").write_text("".join(rows))
-    said = [{"role": "user", "content": "Hello there"}]
+    messages = [{"role": "user", "content": "Hello there"}]
     bodies = {
         "/tokenize": {"prompt": "Hello there"},
         "/detokenize": {"tokens": [70] * 5},
-        "/v1/messages/count_tokens": {"messages": said},
+        "/v1/messages/count_tokens": {"messages": messages},
         "/v1/responses/input_tokens": {"input": "Hello there"},
     }
 

@@ -26,22 +26,24 @@ SAYS = {"regex": "<think>\n(ab|cd)\n</think>\n\n(x|y)"}
 
 def merged(reply: Reply) -> dict[str, Any]:
     """The message of a stream, put together as clients do."""
-    found: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": {}}
+    message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": {}}
     for event in reply.events:
         for choice in event["choices"]:
             delta = choice["delta"]
             for name in ("content", "reasoning", "reasoning_content"):
                 if delta.get(name):
-                    found[name] = found.get(name, "") + delta[name]
+                    message[name] = message.get(name, "") + delta[name]
             for call in delta.get("tool_calls", ()):
                 kind = "custom" if "custom" in call else "function"
-                own = found["tool_calls"].setdefault(call["index"], {"id": call.get("id"), "type": call.get("type")})
+                call_so_far = message["tool_calls"].setdefault(
+                    call["index"], {"id": call.get("id"), "type": call.get("type")}
+                )
                 for name, value in call[kind].items():
-                    own.setdefault(kind, {}).setdefault(name, "")
-                    own[kind][name] += value
-            found["finish_reason"] = choice["finish_reason"] or found.get("finish_reason")
-    calls = [call for _, call in sorted(found.pop("tool_calls").items())]
-    return found | ({"tool_calls": calls} if calls else {})
+                    call_so_far.setdefault(kind, {}).setdefault(name, "")
+                    call_so_far[kind][name] += value
+            message["finish_reason"] = choice["finish_reason"] or message.get("finish_reason")
+    calls = [call for _, call in sorted(message.pop("tool_calls").items())]
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def both(server: Server, **body: Any) -> dict[str, Any]:
@@ -53,8 +55,8 @@ def both(server: Server, **body: Any) -> dict[str, Any]:
     whole = {k: v for k, v in choice["message"].items() if k != "refusal"} | {"finish_reason": choice["finish_reason"]}
     whole["content"] = whole["content"] or ""
     stream = merged(server.ask("POST", "/v1/chat/completions", body | {"stream": True}))
-    for found in (whole, stream):
-        for call in found.get("tool_calls", ()):
+    for answer in (whole, stream):
+        for call in answer.get("tool_calls", ()):
             assert call.pop("id").startswith("call_")
     assert stream == whole
     return whole
@@ -62,18 +64,18 @@ def both(server: Server, **body: Any) -> dict[str, Any]:
 
 def test_a_call_that_is_required(agents: Server) -> None:
     # One call, as random weights may never end them.
-    found = both(agents, model="tools", tools=[WEATHER, CLOCK], tool_choice="required", parallel_tool_calls=False)
-    assert found["finish_reason"] == "tool_calls" and found["content"] == ""
-    assert len(found["tool_calls"]) == 1
-    for call in found["tool_calls"]:
+    answers = both(agents, model="tools", tools=[WEATHER, CLOCK], tool_choice="required", parallel_tool_calls=False)
+    assert answers["finish_reason"] == "tool_calls" and answers["content"] == ""
+    assert len(answers["tool_calls"]) == 1
+    for call in answers["tool_calls"]:
         assert call["type"] == "function" and call["function"]["name"] in ("weather", "clock")
         assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
 def test_a_call_of_the_tool_that_is_named(agents: Server) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
-    found = both(agents, model="tools", tools=[CLOCK, WEATHER], tool_choice=named, parallel_tool_calls=False)
-    (call,) = found["tool_calls"]
+    answers = both(agents, model="tools", tools=[CLOCK, WEATHER], tool_choice=named, parallel_tool_calls=False)
+    (call,) = answers["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
 
@@ -81,15 +83,15 @@ def test_a_call_of_the_tool_that_is_named(agents: Server) -> None:
 def test_a_custom_tool_s_call_is_a_text(agents: Server) -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "(on|off){1,2}"}}
     tool = {"type": "custom", "custom": {"name": "switch", "format": grammar}}
-    found = both(agents, model="tools", tools=[tool], tool_choice="required", parallel_tool_calls=False)
-    (call,) = found["tool_calls"]
+    answers = both(agents, model="tools", tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    (call,) = answers["tool_calls"]
     assert call["type"] == "custom" and call["custom"]["input"] in ("on", "off", "onon", "onoff", "offon", "offoff")
 
 
 def test_without_tools_what_looks_like_a_call_is_text(agents: Server) -> None:
     text = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
-    found = both(agents, model="tools", structured_outputs={"choice": [text]})
-    assert found == {"role": "assistant", "content": text, "finish_reason": "stop"}
+    answers = both(agents, model="tools", structured_outputs={"choice": [text]})
+    assert answers == {"role": "assistant", "content": text, "finish_reason": "stop"}
 
 
 def test_a_call_goes_back_as_its_own_tokens(agents: Server) -> None:
@@ -105,13 +107,13 @@ def test_a_call_goes_back_as_its_own_tokens(agents: Server) -> None:
     again = agents.ask(
         "POST", "/v1/chat/completions", {"messages": [*ASKED, message, result], **body, "max_tokens": 1}
     ).json
-    taken = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
-    assert again["enginewright"]["spliced_tokens"] == taken
+    total = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert again["enginewright"]["spliced_tokens"] == total
     call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=2)  # the same as JSON
     again = agents.ask(
         "POST", "/v1/chat/completions", {"messages": [*ASKED, message, result], **body, "max_tokens": 1}
     ).json
-    assert again["enginewright"]["spliced_tokens"] == taken
+    assert again["enginewright"]["spliced_tokens"] == total
     call["function"]["arguments"] = '{"city": "Bonn"}'
     again = agents.ask(
         "POST", "/v1/chat/completions", {"messages": [*ASKED, message, result], **body, "max_tokens": 1}
@@ -120,11 +122,11 @@ def test_a_call_goes_back_as_its_own_tokens(agents: Server) -> None:
 
 
 def test_reasoning_has_both_names_and_comes_back(agents: Server) -> None:
-    found = both(agents, model="thinking", structured_outputs=SAYS)
-    assert found["reasoning"] == found["reasoning_content"] and found["reasoning"] in ("ab", "cd")
-    assert found["content"] in ("x", "y") and found["finish_reason"] == "stop"
+    answers = both(agents, model="thinking", structured_outputs=SAYS)
+    assert answers["reasoning"] == answers["reasoning_content"] and answers["reasoning"] in ("ab", "cd")
+    assert answers["content"] in ("x", "y") and answers["finish_reason"] == "stop"
     shown = both(agents, model="thinking", structured_outputs=SAYS, include_reasoning=False)
-    assert shown == {name: found[name] for name in ("role", "content", "finish_reason")}
+    assert shown == {name: answers[name] for name in ("role", "content", "finish_reason")}
     body = {"model": "thinking", "seed": 1, "max_tokens": 200, "structured_outputs": SAYS}
     first = agents.ask("POST", "/v1/chat/completions", {"messages": ASKED, **body}).json
     message = first["choices"][0]["message"]
@@ -133,8 +135,8 @@ def test_reasoning_has_both_names_and_comes_back(agents: Server) -> None:
     for name, spliced in (("reasoning", True), ("reasoning_content", True), (None, False)):
         turn = {"role": "assistant", "content": message["content"]} | ({name: message[name]} if name else {})
         again = agents.ask("POST", "/v1/chat/completions", {"messages": [*ASKED, turn, *ASKED], **body}).json
-        taken = counts["prompt_tokens"] + counts["completion_tokens"]
-        assert again["enginewright"]["spliced_tokens"] == (taken if spliced else 0)
+        total = counts["prompt_tokens"] + counts["completion_tokens"]
+        assert again["enginewright"]["spliced_tokens"] == (total if spliced else 0)
 
 
 def test_how_much_a_model_reasons(agents: Server) -> None:
@@ -162,19 +164,19 @@ def test_the_reasoning_ends_at_its_budget(reasoner: Server) -> None:
         assert "x-enginewright-ignored" not in reply.headers
         details = reply.json["usage"]["completion_tokens_details"]
         assert 0 < details["reasoning_tokens"] <= budget + 1, "with the token that ends it"
-        found = both(reasoner, **limited)
-        assert found["reasoning"] and found["content"] and found["finish_reason"] == "length"
+        answers = both(reasoner, **limited)
+        assert answers["reasoning"] and answers["content"] and answers["finish_reason"] == "length"
         for other in (
             {"thinking": {"type": "enabled", "budget_tokens": budget}},
             {"reasoning": {"max_tokens": budget}},
         ):
-            assert both(reasoner, **body, seed=1, **other) == found
+            assert both(reasoner, **body, seed=1, **other) == answers
 
 
 def test_a_schema_begins_behind_the_reasoning(agents: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1, 2]}}}
-    found = both(agents, model="thinking", reasoning_effort="none", response_format=form)
-    assert json.loads(found["content"]) in (1, 2)
+    answers = both(agents, model="thinking", reasoning_effort="none", response_format=form)
+    assert json.loads(answers["content"]) in (1, 2)
 
 
 def test_what_has_no_room_for_reasoning_says_so(agents: Server) -> None:
@@ -182,8 +184,8 @@ def test_what_has_no_room_for_reasoning_says_so(agents: Server) -> None:
     body = {"model": "thinking", "messages": [*ASKED, begun], "continue_final_message": True, "max_tokens": 4}
     reply = agents.ask("POST", "/v1/chat/completions", body | {"guided_choice": ["a"]})
     assert reply.status == 400 and "an answer that begins with reasoning" in reply.json["error"]["message"]
-    found = both(agents, **body)
-    assert found["content"] == "" and found["reasoning"] and found["finish_reason"] == "length"
+    answers = both(agents, **body)
+    assert answers["content"] == "" and answers["reasoning"] and answers["finish_reason"] == "length"
 
 
 def test_the_official_client_runs_a_tool_loop(agents: Server) -> None:
@@ -242,8 +244,8 @@ def test_a_stop_string_ends_what_a_parser_reads(keep: bool, text: str) -> None:
     ]
     reader = Reader(Script(deltas, 2), SamplingParams(stop="STOP", include_stop_str_in_output=keep))  # type: ignore[arg-type]
     news = [reader.push(Piece(0, 0, (1,), "")) for _ in range(4)] + [reader.push(Piece(0, 0, (1,), "", "stop"))]
-    said = [delta for one in news for delta in one.deltas]
-    assert "".join(one.content for one in said) == text and "".join(one.reasoning for one in said) == "r"
+    all_deltas = [delta for one in news for delta in one.deltas]
+    assert "".join(one.content for one in all_deltas) == text and "".join(one.reasoning for one in all_deltas) == "r"
     assert reader.reasoning_tokens == 2
 
 
@@ -252,26 +254,26 @@ def test_a_custom_tool_s_input() -> None:
     assert custom_input('{"input": "a') == '{"input": "a'
     deltas = [Delta(call=0, name="c", arguments='{"in'), Delta(call=0, arguments='put": "x"}'), Delta(content="y")]
     reader = Reader(Script(deltas), SamplingParams(), frozenset({"c"}), "call_")  # type: ignore[arg-type]
-    found = [delta for _ in range(3) for delta in reader.push(Piece(0, 0, (1,), "")).deltas]
-    assert [(one.name, one.arguments, one.content) for one in found] == [("c", "x", ""), (None, "", "y")]
+    pushed = [delta for _ in range(3) for delta in reader.push(Piece(0, 0, (1,), "")).deltas]
+    assert [(one.name, one.arguments, one.content) for one in pushed] == [("c", "x", ""), (None, "", "y")]
 
 
 def test_messages_as_templates_read_them() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     custom = {"id": "c2", "type": "custom", "custom": {"name": "g", "input": "x"}}
     turn = {"role": "assistant", "tool_calls": [call, custom]}
-    said = checked_messages([turn, {"role": "tool", "tool_call_id": "c2", "content": "ok"}])
-    first, second = said[0]["tool_calls"]
+    messages = checked_messages([turn, {"role": "tool", "tool_call_id": "c2", "content": "ok"}])
+    first, second = messages[0]["tool_calls"]
     assert first["function"]["arguments"] == {"a": 1} and second["function"]["arguments"] == {"input": "x"}
-    assert said[1]["name"] == "g"
+    assert messages[1]["name"] == "g"
     with pytest.raises(RequestError, match="function_call is the older name"):
         checked_messages([{"role": "assistant", "function_call": {"name": "f"}}])
 
 
 def test_which_tools_may_be_called() -> None:
     only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CLOCK]}}
-    found = tool_choice([WEATHER, CLOCK], only)
-    assert [tool["function"]["name"] for tool in found.tools] == ["clock"] and found.mode == "required"
+    choice = tool_choice([WEATHER, CLOCK], only)
+    assert [tool["function"]["name"] for tool in choice.tools] == ["clock"] and choice.mode == "required"
     assert tool_choice([WEATHER], "none").shown is None and not tool_choice([WEATHER]).strict
     flat = {"type": "function", "name": "f", "strict": True, "parameters": CITY}  # as Responses has them
     assert tool_choice([flat], {"type": "function", "name": "f"}).name == "f" and tool_choice([flat]).strict

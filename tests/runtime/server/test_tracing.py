@@ -21,11 +21,11 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, queue.Queue[bytes]]]:
-    found: queue.Queue[bytes] = queue.Queue()
+    spans: queue.Queue[bytes] = queue.Queue()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            found.put(self.rfile.read(int(self.headers["content-length"])))
+            spans.put(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.end_headers()
 
@@ -34,7 +34,7 @@ def collector() -> Iterator[tuple[str, queue.Queue[bytes]]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/traces", found
+    yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
     server.shutdown()
     server.server_close()
 

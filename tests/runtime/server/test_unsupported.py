@@ -138,27 +138,27 @@ def ollama(rounds: Sequence[Turn]) -> tuple[dict[str, Any], int]:
 
 def read_chat(body: dict[str, Any]) -> tuple[ChatBody, list[str]]:
     """The body as the route of chat completions reads it, and what was replaced."""
-    found, ignored = decoded(json.dumps(body).encode(), ChatBody)
-    found.messages, replaced = text_only(found.messages)
-    return found, [*ignored, *replaced]
+    body_read, ignored = decoded(json.dumps(body).encode(), ChatBody)
+    body_read.messages, replaced = text_only(body_read.messages)
+    return body_read, [*ignored, *replaced]
 
 
 def read_responses(body: dict[str, Any]) -> tuple[ChatBody, list[str]]:
-    found, ignored = decoded(json.dumps(body).encode(), ResponsesBody)
-    chat, more = chat_of(found, items_of(found.input))
+    body_read, ignored = decoded(json.dumps(body).encode(), ResponsesBody)
+    chat, more = chat_of(body_read, items_of(body_read.input))
     return chat, [*ignored, *more]
 
 
 def read_anthropic(body: dict[str, Any]) -> tuple[ChatBody, list[str]]:
-    found, ignored = decoded(json.dumps(body).encode(), MessagesBody)
-    chat, more, _ = found.chat()
+    body_read, ignored = decoded(json.dumps(body).encode(), MessagesBody)
+    chat, more, _ = body_read.chat()
     return chat, [*ignored, *more]
 
 
 def read_ollama(body: dict[str, Any]) -> tuple[ChatBody, list[str]]:
-    found, ignored = decoded(json.dumps(body).encode(), OllamaChatBody)
+    body_read, ignored = decoded(json.dumps(body).encode(), OllamaChatBody)
     more: list[str] = []
-    chat = found.inner(INFO, more)
+    chat = body_read.inner(INFO, more)
     assert isinstance(chat, ChatBody)
     return chat, [*ignored, *more]
 
@@ -186,9 +186,9 @@ def check(protocol: str, seed: int) -> bool:
         with pytest.raises(RequestError, match=rf"^{name}\[{last}\]\.\S+: .*models take text alone here"):
             read(body)
         return True
-    found, ignored = read(body)
+    body_read, ignored = read(body)
     unread = [part for _, parts in rounds for part in parts if not is_text(part, protocol)]
-    prompt = prompt_of(found, TEMPLATE)
+    prompt = prompt_of(body_read, TEMPLATE)
     assert len(ignored) == len(unread) == len(NOTE.findall(prompt)), (seed, ignored, prompt)
     assert "not to be read" not in prompt and "AAAA" not in prompt
     at = 0
@@ -240,9 +240,9 @@ def test_anthropic_s_results_and_what_is_beside_them(last: list[Any], problem: s
 
 
 def test_a_message_with_nothing_but_results_is_not_the_user_s_last_message() -> None:
-    asked = {"role": "user", "content": [TEXT, IMAGE]}
+    message = {"role": "user", "content": [TEXT, IMAGE]}
     results = {"role": "user", "content": [result(TEXT)]}
-    body = {"messages": [asked, USE, results], "max_tokens": 9}
+    body = {"messages": [message, USE, results], "max_tokens": 9}
     with pytest.raises(RequestError, match=r"messages\[0\]\.content\[1\]: 'image'"):
         read_anthropic(body)
     results["content"].append(TEXT)  # type: ignore[attr-defined]
@@ -260,13 +260,13 @@ def test_blocks_of_anthropic_s_servers_and_of_the_system() -> None:
         {"role": "assistant", "content": hosted},
         {"role": "user", "content": "b"},
     ]
-    found, ignored = read_anthropic({"messages": rounds, "system": [TEXT, IMAGE], "max_tokens": 9})
+    body_read, ignored = read_anthropic({"messages": rounds, "system": [TEXT, IMAGE], "max_tokens": 9})
     assert ignored == [
         "system[1] (image)",
         "messages[1].content[0] (server_tool_use)",
         "messages[1].content[1] (redacted_thinking)",
     ]
-    assert [one["text"] for one in found.messages[2]["content"]][-1] == "It rains."
+    assert [one["text"] for one in body_read.messages[2]["content"]][-1] == "It rains."
     for odd in ({"type": "tool_use", "id": "t", "name": "f", "input": {}}, {"type": 3}, {}, "text"):
         with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\]"):
             read_anthropic({"messages": [{"role": "user", "content": [odd]}, rounds[2]], "max_tokens": 9})
@@ -301,10 +301,10 @@ def test_items_of_openai_s_servers_are_one_turn_with_the_text_behind_them() -> N
 
 
 def test_fields_beside_a_message_s_content() -> None:
-    asked = {"role": "user", "content": "b"}
+    question = {"role": "user", "content": "b"}
     spoken = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
     drawn = {"role": "assistant", "content": "Here.", "images": [{"type": "image_url"}, {"type": "image_url"}]}
-    messages, replaced = text_only([spoken, drawn, asked])
+    messages, replaced = text_only([spoken, drawn, question])
     assert replaced == ["messages[0].audio (audio)", "messages[1].images[0] (images)", "messages[1].images[1] (images)"]
     assert [message["content"] for message in messages] == [
         "[audio omitted: this model reads text only]",
@@ -312,8 +312,8 @@ def test_fields_beside_a_message_s_content() -> None:
         "b",
     ]
     with pytest.raises(RequestError, match=r"^messages\[0\]\.images\[0\]: 'images'"):
-        text_only([asked | {"images": ["AAAA"]}])
-    assert text_only([asked | {"images": None, "audio": []}]) == ([asked], [])
+        text_only([question | {"images": ["AAAA"]}])
+    assert text_only([question | {"images": None, "audio": []}]) == ([question], [])
 
 
 def test_a_type_is_no_more_than_a_name_in_the_note() -> None:

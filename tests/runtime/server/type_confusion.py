@@ -255,15 +255,15 @@ def main() -> None:
     options = parser.parse_args()
     began = time.time()
     statuses = asyncio.run(run(options.bundle, options.count, options.seed))
-    found = {
+    counts_of = {
         "bodies": options.count,
         "seed": options.seed,
         "statuses": {str(status): number for status, number in sorted(statuses.items())},
         "seconds": round(time.time() - began),
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(counts_of, indent=1))
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(counts_of, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -63,11 +63,11 @@ def answers(matcher: LLMatcher, seeds: int, most: int = 400) -> Iterator[str]:
 def test_only_declared_properties_are_allowed(tokens: LLTokenizer, name: str, lenient: bool) -> None:
     held = hold_schema(CLOSED[name], "x", lenient=lenient)
     expected = validator(CLOSED[name])
-    found = 0
+    count = 0
     for text in answers(compiled(held.schema, tokens), 6):
         expected.validate(json.loads(text))
-        found += 1
-    assert found >= 3
+        count += 1
+    assert count >= 3
 
 
 @pytest.mark.parametrize("name", CLOSED)

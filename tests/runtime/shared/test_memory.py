@@ -95,12 +95,12 @@ def resident() -> int:
 @pytest.mark.parametrize("mebibytes", [32, 96])
 def test_freed_pieces_go_back(mebibytes: int) -> None:
     pieces = [bytes([i % 256]) * PIECE for i in range((mebibytes << 20) // PIECE)]
-    kept = pieces[:: len(pieces) // 8]  # among them, so that the library has no whole range to give back
+    pieces_held = pieces[:: len(pieces) // 8]  # among them, so that the library has no whole range to give back
     full = resident()
     del pieces
     return_freed_memory()
     assert full - resident() > (mebibytes << 20) * 3 // 4
-    assert all(piece == piece[:1] * PIECE for piece in kept)
+    assert all(piece == piece[:1] * PIECE for piece in pieces_held)
 
 
 @pytest.mark.skipif(

@@ -44,19 +44,19 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_record_is_read_and_written() -> None:
-    found = read(Outer, GOOD, "s")
-    assert found.inner.offset == Affine(1, t=4) and found.by_name["y.z"].kind == "b"
-    assert found.model_dump(mode="json", exclude_defaults=True, exclude_none=True) == GOOD
-    assert read(Outer, found.model_dump(mode="json"), "s") == found
-    assert found.model_dump(include={"format_version", "several"}, exclude={"several"}) == {"format_version": 1}
-    assert found.model_dump()["several"] == (
+    record = read(Outer, GOOD, "s")
+    assert record.inner.offset == Affine(1, t=4) and record.by_name["y.z"].kind == "b"
+    assert record.model_dump(mode="json", exclude_defaults=True, exclude_none=True) == GOOD
+    assert read(Outer, record.model_dump(mode="json"), "s") == record
+    assert record.model_dump(include={"format_version", "several"}, exclude={"several"}) == {"format_version": 1}
+    assert record.model_dump()["several"] == (
         {"size": 5, "kind": "a", "offset": None},
         {"size": 6, "kind": "a", "offset": None},
     )
-    changed = found.model_copy(update={"format_version": 7})
-    assert (changed.format_version, changed.inner) == (7, found.inner) != (found.format_version, found.inner)
+    changed = record.model_copy(update={"format_version": 7})
+    assert (changed.format_version, changed.inner) == (7, record.inner) != (record.format_version, record.inner)
     with pytest.raises(AttributeError):
-        found.format_version = 2  # type: ignore[misc]
+        record.format_version = 2  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

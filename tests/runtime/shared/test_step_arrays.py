@@ -70,13 +70,13 @@ def test_a_part(members: list[int]) -> None:
 def test_padding_after_a_step(rows: int) -> None:
     step, padding = step_of([1, 3], [6, 3], [2, 0]), step_of([4, 0], [4, 0], [], first=50)
     del padding.arrays[SEGMENTS.name], padding.arrays[VECTORS.name]
-    found = StepInput(with_padding(step, padding.arrays, rows))
-    assert found.q_start.tolist() == [0, 1, 4, 8, 8] and found.kv_len.tolist() == [6, 3, 4, 0]
-    assert found.ids.tolist() == [100, 101, 102, 103, 100, 101, 102, 103]
-    assert found.rows.tolist() == [2, 0, *[2] * (rows - 2)]
-    assert found.block_tables["full"].tolist() == [[0, 1], [2, 3], [50, -1], [51, -1]]
-    assert found.arrays[SEGMENTS.name].tolist() == [0, 2, 4]
-    assert found.arrays[VECTORS.name].shape == (8, 2) and not found.arrays[VECTORS.name][4:].any()
+    step_read = StepInput(with_padding(step, padding.arrays, rows))
+    assert step_read.q_start.tolist() == [0, 1, 4, 8, 8] and step_read.kv_len.tolist() == [6, 3, 4, 0]
+    assert step_read.ids.tolist() == [100, 101, 102, 103, 100, 101, 102, 103]
+    assert step_read.rows.tolist() == [2, 0, *[2] * (rows - 2)]
+    assert step_read.block_tables["full"].tolist() == [[0, 1], [2, 3], [50, -1], [51, -1]]
+    assert step_read.arrays[SEGMENTS.name].tolist() == [0, 2, 4]
+    assert step_read.arrays[VECTORS.name].shape == (8, 2) and not step_read.arrays[VECTORS.name][4:].any()
 
 
 def test_filled() -> None:

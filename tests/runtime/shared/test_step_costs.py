@@ -34,8 +34,8 @@ def cost(
     step: Step, sizes: StepSizes, *uses: WeightUse, group: CacheGroup = GROUP, buffers: tuple[Buffer, ...] = ()
 ) -> StepCost:
     program = LoweredProgram(cache_groups=(group,), weights=uses, buffers=buffers, steps=(step,), outputs={})
-    (found,) = step_costs(program, sizes)
-    return found
+    (one_cost,) = step_costs(program, sizes)
+    return one_cost
 
 
 def use(dtype: str, layout: str, *shape: int) -> WeightUse:
@@ -54,14 +54,14 @@ def test_weights_are_counted_as_they_are_stored(shape: tuple[int, ...]) -> None:
 def test_a_linear(tokens: int, rows: int) -> None:
     x, w = operand("buffer", "x", R, 24), operand("weight", "w", 40, 24)
     step = Step(op="linear", inputs=(x, w), outputs=(operand("buffer", "y", R, 40),))
-    found = cost(step, StepSizes((tokens,), (tokens,), rows), use("f32", "panel32", 40, 24))
-    assert found == StepCost(
+    step_cost = cost(step, StepSizes((tokens,), (tokens,), rows), use("f32", "panel32", 40, 24))
+    assert step_cost == StepCost(
         weights=64 * 24 * 4,
         activations_read=rows * 24 * 4,
         activations_written=rows * 40 * 4,
         products={"f32": rows * 24 * 40},
     )
-    assert (found.memory, found.multiply_adds) == (64 * 24 * 4, rows * 24 * 40)
+    assert (step_cost.memory, step_cost.multiply_adds) == (64 * 24 * 4, rows * 24 * 40)
 
 
 @pytest.mark.parametrize(("dtype", "layout", "bits"), [("i8", "panel32x4", 8), ("u4", "panel32x8", 4)])
@@ -71,18 +71,18 @@ def test_a_quantized_linear_multiplies_integers(dtype: str, layout: str, bits: i
     w, ws = operand("weight", "w", 32, 64, dtype=dtype), operand("weight", "ws", 32, 2, dtype="f16")
     step = Step(op="quantized_linear", inputs=(x, scales, sums, w, ws), outputs=(operand("buffer", "y", T, 32),))
     half = WeightUse(name="ws", dtype="f16", shape=(32, 2), layout="panel32")
-    found = cost(step, StepSizes((3,), (9,)), use(dtype, layout, 32, 64), half)
-    assert found.weights == 32 * 64 * bits // 8 + 32 * 2 * 2
-    assert found.products == {"i8": 3 * 32 * 64}
-    assert found.activations_read == 3 * (64 + 2 * 4 + 2 * 4)
+    step_cost = cost(step, StepSizes((3,), (9,)), use(dtype, layout, 32, 64), half)
+    assert step_cost.weights == 32 * 64 * bits // 8 + 32 * 2 * 2
+    assert step_cost.products == {"i8": 3 * 32 * 64}
+    assert step_cost.activations_read == 3 * (64 + 2 * 4 + 2 * 4)
 
 
 @pytest.mark.parametrize(("layout", "tokens"), [("rows", 1), ("panel32", 5)])
 def test_an_embedding_reads_a_row_a_token(layout: str, tokens: int) -> None:
     inputs = (operand("input", "ids", T, dtype="i32"), operand("weight", "w", 1000, 24))
     step = Step(op="embedding", inputs=inputs, outputs=(operand("buffer", "y", T, 24),))
-    found = cost(step, StepSizes((tokens,), (tokens,)), use("f32", layout, 1000, 24))
-    assert (found.weights, found.products) == (tokens * 24 * 4, {})
+    step_cost = cost(step, StepSizes((tokens,), (tokens,)), use("f32", layout, 1000, 24))
+    assert (step_cost.weights, step_cost.products) == (tokens * 24 * 4, {})
 
 
 @pytest.mark.parametrize(("tokens", "experts_read"), [(1, 2), (2, 8 * (1 - 0.75**2)), (500, 8)])
@@ -90,9 +90,9 @@ def test_experts_that_nobody_chooses_are_not_read(tokens: int, experts_read: flo
     x, starts = operand("buffer", "x", Affine(t=2), 24), operand("buffer", "starts", 9, dtype="i32")
     inputs = (x, starts, operand("weight", "w", 8, 64, 24))
     step = Step(op="grouped_linear", inputs=inputs, outputs=(operand("buffer", "y", Affine(t=2), 64),))
-    found = cost(step, StepSizes((tokens,), (tokens,)), use("f32", "panel32", 8, 64, 24))
-    assert found.weights == pytest.approx(experts_read * 64 * 24 * 4, abs=1)
-    assert found.products == {"f32": 2 * tokens * 64 * 24}
+    step_cost = cost(step, StepSizes((tokens,), (tokens,)), use("f32", "panel32", 8, 64, 24))
+    assert step_cost.weights == pytest.approx(experts_read * 64 * 24 * 4, abs=1)
+    assert step_cost.products == {"f32": 2 * tokens * 64 * 24}
 
 
 @pytest.mark.parametrize(("tokens", "own"), [(1, 2), (3, 5), (500, 1)])
@@ -102,9 +102,9 @@ def test_some_of_the_experts_have_their_share(tokens: int, own: int) -> None:
     inputs = (x, starts, operand("weight", "w", own, 64, 24))
     step = Step(op="grouped_linear", inputs=inputs, outputs=(operand("buffer", "y", Affine(t=2), 64),))
     of_all = (Buffer(name="starts", size=Affine(9 * 4)),)
-    found = cost(step, StepSizes((tokens,), (tokens,)), use("f32", "panel32", own, 64, 24), buffers=of_all)
-    assert found.weights == pytest.approx(own * (1 - 0.75**tokens) * 64 * 24 * 4, abs=1)
-    assert found.products == {"f32": round(2 * tokens * 64 * 24 * own / 8)}
+    step_cost = cost(step, StepSizes((tokens,), (tokens,)), use("f32", "panel32", own, 64, 24), buffers=of_all)
+    assert step_cost.weights == pytest.approx(own * (1 - 0.75**tokens) * 64 * 24 * 4, abs=1)
+    assert step_cost.products == {"f32": round(2 * tokens * 64 * 24 * own / 8)}
 
 
 def attention(sizes: StepSizes, group: CacheGroup, **attrs: int) -> StepCost:
@@ -130,28 +130,28 @@ def test_attention_against_a_count_of_every_key(sizes: StepSizes, group: CacheGr
         values += len(seen)
         keys += 32 * len({key // 32 for key in seen})
         table += -(-context // 32)
-    found = attention(sizes, group)
-    assert found.kv_read == 2 * 4 * (keys * 16 + values * 24)
-    assert found.products == {"f32": pairs * 4 * (16 + 24)}
-    assert found.activations_read == 4 * (sum(sizes.lengths) * 4 * 16 + table)
+    step_cost = attention(sizes, group)
+    assert step_cost.kv_read == 2 * 4 * (keys * 16 + values * 24)
+    assert step_cost.products == {"f32": pairs * 4 * (16 + 24)}
+    assert step_cost.activations_read == 4 * (sum(sizes.lengths) * 4 * 16 + table)
 
 
 def test_attention_that_chooses_reads_summaries_and_what_it_chose() -> None:
     group = GROUP.model_copy(update={"summaries": True})
     choice = {"first_blocks": 1, "last_blocks": 2, "best_blocks": 3, "all_below": 100}
-    found = attention(StepSizes((1, 2), (1000, 50)), group, **choice)
+    step_cost = attention(StepSizes((1, 2), (1000, 50)), group, **choice)
     seen = 6 * 32 + 999 % 32 + 1  # and the second request is too short to choose
     bounds = 1000 // 32 * 2 * 2 * 16
-    assert found.kv_read == 2 * (4 * ((7 * 32 + 64) * 16 + (seen + 50) * 24) + bounds + 0)
-    assert found.products == {"f32": (seen + 49 + 50) * 4 * (16 + 24)}
+    assert step_cost.kv_read == 2 * (4 * ((7 * 32 + 64) * 16 + (seen + 50) * 24) + bounds + 0)
+    assert step_cost.products == {"f32": (seen + 49 + 50) * 4 * (16 + 24)}
 
 
 @pytest.mark.parametrize(("dtype", "key", "value"), [("bf16", 32, 48), ("i8", 20, 28), ("fp8", 20, 28)])
 def test_caches_of_fewer_bits_and_their_scales(dtype: str, key: int, value: int) -> None:
     group = GROUP.model_copy(update={"dtype": dtype})
-    found = attention(StepSizes((1, 1), (33, 7)), group)
-    assert found.kv_read == 2 * ((64 + 32) * key + (33 + 7) * value)
-    assert found.products == {"bf16": (33 + 7) * 4 * (16 + 24)}
+    step_cost = attention(StepSizes((1, 1), (33, 7)), group)
+    assert step_cost.kv_read == 2 * ((64 + 32) * key + (33 + 7) * value)
+    assert step_cost.products == {"bf16": (33 + 7) * 4 * (16 + 24)}
     assert cache_block_bytes(group) == 32 * 2 * (key + value)
 
 
@@ -159,19 +159,23 @@ def test_caches_of_fewer_bits_and_their_scales(dtype: str, key: int, value: int)
 def test_keys_and_values_are_written_once(lengths: tuple[int, ...], tokens: int) -> None:
     inputs = (operand("buffer", "k", T, 2, 16), operand("buffer", "v", T, 2, 24))
     inputs += (operand("input", "slots:full", T, dtype="i32"), operand("cache", "full/0"))
-    found = cost(Step(op="kv_write", inputs=inputs, outputs=()), StepSizes(lengths, (20,) * len(lengths)))
-    assert found.kv_written == tokens * 2 * (16 + 24) * 4
-    assert (found.kv_read, found.products, found.activations_read) == (0, {}, found.kv_written + tokens * 4)
+    step_cost = cost(Step(op="kv_write", inputs=inputs, outputs=()), StepSizes(lengths, (20,) * len(lengths)))
+    assert step_cost.kv_written == tokens * 2 * (16 + 24) * 4
+    assert (step_cost.kv_read, step_cost.products, step_cost.activations_read) == (
+        0,
+        {},
+        step_cost.kv_written + tokens * 4,
+    )
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(8, 2), (300, 1)])
 def test_what_selects_rows_reads_no_other(tokens: int, rows: int) -> None:
     inputs = (operand("buffer", "x", T, 24), operand("input", "rows", R, dtype="i32"))
-    found = cost(
+    step_cost = cost(
         Step(op="take_rows", inputs=inputs, outputs=(operand("buffer", "y", R, 24),)),
         StepSizes((tokens,), (tokens,), rows),
     )
-    assert found.activations_read == rows * 24 * 4 + rows * 4
+    assert step_cost.activations_read == rows * 24 * 4 + rows * 4
 
 
 def test_a_number_that_is_broadcast_is_read_once() -> None:

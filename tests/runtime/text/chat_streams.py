@@ -99,14 +99,14 @@ def byte_tokenizer(markers: Sequence[str], *, special: bool = True, template: st
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     letters = [chr(b) if b in shown else chr(next(others)) for b in range(256)]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: b for b, c in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens([AddedToken("<end>", special=True, normalized=False)])
-    made.add_tokens([AddedToken(one, special=special, normalized=False) for one in markers])
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: b for b, c in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<end>", special=True, normalized=False)])
+    backend.add_tokens([AddedToken(one, special=special, normalized=False) for one in markers])
     if special:
-        made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in markers])
-    return Tokenizer(TokenizerFiles(made.to_str(), template, {"eos_token": "<end>", "bos_token": None}))
+        backend.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in markers])
+    return Tokenizer(TokenizerFiles(backend.to_str(), template, {"eos_token": "<end>", "bos_token": None}))
 
 
 @cache
@@ -156,7 +156,7 @@ def answers(name: str, count: int, seed: int = 0) -> list[Answer]:
         "x </tool_",
         "é\t👩‍💻",
     ]
-    found = []
+    answers_of = []
     for _ in range(count):
         can_think = BY_NAME[name].reasoning is not None or name == "harmony"
         reasoning = draw.choice(texts) if can_think and draw.random() < 0.6 else None
@@ -167,8 +167,8 @@ def answers(name: str, count: int, seed: int = 0) -> list[Answer]:
         content = None if alone or (calls and draw.random() < 0.5) else draw.choice(texts)
         if content is not None and name.startswith("llama") and content[0] in "{[":
             content = "Ok."
-        found.append(answer(name, content, reasoning, calls))
-    return found
+        answers_of.append(answer(name, content, reasoning, calls))
+    return answers_of
 
 
 def _drawn_call(name: str, draw: random.Random, texts: list[str]) -> tuple[str, dict[str, Any]]:

@@ -103,16 +103,16 @@ def test_an_answer_may_break_off_anywhere(name: str) -> None:
     for end in range(len(one.ids)):
         cut = pushed(parser_of(name), [one.ids[:end]])
         thought = (cut.reasoning or "").rstrip("\ufffd \n")
-        said = (cut.content or "").rstrip("\ufffd \n")
+        text = (cut.content or "").rstrip("\ufffd \n")
         so_far = tokenizer_of(name).decode(one.ids[:end], skip_special_tokens=False)
         # What nothing tells from text yet stands there: the beginning of a marker that isn't a token.
-        assert (whole.content or "").startswith(said) or so_far.strip().endswith(said)
+        assert (whole.content or "").startswith(text) or so_far.strip().endswith(text)
         assert (whole.reasoning or "").startswith(thought) or so_far.strip().endswith(thought)
-        assert not any(marker in said for marker in MARKERS[name])
-        for known, found in zip(whole.calls, cut.calls, strict=False):
-            assert found.name == known.name
-            assert known.arguments.startswith(found.arguments.rstrip("\ufffd"))
-            assert not found.complete or found.arguments == known.arguments
+        assert not any(marker in text for marker in MARKERS[name])
+        for known, call in zip(whole.calls, cut.calls, strict=False):
+            assert call.name == known.name
+            assert known.arguments.startswith(call.arguments.rstrip("\ufffd"))
+            assert not call.complete or call.arguments == known.arguments
         if cut.calls and not cut.calls[-1].complete:
             assert not cut.complete
 
@@ -120,8 +120,8 @@ def test_an_answer_may_break_off_anywhere(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if format_of(name).has_reasoning and name != "harmony"])
 def test_reasoning_that_never_ends_is_reasoning(name: str) -> None:
     begin = format_of(name).spelling.reasoning.begin  # type: ignore[union-attr]
-    found = pushed(parser_of(name), [encoded(name, f"{begin}I wonder, and wonder")])
-    assert found == Message(None, "I wonder, and wonder", (), complete=False)
+    deltas = pushed(parser_of(name), [encoded(name, f"{begin}I wonder, and wonder")])
+    assert deltas == Message(None, "I wonder, and wonder", (), complete=False)
     opened = format_of(name).parser(tokenizer_of(name), reasoning_open=True)
     assert pushed(opened, [encoded(name, "still at it")]) == Message(None, "still at it", (), complete=False)
 
@@ -138,21 +138,21 @@ def test_the_prompt_may_have_begun_the_reasoning() -> None:
 
 def test_reasoning_begun_in_ordinary_tokens() -> None:
     tokenizer = byte_tokenizer([])
-    found = format_of("hermes").parse(
+    message = format_of("hermes").parse(
         tokenizer, list(b"Hm.\n</think>\n\nYes."), prompt_ids=list(b"assistant\n<think>\n")
     )
-    assert found == Message("Yes.", "Hm.")
+    assert message == Message("Yes.", "Hm.")
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "kimi-k2", "deepseek-v3.1", "harmony"])
 def test_a_marker_in_an_argument_is_text(name: str) -> None:
     """Spelled in ordinary tokens it never ends a call; and as a token it doesn't within a JSON string."""
-    said = "write " + " ".join(MARKERS[name]) + " here"
-    one = answer(name, None, None, [("get_weather", {"city": said})])
+    text = "write " + " ".join(MARKERS[name]) + " here"
+    one = answer(name, None, None, [("get_weather", {"city": text})])
     every_cut(one)
-    tokens = encoded(name, said)
+    tokens = encoded(name, text)
     inside = next(i for i in range(len(one.ids)) if one.ids[i : i + len(tokens)] == tokens)
-    ordinary = (*one.ids[:inside], *said.encode(), *one.ids[inside + len(tokens) :])
+    ordinary = (*one.ids[:inside], *text.encode(), *one.ids[inside + len(tokens) :])
     every_cut(Answer(name, ordinary, None, None, one.calls))
 
 
@@ -176,17 +176,17 @@ def test_bytes_that_are_no_text_become_replacement_characters(name: str) -> None
     at = one.ids.index(ord("!"))
     for bad, shown in ((b"\xff", "\ufffd"), (b"\xe6\x9d", "\ufffd"), ("東".encode(), "東")):
         ids = (*one.ids[:at], *bad, *one.ids[at + 1 :])
-        found = pushed(parser_of(name), [[token] for token in ids])
-        assert found == pushed(parser_of(name), [ids])
-        assert json.loads(found.calls[0].arguments) == {"city": f"a{shown}b"}
+        deltas = pushed(parser_of(name), [[token] for token in ids])
+        assert deltas == pushed(parser_of(name), [ids])
+        assert json.loads(deltas.calls[0].arguments) == {"city": f"a{shown}b"}
     assert pushed(parser_of(name), [list("Zür".encode()[:2])]).content == "Z\ufffd"
 
 
 def test_special_tokens_have_no_text_but_in_arguments() -> None:
     tokenizer = byte_tokenizer([*MARKERS["llama-json"], "<|start_header_id|>"])
     parse = format_of("llama-json").parse
-    said = tokenizer.encode('{"name": "now", "parameters": {"x": "a <|start_header_id|> b"}}<|eom_id|><end>')
-    assert parse(tokenizer, said, tools=TOOLS).calls[0].arguments == '{"x": "a <|start_header_id|> b"}'
+    ids = tokenizer.encode('{"name": "now", "parameters": {"x": "a <|start_header_id|> b"}}<|eom_id|><end>')
+    assert parse(tokenizer, ids, tools=TOOLS).calls[0].arguments == '{"x": "a <|start_header_id|> b"}'
     assert parse(tokenizer, tokenizer.encode("a<|start_header_id|>b<|eom_id|><end>")) == Message("ab")
 
 
@@ -204,15 +204,15 @@ def test_without_markers_only_offered_tools_are_called(name: str) -> None:
 
 
 def test_what_is_not_a_call_is_content() -> None:
-    found = pushed(parser_of("hermes"), [encoded("hermes", "<tool_call>not JSON</tool_call> Sorry.")])
-    assert found.calls == () and found.content == "<tool_call>not JSON</tool_call> Sorry."
+    deltas = pushed(parser_of("hermes"), [encoded("hermes", "<tool_call>not JSON</tool_call> Sorry.")])
+    assert deltas.calls == () and deltas.content == "<tool_call>not JSON</tool_call> Sorry."
 
 
 def test_arguments_that_are_no_json_are_incomplete() -> None:
-    found = pushed(
+    deltas = pushed(
         parser_of("hermes"), [encoded("hermes", '<tool_call>{"name": "now", "arguments": {x: 1}}</tool_call>')]
     )
-    assert [(one.name, one.complete) for one in found.calls] == [("now", False)] and not found.complete
+    assert [(one.name, one.complete) for one in deltas.calls] == [("now", False)] and not deltas.complete
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -222,16 +222,16 @@ def test_values_nested_without_end_are_incomplete(name: str) -> None:
     ids = list(one.ids)
     seven = ids.index(ord("7"))
     for deep in (b"[" * 3000, b"[" * 3000 + b"]" * 3000, b'{"a":' * 2000, b"{a:" * 2000):
-        found = pushed(parser_of(name), [[*ids[:seven], *deep, *ids[seven + 1 :]]])
-        assert not any(call.complete and "[[[" in call.arguments and name == "gemma4" for call in found.calls)
-        assert len(found.calls) <= 1
+        deltas = pushed(parser_of(name), [[*ids[:seven], *deep, *ids[seven + 1 :]]])
+        assert not any(call.complete and "[[[" in call.arguments and name == "gemma4" for call in deltas.calls)
+        assert len(deltas.calls) <= 1
 
 
 def test_arguments_may_come_before_the_name_and_as_text() -> None:
     text = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
     text += '<tool_call>{"name": "g", "arguments": "{\\"b\\": 2}"}</tool_call>'
-    found = pushed(parser_of("hermes"), [[token] for token in encoded("hermes", text)])
-    assert [(one.name, one.arguments) for one in found.calls] == [("f", '{"a": 1}'), ("g", '{"b": 2}')]
+    deltas = pushed(parser_of("hermes"), [[token] for token in encoded("hermes", text)])
+    assert [(one.name, one.arguments) for one in deltas.calls] == [("f", '{"a": 1}'), ("g", '{"b": 2}')]
 
 
 def test_parameters_between_tags_get_the_types_of_the_schema() -> None:
@@ -260,8 +260,8 @@ def test_parameters_between_tags_get_the_types_of_the_schema() -> None:
     }
     text = "<tool_call>\n<function=f>\n" + "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
     ids = encoded("qwen3-xml", f"{text}</function>\n</tool_call>")
-    found = format_of("qwen3-xml").parse(tokenizer_of("qwen3-xml"), ids, tools=tools)
-    assert json.loads(found.calls[0].arguments) == {
+    message = format_of("qwen3-xml").parse(tokenizer_of("qwen3-xml"), ids, tools=tools)
+    assert json.loads(message.calls[0].arguments) == {
         **{"text": "007", "count": 7, "share": 1000.0, "on": True, "maybe": None, "either": "x", "deep": {"a": None}}
     }
 
@@ -337,9 +337,9 @@ def test_the_format_is_what_the_template_writes(name: str) -> None:
 )
 def test_formats_of_known_templates(file: str, name: str) -> None:
     template = (TEMPLATES / f"{file}.jinja").read_text(encoding="utf-8")
-    found = byte_tokenizer([], template=template).chat_format
-    assert found.name == name
-    assert found.has_reasoning == (file in ("qwen3", "harmony", "deepseek_r1", "smollm3"))
+    chat_format = byte_tokenizer([], template=template).chat_format
+    assert chat_format.name == name
+    assert chat_format.has_reasoning == (file in ("qwen3", "harmony", "deepseek_r1", "smollm3"))
 
 
 def test_without_a_template_answers_are_text() -> None:

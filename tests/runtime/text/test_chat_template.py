@@ -197,10 +197,10 @@ def test_what_a_template_reads_is_taken() -> None:
 
 
 def test_a_developer_is_a_system_where_the_template_knows_none() -> None:
-    said = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
-    assert checked(CHATML, said) == "<system>a<user>b"
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
+    assert checked(CHATML, messages) == "<system>a<user>b"
     knows = "{% if messages[0].role == 'developer' %}{% endif %}" + CHATML
-    assert checked(knows, said) == "<developer>a<user>b"
+    assert checked(knows, messages) == "<developer>a<user>b"
     leaves_out = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(RequestError, match="leaves system messages out"):
-        checked(leaves_out, said)
+        checked(leaves_out, messages)

@@ -21,13 +21,13 @@ DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")
 
 def tokenizer_with(special: Sequence[str], names: Mapping[str, Any] | None = None) -> Tokenizer:
     """Single bytes and some special tokens."""
-    made = LibraryTokenizer(
+    backend = LibraryTokenizer(
         models.BPE(vocab={letter: i for i, letter in enumerate(sorted(BYTES_OF_LETTERS))}, merges=[])
     )
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<s>", *special])
-    return Tokenizer(TokenizerFiles(made.to_str(), None, {"bos_token": "<s>", "add_bos": True, **(names or {})}))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", *special])
+    return Tokenizer(TokenizerFiles(backend.to_str(), None, {"bos_token": "<s>", "add_bos": True, **(names or {})}))
 
 
 def text_of(tokenizer: Tokenizer, gap: Gap) -> str:
@@ -66,24 +66,24 @@ def test_prompts_of_families(special: Sequence[str], expected: str) -> None:
 
 def test_ends_are_the_tokens_that_end_no_other_answer() -> None:
     tokenizer = tokenizer_with([*QWEN, "<EOT>"])
-    found = tokenizer.fill_in_middle
-    assert found is not None
-    assert {tokenizer.spelled(token) for token in found.ends} == {
+    markers = tokenizer.fill_in_middle
+    assert markers is not None
+    assert {tokenizer.spelled(token) for token in markers.ends} == {
         "<EOT>",
         "<|fim_pad|>",
         "<|repo_name|>",
         "<|file_sep|>",
     }
-    assert len({found.fim_pre, found.fim_suf, found.fim_mid, *found.ends}) == 7
+    assert len({markers.fim_pre, markers.fim_suf, markers.fim_mid, *markers.ends}) == 7
 
 
 def test_a_clients_text_has_no_control_tokens() -> None:
     tokenizer = tokenizer_with(STARCODER)
-    found = tokenizer.fill_in_middle
-    assert found is not None
-    ids = found.prompt(tokenizer, Gap("<fim_middle>", "<s>"), lambda name, text: tokenizer.encode_guarded(text))
+    markers = tokenizer.fill_in_middle
+    assert markers is not None
+    ids = markers.prompt(tokenizer, Gap("<fim_middle>", "<s>"), lambda name, text: tokenizer.encode_guarded(text))
     assert [token for token in ids if token in tokenizer.special_ids] == [
-        tokenizer.token_id("<s>"), found.fim_pre, found.fim_suf, found.fim_mid,
+        tokenizer.token_id("<s>"), markers.fim_pre, markers.fim_suf, markers.fim_mid,
     ]  # fmt: skip
 
 
@@ -103,15 +103,15 @@ def test_most_models_have_none() -> None:
 def test_no_space_is_put_before_the_end() -> None:
     """A tokenizer such as CodeLlama's puts a space before a text: right for its beginning, wrong after a gap."""
     words = ["▁", "a", "b", "▁a", "▁b", "\n", "<0x0A>"]
-    made = LibraryTokenizer(
+    backend = LibraryTokenizer(
         models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[("▁", "a"), ("▁", "b")])
     )
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    made.decoder = decoders.Metaspace()
-    made.add_special_tokens([AddedToken(text, special=True) for text in ("▁<PRE>", "▁<SUF>", "▁<MID>")])
-    tokenizer = Tokenizer(TokenizerFiles(made.to_str(), None, {}))
-    found = tokenizer.fill_in_middle
-    assert found is not None
-    ids = found.prompt(tokenizer, Gap("a", "b"), lambda name, text: tokenizer.encode_guarded(text))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in ("▁<PRE>", "▁<SUF>", "▁<MID>")])
+    tokenizer = Tokenizer(TokenizerFiles(backend.to_str(), None, {}))
+    markers = tokenizer.fill_in_middle
+    assert markers is not None
+    ids = markers.prompt(tokenizer, Gap("a", "b"), lambda name, text: tokenizer.encode_guarded(text))
     assert [tokenizer.spelled(token) for token in ids] == ["▁<PRE>", "▁a", "▁<SUF>", "b", "▁<MID>"]
     assert json.loads(tokenizer.to_json())["model"]["vocab"]["b"] == ids[3]

@@ -82,17 +82,17 @@ def test_stop_strings_that_overlap(
     for stops in (stop, stop[::-1]):
         output = OutputText(tokenizer.detokenizer(), stops)
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
-        given = ""
+        streamed = ""
         for piece in pieces:
             stopped = output._add(piece)
-            given += output.take()
-            assert expected.startswith(given)
+            streamed += output.take()
+            assert expected.startswith(streamed)
             if stopped:
                 break
         else:
             assert output.finish()
-            given += output.take()
-        assert (given, output.stopped_by) == (expected, by)
+            streamed += output.take()
+        assert (streamed, output.stopped_by) == (expected, by)
 
 
 def test_a_stop_string_may_be_complete_only_at_the_end(tokenizer: Tokenizer) -> None:

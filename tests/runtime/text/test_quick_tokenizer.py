@@ -40,22 +40,24 @@ SPECIAL = ["<s>", "<|end|>"]
 
 def byte_level(*, ignore_merges: bool = False, added: bool = False) -> tokenizers.Tokenizer:
     """Makes one as GPT-2, SmolLM2 and Llama 3 have: its pieces are letters that stand for bytes."""
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    backend.train_from_iterator(
         [WORDS] * 3, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
     )
     if ignore_merges:
-        vocab, merges = _saved(made)
+        vocab, merges = _saved(backend)
         # Some tokens can't be merged any more, so that a piece is one of them only as a whole.
-        made.model = models.BPE(vocab, [pair for i, pair in enumerate(merges) if i % 3], ignore_merges=True)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(SPECIAL)
+        backend.model = models.BPE(vocab, [pair for i, pair in enumerate(merges) if i % 3], ignore_merges=True)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(SPECIAL)
     if added:
-        made.add_tokens([AddedToken("fox", single_word=True), AddedToken("12", lstrip=True, normalized=True)])
-    made.post_processor = processors.TemplateProcessing("<s> $A <s>", special_tokens=[("<s>", made.token_to_id("<s>"))])
-    return made
+        backend.add_tokens([AddedToken("fox", single_word=True), AddedToken("12", lstrip=True, normalized=True)])
+    backend.post_processor = processors.TemplateProcessing(
+        "<s> $A <s>", special_tokens=[("<s>", backend.token_to_id("<s>"))]
+    )
+    return backend
 
 
 def _saved(made: tokenizers.Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -73,13 +75,13 @@ def sentencepiece(*, byte_fallback: bool = True, fuse: bool = True) -> tokenizer
     vocab, merges = _saved(first)
     if byte_fallback:
         vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
-    made = tokenizers.Tokenizer(
+    backend = tokenizers.Tokenizer(
         models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=fuse, byte_fallback=byte_fallback)
     )
-    made.normalizer = normalizers.Replace(" ", "▁")
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    made.add_special_tokens(SPECIAL)
-    return made
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(SPECIAL)
+    return backend
 
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
@@ -113,8 +115,8 @@ def test_tokens_are_the_librarys(whole: tokenizers.Tokenizer) -> None:
     quick = quick_one(whole)
     for text in ["", WORDS, *texts(0, 600)]:
         for special in (False, True):
-            wanted = whole.encode(text, add_special_tokens=special).ids
-            assert quick.merged(text, add_special_tokens=special) == wanted, text
+            expected = whole.encode(text, add_special_tokens=special).ids
+            assert quick.merged(text, add_special_tokens=special) == expected, text
 
 
 def test_texts_are_the_librarys(whole: tokenizers.Tokenizer) -> None:
@@ -132,8 +134,8 @@ def test_names_are_the_librarys(whole: tokenizers.Tokenizer) -> None:
     assert [quick.id_to_token(i) for i in range(size + 2)] == [whole.id_to_token(i) for i in range(size + 2)]
     for name in [*whole.get_vocab(), "no such token", ""]:
         assert quick.token_to_id(name) == whole.token_to_id(name)
-    found, wanted = quick.get_added_tokens_decoder(), whole.get_added_tokens_decoder()
-    assert {i: str(token) for i, token in found.items()} == {i: str(token) for i, token in wanted.items()}
+    names, expected = quick.get_added_tokens_decoder(), whole.get_added_tokens_decoder()
+    assert {i: str(token) for i, token in names.items()} == {i: str(token) for i, token in expected.items()}
 
 
 def test_merges_that_meet() -> None:
@@ -150,20 +152,20 @@ def test_merges_that_meet() -> None:
 
 
 def test_the_whole_is_read_when_that_takes_less_time() -> None:
-    made, read = byte_level(), []
-    tables = tables_of(made.to_str())
+    backend, read = byte_level(), []
+    tables = tables_of(backend.to_str())
     assert tables is not None
 
     def reads() -> tokenizers.Tokenizer:
-        read.append(made)
-        return made
+        read.append(backend)
+        return backend
 
     quick = QuickTokenizer(TokenizerTables(tables), reads)
-    for n in range(2 * made.get_vocab_size() // 10):
-        assert quick.encode("the foxes ", add_special_tokens=True).ids == made.encode("the foxes ").ids
+    for n in range(2 * backend.get_vocab_size() // 10):
+        assert quick.encode("the foxes ", add_special_tokens=True).ids == backend.encode("the foxes ").ids
         assert not read, n
-    assert quick.encode("the foxes ", add_special_tokens=True).ids == made.encode("the foxes ").ids
-    assert quick.encode("a", add_special_tokens=True).ids == made.encode("a").ids
+    assert quick.encode("the foxes ", add_special_tokens=True).ids == backend.encode("the foxes ").ids
+    assert quick.encode("a", add_special_tokens=True).ids == backend.encode("a").ids
     assert len(read) == 1
 
 
@@ -178,16 +180,16 @@ def test_the_whole_is_read_when_that_takes_less_time() -> None:
     ],
 )
 def test_others_are_left_to_the_library(model: models.Model) -> None:
-    made = tokenizers.Tokenizer(model)
-    assert tables_of(made.to_str()) is None
-    files = TokenizerFiles(made.to_str())
+    backend = tokenizers.Tokenizer(model)
+    assert tables_of(backend.to_str()) is None
+    files = TokenizerFiles(backend.to_str())
     assert with_tables(files) is files
 
 
 def test_an_added_letter_is_left_to_the_library() -> None:
-    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
-    made.add_tokens(["c"])
-    assert tables_of(made.to_str()) is None
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    backend.add_tokens(["c"])
+    assert tables_of(backend.to_str()) is None
 
 
 def test_a_tokenizer_that_differs_gets_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:

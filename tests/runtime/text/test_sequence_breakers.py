@@ -19,11 +19,11 @@ def tokenizer() -> Tokenizer:
     letters = {byte: letter for letter, byte in BYTES_OF_LETTERS.items()}
     spelled = ["".join(letters[byte] for byte in word.encode()) for word in WORDS] + sorted(BYTES_OF_LETTERS)
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(spelled))}
-    made = LibraryTokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|end|>"])
-    return Tokenizer(TokenizerFiles(made.to_str(), None, {"eos_token": "<|end|>"}))
+    backend = LibraryTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>"])
+    return Tokenizer(TokenizerFiles(backend.to_str(), None, {"eos_token": "<|end|>"}))
 
 
 @pytest.mark.parametrize("texts", [["\n"], ["ab"], ["abc"], ["\n", ":", "cab"], ["<|end|>"], ["é"], ["zz", "aa"], []])
@@ -44,12 +44,12 @@ def test_tokens_are_those_of_llama_cpps_rule(tokenizer: Tokenizer, texts: list[s
                 if word.endswith(text[:length]):
                     tail = tuple(tokenizer.encode(rest, add_special_tokens=False))
                     expected.setdefault(token, set()).add(tail)
-    found = SequenceBreakers(tokenizer, size).find(texts)
-    assert {token: set(tails) for token, tails in found.items()} == expected
-    assert bool(found) == bool(set(texts) - {"é"})  # of which no token has more than one byte
+    lists = SequenceBreakers(tokenizer, size).find(texts)
+    assert {token: set(tails) for token, tails in lists.items()} == expected
+    assert bool(lists) == bool(set(texts) - {"é"})  # of which no token has more than one byte
 
 
 def test_a_tail_has_twenty_tokens_at_most(tokenizer: Tokenizer) -> None:
-    found = SequenceBreakers(tokenizer, len(tokenizer.vocabulary)).find(["q" * 40])
-    (tails,) = found.values()
+    lists = SequenceBreakers(tokenizer, len(tokenizer.vocabulary)).find(["q" * 40])
+    (tails,) = lists.values()
     assert {len(tail) for tail in tails} == {20}

@@ -35,12 +35,12 @@ template.render([{"role": "user"}])
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateProcess]:
-    made = TemplateProcess(cpu_seconds=0.5)
+    renderer = TemplateProcess(cpu_seconds=0.5)
     monkeypatch.setattr(template_process, "SECONDS", HANG)  # only processor time counts, however busy the machine
-    monkeypatch.setattr(chat_template, "template_process", made)
-    yield made
-    if made._child is not None:
-        made._child.kill()
+    monkeypatch.setattr(chat_template, "template_process", renderer)
+    yield renderer
+    if renderer._child is not None:
+        renderer._child.kill()
 
 
 def render(source: str, **variables: object) -> str:
@@ -84,8 +84,8 @@ def test_one_that_was_stopped_or_took_much_memory_or_was_killed_is_replaced(proc
 
 def test_what_one_gives_back(process: TemplateProcess) -> None:
     """Values go there and texts come back as they are."""
-    given = {"a": (1, 2.5, None), 3: [True, "é\ud800"], None: float("inf")}
-    assert render("{{ x }}{{ y }}", x=given, y="\ud800\U0001f600") == f"{given}\ud800\U0001f600"
+    variables = {"a": (1, 2.5, None), 3: [True, "é\ud800"], None: float("inf")}
+    assert render("{{ x }}{{ y }}", x=variables, y="\ud800\U0001f600") == f"{variables}\ud800\U0001f600"
     long = "wörd " * 200_000
     assert render("{{ x }}", x=long) == long
 
@@ -214,17 +214,17 @@ def test_it_may_be_started_early(process: TemplateProcess) -> None:
 
 def test_a_signal_handler_may_render_too(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """It interrupts the thread that asks, anywhere: here before the request is written."""
-    exchange, found = template_process._Child.exchange, list[str]()
+    exchange, rendered = template_process._Child.exchange, list[str]()
 
     def interrupted(child: template_process._Child, request: bytes) -> tuple[str, str]:
-        if not found:
-            found.append("")
-            found[0] = render("inner {{ messages[0].content }}")  # as a handler in this thread would
+        if not rendered:
+            rendered.append("")
+            rendered[0] = render("inner {{ messages[0].content }}")  # as a handler in this thread would
         return exchange(child, request)
 
     monkeypatch.setattr(template_process._Child, "exchange", interrupted)
-    asking = threading.Thread(target=lambda: found.append(render("outer {{ messages[0].content }}")), daemon=True)
+    asking = threading.Thread(target=lambda: rendered.append(render("outer {{ messages[0].content }}")), daemon=True)
     asking.start()
     asking.join(HANG)
-    assert found == ["inner x", "outer x"]
+    assert rendered == ["inner x", "outer x"]
     assert render("{{ messages[0].role }}") == "user" and process._child is not None
