@@ -1,1 +1,1 @@
-"""What runs a step: ``base`` says what that means, and there is one file a target."""
+"""Executors, which run steps: ``base`` has the protocol, and each target has an executor of its own."""

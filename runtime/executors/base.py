@@ -1,4 +1,4 @@
-"""What runs a step, whatever the target."""
+"""The protocol of executors, which run the steps of a target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Pending(Protocol):
     """A step that was submitted."""
 
     def result(self) -> StepOutput:
-        """What the step gives, which may wait for it or run it. Raises what went wrong in it."""
+        """Returns the step's output, after waiting for the step or running it. Raises the step's error."""
 
 
 class Deferred:
@@ -40,7 +40,7 @@ class Executor(Protocol):
 
     @property
     def caps(self) -> ExecutorCaps:
-        """What it can do."""
+        """The executor's capabilities."""
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
@@ -54,7 +54,7 @@ class Executor(Protocol):
         """Takes a step, which runs from now on or when its result is asked for. Until then it must not change."""
 
     def describe(self) -> dict[str, str | int]:
-        """What runs: instruction set, threads, device. For people."""
+        """Returns facts for people: instruction set, threads, device."""
 
     def close(self) -> None:
         """Waits for a step that still runs, and frees the cache."""

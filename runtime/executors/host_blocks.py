@@ -27,11 +27,11 @@ class HostBlocks:
         return self.memory_of(group)
 
     def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
-        """See ``BlockMemory``."""
+        """Implements ``BlockMemory``."""
         return np.concatenate([memory[block].reshape(-1) for memory in self.memory_with(group, block)])
 
     def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
-        """See ``BlockMemory``."""
+        """Implements ``BlockMemory``."""
         at = 0
         for memory in self.memory_with(group, block):
             size = memory[block].size

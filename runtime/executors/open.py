@@ -32,17 +32,17 @@ def running() -> tuple[str, ...]:
 
 
 def runs_here(name: str) -> bool:
-    """Whether the runtime can open a target of that name, on a machine that has what it needs."""
+    """Returns True if the runtime can open a target of that name on a machine with its requirements."""
     return name in TARGETS and TARGETS[name].opening is not None
 
 
 def takes(name: str, field: str) -> bool:
-    """Whether a field of ``Placement`` means something to a target."""
+    """Returns True if a target uses a field of ``Placement``."""
     return runs_here(name) and field in _opening(name).takes
 
 
 def carried_code(target: str) -> str | None:
-    """What code a bundle has for a target, in the plural; None: none, or nothing here knows the target."""
+    """Returns the kind of a bundle's code for a target, in the plural; None for no code or an unknown target."""
     return TARGETS[target].carries if target in TARGETS else None
 
 
@@ -85,7 +85,7 @@ def _ready(bundle: Bundle) -> list[str]:
 
 
 def variants_of(bundle: Bundle, target: str) -> tuple[str | None, ...]:
-    """What ``Placement.variant`` may be for a target; None alone where there are no two. Raises BundleError."""
+    """Returns the values of ``Placement.variant`` for a target; None alone without variants. Raises BundleError."""
     return _opening(target).variants(bundle, target)
 
 

@@ -29,7 +29,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass
 class BucketUse:
-    """What ran in one bucket so far.
+    """The steps that one bucket has run so far.
 
     Attributes:
         tokens, rows: that were asked for; ``padded_tokens`` and ``padded_rows`` were computed on top.
@@ -105,7 +105,7 @@ class StaticShapes:
         return min(fitting, key=lambda b: (b.tokens, b.requests))
 
     def statistics(self) -> list[dict[str, str | int | float]]:
-        """What ran in each bucket so far: ``BucketUse`` as plain values, with the share of padding."""
+        """Returns the use of each bucket so far: ``BucketUse`` as plain values, with the share of padding."""
         return [asdict(use) | {"waste": use.waste} for use in self.use.values()]
 
     def describe(self) -> dict[str, str | int]:
@@ -176,7 +176,7 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], padding: 
 
 
 def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
-    """So many more rows, which take the likeliest token and draw nothing."""
+    """Returns a batch with ``more`` rows, which take the likeliest token and draw nothing."""
     longer: dict[str, Any] = {
         name: _longer(array, more, SAMPLING_OPTIONS[name])
         for name, array in sampling.options().items()
@@ -213,7 +213,7 @@ class _Stripped:
 
 
 def use_lines(statistics: Sequence[Mapping[str, str | int | float]]) -> list[str]:
-    """What ran in each bucket, from ``LLM.info()``, as a table; nothing where there are no buckets."""
+    """Returns the use of each bucket, from ``LLM.info()``, as the lines of a table; empty without buckets."""
     if not statistics:
         return []
     lines = [f"{'bucket':<14}{'steps':>8}{'tokens':>10}{'padded':>10}{'waste':>8}"]

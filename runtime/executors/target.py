@@ -15,7 +15,7 @@ from .base import Executor
 
 @dataclass(frozen=True)
 class Offload:
-    """Where blocks wait that no layer looks at just now; see ``plugins/cpu/offload.h``.
+    """The place of blocks that no layer needs at the moment; see ``plugins/cpu/offload.h``.
 
     Attributes:
         folder: the user's own, for a file without a name.
@@ -30,7 +30,7 @@ class Offload:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a target runs on.
+    """The resources that a target runs on.
 
     Attributes:
         threads: of kernels on the CPU; 0 takes as many as there are cores.
@@ -58,7 +58,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class ExecutorArguments:
-    """What an executor is made for: see ``make_executor``."""
+    """The arguments of ``make_executor``."""
 
     bundle: Bundle
     target: str
@@ -69,13 +69,13 @@ class ExecutorArguments:
 
 
 def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
-    """Those of a target's lowered program."""
+    """Returns the cache groups of a target's lowered program."""
     return bundle.program(target).cache_groups
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How a target is opened. What it needs is imported when it is.
+    """The way to open a target. Its requirements are imported only then.
 
     Attributes:
         make: the executor.

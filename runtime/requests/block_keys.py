@@ -1,4 +1,4 @@
-"""What a block's keys and values are found by: the items that were computed, in the namespace of their request.
+"""Keys of blocks in the prefix cache: the items that were computed, in the namespace of their request.
 
 An item is a token id, or a placeholder with the digest of the content that takes its place (an image's rows, say). Two
 prefixes are the same only where all of their items are equal, so equal placeholders of different contents are not.

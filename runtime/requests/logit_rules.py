@@ -1,4 +1,4 @@
-"""What a request's options do to the logits of its next token, and the arrays of a step's sampled rows."""
+"""The effect of a request's options on the logits of its next token, and the arrays of a step's sampled rows."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class LogitRules:
         return found
 
     def _behind(self, token: int) -> LogitRules:
-        """The same with one token more, which only the new ones know of."""
+        """Returns rules with one token more, which these rules don't have."""
         other = copy(self)
         kept = max([1, *(len(word) - 1 for word in self._words)])  # so many last tokens are looked at
         other._tokens = [*self._tokens[-kept:], token]
@@ -203,8 +203,10 @@ def sampling_batch(
 
 
 class RowLists:
-    """What the rules of a step's rows say of their next tokens: put into its batch, and into those of the steps after
-    it that have the same rows. This is Python between two steps: no loops over tokens, and few over rows.
+    """The lists that the rules of a step's rows make for their next tokens.
+
+    They go into the step's batch, and into those of later steps with the same rows. This is Python between two steps:
+    it has no loops over tokens, and few over rows.
 
     Args:
         batch: has the rows' parameters.
@@ -263,7 +265,7 @@ class RowLists:
 
 
 def _starts(rows: Sequence[array[int]]) -> Int32Array:
-    """Where each row's begins, and where the last one's ends. In Python: an array of so few costs numpy more."""
+    """Returns the start of each row's list, and the end of the last. In Python: numpy takes longer for so few."""
     return np.fromiter(accumulate(map(len, rows), initial=0), _INT32, len(rows) + 1)
 
 

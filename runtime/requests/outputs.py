@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""The results of requests."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class CompletionOutput:
 
     @cached_property
     def message(self) -> Message | None:
-        """See ``RequestOutput.message``."""
+        """The answer in its parts, as ``RequestOutput.message``."""
         return None if self.reader is None else self.reader(self.token_ids)
 
 
@@ -193,7 +193,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """What came since the last piece. ``text`` may be empty: a character or a possible stop string is incomplete.
+    """The output since the last piece. ``text`` may be empty: a character or a possible stop string is incomplete.
 
     The texts of all pieces together are the ``text`` of the ``RequestOutput``; ``finish_reason`` is set on the last.
     Where ``n`` is more than 1, each piece is of the answer ``index``.
@@ -231,7 +231,7 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True)
 class BeamSearchOutput:
-    """What ``LLM.beam_search`` found for a prompt: ``sequences``, best first."""
+    """The result of ``LLM.beam_search`` for a prompt: ``sequences``, best first."""
 
     sequences: list[BeamSearchSequence]
 

@@ -137,7 +137,7 @@ class Request:
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether it wants something of prompt tokens that it has not got yet, so that all are computed."""
+        """True if outputs of prompt tokens are still missing, so that all prompt tokens are computed."""
         return self.scores
 
     @property
@@ -160,7 +160,7 @@ class Request:
 
     @property
     def metrics(self) -> RequestMetrics:
-        """What it has taken until now."""
+        """The request's times and counts until now."""
         first, last = self.token_times or (None, None)
         return RequestMetrics(
             self.queued,
@@ -188,7 +188,7 @@ class Request:
         self.finish("abort")
 
     def take_piece(self) -> StreamPiece:
-        """What came since the last call."""
+        """Returns the output since the last call."""
         return StreamPiece((), "", self.finish_reason)
 
 
@@ -280,7 +280,7 @@ class Generation(Request):
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether it wants log-probabilities of prompt tokens that it has not got yet."""
+        """True if log-probabilities of prompt tokens are still missing."""
         return self._prompt_logprobs is not None and self._scored < self.prompt_length
 
     @property
@@ -290,7 +290,7 @@ class Generation(Request):
 
     @property
     def token_logprobs(self) -> Sequence[TokenLogprobs]:
-        """Those of its new tokens, where they were asked for or it is a beam search's."""
+        """The log-probabilities of new tokens, if the request or its beam search needs them."""
         return self._logprobs
 
     def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
@@ -521,7 +521,7 @@ class BeamSearch:
 
     @property
     def ready(self) -> bool:
-        """Whether all sequences are one token further."""
+        """True if all sequences are one token further."""
         return not self.finished and all(member in self._found for member in self.members)
 
     def take(self, member: Generation, top: Sequence[tuple[int, float]]) -> None:
@@ -529,7 +529,7 @@ class BeamSearch:
         self._found[member] = top
 
     def choose(self) -> list[Branch]:
-        """What goes on, best first; nothing, and ``finished``, where the search is over."""
+        """Returns the sequences that continue, best first; none, and ``finished``, at the search's end."""
         params, beams = self.params, self.params.num_beams
         found = [
             (self._totals.get(member, 0.0) + logprob, member, token, logprob)
@@ -559,7 +559,7 @@ class BeamSearch:
         return [] if self.finished else going
 
     def forget(self) -> None:
-        """What was taken is lost: the sequences are computed anew."""
+        """Drops the candidates of the current step, since the sequences are computed anew."""
         self._found.clear()
 
     def advanced(self, member: Generation, branch: Branch) -> None:
@@ -568,7 +568,7 @@ class BeamSearch:
         member.extend(branch.token)
 
     def _may_improve(self, total: float, length: int) -> bool:
-        """Whether a sequence that goes on may become better than an answer; see ``SamplingParams.early_stopping``."""
+        """Returns True if a continued sequence may beat an answer; see ``SamplingParams.early_stopping``."""
         params = self.params
         if len(self.answers) < params.num_beams:
             return True

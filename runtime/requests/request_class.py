@@ -1,4 +1,4 @@
-"""What a kind of request is promised."""
+"""Classes of requests, with the times that each is promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the next token is chosen, and when a text ends: what a caller says of it."""
+"""Parameters of sampling: the choice of the next token, and the end of a text."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ class _Biases(dict[int, float]):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, and when it ends. Greedy unless ``temperature`` is given: what the
-    model's makers recommend is in ``LLM.default_params()``, and never applied silently. None for a field stands for its
-    default, but for ``max_tokens``.
+    """The choice of one request's tokens, and its end. It is greedy unless ``temperature`` is passed.
+
+    The recommendations of the model's makers are in ``LLM.default_params()``, and never applied silently. None for a
+    field means its default, except for ``max_tokens``.
 
     Attributes:
         temperature: 0 takes the most probable token; else logits are divided by it, as 32-bit floats.
@@ -306,7 +307,7 @@ class SamplingParams:
 
     @property
     def answers(self) -> int:
-        """How many samples are drawn."""
+        """The number of samples that are drawn."""
         return self.n if self.best_of is None else self.best_of
 
     def updated(self, **values: Any) -> SamplingParams:
@@ -341,8 +342,10 @@ SamplingParams.__init__ = takes_vllm_names(OF_SAMPLING)(SamplingParams.__init__)
 
 
 def fitting_defaults(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller says, and the defaults that go with it: none that a beam search hasn't, nor more tokens than asked
-    for."""
+    """Returns a caller's fields, and the defaults that fit them.
+
+    A beam search gets none that it refuses, and ``min_tokens`` is at most ``max_tokens``.
+    """
     fields = {**defaults, **overrides}
     beams, most = fields.get("num_beams"), fields.get("max_tokens")
     if isinstance(beams, int) and beams > 1:
@@ -384,7 +387,7 @@ class BeamSearchParams:
         self.sampling()
 
     def sampling(self) -> SamplingParams:
-        """The same, as a request has it. The search goes on until no sequence can be better, as vLLM's does."""
+        """Returns the parameters of the search's request. As in vLLM, it ends when no sequence can be better."""
         return SamplingParams(
             n=self.beam_width,
             num_beams=self.beam_width,
@@ -455,7 +458,7 @@ def _is_number(value: Any, low: float, high: float) -> bool:
 
 
 def _is_listing(value: Any) -> bool:
-    """Whether it can be gone through in an order that means something: no mapping, no bytes, no array of rank 0."""
+    """Returns True for an iterable with a meaningful order: no mapping, no bytes, no array of rank 0."""
     listing = isinstance(value, Iterable) and not isinstance(value, (Mapping, bytes, bytearray, memoryview))
     return listing and bool(getattr(value, "ndim", 1) == 1)
 

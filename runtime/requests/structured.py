@@ -308,7 +308,7 @@ class Grammar:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer may end here."""
+        """True if the answer may end here."""
         return self.error is None and bool(self._matcher.is_accepting())
 
     def push(self, token: int) -> None:
@@ -382,7 +382,7 @@ class Masks:
         self._work.result()
 
     def longer(self, more: int) -> Masks:
-        """The same with so many rows more, which have none."""
+        """Returns masks for ``more`` further rows, which are free."""
         other = copy(self)
         other.rows = np.concatenate([self.rows, np.full(more, -1, np.int32)])
         return other
@@ -497,7 +497,7 @@ class Grammars:
         return compiled
 
     def _niced(self, make: Callable[[], T]) -> T:
-        """What it makes, on a thread that leaves the cores to the steps."""
+        """Returns the result of ``make``, called on a thread of low priority, which leaves the cores to the steps."""
         with self._lock:
             if self._compilers is None:
                 from concurrent.futures import ThreadPoolExecutor

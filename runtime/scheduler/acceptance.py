@@ -1,4 +1,4 @@
-"""How often drafts are accepted, and what rejected ones may cost: both by the kind of proposal."""
+"""Rates of accepted drafts, and the cost that rejected ones may have: both by the kind of proposal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_CREDIT = 3.0
 
 
 class AcceptanceRates:
-    """How often a proposed token is accepted, behind accepted ones: first what was expected, then what was seen.
+    """The rate of accepted proposed tokens after accepted ones: at first the expected, then the observed.
 
     Args:
         before: of all requests; one request's own begin with them.
@@ -48,7 +48,7 @@ class AcceptanceRates:
 
 
 class Credit:
-    """What drafts may cost, by their kind: in the time of steps without drafts. Accepted ones have earned it."""
+    """The cost that drafts may have, by their kind, in times of a step without drafts. Accepted drafts earn it."""
 
     def __init__(self) -> None:
         self._left: dict[ProposalKind, tuple[float, int]] = {}  # kind -> credit, after so many steps

@@ -1,4 +1,4 @@
-"""What a scheduler decides: a batch, and the step input that says the same to an executor."""
+"""The result of scheduling: a batch, and the step input that describes it to an executor."""
 
 from __future__ import annotations
 

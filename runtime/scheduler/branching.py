@@ -14,13 +14,13 @@ def together(request: Request) -> Sequence[Request]:
 
 
 def places(request: Request) -> int:
-    """How many sequences a waiting request will have, with those that are there already."""
+    """Returns the number of sequences that a waiting request will have, with the existing ones."""
     search = request.search
     return 1 if search is None or len(search.members) > 1 else search.params.num_beams
 
 
 def places_taken(running: Sequence[Request]) -> int:
-    """How many requests run, with the sequences that beam searches among them will have."""
+    """Returns the number of running requests, with the sequences that beam searches among them will have."""
     begun = {r.search for r in running if r.search is not None}
     return len(running) + sum(search.params.num_beams - len(search.members) for search in begun)
 

@@ -108,12 +108,14 @@ class ContinuousScheduler:
         check_request(request, self.caps, tuple(self.groups.values()), self._most_running, self.most_cached)
 
     def most_cached(self, tokens: int, sequences: int = 1) -> int:
-        """So many tokens, or what the KV cache can hold of each of so many sequences, alone, if that is fewer. Safe
-        from any thread."""
+        """Returns the number of tokens of each of ``sequences`` that the empty KV cache can hold, ``tokens`` at most.
+
+        It is safe from any thread.
+        """
         return self.cache.room(tokens, sequences)
 
     def expected_seconds(self) -> float:
-        """What the last step should take, from the plan or from steps like it; 0 where nothing is known."""
+        """Returns the seconds that the last step should take, from the plan or from similar steps; 0 if unknown."""
         return self.times.seconds(StepSize.from_chunks(self.chunks)) if self.times.known else 0.0
 
     def add(self, request: Request) -> None:
@@ -366,7 +368,7 @@ class ContinuousScheduler:
                 self._preempt(self._newest())
 
     def _found(self, request: Request) -> int:
-        """How many tokens of a request the prefix cache has."""
+        """Returns the number of a request's tokens in the prefix cache."""
         if (index := self.cache.index) is None or request.wants_prompt:
             return 0
         return index.find(request.namespace, request.items, len(request.items) - 1).tokens
@@ -393,7 +395,7 @@ class ContinuousScheduler:
         return -(-len(self.running) // self.caps.in_flight)
 
     def _flies(self, request: Request) -> bool:
-        """Whether a step that is in flight has it, or another sequence of its search."""
+        """Returns True if a step in flight has the request, or another sequence of its search."""
         return any(one in self._flying for one in together(request))
 
     def _drafted(self, request: Request) -> Chunk:
@@ -421,7 +423,7 @@ class ContinuousScheduler:
         return [chunk for chunk in chunks if chunk.request in running]
 
     def _is_first(self, request: Request) -> bool:
-        """Whether it is the oldest that runs, or a sequence of the oldest."""
+        """Returns True for the oldest running request, or a sequence of it."""
         first = self.running[0]
         return request is first or (request.search is not None and request.search is first.search)
 
@@ -449,7 +451,7 @@ class ContinuousScheduler:
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _fitted(self, request: Request, count: int, decoding: Collection[int]) -> int:
-        """How many of its next ``count`` tokens there is room for; requests of ``decoding`` aren't preempted for it."""
+        """Returns how many of the next ``count`` tokens have room, without preempting requests of ``decoding``."""
         oldest = self._is_first(request)
         while not self.cache.grow(request, request.computed + count, force=oldest):
             newest = self._newest()

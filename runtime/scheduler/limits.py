@@ -1,4 +1,4 @@
-"""What bounds a step, and which requests could never run."""
+"""Limits of a step, and the requests that could never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests are served where that isn't first come, first served: what ``LLM(scheduling=...)`` takes."""
+"""Options of scheduling other than first come, first served: the argument of ``LLM(scheduling=...)``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEYS = ("ttft", "tpot", "priority")
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    """How requests are served. By default: by priority, and first come, first served within one.
+    """The order of requests. By default: by priority, and first come, first served within one.
 
     Attributes:
         classes: name -> targets, such as ``{"chat": {"ttft": "500ms", "tpot": "30ms"}, "batch": {"priority": 1}}``:
@@ -85,7 +85,7 @@ class Scheduling:
         return self.classes  # type: ignore[return-value]  # see __post_init__
 
     def class_named(self, name: str | None) -> RequestClass:
-        """What a request names. Raises RequestError naming it and those that there are."""
+        """Returns the class that a request names. Raises RequestError naming it and the known classes."""
         if name is None:
             return self._known.get(DEFAULT_CLASS, NO_TARGETS)
         if name not in self._known:

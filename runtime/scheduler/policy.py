@@ -263,7 +263,7 @@ class RankedPolicy(Policy):
         )
 
     def _check_alone(self, request: Request) -> None:
-        """Whether the targets could be met if nothing else ran."""
+        """Raises RequestError if the targets couldn't be met even if nothing else ran; one request in 16 passes."""
         of = request.request_class
         if self._prompts < _MEASURED_PROMPTS or (of.tpot is None and of.ttft is None):
             return
@@ -283,7 +283,7 @@ class RankedPolicy(Policy):
             )
 
     def _check_first_token(self, request: Request, ttft: float, running: Sequence[Request]) -> None:
-        """Whether it gets its first token in time, and those that were promised theirs before still do."""
+        """Raises OverloadError if the first token would be late, or make that of an earlier request late."""
         now, own = self._clock(), self._lacking(request)
         tokens = sum(r.remaining - 1 for r in running if r.remaining > 1 and r.rank <= request.rank)
         ahead, placed = 0, False
@@ -311,7 +311,7 @@ class RankedPolicy(Policy):
             )
 
     def _waits(self, request: Request, running: Sequence[Request]) -> Callable[[float, int], float]:
-        """What gives seconds to a first token, by prompt tokens up to it and how many requests begin before."""
+        """Returns the estimate of the seconds to a first token, by prompt tokens and requests that come before."""
         tpots = [tpot for r in (*running, request) if (tpot := r.request_class.tpot) is not None]
         rows = min(len(running) + 1, self._most_running)
         context = rows * _mean([r.computed for r in running] or [len(request.tokens)])

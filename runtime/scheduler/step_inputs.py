@@ -43,7 +43,7 @@ class StepInputs:
         self._last: StepInput | None = None
 
     def build(self, chunks: Sequence[Chunk]) -> StepInput:
-        """See ``contracts.StepInput``."""
+        """Builds a ``contracts.StepInput``."""
         requests = [chunk.request for chunk in chunks]
         starts = [chunk.start for chunk in chunks]
         last, self._last = self._last, None  # after an error nothing follows from the last step

@@ -1,4 +1,4 @@
-"""What rows of a step's output mean to their requests."""
+"""Gives rows of a step's output to their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps take on this machine, by what they took: for the policy, for drafts, and of a draft model.
+"""Estimates of the times of steps on this machine, from measured ones: for the policy, for drafts, and a draft model.
 
 Kernels aren't straight lines. So every time is a line that was fitted, and how far steps of that size are from it.
 

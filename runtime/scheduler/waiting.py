@@ -1,4 +1,4 @@
-"""Who waits, and who of them is next: by priority, then the tenant that had least, then the deadline."""
+"""The waiting requests in order: by priority, then the tenant with the least service, then the deadline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shares:
         self._next_look = LEAST_TENANTS  # for counters that may go, when there are so many
 
     def had(self, tenant: str) -> float:
-        """What the tenant had, by its weight."""
+        """Returns the tenant's service so far, divided by its weight."""
         return self._had.get(tenant, 0.0)
 
     def joins(self, tenant: str, others: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ class WaitingQueue:
         insort_right(self._tenants(request), request, key=_RANK)
 
     def appendleft(self, request: Request) -> None:
-        """The same before its equals: the sequences of a beam search come back last first."""
+        """Adds a request before its equals: the sequences of a beam search come back last first."""
         insort_left(self._tenants(request), request, key=_RANK)
 
     def _tenants(self, request: Request) -> list[Request]:

@@ -1,1 +1,1 @@
-"""What all parts share: contracts between them, errors, records in files, the lowered program, costs of its steps."""
+"""The base of all parts: contracts between them, errors, records in files, the lowered program, costs of its steps."""

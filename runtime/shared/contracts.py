@@ -1,4 +1,4 @@
-"""What all parts agree on, free of torch: cache groups, and what goes into and out of a step.
+"""The contracts between all parts, free of torch: cache groups, and the input and output of a step.
 
 Shape letters: T tokens in a step; B requests; R sampled rows; P blocks in a KV pool; K slots in a block;
 Nq query heads; Nkv key/value heads; D head size; V vocabulary.
@@ -161,7 +161,7 @@ class StepMasks(Protocol):
         """Returns when all are filled in."""
 
     def longer(self, more: int) -> StepMasks:
-        """The same with so many rows more, which have none."""
+        """Returns masks for ``more`` further rows, which are free."""
 
     def lists(self) -> list[Int32Array]:
         """Waits, and gives the tokens that each mask allows."""
@@ -436,7 +436,7 @@ def as_outputs(logits: FloatArray | None) -> dict[str, FloatArray]:
 
 @dataclass(frozen=True)
 class ExecutorCaps:
-    """What an executor can do; the scheduler plans by it.
+    """The capabilities of an executor, by which the scheduler plans.
 
     ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step,
     ``max_requests``: most requests (B). ``shared_blocks``: several requests may hold a block, ``StepInput.copies`` are
@@ -475,7 +475,7 @@ Default = float | int | bool | list[str | list[int]]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the runtime must know of the model apart from its programs."""
+    """The facts about a model that the runtime needs besides its programs."""
 
     name: str
     architecture: str

@@ -1,4 +1,4 @@
-"""What other packages add to Enginewright: targets and passes, found by entry points when something names them.
+"""Additions of other packages to Enginewright: targets and passes, found by entry points when something names them.
 
 A package declares them in its pyproject.toml; see docs/build/extending.md. Nothing of it is imported before a recipe, a
 command or a bundle names what it adds.

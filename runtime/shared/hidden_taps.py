@@ -93,7 +93,7 @@ def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset
 
 
 def _gathered(program: LoweredProgram, place: Place) -> Place:
-    """Where a value is whole: it itself, or the step behind it in which ranks gather it."""
+    """Returns the place where a value is whole: its own step, or the later step in which ranks gather it."""
     step, slot = place
     name = program.steps[step].outputs[slot].name
     for i, later in enumerate(program.steps[step + 1 :], step + 1):

@@ -1,4 +1,4 @@
-"""What a KV cache stores keys and values in.
+"""The formats in which a KV cache stores keys and values.
 
 ``KV_FORMATS`` says all of a format but what rounds and reads it: in torch that is passes/ops/quantized_cache.py, in C++
 plugins/cpu/kernels/kv_format.h.

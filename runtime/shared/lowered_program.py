@@ -59,7 +59,7 @@ class Affine:
 
     @classmethod
     def of_json(cls, value: Any) -> Affine:
-        """What ``to_json`` gave. Raises ValueError. A program has thousands, of which few differ."""
+        """Reads the result of ``to_json``. Raises ValueError. A program has thousands, of which few differ."""
         try:
             return _affine(*value, *value.values()) if type(value) is dict else _affine(value)
         except TypeError:  # what can't be hashed isn't an expression either
@@ -233,7 +233,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         return read(cls, data, source)
 
     def memory_problem(self, tokens: int, requests: int, rows: int) -> str | None:
-        """What of a step of such sizes lies outside of its buffer, or of the arena; None if nothing does."""
+        """Returns the access of a step of these sizes outside of its buffer or the arena; None if all are inside."""
         sizes = tokens, requests, rows
         arena = self.arena_bytes.evaluate(*sizes)
         room: dict[tuple[str, str], int] = {}  # of buffers and weights, in bytes

@@ -1,4 +1,4 @@
-"""What a bundle's JSON is read into: frozen, typed, with no field too many, and with the wrong field named.
+"""Records that a bundle's JSON is read into: frozen and typed; an unknown or wrong field is an error that names it.
 
 They are msgspec's structs: a program of thousands of operands is checked in a few milliseconds, before the first token.
 """
@@ -35,7 +35,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.convert(data, cls, dec_hook=_of_json)
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
-        """The same with other fields."""
+        """Returns a copy with other values of some fields."""
         return msgspec.structs.replace(self, **update)
 
     def model_dump(

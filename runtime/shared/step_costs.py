@@ -1,4 +1,4 @@
-"""What each step of a lowered program moves and computes, from the program alone; free of torch.
+"""The costs of each step of a lowered program, bytes and multiply-adds, from the program alone; free of torch.
 
 Bytes are those that must move at least once. What a kernel reads again, as a long prompt's blocks of rows read the same
 panel of weights, comes out of a cache, and is not counted twice. What is read is counted as it is stored: packed
@@ -74,7 +74,7 @@ class StepSizes:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step moves, in bytes, and the multiply-adds of its products.
+    """The bytes that one step moves, and the multiply-adds of its products.
 
     Attributes:
         weights: read of weights, with their scales, offsets and biases.
@@ -152,14 +152,14 @@ def stored_bytes(use: WeightUse) -> int:
 
 @dataclass(frozen=True)
 class _Read:
-    """What steps read, by name."""
+    """The buffers and weights that steps read, by name."""
 
     weights: Mapping[str, WeightUse]
     groups: Mapping[str, CacheGroup]
     buffers: tuple[Buffer, ...]
 
     def experts(self, step: Step) -> tuple[int, int]:
-        """How many experts a step has, and how many there are: all have a place in what ``route_experts`` gives."""
+        """Returns the number of a step's experts, and of all: ``route_experts`` gives each a place."""
         (starts,) = (o for o in step.inputs if o.dtype == "i32" and len(o.shape) == 1)
         own = starts.shape[0].constant - 1
         all_of_them = next((b.size.constant // 4 - 1 for b in self.buffers if b.name == starts.name), own)
@@ -209,7 +209,7 @@ def _bytes(operand: Operand, sizes: StepSizes) -> int:
 
 
 def _weight_bytes(step: Step, place: int, sizes: StepSizes, of: _Read) -> int:
-    """What a step reads of the weight that is its operand ``place``."""
+    """Returns the bytes that a step reads of the weight at its operand ``place``."""
     operand, use = step.inputs[place], of.weights[step.inputs[place].name]
     counted = OPS.get(step.op)
     if counted == "table":

@@ -92,7 +92,7 @@ def _loaded(package: str, name: str) -> ModuleType | None:
 
 
 def sections_of(target: str) -> Mapping[str, type[Record]] | None:
-    """What a target's manifest may have besides what all have, by key; None where nobody here knows the target."""
+    """Returns the sections of a target's manifest besides the common fields, by key; None for an unknown target."""
     ours = target in OWN and importlib.util.find_spec(OWN[target]) is not None
     if not ours and target not in _declared():
         return None

@@ -1,4 +1,4 @@
-"""What is known of each weight format without torch: how a recipe may have it, and how a bundle stores it.
+"""The table of weight formats, free of torch: their use in a recipe, and their storage in a bundle.
 
 ``passes/formats/rounding.py`` says what rounding makes of weights; kernels are each target's own.
 """
@@ -72,16 +72,16 @@ class StoredFormat:
 
     @property
     def integers(self) -> bool:
-        """Whether products multiply its values as integers, with rounded activations."""
+        """True if products multiply its values as integers, with rounded activations."""
         return self.activation == "int8"
 
     @property
     def scaled_floats(self) -> bool:
-        """Whether values have scales and stand for floats, which activations are multiplied with as they are."""
+        """True if values have scales and mean floats, which are multiplied with activations as they are."""
         return bool(self.group_sizes) and not self.integers
 
     def fits(self, inputs: int, group_size: int) -> bool:
-        """Whether a weight with K = ``inputs`` can be stored in such groups."""
+        """Returns True if a weight with K = ``inputs`` can be stored in such groups."""
         if not self.multiple:
             return True
         known = group_size > 0 and group_size in (*self.group_sizes, inputs)
