@@ -20,7 +20,7 @@ from gpu_machine import Figure, Machine, Record
 from gpu_places import Place, Rehearsal
 from torch import Tensor
 
-from enginewright.passes import ops
+from enginewright.passes.ops import REFERENCES
 from enginewright.plugins.cuda.serve.kernels import TILES_FILE, SpecCollector
 from enginewright.plugins.cuda.serve.ops import Launcher, Work
 from enginewright.plugins.gpu.call import Call
@@ -167,8 +167,8 @@ class AttentionStep:
         c, of = self.caches, self.of
         rest = (self.table, self.q_start, self.kv_len, of.size**-0.5, of.window, of.softcap, self.sinks, self.slopes)
         if c.key_scales is None or c.value_scales is None:
-            return ops.paged_attention(self.q, c.keys, c.values, *rest)
-        return ops.quantized_paged_attention(self.q, c.keys, c.values, c.key_scales, c.value_scales, *rest)
+            return REFERENCES["paged_attention"](self.q, c.keys, c.values, *rest)
+        return REFERENCES["quantized_paged_attention"](self.q, c.keys, c.values, c.key_scales, c.value_scales, *rest)
 
     def shape(self) -> AttentionShape:
         """Gives the shape as kernels see it."""
@@ -266,7 +266,9 @@ def _stored(form: str, rows: int, size: int, group: int, device: torch.device) -
     offsets = (scales.float() * -7.3).half() if form == "uint4" else None
     if form == "fp8":
         values = torch.randn(rows, size, device=device).to(torch.float8_e4m3fn)
-        return laid_by_group(Stored(values, form, scales, None, group)), lambda: ops.dequantize(values, scales, group)
+        return laid_by_group(Stored(values, form, scales, None, group)), lambda: REFERENCES["dequantize"](
+            values, scales, group
+        )
     bits = 8 if form == "int8" else 4
     most = 1 << (bits - 1)
     least = 0 if form == "uint4" else -most
@@ -276,7 +278,7 @@ def _stored(form: str, rows: int, size: int, group: int, device: torch.device) -
         half = (values & 15).view(torch.uint8)
         codes = half[:, 0::2] | (half[:, 1::2] << 4)
     weight = laid_by_group(Stored(codes, form, scales, offsets, group))
-    return weight, lambda: ops.dequantize(values, scales, group, offsets)
+    return weight, lambda: REFERENCES["dequantize"](values, scales, group, offsets)
 
 
 def _writes_of(kind: str) -> Callable[[Launcher, Place], Check]:
@@ -291,7 +293,7 @@ def _writes_of(kind: str) -> Callable[[Launcher, Place], Check]:
         works = [bound(launcher, kv_write_call(k, v, slots, caches))]
 
         def check() -> float:
-            op = ops.kv_write if key_scales is None else ops.quantized_kv_write
+            op = REFERENCES["kv_write"] if key_scales is None else REFERENCES["quantized_kv_write"]
             want = op(*before, k, v, slots)
             got = [x for x in (keys, values, key_scales, value_scales) if x is not None]
             # A product that falls between two codes may be rounded to the other one; floats and scales are exact.

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from enginewright.passes.ops import EXPERT_KINDS, expert_activation
+from enginewright.passes.ops.experts import EXPERT_KINDS, expert_activation
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .attention_interface import path_of

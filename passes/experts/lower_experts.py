@@ -21,7 +21,7 @@ from enginewright.passes.framework.match import bound_arguments
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE
-from ..ops import ACTIVATIONS
+from ..ops.activation import ACTIVATIONS
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -10,6 +10,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.runtime.shared.lowered_program import Operand
+from enginewright.runtime.shared.op_schema import OPS, OPTIONAL, Kind
 from enginewright.runtime.shared.step_schema import ATTENTION_PORTS
 
 from .builder import Builder, CacheRef, StoredRef, Value, WeightRef
@@ -97,21 +98,29 @@ def _norm(op: str) -> Handler:
     return lower
 
 
-def _rope_table(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    out = b.result(node)
-    b.step(
-        "rope_table",
-        [b.unit(b.view(a["positions"])), b.unit(b.view(a["inv_freq"]))],
-        [out],
-        {"scale": float(a["scale"])},
-    )
-    return out
+_NUMBERS: Mapping[Kind, Callable[[Any], int | float | bool | str]] = {
+    "number": float,
+    "flag": bool,
+    "integer": int,
+    "string": str,
+}
 
 
-def _rope(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    out = b.result(node)
-    b.step("rope", [b.unit(b.view(a["x"])), b.unit(b.view(a["table"]))], [out], {"interleaved": bool(a["interleaved"])})
-    return out
+def declared(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    """Lowers an op whose arguments have the names of the operands and attributes that ``OPS`` declares for its step.
+
+    Operands have unit inner strides. An operand that is None is left out, and the attribute that says so is false.
+    """
+    name = str(node.target.name()).removeprefix("ew::")  # type: ignore[union-attr]
+    op = OPS[name]
+    inputs = [b.unit(b.view(a[i.name])) for i in op.inputs if a[i.name] is not None]
+    attrs: dict[str, int | float | bool | str] = {
+        i.when: a[i.name] is not None for i in op.inputs if i.when not in ("", OPTIONAL)
+    }
+    attrs |= {t.name: _NUMBERS[t.kind](a[t.name]) for t in op.attributes if t.name in a}
+    outs = [b.result(node)] if len(op.outputs) == 1 else b.results(node)
+    b.step(name, inputs, outs, attrs)
+    return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 def _gated_activation(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -175,8 +184,8 @@ HANDLERS: Mapping[Any, Handler] = {
     ew.layer_norm.default: _norm("layer_norm"),
     ew.add_rms_norm.default: _norm("add_rms_norm"),
     ew.add_layer_norm.default: _norm("add_layer_norm"),
-    ew.rope_table.default: _rope_table,
-    ew.rope.default: _rope,
+    ew.rope_table.default: declared,
+    ew.rope.default: declared,
     ew.gated_activation.default: _gated_activation,
     ew.kv_write.default: _kv_write,
     ew.paged_attention.default: _paged_attention,

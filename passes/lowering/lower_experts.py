@@ -9,16 +9,9 @@ import torch
 from torch.fx.node import Node
 
 from .builder import Builder, Value
-from .lower_ew import Handler, flat_output, store_of_linear
+from .lower_ew import Handler, declared, flat_output, store_of_linear
 
 ew = torch.ops.ew
-
-
-def _route_experts(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    ids = b.rows(b.view(a["expert_ids"]), rank=2)
-    outs = [b.buffer(b.shape(node, i), "i32") for i in range(3)]
-    b.step("route_experts", [ids], outs, {"experts": int(a["experts"])})
-    return tuple(outs)
 
 
 def _grouped_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -30,15 +23,8 @@ def _grouped_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return out
 
 
-def _combine_experts(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    y, weights = (b.rows(b.view(a[name]), rank=2) for name in ("y", "expert_weights"))
-    out = b.result(node)
-    b.step("combine_experts", [y, b.unit(b.view(a["order"])), weights], [out])
-    return out
-
-
 HANDLERS: Mapping[Any, Handler] = {
-    ew.route_experts.default: _route_experts,
+    ew.route_experts.default: declared,
     ew.grouped_linear.default: _grouped_linear,
-    ew.combine_experts.default: _combine_experts,
+    ew.combine_experts.default: declared,
 }

@@ -13,6 +13,7 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram
+from enginewright.runtime.shared.op_schema import OPS
 from enginewright.runtime.shared.step_schema import port_names
 from enginewright.runtime.shared.weight_formats import FORMATS
 
@@ -193,6 +194,9 @@ def _cache_name(program: Program, layer: int) -> str:
 
 def _call(builder: Builder, node: Node, values: Mapping[Node, Value]) -> Value:
     handler = HANDLERS.get(node.target)
+    name = str(node.target).removesuffix(".default")
+    if handler is None and name.startswith("ew.") and name.removeprefix("ew.") in OPS:
+        handler = lower_ew.declared
     if handler is None:
         raise builder.unsupported(f"{builder.form.target} has no kernel for it")
 

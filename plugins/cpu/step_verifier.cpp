@@ -128,34 +128,30 @@ void StepVerifier::divides(int group) {
   divided.owners = a.ranks;
 }
 
+bool StepVerifier::has(const char* attribute) const {
+  const auto& known = declaration_->attributes;
+  const std::string name = attribute;
+  if (std::none_of(known.begin(), known.end(), [&](const auto& one) { return name == one.name; }))
+    throw std::logic_error("attribute " + name + " of " + step_.op_name + " isn't declared in op_schema.py");
+  return attributes_->count(name) > 0;
+}
+
 const AttributeValue* StepVerifier::find(const char* name, bool required) {
-  const auto it = attributes_->find(name);
-  if (it == attributes_->end()) {
+  if (!has(name)) {
     require(!required, std::string("attribute ") + name + " is missing");
     return nullptr;
   }
   read_.insert(name);
-  return &it->second;
+  return &attributes_->at(name);
 }
 
 double StepVerifier::number(const char* name) {
   const AttributeValue* value = find(name, true);
-  double result = 0;
-  if (const auto* integer = std::get_if<int64_t>(value)) {
-    result = static_cast<double>(*integer);
-  } else if (const auto* real = std::get_if<double>(value)) {
-    result = *real;
-  } else {
-    fail(std::string("attribute ") + name + " is not a number");
-  }
-  return result;
+  const auto* integer = std::get_if<int64_t>(value);
+  return integer ? static_cast<double>(*integer) : std::get<double>(*value);
 }
 
-int64_t StepVerifier::integer(const char* name) {
-  const auto* value = std::get_if<int64_t>(find(name, true));
-  require(value != nullptr, std::string("attribute ") + name + " is not an integer");
-  return *value;
-}
+int64_t StepVerifier::integer(const char* name) { return std::get<int64_t>(*find(name, true)); }
 
 int64_t StepVerifier::integer(const char* name, int64_t low, int64_t high) {
   const int64_t value = integer(name);
@@ -173,26 +169,73 @@ int64_t StepVerifier::group(const char* name) {
 
 bool StepVerifier::flag(const char* name, bool required) {
   const AttributeValue* value = find(name, required);
-  if (!value) return false;
-  const auto* flag = std::get_if<bool>(value);
-  require(flag != nullptr, std::string("attribute ") + name + " is not a boolean");
-  return *flag;
+  return value && std::get<bool>(*value);
 }
 
-std::string StepVerifier::string(const char* name) {
-  const auto* value = std::get_if<std::string>(find(name, true));
-  require(value != nullptr, std::string("attribute ") + name + " is not a string");
-  return *value;
-}
+std::string StepVerifier::string(const char* name) { return std::get<std::string>(*find(name, true)); }
 
 std::string StepVerifier::string(const char* name, const char* otherwise) {
   return has(name) ? string(name) : otherwise;
+}
+
+namespace {
+
+const char* problem_of_kind(AttributeKind kind, const AttributeValue& value) {
+  const bool integer = std::holds_alternative<int64_t>(value);
+  switch (kind) {
+    case AttributeKind::number:
+      return integer || std::holds_alternative<double>(value) ? nullptr : " is not a number";
+    case AttributeKind::integer:
+      return integer ? nullptr : " is not an integer";
+    case AttributeKind::flag:
+      return std::holds_alternative<bool>(value) ? nullptr : " is not a boolean";
+    case AttributeKind::string:
+      return std::holds_alternative<std::string>(value) ? nullptr : " is not a string";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void StepVerifier::check_declared() {
+  declaration_ = find_declaration(step_.op_name);
+  if (!declaration_) throw std::logic_error("op " + step_.op_name + " isn't declared in op_schema.py");
+  for (const AttributeDeclaration& attribute : declaration_->attributes) {
+    const auto it = attributes_->find(attribute.name);
+    const std::string title = std::string("attribute ") + attribute.name;
+    require(it != attributes_->end() || !attribute.needed, title + " is missing");
+    if (it == attributes_->end()) continue;
+    const char* problem = problem_of_kind(attribute.kind, it->second);
+    require(!problem, title + (problem ? problem : ""));
+  }
+  const auto declared = [&](const std::string& name) {
+    const auto& all = declaration_->attributes;
+    return std::any_of(all.begin(), all.end(), [&](const auto& one) { return name == one.name; });
+  };
+  for (const auto& [name, value] : *attributes_) require(declared(name), "it has no attribute " + name);
+  check_counts();
+}
+
+void StepVerifier::check_counts() const {
+  if (declaration_->any_number) {
+    require(inputs() > 0, "it has no operands");
+    return counts(inputs(), inputs(), inputs());
+  }
+  size_t fewest = 0, optional = 0;
+  for (const InputDeclaration& input : declaration_->inputs) {
+    const std::string when = input.when;
+    const auto flag = attributes_->find(when);
+    if (when == "?") ++optional;
+    if (when.empty() || (flag != attributes_->end() && std::get<bool>(flag->second))) ++fewest;
+  }
+  counts(fewest, fewest + optional, declaration_->outputs);
 }
 
 void StepVerifier::verify(const AttributeMap& attributes) {
   attributes_ = &attributes;
   step_.op = find_op(step_.op_name);
   require(step_.op != nullptr, "the cpu target has no such op");
+  check_declared();
   step_.op->verify(*this);
   for (const auto& [name, value] : attributes) require(read_.count(name) > 0, "it has no attribute " + name);
 }

@@ -9,6 +9,8 @@
 
 namespace ew {
 
+struct OpDeclaration;
+
 // A view as errors name it: "b3 [T, 576]".
 std::string shape_text(const Operand& operand);
 
@@ -57,7 +59,8 @@ class StepVerifier {
   // alone.
   void divides(int group);
 
-  bool has(const char* attribute) const { return attributes_->count(attribute) > 0; }
+  // Attributes by their names in the op's declaration, which says of what kind they are.
+  bool has(const char* attribute) const;
   double number(const char* name);
   bool flag(const char* name, bool required = true);
   int64_t integer(const char* name);
@@ -67,12 +70,16 @@ class StepVerifier {
   std::string string(const char* name, const char* otherwise);
 
  private:
+  // Operands and attributes as the op's declaration has them.
+  void check_declared();
+  void check_counts() const;
   const AttributeValue* find(const char* name, bool required);
 
   Program& program_;
   Step& step_;
   const std::string& title_;
   const AttributeMap* attributes_ = nullptr;
+  const OpDeclaration* declaration_ = nullptr;
   std::set<std::string> read_;
 };
 

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,7 @@ class BitField:
         size = count // self.per_word * self.word
         words = np.ascontiguousarray(blocks[:, self.start : self.start + size]).view(f"<u{self.word}")
         places = (self.first + self.width * np.arange(self.per_word)).astype(words.dtype)
-        fields = words[..., None] >> places & words.dtype.type((1 << self.width) - 1)
+        fields: npt.NDArray[Any] = words[..., None] >> places & words.dtype.type((1 << self.width) - 1)
         return fields.reshape(len(blocks), count).astype(np.intp)
 
 
@@ -127,7 +127,8 @@ def _vectors(codebook: Codebook) -> npt.NDArray[np.float32]:
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(codebook.members)), np.uint8))
     base = len(codebook.magnitudes)
     digits = np.flatnonzero(bits)[:, None] // base ** np.arange(codebook.length) % base
-    return np.array(codebook.magnitudes, np.float32)[digits]
+    vectors: npt.NDArray[np.float32] = np.array(codebook.magnitudes, np.float32)[digits]
+    return vectors
 
 
 @cache

@@ -22,6 +22,7 @@ from .contracts import CacheGroup
 from .dtypes import Dtype, stored_bytes
 from .errors import BundleError
 from .json_document import parse_shown
+from .op_schema import problem_of_step
 from .panel_layouts import Layout
 from .records import Count, Record, read
 
@@ -230,7 +231,11 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
                 f"{source}: program format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
                 hint="Install a newer enginewright.",
             )
-        return read(cls, data, source)
+        program = read(cls, data, source)
+        for i, step in enumerate(program.steps):
+            if (problem := problem_of_step(step)) is not None:
+                raise BundleError(f"{source}: steps.{i} {step.op}: {problem}", hint="Export the bundle again.")
+        return program
 
     def memory_problem(self, tokens: int, requests: int, rows: int) -> str | None:
         """Returns the access of a step of these sizes outside of its buffer or the arena; None if all are inside."""

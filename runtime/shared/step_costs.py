@@ -11,39 +11,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from .contracts import CacheGroup
 from .dtypes import DTYPES
 from .dtypes import stored_bytes as bytes_of_elements
 from .lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
+from .op_schema import OPS, Cost
 from .panel_layouts import DEPTHS, PANEL
 from .weight_formats import FORMAT_OF, FORMATS
 
 DRAFT_ROWS = 16
 """Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
-
-OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all", "meeting"]] = {
-    **dict.fromkeys(("linear", "quantized_linear"), "product"),
-    **dict.fromkeys(("grouped_linear", "quantized_grouped_linear"), "experts"),
-    **dict.fromkeys(("embedding", "quantized_embedding"), "table"),
-    **dict.fromkeys(("take_rows", "gather"), "selection"),
-    **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "gated_activation"), "all"),
-    **dict.fromkeys(("rms_norm_quantize", "layer_norm_quantize"), "all"),
-    **dict.fromkeys(("add_rms_norm_quantize", "add_layer_norm_quantize", "quantize_activation", "cast_bf16"), "all"),
-    **dict.fromkeys(("rope_table", "rope", "kv_write", "rope_kv_write", "paged_attention", "ring_attention"), "all"),
-    **dict.fromkeys(("elementwise", "copy", "reduce", "top_k", "scatter", "route_experts", "combine_experts"), "all"),
-    **dict.fromkeys(("all_gather", "gather_experts", "send", "receive"), "meeting"),
-}
-"""The ops of the cpu target (their entries are in plugins/cpu/ops) and how a step of each is counted:
-
-product: M N K multiply-adds of a weight that is read once
-experts: the same, of those experts that the rows go to
-table: a row of the weight for each token is read
-selection: of the first operand as much is read as is written
-all: operands are read and written once
-meeting: nothing is moved, as ranks of one machine see the same memory
-"""
 
 
 @dataclass(frozen=True)
@@ -167,13 +145,14 @@ class _Read:
 
 
 def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
-    if OPS.get(step.op) == "meeting":
+    counted = counted_as(step)
+    if counted == "meeting":
         return StepCost()
     products: dict[str, int] = {}
     weight_bytes = kv_read = kv_written = read = 0
-    if OPS.get(step.op) in ("product", "experts"):
+    if counted in ("product", "experts"):
         kind, count = _product(step, sizes)
-        own, experts = of.experts(step) if OPS[step.op] == "experts" else (1, 1)
+        own, experts = of.experts(step) if counted == "experts" else (1, 1)
         products[kind] = round(count * own / experts)
     for place, operand in enumerate(step.inputs):
         if operand.kind == "weight":
@@ -189,9 +168,14 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
             block = of.groups[operand.name.removeprefix("block_table:")].block_size
             read += sum(-(-context // block) for context in sizes.contexts) * 4
         else:
-            read += _bytes(step.outputs[0] if place == 0 and OPS.get(step.op) == "selection" else operand, sizes)
+            read += _bytes(step.outputs[0] if place == 0 and counted == "selection" else operand, sizes)
     written = sum(_bytes(o, sizes) for o in step.outputs)
     return StepCost(weight_bytes, kv_read, kv_written, read, written, products)
+
+
+def counted_as(step: Step) -> Cost:
+    """Returns how a step is counted; of an op that is another target's, as most are."""
+    return OPS[step.op].cost if step.op in OPS else "all"
 
 
 def _inputs(step: Step) -> set[str]:
@@ -211,7 +195,7 @@ def _bytes(operand: Operand, sizes: StepSizes) -> int:
 def _weight_bytes(step: Step, place: int, sizes: StepSizes, of: _Read) -> int:
     """Returns the bytes that a step reads of the weight at its operand ``place``."""
     operand, use = step.inputs[place], of.weights[step.inputs[place].name]
-    counted = OPS.get(step.op)
+    counted = counted_as(step)
     if counted == "table":
         tokens = sizes.at(step.outputs[0].shape[0])
         return tokens * use.shape[-1] * DTYPES[use.dtype].bits // 8

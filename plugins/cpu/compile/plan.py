@@ -23,7 +23,7 @@ from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
-from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, counted_as
 
 from ...steps.planning import CountedSteps, Device, PlannedSteps, Planning, StepKind, StepSeconds
 from ..executable import isas
@@ -264,7 +264,7 @@ def _times(kind: StepKind, steps: CountedSteps, grid: Grid, timed: Mapping[StepS
     def points(sizes: Sequence[StepSizes], of: Callable[[StepSizes], float]) -> Line:
         return Line.through([(of(s), timed[s].kinds[kind.key]) for s in sizes])
 
-    if OPS.get(kind.step.op) == "experts":
+    if counted_as(kind.step) == "experts":
         return None
     if kind.step.op != "paged_attention":
         by_kv = points(grid.attention[1], lambda s: steps.total(s).kv_read).points

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
-from enginewright.runtime.shared.step_costs import OPS, StepSizes, stored_bytes
+from enginewright.runtime.shared.step_costs import StepSizes, counted_as, stored_bytes
 
 from ...steps.planning import CountedSteps
 from ...steps.timed_steps import random_step
@@ -111,7 +111,7 @@ def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
 
 def _known_ids(program: LoweredProgram) -> int:
     """Returns the number of valid ids: rows of the table that they are looked up in; 1 if it isn't in this program."""
-    tables = (s.inputs[1].shape[0].constant for s in program.steps if OPS.get(s.op) == "table")
+    tables = (s.inputs[1].shape[0].constant for s in program.steps if counted_as(s) == "table")
     return min(tables, default=1)
 
 
@@ -127,7 +127,7 @@ def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[t
     chosen = []
     for step, key in zip(steps.program.steps, steps.keys, strict=True):
         seen[key] += 1
-        if seen[key] <= most and OPS.get(step.op) != "experts":
+        if seen[key] <= most and counted_as(step) != "experts":
             chosen.append((step, key))
     return chosen
 

@@ -87,6 +87,7 @@ int32_t apply_integer(ElementwiseFn fn, int32_t x, int32_t y) {
 
 }  // namespace
 
+// Exact.
 void embedding(const EmbeddingArgs& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t i = 0; i < a.hidden; ++i) {
@@ -137,6 +138,7 @@ void linear(const LinearArgs& a, bool fused) {
   }
 }
 
+// In double.
 void rms_norm(const NormArgs& a) {
   for_norm_rows(a, [&](const std::vector<double>& x, float* y) {
     double squares = 0;
@@ -148,6 +150,7 @@ void rms_norm(const NormArgs& a) {
   });
 }
 
+// In double.
 void layer_norm(const NormArgs& a) {
   for_norm_rows(a, [&](const std::vector<double>& x, float* y) {
     const double count = static_cast<double>(a.size);
@@ -162,6 +165,7 @@ void layer_norm(const NormArgs& a) {
   });
 }
 
+// The angle is a float product; the rest in double.
 void rope_table(const RopeTableArgs& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t f = 0; f < a.freqs; ++f) {
@@ -173,6 +177,7 @@ void rope_table(const RopeTableArgs& a) {
   }
 }
 
+// In double.
 void rope(const RopeArgs& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     const float* table = a.table + t * a.table_stride;
@@ -190,6 +195,7 @@ void rope(const RopeArgs& a) {
   }
 }
 
+// In double.
 void gated_activation(const GatedActivationArgs& a) {
   for (int64_t i = 0; i < a.outer; ++i) {
     for (int64_t j = 0; j < a.inner; ++j) {
@@ -201,6 +207,7 @@ void gated_activation(const GatedActivationArgs& a) {
   }
 }
 
+// Exact.
 void take_rows(const TakeRowsArgs& a) {
   for (int64_t r = 0; r < a.count; ++r) {
     for (int64_t j = 0; j < a.inner; ++j) std::copy_n(row(a.x, a.rows[r], j), a.size, row(a.out, r, j));
@@ -285,6 +292,7 @@ double apply(ElementwiseFn fn, double x, double y, double z) {
   return 0;
 }
 
+// In double, or exact for integers.
 void elementwise(const ElementwiseArgs& a) {
   for_index(a.shape, [&](const int64_t (&at)[kMaxRank]) {
     if (a.fn == ElementwiseFn::cast) {
@@ -308,11 +316,13 @@ void elementwise(const ElementwiseArgs& a) {
   });
 }
 
+// Exact.
 void copy(const CopyArgs& a) {
   for_index(a.shape,
             [&](const int64_t (&at)[kMaxRank]) { element<int32_t>(a.out, at) = element<int32_t>(a.in, at); });
 }
 
+// In double.
 void reduce(const ReduceArgs& a) {
   const int64_t rows[kMaxRank] = {a.shape[0], a.shape[1], a.shape[2], 1};
   for_index(rows, [&](const int64_t (&at)[kMaxRank]) {

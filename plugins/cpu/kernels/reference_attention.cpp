@@ -100,6 +100,7 @@ double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t s
   }
 }
 
+// Exact.
 void kv_write(const KvWriteArgs& a) {
   const KvCache& cache = a.cache;
   for (int64_t t = 0; t < a.tokens; ++t) {
@@ -173,6 +174,7 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
   return seen;
 }
 
+// In double, the plain formula; q rounded as the cache asks.
 void paged_attention(const PagedAttentionArgs& a) {
   const KvCache& cache = a.cache;
   const int64_t group = a.group > 0 ? a.group : a.query_heads / cache.kv_heads;

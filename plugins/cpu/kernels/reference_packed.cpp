@@ -94,6 +94,7 @@ uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits >> 16) + (up ? 1 : 0));
 }
 
+// Exact.
 void embedding_bf16(const EmbeddingBf16Args& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t i = 0; i < a.hidden; ++i) {
@@ -105,6 +106,7 @@ void embedding_bf16(const EmbeddingBf16Args& a) {
   }
 }
 
+// Exact.
 void embedding_int8(const EmbeddingInt8Args& a) {
   const int64_t groups = groups_of(a.hidden, a.group_size);
   for (int64_t t = 0; t < a.tokens; ++t) {
@@ -116,6 +118,7 @@ void embedding_int8(const EmbeddingInt8Args& a) {
   }
 }
 
+// Exact.
 void embedding_int4(const EmbeddingInt4Args& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t i = 0; i < a.hidden; ++i) {
@@ -130,6 +133,7 @@ void embedding_int4(const EmbeddingInt4Args& a) {
   }
 }
 
+// Exact.
 void cast_bf16(const CastBf16Args& a) {
   for (int64_t m = 0; m < a.m; ++m) {
     for (int64_t k = 0; k < a.k; ++k) a.out[m * a.out_stride + k] = to_bf16(a.x[m * a.x_stride + k]);
@@ -150,6 +154,7 @@ void linear_bf16(const LinearBf16Args& a, bool fused) {
   }
 }
 
+// Exact.
 void embedding_fp8(const EmbeddingFp8Args& a) {
   const int64_t groups = groups_of(a.hidden, a.group_size), size = a.group_size > 0 ? a.group_size : a.hidden;
   for (int64_t t = 0; t < a.tokens; ++t) {
@@ -177,6 +182,7 @@ void linear_fp8(const LinearFp8Args& a, bool fused) {
   }
 }
 
+// Exact.
 void quantize_activation(const QuantizeActivationArgs& a) {
   const int64_t groups = groups_of(a.k, a.group_size), size = a.group_size > 0 ? a.group_size : a.k;
   for (int64_t m = 0; m < a.m; ++m) {

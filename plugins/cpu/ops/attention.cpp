@@ -11,7 +11,6 @@ namespace {
 
 // positions [T], inv_freq [F] -> [T, 2F]
 void verify_rope_table(StepVerifier& v) {
-  v.counts(2, 2, 1);
   v.data(v.in(0), Dtype::i32, 1, 1);
   v.data(v.in(1), Dtype::f32, 1, 1);
   v.data(v.out(), Dtype::f32, 2, 2);
@@ -57,7 +56,6 @@ RopeArgs rotation(const StepResolver& s, const Place& x, const Place& table) {
 
 // x [T, N, D], table [T, 2F] -> [T, N, D]
 void verify_rope(StepVerifier& v) {
-  v.counts(2, 2, 1);
   verify_rotation(v, v.in(1), v.in(0));
   v.data(v.out(), Dtype::f32, 3, 3);
   v.same_shape(v.in(0), v.out());
@@ -78,7 +76,6 @@ void verify_cached_rows(const StepVerifier& v, const Operand& x, const CacheGrou
 
 // k [T, Nkv, D], v [T, Nkv, Dv], slots [T], cache
 void verify_kv_write(StepVerifier& v) {
-  v.counts(4, 4, 0);
   int group = 0;
   const CacheGroup& cached = v.cache(v.in(3), &group);
   verify_cached_rows(v, v.in(0), cached, cached.key_size);
@@ -111,7 +108,6 @@ Call bind_kv_write(const StepResolver& s) {
 
 // q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], table [T, 2F], slots [T], cache -> [T, Nq, D]
 void verify_rope_kv_write(StepVerifier& v) {
-  v.counts(6, 6, 1);
   int group = 0;
   const CacheGroup& cached = v.cache(v.in(5), &group);
   verify_cached_rows(v, v.in(1), cached, cached.key_size);
@@ -148,8 +144,6 @@ const CacheGroup& verify_attention(StepVerifier& v) {
   Attributes& a = v.attributes();
   a.has_sinks = v.flag("has_sinks", false);
   a.has_slopes = v.flag("has_slopes", false);
-  const size_t inputs = 5 + a.has_sinks + a.has_slopes;
-  v.counts(inputs, inputs, 1);
   int group = 0;
   const CacheGroup& cached = v.cache(v.in(1), &group);
   v.data(v.in(0), Dtype::f32, 3, 3);
@@ -162,7 +156,7 @@ const CacheGroup& verify_attention(StepVerifier& v) {
   v.input(v.in(2), PortCheck::table, group);
   v.input(v.in(3), PortCheck::starts);
   v.input(v.in(4), PortCheck::lengths);
-  for (size_t i = 5; i < inputs; ++i) v.vector(v.in(i), heads);
+  for (size_t i = 5; i < v.inputs(); ++i) v.vector(v.in(i), heads);
   a.scale = static_cast<float>(v.number("scale"));
   a.softcap = static_cast<float>(v.number("softcap"));
   a.window = v.integer("window");

@@ -1,6 +1,6 @@
 // The ops of the CPU target: one entry an op, in the table of its family's file. A new op is an entry there;
-// a new family is a file here, a line below and one in table.cpp. What an op costs (bytes moved,
-// multiply-adds) is counted from its operands by runtime/shared/step_costs.py, whose OPS lists the same ops.
+// a new family is a file here, a line below and one in table.cpp. Its operands, attributes and
+// cost are declared in runtime/shared/op_schema.py.
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,25 @@ struct RingCounts {
   // By rank, what it has attended to since the program was opened, in (token, split of keys) of a layer.
   // Every rank counts all, and any thread may read them.
   std::atomic<int64_t> pairs[kMostOwners] = {};
+};
+
+// What runtime/shared/op_schema.py declares of an op: write_declarations.py makes a table of it.
+enum class AttributeKind { number, flag, integer, string };
+struct InputDeclaration {
+  const char* name;
+  const char* when;  // "": always; "?": as other operands ask; else the attribute that says so
+};
+struct AttributeDeclaration {
+  const char* name;
+  AttributeKind kind;
+  bool needed;
+};
+struct OpDeclaration {
+  const char* name;
+  std::span<const InputDeclaration> inputs;
+  std::span<const AttributeDeclaration> attributes;
+  size_t outputs;
+  bool any_number;  // of inputs, and as many outputs
 };
 
 // What a step runs with.
@@ -52,7 +71,8 @@ struct Indices {
 
 struct Op {
   const char* name = "";
-  // What the op asks of operands and attributes, whatever the sizes of a step; sets the step's attributes.
+  // What the op asks of operands and attributes besides its declaration, whatever the sizes of a step; sets the
+  // step's attributes.
   void (*verify)(StepVerifier&) = nullptr;
   // The kernel with its arguments, for one set of sizes.
   Call (*bind)(const StepResolver&) = nullptr;
@@ -73,6 +93,7 @@ std::span<const Op> quantize_ops();
 std::span<const Op> routing_ops();
 
 const Op* find_op(const std::string& name);  // null if there is none
+const OpDeclaration* find_declaration(const std::string& name);
 std::vector<std::string> op_names();
 
 }  // namespace ew

@@ -4,6 +4,8 @@
 namespace ew {
 namespace {
 
+#include "op_declarations.h"  // made of runtime/shared/op_schema.py: see CMakeLists.txt
+
 template <class F>
 void for_ops(const F& fn) {
   for (const std::span<const Op> family :
@@ -21,6 +23,13 @@ const Op* find_op(const std::string& name) {
     if (name == op.name) found = &op;
   });
   return found;
+}
+
+const OpDeclaration* find_declaration(const std::string& name) {
+  for (const OpDeclaration& declaration : kDeclarations) {
+    if (name == declaration.name) return &declaration;
+  }
+  return nullptr;
 }
 
 std::vector<std::string> op_names() {

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, WeightUse
 from enginewright.runtime.shared.progress import Progress
-from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, counted_as
 
 from ...gpu.specs import attention_scratch
 from ...gpu.tiles import FORMS, UNPACKED_ROWS, part_of_product, product_tile
@@ -76,7 +76,7 @@ class GpuModel:
 
     def _narrow_weight(self, step: Step) -> WeightUse | None:
         """Finds a product's weight, if that has fewer than 16 bits."""
-        if self._halved or OPS.get(step.op) not in ("product", "experts"):  # another target's program says less
+        if self._halved or counted_as(step) not in ("product", "experts"):  # another target's program says less
             return None
         uses = (self._uses[o.name] for o in step.inputs if o.kind == "weight")
         return next((use for use in uses if DTYPES[use.dtype].bits < 16 and len(use.shape) > 1), None)

@@ -14,7 +14,7 @@ from torch.fx.node import Node, map_arg
 
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import SYMBOLS, Program
-from enginewright.passes.ops import NAMESPACE, REFERENCES
+from enginewright.passes.ops.library import NAMESPACE, REFERENCES
 
 ew = torch.ops.ew
 

@@ -22,7 +22,7 @@ from enginewright.optimizer.capture.attention_interface import (
     causal_window,
     mask_function,
 )
-from enginewright.passes.ops import attention
+from enginewright.passes.ops.attention import attention
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 

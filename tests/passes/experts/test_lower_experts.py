@@ -9,7 +9,7 @@ from enginewright.passes.experts.lower_experts import LowerExperts
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
 from enginewright.passes.ir.provenance import WHERE
-from enginewright.passes.ops import EXPERT_KINDS
+from enginewright.passes.ops.experts import EXPERT_KINDS
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import program_from
 

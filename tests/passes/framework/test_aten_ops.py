@@ -19,7 +19,7 @@ from enginewright.passes.framework.aten_ops import (
 )
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.lowering import lower_program
-from enginewright.passes.ops import LINEAR_ACTIVATIONS
+from enginewright.passes.ops.epilogue import LINEAR_ACTIVATIONS
 from enginewright.plugins.graphs import emit_model
 from tests.passes.small_programs import program_from
 

@@ -12,29 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from enginewright.passes.ops import (
-    REFERENCES,
-    add_layer_norm,
-    add_rms_norm,
-    combine_experts,
-    dequantize,
-    embedding,
-    gated_activation,
-    grouped_linear,
-    kv_write,
-    layer_norm,
-    linear,
-    paged_attention,
+from enginewright.passes.ops.activation import gated_activation
+from enginewright.passes.ops.attention import paged_attention
+from enginewright.passes.ops.cache import kv_write
+from enginewright.passes.ops.dequantize import dequantize
+from enginewright.passes.ops.embedding import embedding, take_rows
+from enginewright.passes.ops.experts import grouped_linear
+from enginewright.passes.ops.library import REFERENCES
+from enginewright.passes.ops.linear import linear
+from enginewright.passes.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from enginewright.passes.ops.quantization import (
     quantize_activation,
     quantized_embedding,
     quantized_grouped_linear,
     quantized_linear,
-    rms_norm,
-    rope,
-    rope_table,
-    route_experts,
-    take_rows,
 )
+from enginewright.passes.ops.rope import rope, rope_table
+from enginewright.passes.ops.routing import combine_experts, route_experts
 from enginewright.runtime.bundle.weights import pack, unpack
 from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT, Dtype
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step

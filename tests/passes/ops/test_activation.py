@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import ACTIVATIONS, gated_activation
+from enginewright.passes.ops.activation import ACTIVATIONS, gated_activation
 
 BY_HAND = {
     "silu": lambda x: x / (1 + math.exp(-x)),

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import attention, kv_write, paged_attention
+from enginewright.passes.ops.attention import attention, paged_attention
+from enginewright.passes.ops.cache import kv_write
 
 # (lengths of the packed requests, Nq, Nkv, D, Dv)
 SIZES = [((1, 5, 3), 4, 2, 8, 8), ((17, 1, 40), 6, 2, 16, 12)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import kv_write
+from enginewright.passes.ops.cache import kv_write
 
 
 @pytest.mark.parametrize(("blocks", "slots", "tokens"), [(3, 4, 5), (7, 32, 40)])

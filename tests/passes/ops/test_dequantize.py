@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from enginewright.passes.ops import dequantize
+from enginewright.passes.ops.dequantize import dequantize
 
 ew = torch.ops.ew
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import embedding, take_rows
+from enginewright.passes.ops.embedding import embedding, take_rows
 
 
 @pytest.mark.parametrize(("tokens", "vocab", "hidden"), [(3, 10, 8), (20, 300, 33)])

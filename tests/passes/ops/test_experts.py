@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import EXPERT_KINDS, expert_activation, grouped_linear, moe, route_experts
+from enginewright.passes.ops.experts import EXPERT_KINDS, expert_activation, grouped_linear, moe
+from enginewright.passes.ops.routing import route_experts
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 """Sums of at most 48 products of numbers of magnitude 1, in another order."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import linear
+from enginewright.passes.ops.linear import linear
 
 
 @pytest.mark.parametrize(("shape", "n"), [((3, 8), 5), ((2, 7, 48), 33)])

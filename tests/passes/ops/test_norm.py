@@ -7,7 +7,7 @@ import torch
 from torch.library import opcheck
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from enginewright.passes.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from enginewright.passes.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 SIZES = [(3, 8), (2, 5, 96)]
 # Elementwise after one sum of <= 96 terms: a few ulp.

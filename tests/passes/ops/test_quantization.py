@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import (
-    embedding,
-    grouped_linear,
-    linear,
+from enginewright.passes.ops.embedding import embedding
+from enginewright.passes.ops.experts import grouped_linear
+from enginewright.passes.ops.linear import linear
+from enginewright.passes.ops.quantization import (
+    groups_of,
     quantize_activation,
     quantized_embedding,
     quantized_grouped_linear,
     quantized_linear,
 )
-from enginewright.passes.ops.quantization import groups_of
 
 ew = torch.ops.ew
 GROUPS = [(0, 0), (32, 32), (32, 0), (0, 32)]

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import paged_attention, quantized_kv_write, quantized_paged_attention
-from enginewright.passes.ops.quantized_cache import LARGEST_CODE, dequantize_heads, quantize_heads
+from enginewright.passes.ops.attention import paged_attention
+from enginewright.passes.ops.quantized_cache import (
+    LARGEST_CODE,
+    dequantize_heads,
+    quantize_heads,
+    quantized_kv_write,
+    quantized_paged_attention,
+)
 
 DTYPES = [torch.int8, torch.float8_e4m3fn]
 

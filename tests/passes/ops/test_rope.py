@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.cohere.modeling_cohere import rotate_half as rotate_pairs
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from enginewright.passes.ops import rope, rope_table
+from enginewright.passes.ops.rope import rope, rope_table
 
 SIZES = [(5, 2, 8), (33, 3, 64)]  # T, N, D
 # cos and sin of angles up to 100 in f32; the same function on both sides, products in another order.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.passes.ops import combine_experts, route_experts
+from enginewright.passes.ops.routing import combine_experts, route_experts
 
 SIZES = [(1, 1, 3), (13, 2, 4), (50, 6, 9)]  # T, k, E
 

@@ -200,7 +200,7 @@ def size_beyond_64_bits(b: LoweredBuilder) -> None:
 
 BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (unknown_op, r"step 5 convolution \(layers.7.conv\): the cpu target has no such op"),
-    (too_few_operands, "step 5 linear: it has 1 inputs and 1 outputs, and takes 2 to 5 and 1"),
+    (too_few_operands, "step 5 linear: it has 1 inputs and 1 outputs, and takes 2 to 4 and 1"),
     (shapes_that_do_not_match, r"step 5 linear: operands b\d \[T, 8\], w2 \[5, 7\] don't give"),
     (rows_of_tokens_and_samples, r"step 5 linear: operands .* don't give b\d \[R, 5\]"),
     (wrong_layout, "step 5 linear: operand w2 must be an f32 weight of layout panel32"),

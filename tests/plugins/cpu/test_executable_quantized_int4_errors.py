@@ -161,7 +161,7 @@ def too_few_for_a_block(b: LoweredBuilder) -> None:
 
 BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (offsets_not_announced, r"operand w\d is u4, and attribute has_offsets is false: u2, u3, u4 and u5 have offsets"),
-    (no_offsets, "it has 5 inputs and 1 outputs, and takes 6 to 8 and 1"),
+    (no_offsets, "it has 5 inputs and 1 outputs, and takes 6 to 7 and 1"),
     (offsets_of_i4, r"operand w\d is i4, and attribute has_offsets is true: weights with offsets are u2"),
     (offsets_of_i8, r"operand w\d is i8, and attribute has_offsets is true: weights with offsets are u2"),
     (offsets_in_f32, r"operand w\d must be an f16 weight of layout panel32"),

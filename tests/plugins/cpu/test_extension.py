@@ -12,7 +12,7 @@ import pytest
 from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.runtime.shared import panel_layouts
 from enginewright.runtime.shared.errors import MissingDependencyError
-from enginewright.runtime.shared.step_costs import OPS
+from enginewright.runtime.shared.op_schema import OPS
 
 
 def test_an_extension_that_is_not_built_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:

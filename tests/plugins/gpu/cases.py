@@ -13,8 +13,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from enginewright.passes.ops import kv_write, paged_attention, quantized_kv_write, quantized_paged_attention
-from enginewright.passes.ops.quantized_cache import LARGEST_CODE, quantize_heads
+from enginewright.passes.ops.attention import paged_attention
+from enginewright.passes.ops.cache import kv_write
+from enginewright.passes.ops.quantized_cache import (
+    LARGEST_CODE,
+    quantize_heads,
+    quantized_kv_write,
+    quantized_paged_attention,
+)
 from enginewright.plugins.gpu import launch
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.specs import AttentionShape, attention_scratch

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.passes import ops
+from enginewright.passes.ops import REFERENCES
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cuda.serve.steps import option_views
 from enginewright.plugins.gpu.call import Call
@@ -58,13 +58,13 @@ def norms(dtype: str) -> list[float]:
         out, total = torch.empty(rows, size, dtype=x.dtype), torch.empty(rows, size, dtype=x.dtype)
         run(norm_call(x, residual, weight, None, out, total, 1e-5, layer=False))
         assert torch.equal(total, x + residual)
-        found.append(difference(out, ops.rms_norm(total.float(), weight, 1e-5)))
+        found.append(difference(out, REFERENCES["rms_norm"](total.float(), weight, 1e-5)))
         run(norm_call(x, None, weight, bias, out, None, 1e-5, layer=True))
-        found.append(difference(out, ops.layer_norm(x.float(), weight, bias, 1e-5)))
+        found.append(difference(out, REFERENCES["layer_norm"](x.float(), weight, bias, 1e-5)))
         heads = torch.randn(rows, 7, size).to(x.dtype)[:, 2:5]  # of a wider product
         out = torch.empty(rows, 3, size, dtype=x.dtype)
         run(norm_call(heads, None, None, None, out, None, 1e-6, layer=False))
-        found.append(difference(out, ops.rms_norm(heads.float(), None, 1e-6)))
+        found.append(difference(out, REFERENCES["rms_norm"](heads.float(), None, 1e-6)))
     return found
 
 
@@ -73,11 +73,11 @@ def rotations(dtype: str) -> list[float]:
     found = []
     for heads, size, frequencies in ((3, 24, 8), (5, 64, 32)):
         x = torch.randn(4, heads + 3, size).to(DTYPES[dtype])[:, 1 : 1 + heads]
-        table = ops.rope_table(torch.arange(4) * 7, torch.rand(frequencies), 1.0)
+        table = REFERENCES["rope_table"](torch.arange(4) * 7, torch.rand(frequencies), 1.0)
         for interleaved in (False, True):
             out = torch.empty(4, heads, size, dtype=x.dtype)
             run(rope_call(x, table, out, interleaved=interleaved))
-            found.append(difference(out, ops.rope(x.float(), table, interleaved)))
+            found.append(difference(out, REFERENCES["rope"](x.float(), table, interleaved)))
     return found
 
 
@@ -89,7 +89,7 @@ def activations(dtype: str) -> list[float]:
             x = (torch.randn(rows, 2 * size) * 3).to(DTYPES[dtype])
             out = torch.empty(rows, size, dtype=x.dtype)
             run(gated_activation_call(x, out, kind))
-            found.append(difference(out, ops.gated_activation(x.float(), kind)))
+            found.append(difference(out, REFERENCES["gated_activation"](x.float(), kind)))
     return found
 
 
@@ -111,7 +111,7 @@ def stored(form: str, lead: tuple[int, ...], size: int, group: int, dtype: torch
     if bits == 4:
         half = (values & 15).view(torch.uint8)
         kept = half[..., 0::2] | (half[..., 1::2] << 4)
-    floats = ops.dequantize(values, scales, group, offsets, bits)
+    floats = REFERENCES["dequantize"](values, scales, group, offsets, bits)
     return Stored(kept, form, scales, offsets, group), floats
 
 
@@ -204,7 +204,7 @@ def grouped_products(form: str, dtype: str) -> list[float]:
         out = torch.empty(len(x), n, dtype=x.dtype)
         for one in (weight, laid_by_group(weight)):
             run(product_call(x, one, bias, out.fill_(float("nan")), GPU, starts=starts))
-            found.append(difference(out, ops.grouped_linear(x.float(), starts, floats, bias)))
+            found.append(difference(out, REFERENCES["grouped_linear"](x.float(), starts, floats, bias)))
     return found
 
 

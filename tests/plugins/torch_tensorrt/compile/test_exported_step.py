@@ -11,7 +11,7 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.passes.ops import REFERENCES
+from enginewright.passes.ops.library import REFERENCES
 from enginewright.plugins.torch_tensorrt.compile.exported_step import KEPT, ExportedStep, exported_step, step_example
 from tests.passes.captured import captured
 

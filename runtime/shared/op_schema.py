@@ -1,0 +1,486 @@
+"""The ops of lowered programs, each declared once: operands, attributes, results, and how it is counted.
+
+``problem_of_step`` checks a step's operands and attributes by it, and so does the cpu target's step_verifier.cpp, for
+which ``plugins/cpu/ops/write_declarations.py`` makes a header of it. ``step_costs.py`` counts by it,
+``passes/lowering/lower_ew.py`` lowers ops that are called as they are declared, and the tables of
+docs/inside/lowered-program.md are made of it. A build reads this file: it imports the standard library alone.
+
+Shape letters: T tokens; B requests; R sampled rows; M rows of a matrix; K, N, C columns; G groups; H hidden; I
+intermediate; V vocabulary; F frequencies; E experts, k of a token; Nq, Nkv heads of queries and keys; D, Dv their
+sizes. "rows" are any leading dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+Cost = Literal["product", "experts", "table", "selection", "all", "meeting"]
+"""How a step of an op is counted:
+
+product: M N K multiply-adds of a weight that is read once
+experts: the same, of those experts that the rows go to
+table: a row of the weight for each token is read
+selection: of the first operand as much is read as is written
+all: operands are read and written once
+meeting: nothing is moved, as ranks of one machine see the same memory
+"""
+Kind = Literal["number", "flag", "integer", "string"]
+OPTIONAL = "?"
+
+
+class Input(NamedTuple):
+    """An operand: its name, its shape (and type, if it isn't f32), and when it is there.
+
+    ``when``: "" is always, an attribute's name: where that is true; OPTIONAL: as other operands ask.
+    """
+
+    name: str
+    shape: str
+    when: str = ""
+
+    @property
+    def row(self) -> str:
+        return f"{self.name} {self.shape}".strip() + (OPTIONAL if self.when else "")
+
+
+class Attribute(NamedTuple):
+    """An attribute: its name, its kind, if every step has it, and what docs say of it besides."""
+
+    name: str
+    kind: Kind
+    needed: bool = True
+    about: str = ""
+
+    @property
+    def row(self) -> str:
+        return f"`{self.name}`{self.about}"
+
+
+@dataclass(frozen=True)
+class OpSchema:
+    """One op.
+
+    Attributes:
+        table: the table of docs/inside/lowered-program.md that has it.
+        cost: see ``Cost``.
+        inputs: its operands in order.
+        outputs: its results, as docs show them.
+        attributes: its attributes.
+        about: what docs say of its operands besides.
+        means: what docs say of its results besides.
+        any_number: the operands are as many as a step likes, one at least, and the results as many as they.
+    """
+
+    table: Literal["plain", "narrow", "experts", "fused", "ranks"]
+    cost: Cost
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[Attribute, ...] = ()
+    about: str = ""
+    means: str = ""
+    any_number: bool = False
+
+    def row(self, name: str) -> str:
+        """The op's row of its table."""
+        inputs = ", ".join(i.row for i in self.inputs) + self.about
+        between = "; " if any(a.about for a in self.attributes) else ", "
+        cells = f"`{name}`", inputs, between.join(a.row for a in self.attributes), "; ".join(self.outputs) + self.means
+        return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+class StepLike(Protocol):
+    """A step of a lowered program, as far as it is checked here."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def inputs(self) -> Sequence[object]: ...
+    @property
+    def outputs(self) -> Sequence[object]: ...
+    @property
+    def attrs(self) -> Mapping[str, int | float | bool | str]: ...
+
+
+_TYPES: Mapping[Kind, tuple[type, ...]] = {"number": (int, float), "flag": (bool,), "integer": (int,), "string": (str,)}
+_NAMES: Mapping[Kind, str] = {"number": "a number", "flag": "a boolean", "integer": "an integer", "string": "a string"}
+
+
+def problem_of_step(step: StepLike) -> str | None:
+    """Returns how a step contradicts its op's declaration; None if it doesn't, or if the op is of another target."""
+    if (op := OPS.get(step.op)) is None:
+        return None
+    known = {a.name: a for a in op.attributes}
+    for name, value in step.attrs.items():
+        if name not in known:
+            return f"it has no attribute {name}"
+        kind = known[name].kind
+        if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "flag"):
+            return f"attribute {name} is not {_NAMES[kind]}"
+    for attribute in op.attributes:
+        if attribute.needed and attribute.name not in step.attrs:
+            return f"attribute {attribute.name} is missing"
+    given = len(step.inputs), len(step.outputs)
+    if op.any_number:
+        return None if given[0] == given[1] > 0 else f"it has {given[0]} inputs and {given[1]} outputs"
+    fewest = sum(i.when == "" or step.attrs.get(i.when, False) is True for i in op.inputs)
+    most = fewest + sum(i.when == OPTIONAL for i in op.inputs)
+    if not fewest <= given[0] <= most or given[1] != len(op.outputs):
+        takes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        return f"it has {given[0]} inputs and {given[1]} outputs, and takes {takes} and {len(op.outputs)}"
+    return None
+
+
+_X = Input("x", "[rows,C]")
+_ROWS = Input("x", "[M,K]")
+_RESIDUAL = Input("residual", "the same")
+_WEIGHT, _BIAS = Input("weight", "[C]", "has_weight"), Input("bias", "[C]", "has_bias")
+_EPS, _HAS_WEIGHT, _HAS_BIAS = (
+    Attribute("eps", "number"),
+    Attribute("has_weight", "flag"),
+    Attribute("has_bias", "flag"),
+)
+_GROUP_SIZE = Attribute("group_size", "integer")
+_QUANTIZED = ("values i8 [M,K] (the row stride a multiple of 4)", "scales [M,G]", "sums i32 [M,G]")
+
+
+def _norms(
+    table: Literal["plain", "fused"], x: Input, outputs: tuple[str, ...], last: tuple[Attribute, ...]
+) -> dict[str, OpSchema]:
+    """The four norms: rms_norm and layer_norm, alone and of a sum."""
+    forms = {}
+    for add in (False, True):
+        for layer in (False, True):
+            inputs = (x, *((_RESIDUAL,) if add else ()), _WEIGHT, *((_BIAS,) if layer else ()))
+            attributes = (_EPS, _HAS_WEIGHT, *((_HAS_BIAS,) if layer else ()), *last)
+            name = f"{'add_' if add else ''}{'layer' if layer else 'rms'}_norm{'_quantize' if last else ''}"
+            forms[name] = OpSchema(table, "all", inputs, (*outputs, *((f"sum {x.shape}",) if add else ())), attributes)
+    return forms
+
+
+_EPILOGUE = (
+    Attribute("has_bias", "flag", False, ", which may be left out"),
+    Attribute("activation", "string", False, " (none)"),
+)
+_OF_LINEARS = (*_EPILOGUE, Attribute("has_residual", "flag", False, " (false): see [below](#fused-steps)"))
+_BIAS_OF_LINEAR, _RESIDUAL_OF_LINEAR = Input("bias", "[N]", OPTIONAL), Input("residual", "[M,N]", "has_residual")
+_OFFSETS = Attribute("has_offsets", "flag", False, " (false)")
+_INTEGERS = (
+    Input("values", "i8 [M,K]"),
+    Input("scales", "[M,G]"),
+    Input("sums", "i32 [M,G]"),
+)
+_INTEGER_GROUPS = (Attribute("weight_group", "integer"), Attribute("activation_group", "integer"), _OFFSETS)
+_PAST = (
+    Input("cache", ""),
+    Input("block_table", "i32 [B,M]"),
+    Input("q_start", "i32 [B+1]"),
+    Input("kv_len", "i32 [B]"),
+)
+_ATTENTION = (
+    Input("q", "[T,Nq,D]"),
+    *_PAST,
+    Input("sinks", "[Nq]", "has_sinks"),
+    Input("slopes", "[Nq]", "has_slopes"),
+)
+_OF_ATTENTION = (
+    Attribute("scale", "number"),
+    Attribute("window", "integer", True, " (0: full)"),
+    Attribute("softcap", "number", True, " (0: off)"),
+    Attribute("has_sinks", "flag", False, " (false)"),
+    Attribute("has_slopes", "flag", False, " (false)"),
+)
+_OWNERS = (Attribute("ranks", "integer", False), Attribute("rank", "integer", False, ", of [ranks](#ranks)"))
+_CHOICE = (
+    Attribute("first_blocks", "integer", False),
+    Attribute("last_blocks", "integer", False),
+    Attribute("best_blocks", "integer", False),
+    Attribute("all_below", "integer", False, ", of [chosen blocks](#chosen-blocks)"),
+)
+_CUTS = Attribute("cuts", "string", True, ": for each matrix where its columns are cut, as `0,288,576;0,9,18`")
+_FIRST, _RANKS = Attribute("first", "integer"), Attribute("ranks", "integer")
+
+OPS: Mapping[str, OpSchema] = {
+    "embedding": OpSchema(
+        "plain",
+        "table",
+        (
+            Input("ids", "i32 [T]"),
+            Input("weight", "[V,H]"),
+            Input("scales", "f16 [V,G]", OPTIONAL),
+            Input("offsets", "", "has_offsets"),
+        ),
+        ("[T,H]",),
+        (Attribute("group_size", "integer", False, ", if the weight has scales"), _OFFSETS),
+        ": f32 in panel32 or rows, or bf16 in panel32x2 or rows, or fp8 in panel32 with scales in panel32. Offsets are "
+        "the [cuda target's](#the-form-of-the-cuda-target)",
+    ),
+    "linear": OpSchema(
+        "plain",
+        "product",
+        (
+            Input("x", "[M,K]"),
+            Input("weight", "[N,K]"),
+            Input("scales", "f16 [N,G]", OPTIONAL),
+            Input("offsets", "", "has_offsets"),
+            _BIAS_OF_LINEAR,
+            _RESIDUAL_OF_LINEAR,
+        ),
+        ("[M,N]",),
+        (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_OF_LINEARS),
+        ". They are f32 and panel32, or bf16 and panel32x2 with the rest in f32; the weight also in sparse32. Or x is "
+        "f32 and the weight fp8 in panel32, with scales in panel32. Offsets are the "
+        "[cuda target's](#the-form-of-the-cuda-target)",
+    ),
+    **_norms("plain", _X, ("[rows,C]",), ()),
+    "rope_table": OpSchema(
+        "plain",
+        "all",
+        (Input("positions", "i32 [T]"), Input("inv_freq", "[F]")),
+        ("[T,2F]",),
+        (Attribute("scale", "number"),),
+        means=": cosines, then sines",
+    ),
+    "rope": OpSchema(
+        "plain",
+        "all",
+        (Input("x", "[T,N,D]"), Input("table", "[T,2F]")),
+        ("[T,N,D]",),
+        (Attribute("interleaved", "flag"),),
+        means="; pairs (i, i+F), or interleaved (2i, 2i+1)",
+    ),
+    "gated_activation": OpSchema(
+        "plain",
+        "all",
+        (Input("gate", "[rows,2I] or [rows,I]"), Input("up", "[rows,I]", OPTIONAL)),
+        ("[rows,I]",),
+        (Attribute("kind", "string", True, " (silu, gelu, gelu_tanh, relu, sigmoid)"),),
+        ": gate and up in one, or apart",
+    ),
+    "kv_write": OpSchema(
+        "plain",
+        "all",
+        (Input("k", "[T,Nkv,D]"), Input("v", "[T,Nkv,Dv]"), Input("slots", "i32 [T]"), Input("cache", "")),
+        (),
+        _OWNERS,
+        means="none",
+    ),
+    "paged_attention": OpSchema(
+        "plain",
+        "all",
+        _ATTENTION,
+        ("[T,Nq,Dv]",),
+        (
+            *_OF_ATTENTION,
+            Attribute("group", "integer", False),
+            Attribute("first_head", "integer", False, ", of [heads of a part](#heads-of-a-part)"),
+            *_CHOICE,
+            *_OWNERS,
+        ),
+        means="; a slope times (key position - query position) joins the score",
+    ),
+    "take_rows": OpSchema(
+        "plain",
+        "selection",
+        (Input("x", "[T,..]"), Input("rows", "i32 [R]")),
+        ("[R,..]",),
+        about="; or x [M,..] and any rows that a step computed",
+    ),
+    "elementwise": OpSchema(
+        "plain",
+        "all",
+        (Input("x", ""), Input("y", "", OPTIONAL), Input("z", "", OPTIONAL)),
+        ("any strides",),
+        (
+            Attribute("fn", "string"),
+            Attribute("scalar", "number", False, ", where the second operand is a number"),
+            Attribute("scalar_first", "flag", False, " (false) for number op x"),
+        ),
+        ": rank up to 4, any strides (0 broadcasts)",
+    ),
+    "copy": OpSchema(
+        "plain",
+        "all",
+        (Input("x", "f32 or i32"),),
+        ("any strides",),
+        about=", rank up to 4, any strides",
+        means="; several copies into slices of one buffer concatenate",
+    ),
+    "reduce": OpSchema(
+        "plain",
+        "all",
+        (Input("x", "[..,C]"),),
+        ("[..,1]",),
+        (Attribute("kind", "string", True, " (sum, mean, max)"),),
+        ", rank up to 4",
+    ),
+    "cast_bf16": OpSchema("narrow", "all", (Input("x", "[M,K]"),), ("bf16 [M,K], the row stride even",)),
+    "quantize_activation": OpSchema("narrow", "all", (Input("x", "[M,K]"),), _QUANTIZED, (_GROUP_SIZE,)),
+    "quantized_linear": OpSchema(
+        "narrow",
+        "product",
+        (
+            *_INTEGERS,
+            Input("weight", "[N,K]"),
+            Input("weight_scales", "f16 [N,G]"),
+            Input("weight_offsets", "the same", "has_offsets"),
+            _BIAS_OF_LINEAR,
+            _RESIDUAL_OF_LINEAR,
+        ),
+        ("[M,N]",),
+        (*_INTEGER_GROUPS, *_OF_LINEARS),
+        ". Weights are integers in their layout or sparse32, scales in panel32, or i8 in blocks",
+    ),
+    "quantized_embedding": OpSchema(
+        "narrow",
+        "table",
+        (
+            Input("ids", "i32 [T]"),
+            Input("weight", "[V,H]"),
+            Input("scales", "[V,G]"),
+            Input("offsets", "[V,G]", "has_offsets"),
+        ),
+        ("[T,H]",),
+        (_GROUP_SIZE, _OFFSETS),
+        ": in the forms of `quantized_linear`",
+    ),
+    "top_k": OpSchema(
+        "experts",
+        "all",
+        (_X,),
+        ("values [rows,k], greatest first", "indices i32 [rows,k]"),
+        (Attribute("k", "integer"),),
+        means=". Of equal values the lower index comes first; NaN is greatest",
+    ),
+    "gather": OpSchema(
+        "experts",
+        "selection",
+        (Input("x", "[rows,C] f32 or i32"), Input("indices", "i32 [rows,k]")),
+        ("[rows,k]",),
+        means=": along the last dimension",
+    ),
+    "scatter": OpSchema(
+        "experts",
+        "all",
+        (_X, Input("indices", "i32 [rows,k]")),
+        ("[rows,C]",),
+        (Attribute("value", "number"),),
+        means=": x with the value at these places",
+    ),
+    "route_experts": OpSchema(
+        "experts",
+        "all",
+        (Input("expert_ids", "i32 [T,k]"),),
+        (
+            "order i32 [T\\*k]: places sorted by expert, those of one expert ascending",
+            "rows i32 [T\\*k]: their tokens",
+            "starts i32 [E+1]: where each expert's begin",
+        ),
+        (Attribute("experts", "integer"),),
+    ),
+    "grouped_linear": OpSchema(
+        "experts",
+        "experts",
+        (
+            Input("x", "[M,K]"),
+            Input("starts", "i32 [E+1]"),
+            Input("weight", "[E,N,K]"),
+            Input("scales", "[E,N,G]", OPTIONAL),
+            Input("offsets", "", "has_offsets"),
+            Input("bias", "[E,N]", OPTIONAL),
+        ),
+        ("[M,N]",),
+        (Attribute("weight_group", "integer", False, ", if the weight has scales"), _OFFSETS, *_EPILOGUE),
+        "; f32, bf16 or fp8 as `linear`",
+        ": row m by expert e where starts[e] <= m < starts[e+1]; other rows aren't written",
+    ),
+    "quantized_grouped_linear": OpSchema(
+        "experts",
+        "experts",
+        (
+            *_INTEGERS,
+            Input("starts", "i32 [E+1]"),
+            Input("weight", "[E,N,K]"),
+            Input("weight_scales", "[E,N,G]"),
+            Input("weight_offsets", "[E,N,G]", "has_offsets"),
+            Input("bias", "[E,N]", OPTIONAL),
+        ),
+        ("[M,N]",),
+        (*_INTEGER_GROUPS, *_EPILOGUE),
+        ": in the forms of `quantized_linear`",
+    ),
+    "combine_experts": OpSchema(
+        "experts",
+        "all",
+        (Input("y", "[T\\*k,H]"), Input("order", "i32 [T\\*k]"), Input("expert_weights", "[T,k]")),
+        ("[T,H]",),
+        means=": the sum over j of weights[t,j] times the row of place t\\*k + j",
+    ),
+    **_norms("fused", _ROWS, _QUANTIZED, (_GROUP_SIZE,)),
+    "rope_kv_write": OpSchema(
+        "fused",
+        "all",
+        (
+            Input("q", "[T,Nq,D]"),
+            Input("k", "[T,Nkv,D]"),
+            Input("v", "[T,Nkv,Dv]"),
+            Input("table", "[T,2F]"),
+            Input("slots", "i32 [T]"),
+            Input("cache", ""),
+        ),
+        ("q rotated [T,Nq,D]",),
+        (Attribute("interleaved", "flag"), *_OWNERS),
+        "; D at most 1024",
+        "; k goes to the cache rotated, v as it is",
+    ),
+    "all_gather": OpSchema(
+        "ranks",
+        "meeting",
+        (),
+        ("the whole matrices, of the same buffers",),
+        (_RANKS, Attribute("to", "integer", True, ": the rank that alone needs the whole, or -1"), _CUTS),
+        "of each matrix the columns that this rank has written",
+        any_number=True,
+    ),
+    "gather_experts": OpSchema(
+        "ranks",
+        "meeting",
+        (Input("y", "[M,N]"), Input("starts", "i32 [E+1]")),
+        ("y",),
+        (_RANKS, Attribute("cuts", "string", True, " of the experts")),
+        "; of y this rank has written its experts' rows",
+    ),
+    "send": OpSchema(
+        "ranks",
+        "meeting",
+        (),
+        ("the same columns of buffers between the stages",),
+        (_FIRST, Attribute("ranks", "integer", True, " of the next stage")),
+        "of matrices [M,C] some columns",
+        any_number=True,
+    ),
+    "receive": OpSchema(
+        "ranks",
+        "meeting",
+        (),
+        ("the same matrices, of the rank's own",),
+        (
+            _FIRST,
+            Attribute("ranks", "integer", True, " of the stage before"),
+            Attribute("cuts", "string", True, ": which columns each of them sends, as of `all_gather`"),
+        ),
+        "buffers between the stages",
+        any_number=True,
+    ),
+    "ring_attention": OpSchema(
+        "ranks",
+        "all",
+        _ATTENTION,
+        ("[T,n,Dv]",),
+        (*_OF_ATTENTION, _RANKS, Attribute("rank", "integer"), Attribute("first_head", "integer")),
+        "; q has all heads",
+        ": this rank gives n heads from `first_head` on",
+    ),
+}
+"""The ops by name: those of the cpu target; other targets that run lowered programs have some of them."""
