@@ -248,8 +248,7 @@ nb::tuple cache_memory(nb::object self, const std::string& group, int layer) {
     return nb::ndarray<nb::numpy, uint8_t>(data, 3, shape, self);
   };
   if (cache.places) throw std::invalid_argument("cache " + group + ": some of its blocks aren't in memory");
-  return nb::make_tuple(bytes(cache.k, ew::key_piece_bytes(cache.format, cache.key_size, cache.summaries)),
-                        bytes(cache.v, ew::kv_piece_bytes(cache.format, cache.value_size)));
+  return nb::make_tuple(bytes(cache.k, cache.key_bytes()), bytes(cache.v, cache.value_bytes()));
 }
 
 // Copies blocks of a cache group of which some layers have memory for some blocks alone. pairs: [n, 2], from
@@ -271,11 +270,9 @@ void copy_offloaded(Executor& executor, const std::string& group,
         continue;
       }
       const ew::KvCache& c = resources.caches()[i];
-      for (const auto& [data, piece] :
-           {std::pair{c.k, ew::key_piece_bytes(c.format, c.key_size, c.summaries)},
-            std::pair{c.v, ew::kv_piece_bytes(c.format, c.value_size)}}) {
+      for (const auto& [data, piece] : {std::pair{c.k, c.key_bytes()}, std::pair{c.v, c.value_bytes()}}) {
         char* memory = static_cast<char*>(data);
-        const int64_t bytes = c.kv_heads * piece;
+        const int64_t bytes = c.pieces(1) * piece;
         std::copy_n(memory + from * bytes, bytes, memory + to * bytes);
       }
     }
@@ -366,7 +363,7 @@ NB_MODULE(_cpu, m) {
           [](Program& program, const std::string& name, std::vector<int> layers, int64_t kv_heads,
              int64_t key_size, int64_t value_size, int64_t block_size, const std::string& format,
              bool summaries) {
-            ew::CacheGroup group{name, std::move(layers), kv_heads, key_size, value_size};
+            ew::CacheGroup group{{kv_heads, key_size, value_size}, name, std::move(layers)};
             group.summaries = summaries;
             if (!ew::parse_kv_format(format.c_str(), &group.format)) {
               std::string known;

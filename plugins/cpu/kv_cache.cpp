@@ -7,7 +7,7 @@
 namespace ew {
 
 void read_cache(const KvCache& c, int64_t blocks, float* k, float* v) {
-  const int64_t pieces = blocks * c.kv_heads;
+  const int64_t pieces = c.pieces(blocks);
   if (c.format == KvFormat::f32) {  // whose pieces are what is asked for
     const int64_t keys = kv_piece_bytes(c.format, c.key_size),
                   values = kv_piece_bytes(c.format, c.value_size);

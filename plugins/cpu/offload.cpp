@@ -96,14 +96,24 @@ bool OffloadFile::read(int64_t offset, void* data, int64_t bytes) const noexcept
   return true;
 }
 
+namespace {
+
+// The cache with keys without their summaries, which have memory of their own.
+KvCache without_summaries(KvCache cache) {
+  cache.summaries = false;
+  return cache;
+}
+
+}  // namespace
+
 OffloadedLayer::OffloadedLayer(OffloadFile& file, const KvCache& cache, int group, int64_t blocks,
                                int64_t slots, int64_t offset)
     : file_(file),
-      cache_(cache),
+      cache_(without_summaries(cache)),
       group_(group),
-      key_bytes_(cache.kv_heads * kv_piece_bytes(cache.format, cache.key_size)),
-      value_bytes_(cache.kv_heads * kv_piece_bytes(cache.format, cache.value_size)),
-      summary_bytes_(cache.kv_heads * 4 * summary_channels(cache.key_size)),
+      key_bytes_(cache_.pieces(1) * cache_.key_bytes()),
+      value_bytes_(cache_.pieces(1) * cache_.value_bytes()),
+      summary_bytes_(cache_.pieces(1) * cache_.summary_bytes()),
       offset_(offset),
       key_memory_(slots * key_bytes_, Pages::normal),
       value_memory_(slots * value_bytes_, Pages::normal),
@@ -117,7 +127,6 @@ OffloadedLayer::OffloadedLayer(OffloadFile& file, const KvCache& cache, int grou
       seen_(static_cast<size_t>(blocks), 0) {
   cache_.k = key_memory_.data();
   cache_.v = value_memory_.data();
-  cache_.summaries = false;
   cache_.apart = static_cast<char*>(summaries_.data());
   cache_.places = place_.data();
 }
@@ -127,8 +136,8 @@ int64_t OffloadedLayer::memory_bytes() const {
 }
 
 int64_t OffloadedLayer::file_bytes(const KvCache& cache, int64_t blocks) {
-  return blocks * cache.kv_heads *
-         (kv_piece_bytes(cache.format, cache.key_size) + kv_piece_bytes(cache.format, cache.value_size));
+  const KvCache stored = without_summaries(cache);
+  return stored.pieces(blocks) * (stored.key_bytes() + stored.value_bytes());
 }
 
 uint64_t OffloadedLayer::hash(int64_t slot) {
@@ -247,7 +256,7 @@ void OffloadedLayer::attend(const PagedAttentionArgs& args, const KernelTable& k
     for (int64_t word = 0; word < words; ++word) {
       uint64_t bits = 0;
       for (int64_t h = 0; h < heads; ++h)
-        bits |= chosen_[static_cast<size_t>((token * heads + h) * words + word)];
+        bits |= chosen_[static_cast<size_t>(cache_.at(token, h) * words + word)];
       for (; bits != 0; bits &= bits - 1) {
         const int32_t block = row[word * 64 + __builtin_ctzll(bits)];
         uint64_t& seen = seen_[static_cast<size_t>(block)];

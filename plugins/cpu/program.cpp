@@ -134,9 +134,8 @@ int Program::add_cache_group(CacheGroup group, int64_t block_size) {
     fail(subject,
          "blocks of " + std::to_string(block_size) + " slots; the kernels take " + std::to_string(kBlock));
   }
-  if (group.kv_heads < 1 || group.key_size < 1 || group.value_size < 1) fail(subject, "a size below 1");
-  if (std::max({group.kv_heads, group.key_size, group.value_size}) > (1 << 20))
-    fail(subject, "a size above 2^20");
+  if (!group.between(1, INT64_MAX)) fail(subject, "a size below 1");
+  if (!group.between(1, 1 << 20)) fail(subject, "a size above 2^20");
   if (group.layers.empty() && regions_.empty())
     fail(subject, "it has no layers");  // another stage may have them
   for (const CacheGroup& other : groups_) {

@@ -151,13 +151,10 @@ struct Buffer {
 
 inline constexpr int64_t kMostOwners = 64;  // ranks that a cache is divided among
 
-struct CacheGroup {
+struct CacheGroup : KvShape {
   std::string name;
   std::vector<int> layers;
-  int64_t kv_heads = 0, key_size = 0, value_size = 0;
   int64_t attention_window = -1;  // widest window of the group's attention steps; 0 full, -1 no attention yet
-  KvFormat format = KvFormat::f32;
-  bool summaries = false;  // of each block's keys: see KvCache
   // Ranks that the blocks are divided among, of whom each has those with block % owners == rank; all blocks
   // of a split of 512 keys have one owner. 0: no step has said yet.
   int64_t owners = 0;

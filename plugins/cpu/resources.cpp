@@ -45,8 +45,7 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
   int64_t in_file = 0;
   for (const CacheLayer& layer : program.caches()) {
     const CacheGroup& group = groups[static_cast<size_t>(layer.group)];
-    KvCache cache{nullptr,          nullptr,      group.kv_heads, group.key_size,
-                  group.value_size, group.format, group.summaries};
+    KvCache cache{static_cast<const KvShape&>(group)};
     const int64_t slots = offload.slots.empty() ? 0 : offload.slots[static_cast<size_t>(layer.group)];
     const size_t index = caches_.size();
     offloaded_.push_back(nullptr);
@@ -63,9 +62,8 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
       continue;
     }
     for (const auto& [data, piece] :
-         {std::pair{&cache.k, key_piece_bytes(group.format, group.key_size, group.summaries)},
-          std::pair{&cache.v, kv_piece_bytes(group.format, group.value_size)}}) {
-      int64_t bytes = group.kv_heads * piece;  // of a block: at most 2^47
+         {std::pair{&cache.k, group.key_bytes()}, std::pair{&cache.v, group.value_bytes()}}) {
+      int64_t bytes = group.pieces(1) * piece;  // of a block: at most 2^47
       if (__builtin_mul_overflow(bytes, blocks_[static_cast<size_t>(layer.group)], &bytes))
         throw std::bad_alloc();
       *data = exchange ? exchange->cache_memory(bytes) : nullptr;

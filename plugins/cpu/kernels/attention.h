@@ -418,8 +418,8 @@ void attend(const PagedAttentionArgs& a, Workers& pool) {
   int64_t tile = 0, task = 0;
   for_query_tiles(a, [&](AttentionTask t) {
     if (chosen != nullptr) {
-      t.chosen = chosen + (t.token * a.cache.kv_heads + t.kv_head) * words;
-      t.chosen_stride = a.cache.kv_heads * words;
+      t.chosen = chosen + a.cache.at(t.token, t.kv_head) * words;
+      t.chosen_stride = a.cache.pieces(words);
     }
     if (split_up) {
       t.partial = partial;

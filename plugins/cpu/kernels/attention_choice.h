@@ -161,9 +161,9 @@ struct ChoicePlan {
     for (int64_t b = 0; b < a.requests; ++b) longest = a.kv_len[b] > longest ? a.kv_len[b] : longest;
     const int64_t blocks = (longest + kBlock - 1) / kBlock;
     words = (blocks + 63) / 64;
-    bits = (a.q_start[a.requests] * a.cache.kv_heads * words * 8 + 63) / 64 * 64;
+    bits = (a.cache.pieces(a.q_start[a.requests]) * words * 8 + 63) / 64 * 64;
     ranks = (blocks * 4 + 63) / 64 * 64;
-    estimates = ranks * (a.query_heads / a.cache.kv_heads);
+    estimates = ranks * a.cache.query_group(a.query_heads);
     each = ranks + estimates + 8 * summary_channels(a.cache.key_size);
     bytes = bits + threads * each;
   }
@@ -172,7 +172,7 @@ struct ChoicePlan {
 // Summaries of the blocks that this step has filled, and each row's choice: [T, Nkv, words] at `memory`.
 inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, Workers& pool, char* memory) {
   const KvCache& c = a.cache;
-  const int64_t group = a.query_heads / c.kv_heads;
+  const int64_t group = c.query_group(a.query_heads);
   int64_t filled = 0, rows = a.q_start[a.requests], ranked = 0;
   for (int64_t b = 0; b < a.requests; ++b) {
     const int64_t tokens = a.q_start[b + 1] - a.q_start[b];
@@ -195,7 +195,7 @@ inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, Workers&
       }
     }
   });
-  const int64_t tasks = rows * c.kv_heads;
+  const int64_t tasks = c.pieces(rows);
   const int64_t row_work = tasks > 0 ? ranked / rows * group * c.key_size * 2 : 0;
   run_rows(pool, tasks, row_work + 1, [&](int64_t begin, int64_t end, int worker) {
     char* own = memory + plan.bits + worker * plan.each;
@@ -218,7 +218,7 @@ inline void choose_blocks(const PagedAttentionArgs& a, Workers& pool) {
   const ChoicePlan plan(a, pool.size());
   char* memory = static_cast<char*>(a.workspace->reserve(plan.bytes));
   choose(a, plan, pool, memory);
-  const int64_t words = a.q_start[a.requests] * a.cache.kv_heads * plan.words;
+  const int64_t words = a.cache.pieces(a.q_start[a.requests]) * plan.words;
   __builtin_memcpy(a.chosen, memory, static_cast<size_t>(words) * sizeof *a.chosen);
 }
 

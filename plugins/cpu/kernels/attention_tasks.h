@@ -151,7 +151,7 @@ EW_INLINE HeadRange heads_of(const PagedAttentionArgs& a, int64_t group, int64_t
 // Calls fn(AttentionTask) for every query tile, later tokens first: the longest come first.
 template <class F>
 void for_query_tiles(const PagedAttentionArgs& a, const F& fn) {
-  const int64_t group = a.group > 0 ? a.group : a.query_heads / a.cache.kv_heads;
+  const int64_t group = a.group > 0 ? a.group : a.cache.query_group(a.query_heads);
   const int64_t widest = group < a.query_heads ? group : a.query_heads;
   const int64_t pieces = (widest + kTileHeads - 1) / kTileHeads;
   for (int64_t b = 0; b < a.requests; ++b) {

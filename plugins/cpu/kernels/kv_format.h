@@ -45,18 +45,17 @@ EW_INLINE float e4m3_to_float(uint8_t code) {
 }
 
 EW_INLINE int64_t piece_number(const KvCache& c, int64_t block, int64_t head) {
-  return (c.places != nullptr ? c.places[block] : block) * c.kv_heads + head;
+  return c.at(c.places != nullptr ? c.places[block] : block, head);
 }
 EW_INLINE char* key_piece(const KvCache& c, int64_t block, int64_t head) {
-  return static_cast<char*>(c.k) +
-         piece_number(c, block, head) * key_piece_bytes(c.format, c.key_size, c.summaries);
+  return static_cast<char*>(c.k) + piece_number(c, block, head) * c.key_bytes();
 }
 EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
-  return static_cast<char*>(c.v) + piece_number(c, block, head) * kv_piece_bytes(c.format, c.value_size);
+  return static_cast<char*>(c.v) + piece_number(c, block, head) * c.value_bytes();
 }
 // The least of each channel of a block's keys, and behind them the greatest.
 EW_INLINE uint16_t* summary_of(const KvCache& c, int64_t block, int64_t head) {
-  char* at = c.apart != nullptr ? c.apart + (block * c.kv_heads + head) * 4 * summary_channels(c.key_size)
+  char* at = c.apart != nullptr ? c.apart + c.at(block, head) * c.summary_bytes()
                                 : key_piece(c, block, head) + kv_piece_bytes(c.format, c.key_size);
   return reinterpret_cast<uint16_t*>(at);
 }

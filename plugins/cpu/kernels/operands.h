@@ -48,19 +48,6 @@ struct View {
 // kv head. kv_format.h writes and reads them.
 enum class KvFormat { f32, bf16, i8, fp8 };
 
-// A layer's KV cache: the pieces [P][Nkv] of its keys and those of its values, which kv_format.h draws.
-struct KvCache {
-  void* k = nullptr;
-  void* v = nullptr;
-  int64_t kv_heads = 0, key_size = 0, value_size = 0;
-  KvFormat format = KvFormat::f32;
-  bool summaries = false;  // behind the keys of a block and head: the least and the greatest of each channel
-  // Where a layer has memory for some blocks alone (offload.h): their summaries, [P, Nkv, 2, channels], and
-  // the place of each block that is in memory. Else null: block b is at b.
-  char* apart = nullptr;
-  const int32_t* places = nullptr;
-};
-
 // How a weight [N, K] lies in memory; docs/inside/bundle-format.md draws them. Rows past N are zero, and so
 // are k past K.
 //   rows       row-major
@@ -134,18 +121,53 @@ constexpr KvFormatEntry kKvFormats[] = {
 constexpr int64_t element_bytes(KvFormat format) { return kKvFormats[static_cast<int>(format)].bytes; }
 constexpr float largest_code(KvFormat format) { return kKvFormats[static_cast<int>(format)].largest_code; }
 constexpr bool has_scales(KvFormat format) { return largest_code(format) != 0; }
+
 // Of the 32 keys, or values, of one block and kv head, `size` elements each.
 constexpr int64_t kv_piece_bytes(KvFormat format, int64_t size) {
   return kBlock * (size * element_bytes(format) + (has_scales(format) ? 4 : 0));
 }
 // Channels of a summary: 0 past those of the key.
 constexpr int64_t summary_channels(int64_t key_size) { return (key_size + 15) / 16 * 16; }
-// From the keys of one block and head to the next ones: with the summary, [2][channels] bf16.
-constexpr int64_t key_piece_bytes(KvFormat format, int64_t size, bool summaries) {
-  return kv_piece_bytes(format, size) + (summaries ? 4 * summary_channels(size) : 0);
-}
 constexpr bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
 
 }  // namespace
+
+#define EW_ALWAYS [[gnu::always_inline]]  // no symbols, as above
+
+// The shape of keys and values: what all that counts bytes of a cache, or finds a place in it, asks.
+struct KvShape {
+  int64_t kv_heads = 0, key_size = 0, value_size = 0;
+  KvFormat format = KvFormat::f32;
+  bool summaries = false;  // behind the keys of a block and head: the least and the greatest of each channel
+
+  // Where an array [.., Nkv] has row n of a head: a block's piece, or a token's choice.
+  EW_ALWAYS constexpr int64_t at(int64_t n, int64_t head) const { return n * kv_heads + head; }
+  EW_ALWAYS constexpr int64_t pieces(int64_t blocks) const { return blocks * kv_heads; }
+  EW_ALWAYS constexpr int64_t query_group(int64_t query_heads) const { return query_heads / kv_heads; }
+
+  EW_ALWAYS constexpr bool between(int64_t least, int64_t most) const {
+    return least <= kv_heads && kv_heads <= most && least <= key_size && key_size <= most &&
+           least <= value_size && value_size <= most;
+  }
+
+  // Bytes of the piece of a block and head.
+  EW_ALWAYS constexpr int64_t summary_bytes() const { return 4 * summary_channels(key_size); }
+  EW_ALWAYS constexpr int64_t key_bytes() const {
+    return kv_piece_bytes(format, key_size) + (summaries ? summary_bytes() : 0);
+  }
+  EW_ALWAYS constexpr int64_t value_bytes() const { return kv_piece_bytes(format, value_size); }
+};
+
+// A layer's KV cache: the pieces [P][Nkv] of its keys and those of its values, which kv_format.h draws.
+struct KvCache : KvShape {
+  void* k = nullptr;
+  void* v = nullptr;
+  // Where a layer has memory for some blocks alone (offload.h): their summaries, [P, Nkv, 2, channels], and
+  // the place of each block that is in memory. Else null: block b is at b.
+  char* apart = nullptr;
+  const int32_t* places = nullptr;
+};
+
+#undef EW_ALWAYS
 
 }  // namespace ew

@@ -39,9 +39,8 @@ uint8_t to_e4m3(float x) {
 }
 
 char* piece_of(const KvCache& c, bool key, int64_t block, int64_t head) {
-  const int64_t bytes =
-      key ? key_piece_bytes(c.format, c.key_size, c.summaries) : kv_piece_bytes(c.format, c.value_size);
-  return static_cast<char*>(key ? c.k : c.v) + (block * c.kv_heads + head) * bytes;
+  const int64_t bytes = key ? c.key_bytes() : c.value_bytes();
+  return static_cast<char*>(key ? c.k : c.v) + c.at(block, head) * bytes;
 }
 
 // Which element of the piece is element i of a slot.
@@ -134,7 +133,7 @@ void summarize(const KvCache& c, int64_t block, int64_t head) {
 std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t, int64_t kv_head) {
   const BlockChoice& choice = a.choice;
   const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t, whole = position / kBlock;
-  const int64_t channels = summary_channels(a.cache.key_size), group = a.query_heads / a.cache.kv_heads;
+  const int64_t channels = summary_channels(a.cache.key_size), group = a.cache.query_group(a.query_heads);
   std::vector<bool> seen(static_cast<size_t>(whole) + 1, true);
   if (choice.best == 0 || position < choice.from) return seen;
   std::vector<std::pair<float, int64_t>> others;  // the best first
@@ -177,7 +176,7 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
 // In double, the plain formula; q rounded as the cache asks.
 void paged_attention(const PagedAttentionArgs& a) {
   const KvCache& cache = a.cache;
-  const int64_t group = a.group > 0 ? a.group : a.query_heads / cache.kv_heads;
+  const int64_t group = a.group > 0 ? a.group : cache.query_group(a.query_heads);
   for (int64_t b = 0; b < a.requests; ++b) {
     for (int64_t t = a.q_start[b]; t < a.q_start[b + 1]; ++t) {
       const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t;

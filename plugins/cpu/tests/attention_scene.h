@@ -40,10 +40,10 @@ class Scene {
     std::shuffle(order.begin(), order.end(), std::mt19937(5));
     if (o.owners > 1) order = in_splits(order);
     const bool summaries = o.choice.best > 0;
-    k_.assign(static_cast<size_t>(blocks * o.kv_heads * key_piece_bytes(o.format, o.key_size, summaries)),
-              kNotWritten);
-    v_.assign(static_cast<size_t>(blocks * o.kv_heads * kv_piece_bytes(o.format, o.value_size)), kNotWritten);
-    cache_ = {k_.data(), v_.data(), o.kv_heads, o.key_size, o.value_size, o.format, summaries};
+    const KvShape shape{o.kv_heads, o.key_size, o.value_size, o.format, summaries};
+    k_.assign(static_cast<size_t>(shape.pieces(blocks) * shape.key_bytes()), kNotWritten);
+    v_.assign(static_cast<size_t>(shape.pieces(blocks) * shape.value_bytes()), kNotWritten);
+    cache_ = {shape, k_.data(), v_.data()};
     for (int64_t b = 0; b < requests; ++b) {
       const int64_t length = kv_len_[static_cast<size_t>(b)];
       for (int64_t i = 0; i < columns_; ++i) {
@@ -161,8 +161,7 @@ class Scene {
   void spoil(int64_t b, int64_t i, int64_t head) {
     const int64_t piece = block(b, i) * o_.kv_heads + head, keys = kv_piece_bytes(o_.format, o_.key_size);
     const int64_t values = kv_piece_bytes(o_.format, o_.value_size);
-    std::fill_n(k_.begin() + piece * key_piece_bytes(o_.format, o_.key_size, cache_.summaries), keys,
-                kNotWritten);
+    std::fill_n(k_.begin() + piece * cache_.key_bytes(), keys, kNotWritten);
     std::fill_n(v_.begin() + piece * values, values, kNotWritten);
   }
   using Memory = std::pair<std::vector<char>, std::vector<char>>;

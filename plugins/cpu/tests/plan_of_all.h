@@ -13,7 +13,7 @@ class PlanOfAll : public Plan {
 
   // Activations of the int8 head are in groups of 8 (`grouped`) or not.
   explicit PlanOfAll(bool grouped) {
-    groups.push_back({"full", {0, 1}, kHeads, kSize, kSize, -1});
+    groups.push_back({{kHeads, kSize, kSize}, "full", {0, 1}});
     const Operand x = embed();
     const Operand attended = attend_fused(attend(x));
     const Operand mixed = mix(attended);

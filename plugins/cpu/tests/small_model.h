@@ -12,7 +12,7 @@ struct Model : Plan {
   Program program;
 
   Model() {
-    groups.push_back({"full", {3}, kHeads, kSize, kSize, -1});
+    groups.push_back({{kHeads, kSize, kSize}, "full", {3}});
     const Operand table = weight(Dtype::f32, {kVocab, kHidden}, WeightLayout::rows);
     const Operand project = weight(Dtype::f32, {kHidden, kHidden}, WeightLayout::panel32);
     const Operand head = weight(Dtype::f32, {kVocab, kHidden}, WeightLayout::panel32);

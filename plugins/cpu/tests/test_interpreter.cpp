@@ -205,7 +205,7 @@ void bad_programs_are_refused() {
     CHECK_THROWS(Program().add_weight(larger, 0), std::invalid_argument);
   }
   CHECK_THROWS(Executor(Program(), {}, 1, "portable"), std::invalid_argument);
-  CHECK_THROWS(Model().program.add_cache_group({"late", {0}, 1, 1, 1, -1}, kBlock), std::invalid_argument);
+  CHECK_THROWS(Model().program.add_cache_group({{1, 1, 1}, "late", {0}}, kBlock), std::invalid_argument);
   const Model model;
   CHECK_THROWS(Executor(model.program, {0}, 1, "portable"), std::invalid_argument);
   CHECK_THROWS(Executor(model.program, {}, 1, "portable"), std::invalid_argument);

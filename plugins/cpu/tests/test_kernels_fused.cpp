@@ -120,7 +120,7 @@ void rope_then_kv_write() {
                           .k = {rotated.data(), kv_heads * size, size},
                           .v = {values, width, value_size},
                           .slots = slots.data(),
-                          .cache = {k.data(), v.data(), kv_heads, size, value_size, format}};
+                          .cache = {{kv_heads, size, value_size, format}, k.data(), v.data()}};
         kernels.rope(query, pool);
         kernels.rope(key, pool);
         kernels.kv_write(write, pool);

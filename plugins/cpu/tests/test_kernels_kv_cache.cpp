@@ -34,7 +34,7 @@ void kv_write_is_exact() {
                           {k.data(), k_row, key + 1},
                           {v.data(), v_row, value + 1},
                           slots.data(),
-                          {keys.data(), values.data(), heads, key, value, format}});
+                          {{heads, key, value, format}, keys.data(), values.data()}});
         return std::pair(keys, values);
       };
       const auto expected = written([](const KvWriteArgs& a) { reference::kv_write(a); });
@@ -44,7 +44,7 @@ void kv_write_is_exact() {
       });
       // read_cache gives what the reference reads, and that is near what was written.
       auto [keys, values] = expected;
-      const KvCache cache{keys.data(), values.data(), heads, key, value, format};
+      const KvCache cache{{heads, key, value, format}, keys.data(), values.data()};
       std::vector<float> all_k(static_cast<size_t>(blocks * heads * key * kBlock));
       std::vector<float> all_v(static_cast<size_t>(blocks * heads * value * kBlock));
       read_cache(cache, blocks, all_k.data(), all_v.data());

@@ -110,14 +110,14 @@ struct Course {
   }
 };
 
-KvCache cache_of(KvFormat format) { return {nullptr, nullptr, kKvHeads, kKey, kValue, format, true}; }
+KvCache cache_of(KvFormat format) { return {{kKvHeads, kKey, kValue, format, true}}; }
 
 void few_slots_have_the_same_bits() {
   Folder folder;
   Course course;
   for (const KvFormatEntry& entry : kKvFormats) {
     KvCache whole = cache_of(entry.value);
-    std::vector<char> k(static_cast<size_t>(kBlocks * kKvHeads * key_piece_bytes(entry.value, kKey, true)));
+    std::vector<char> k(static_cast<size_t>(whole.pieces(kBlocks) * whole.key_bytes()));
     std::vector<char> v(static_cast<size_t>(kBlocks * kKvHeads * kv_piece_bytes(entry.value, kValue)));
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       std::fill(k.begin(), k.end(), char{0});

@@ -125,7 +125,7 @@ void writes_own_blocks() {
                      {k.data(), heads * size, size},
                      {v.data(), heads * size, size},
                      slots.data(),
-                     {ks->data(), vs->data(), heads, size, size, format},
+                     {{heads, size, size, format}, ks->data(), vs->data()},
                      of,
                      rank};
           a.key = {.tokens = tokens,
