@@ -43,6 +43,7 @@ from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Pending
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import StepInput
@@ -184,7 +185,7 @@ def batching(options: argparse.Namespace) -> dict[str, Any]:
     bundle = Bundle.open(options.bundle)
     work = load(options.requests // 2, 1, bundle.model.vocab_size, BATCHED)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
-    executor = CpuExecutor(bundle, dict.fromkeys(groups, BATCH * BATCHED // BLOCK), threads=options.threads)
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, BATCH * BATCHED // BLOCK), Placement(threads=options.threads))
     rounds: dict[str, list[dict[str, float]]] = {"continuous": [], "static": []}
     tokens = sum(answer for _, answer in work)
     for _ in range(options.rounds):
@@ -252,7 +253,7 @@ def prompted(bundle: Bundle, threads: int, requests: int, length: int) -> tuple[
     """An engine with requests whose prompts have so many tokens, and its executor."""
     groups = [group.name for group in bundle.program("cpu").cache_groups]
     blocks = requests * ((length + 8 * STEPS) // BLOCK + 1)
-    executor = CpuExecutor(bundle, dict.fromkeys(groups, blocks), threads=threads)
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, blocks), Placement(threads=threads))
     engine = Engine(executor, SchedulerConfig(prefill_tokens=8192))
     rng, params = np.random.default_rng(length), SamplingParams(max_tokens=6 * STEPS, ignore_eos=True)
     for _ in range(requests):
@@ -286,7 +287,7 @@ def tiles(options: argparse.Namespace, length: int) -> tuple[float, int]:
     """
     bundle = Bundle.open(options.bundle)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
-    executor = CpuExecutor(bundle, dict.fromkeys(groups, length // BLOCK + 1), threads=options.threads)
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, length // BLOCK + 1), Placement(threads=options.threads))
     engine = Engine(executor, SchedulerConfig(prefill_tokens=8192))
     engine.add_request(Generation([7] * 64, SamplingParams(max_tokens=1)))
     engine.step()

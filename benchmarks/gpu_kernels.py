@@ -31,6 +31,9 @@ from enginewright.plugins.gpu.specs import AttentionShape, splits_of
 from enginewright.plugins.gpu.step_calls import (
     CACHE_FORMATS_OF,
     FLOATS_OF,
+    AttendedBatch,
+    AttentionParts,
+    AttentionRule,
     LayerCaches,
     Stored,
     attention_calls,
@@ -139,21 +142,12 @@ class AttentionStep:
         calls = attention_calls(
             self.q,
             self.caches,
-            self.table,
-            self.q_start,
-            self.kv_len,
-            self.sinks,
-            self.slopes,
+            AttendedBatch(self.table, self.q_start, self.kv_len, of.decodes),
+            AttentionRule(of.size**-0.5, of.window, of.softcap, self.sinks, self.slopes),
+            AttentionParts(torch.empty(max(1, scratch), device=place.device), work=listing, workers=requests * splits),
             self.out,
-            torch.empty(max(1, scratch), device=place.device),
             place.gpu,
             launcher.tile if tile is None else lambda shape, decode: tile,
-            scale=of.size**-0.5,
-            window=of.window,
-            softcap=of.softcap,
-            decodes=of.decodes,
-            work=listing,
-            workers=requests * splits,
         )
         for call in calls:
             if call.kernel == "listed_attention":  # as a program of the target does it

@@ -22,7 +22,7 @@ from gpu_kernels import BLOCK_SIZE, GIB
 from gpu_machine import Figure, Machine, NotMeasuredError, Record
 from gpu_places import placed
 
-from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram
+from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, Place
 from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS
 from enginewright.plugins.steps.packed_steps import StepLimits
@@ -96,12 +96,9 @@ class Steps:
         bound = CudaProgram(
             self._program,
             weights,
-            device=self.place.device,
-            gpu=self.place.gpu,
-            launcher=self._launcher,
+            Place(self.place.device, self.place.gpu, self._launcher, self.place.processors),
             blocks={group.name: requests * blocks for group in self._groups},
             limits=limits,
-            processors=self.place.processors,
         )
         for cache in bound.caches.values():
             for memory in (cache.of.keys, cache.of.values):

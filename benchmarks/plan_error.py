@@ -44,6 +44,7 @@ from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import target_groups
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.sampling import SamplingParams
 
@@ -186,7 +187,8 @@ def on_links(bundle: Bundle, how: Partition, link: str) -> Iterator[LLM]:
     try:
         needed = PROMPT + WARM_UP + STEPS + 1
         blocks = {g.name: 2 + -(-needed // g.block_size) for g in target_groups(bundle, "cpu", needed)}
-        with LLM.from_executor(RemoteExecutor(bundle, blocks, how, places), bundle.model, prefix_cache=False) as llm:
+        executor = RemoteExecutor(bundle, blocks, Placement(partition=how), places)
+        with LLM.from_executor(executor, bundle.model, prefix_cache=False) as llm:
             yield llm
     finally:
         places.close()

@@ -27,6 +27,7 @@ from loads import Arrival, Served, bursts, by_tenant, greedy, simulate, summary
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -117,7 +118,7 @@ def serve(
     """Requests come when they should; also how far steps were from what they were predicted to take."""
     bundle = Bundle.open(options.bundle)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
-    executor = CpuExecutor(bundle, dict.fromkeys(groups, BLOCKS), threads=options.threads)
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, BLOCKS), Placement(threads=options.threads))
     engine = Engine(executor, SchedulerConfig(prefill_tokens=prefill, scheduling=scheduling))
     rng = np.random.default_rng(0)
     for i in range(WARM_UP):  # the costs of steps are learned, too

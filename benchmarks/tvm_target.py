@@ -25,6 +25,7 @@ from enginewright.optimizer.report.document import REPORT_PATH
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.tvm.serve.executor import TvmExecutor
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 
 PAST, PROMPT, BATCHES, BLOCKS = 128, 512, (1, 8, 16), 512
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bundle, model = Bundle.open(options.bundle, trust="code"), load_eager(options.source)
     blocks = {group.name: BLOCKS for group in bundle.program("cpu").cache_groups}
     executors: dict[str, CpuExecutor | TvmExecutor] = {
-        "cpu": CpuExecutor(bundle, blocks, threads=options.threads),
+        "cpu": CpuExecutor(bundle, blocks, Placement(threads=options.threads)),
         "tvm": TvmExecutor(bundle, blocks, threads=options.threads),
     }
     kl = distances(options.bundle)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
@@ -31,7 +31,7 @@ from enginewright.optimizer.build_speed import Settled, SpeedPairs, measure_spee
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.diff_bundles import BundleDiff, diff_bundles
-from enginewright.optimizer.evaluate.models import BundleModel, ScoredModel, finite_logits
+from enginewright.optimizer.evaluate.models import BundleModel, OpenOptions, ScoredModel, finite_logits
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.texts import BUILT_IN, SuitePrompt, read_prompts
 from enginewright.optimizer.plan.planner import Memory
@@ -251,13 +251,13 @@ def compare_builds(
 
     checks: list[Check] = []
     with ExitStack() as stack:
-        running = {"target": name, "provider": provider, "threads": threads}
+        options = OpenOptions(threads, target=name, provider=provider, trust=trust)
         progress(ProgressEvent("load", 0, 2, str(bundle)))
-        model = stack.enter_context(closing(_opened(bundle, trust, running)))
+        model = stack.enter_context(closing(BundleModel(bundle, options)))
         progress(ProgressEvent("load", 1, 2, str(against)))
         reference: ScoredModel
         if older is not None:
-            other = stack.enter_context(closing(_opened(place, older.trust, running)))
+            other = stack.enter_context(closing(BundleModel(place, replace(options, trust=older.trust))))
             reference, files, info, answering = other, older.tokenizer_files(), older.model, other
         else:
             loading(progress)
@@ -342,10 +342,6 @@ def _lines_of(diff: BundleDiff) -> tuple[str, ...]:
 
 _FIRST_FILES = ("weights/weights", "tokenizer/", "manifest.json")
 _OF_BUILDS = ("kv_cache", "size_ratio", "memory_ratio", "prefill_ratio", "decode_ratio", "bytes")
-
-
-def _opened(path: str | Path, trust: str | None, running: Mapping[str, Any]) -> BundleModel:
-    return BundleModel(path, trust=trust, memory=None, **running)
 
 
 # ---- the suite of prompts

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.calibration import tokens_of_recipe
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pass_context import Recovered, pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.targets import TARGETS
@@ -83,7 +83,7 @@ def replay(
     stages = [Stage(CAPTURE, "", True, program.copy())]
     known = None if recovered is None else recovered.calibration(captured.model_info, calibration)
     tokens = known.sequences if known else tokens_of_recipe(source, captured, recipe, (target,), calibration, progress)
-    trained = None if recovered is None else recovered.weights()
+    trained = None if recovered is None else Recovered(recovered.weights(), recovered.recipe)
     context = pass_context(
         recipe,
         required,
@@ -91,7 +91,6 @@ def replay(
         scratch=scratch,
         progress=progress,
         recovered=trained,
-        shaped_by=None if recovered is None else recovered.recipe,
         common_formats=not all(TARGETS[name].every_format for name in targets),
     )
     for done, (owner, one) in enumerate(chosen, 1):

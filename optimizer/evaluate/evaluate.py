@@ -16,7 +16,7 @@ from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .choices import ChoiceReport, EncodedChoice, Question, answer_questions, encode_choices, read_questions
-from .models import BundleModel, ScoredModel, check_same_tokens, finite_logits, open_reference
+from .models import BundleModel, OpenOptions, ScoredModel, check_same_tokens, finite_logits, open_reference
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,7 @@ def evaluate(
     with ExitStack() as stack:
         model = stack.enter_context(
             closing(
-                BundleModel(
-                    bundle,
-                    target=target,
-                    provider=provider,
-                    context=context,
-                    trust=trust,
-                    threads=threads,
-                    ranks=ranks,
-                    partition=partition,
-                    memory=memory,
-                )
+                BundleModel(bundle, OpenOptions(threads, memory, target, provider, context, trust, ranks, partition))
             )
         )
         reference: ScoredModel | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -45,37 +46,27 @@ class ScoredModel(Protocol):
         """Frees the memory."""
 
 
+@dataclass(frozen=True)
+class OpenOptions:
+    """The arguments of LLM with these names, for a bundle that is opened."""
+
+    threads: int = 0
+    memory: str | int | None = None
+    target: str | None = None
+    provider: str | None = None
+    context: int | None = None
+    trust: str | None = None
+    ranks: int | None = None
+    partition: str | None = None
+
+
 class BundleModel:
     """A bundle, run by the runtime. Raises what LLM raises."""
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        threads: int,
-        memory: str | int | None,
-        target: str | None = None,
-        provider: str | None = None,
-        context: int | None = None,
-        trust: str | None = None,
-        ranks: int | None = None,
-        partition: str | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, options: OpenOptions) -> None:
         self.path = str(path)
         # One request at a time, so the pool needs no more than one context.
-        self._llm = LLM(
-            path,
-            target=target,
-            provider=provider,
-            context=context,
-            trust=trust,
-            threads=threads,
-            ranks=ranks,
-            partition=partition,
-            memory=memory,
-            max_requests=1,
-            speculate=None,
-        )
+        self._llm = LLM(path, max_requests=1, speculate=None, **asdict(options))
         self.name = self._llm.model.name
         self.vocab_size = self._llm.model.vocab_size
         self.context_length = self._llm.model.context_length
@@ -116,7 +107,7 @@ def open_reference(
     """
     place = find_source(path, option="against", progress=progress)
     if (place / MANIFEST_PATH).is_file():
-        return BundleModel(path, threads=threads, memory=memory, trust=trust if trust == CODE else None)
+        return BundleModel(path, OpenOptions(threads, memory, trust=trust if trust == CODE else None))
     check_source(place)
     loading(progress)
     with MissingDependencyError.of_export("against: a source model"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,9 +82,8 @@ def compile_model(
 
         # 5. The report, and the name.
         on_progress(ProgressEvent("write", 0, 1, str(output)))
-        report = _report(
-            request, model, calibration, searched, measured, rewritten, written, ran, writer, clock, str(output)
-        )
+        results = _Results(model, calibration, searched, measured, rewritten, written, ran)
+        report = _report(request, results, writer, clock, str(output))
         for path, text in report_files(writer.folder, report.to_json(), rewritten.diffs).items():
             writer.write_text(path, text)
         if searched.anything:
@@ -109,19 +108,21 @@ def _partial(report: ExportReport, written: Written) -> PartialExportError:
     return error
 
 
-def _report(
-    request: ExportRequest,
-    model: OpenModel,
-    calibration: Calibration | None,
-    searched: Searched,
-    measured: PassVerification,
-    rewritten: Rewritten,
-    written: Written,
-    ran: Ran,
-    writer: BundleWriter,
-    clock: Clock,
-    path: str,
-) -> ExportReport:
+@dataclass(frozen=True)
+class _Results:
+    """The results of an export's stages, in their order."""
+
+    model: OpenModel
+    calibration: Calibration | None
+    searched: Searched
+    measured: PassVerification
+    rewritten: Rewritten
+    written: Written
+    ran: Ran
+
+
+def _report(request: ExportRequest, of: _Results, writer: BundleWriter, clock: Clock, path: str) -> ExportReport:
+    model, searched, rewritten, written, ran = of.model, of.searched, of.rewritten, of.written, of.ran
     program, info = model.captured.program, model.captured.model_info
     metrics = [metric for record in rewritten.records for metric in record.metrics]
     grouped = [record for record in rewritten.records if record.name == GroupKvHeads.name]
@@ -138,11 +139,11 @@ def _report(
         bundle_bytes=writer.bytes_written,
         stages={name: round(seconds, 3) for name, seconds in clock.seconds.items()},
         passes=rewritten.summaries,
-        calibration=calibration_report(calibration, info.vocab_size, metrics),
+        calibration=calibration_report(of.calibration, info.vocab_size, metrics),
         quantization=quantization_report((name, program.weights[name]) for name in program.weights),
         auto=_with_time(searched.auto, ran.ms_per_token),
         pruning=searched.pruning,
-        pass_verification=measured,
+        pass_verification=of.measured,
         verification=ran.verification,
         storage=ran.storage,
         rooflines=ran.rooflines,

@@ -28,7 +28,7 @@ from enginewright.optimizer.capture.huggingface import weight_files
 from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.optimizer.check_bundle import engine_problem
-from enginewright.optimizer.pipeline.pass_context import needs_tokens, pass_context
+from enginewright.optimizer.pipeline.pass_context import Recovered, needs_tokens, pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.plan.token_clock import TokenClock
 from enginewright.optimizer.recipes.recipe import Recipe
@@ -44,7 +44,6 @@ from enginewright.optimizer.verify import PassMeasurements, measure_against, ver
 from enginewright.passes.attention.kv_sites import attention_paths
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
-from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.emit.bundle_writer import BundleWriter
@@ -217,15 +216,13 @@ def search_within_budget(
     request: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
 ) -> Searched:
     """Searches for everything that the recipe leaves to a budget, and returns the recipe with numbers."""
-    weights, shaped_by = _trained(request) if model.recipe.auto is not None else (None, None)
     inputs = Searching(
         model.captured,
         sequences,
         scratch,
         request.limit.memory_budget(),
         request.on_progress,
-        weights,
-        shaped_by,
+        _trained(request) if model.recipe.auto is not None else None,
         _common_formats(request),
         None if model.recipe.budget.max_ms_per_token is None else TokenClock(model.recipe),
     )
@@ -257,7 +254,6 @@ def run_passes(
 ) -> Rewritten:
     """The common passes, then each target's on a copy of its own, each measured."""
     passes, required = choose_passes(model.recipe.passes)
-    weights, shaped_by = _trained(request)
     context = pass_context(
         model.recipe,
         required,
@@ -265,8 +261,7 @@ def run_passes(
         scratch=scratch,
         progress=request.on_progress,
         memory_budget=request.limit.memory_budget(),
-        recovered=weights,
-        shaped_by=shaped_by,
+        recovered=_trained(request),
         common_formats=_common_formats(request),
     )
     of_targets = _passes_of_targets(request, model)
@@ -408,9 +403,9 @@ def source_bytes(source: ModelSource) -> int:
     return sum(file.stat().st_size for file in ([path] if path.is_file() else weight_files(path)))
 
 
-def _trained(request: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | None]:
-    """The trained weights of a recovery, and the recipe that gave them their shapes; None without a recovery."""
-    return (None, None) if request.trained is None else (request.trained.weights(), request.trained.recipe)
+def _trained(request: ExportRequest) -> Recovered | None:
+    """Returns what a recovery has trained; None without one."""
+    return None if request.trained is None else Recovered(request.trained.weights(), request.trained.recipe)
 
 
 def _common_formats(request: ExportRequest) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,6 +17,20 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from .pipeline import choose_passes, left_on
 
 
+@dataclass(frozen=True)
+class Recovered:
+    """A recovery that passes work on.
+
+    Attributes:
+        weights: what was trained.
+        recipe: says what shapes there are, where its formats, which pruned channels are to fit, aren't those of the
+            recipe of the export.
+    """
+
+    weights: RecoveredWeights
+    recipe: Recipe
+
+
 def pass_context(
     recipe: Recipe,
     required: frozenset[str],
@@ -24,16 +39,14 @@ def pass_context(
     scratch: Path | None,
     progress: Progress,
     memory_budget: int | None = None,
-    recovered: RecoveredWeights | None = None,
-    shaped_by: Recipe | None = None,
+    recovered: Recovered | None = None,
     common_formats: bool = False,
 ) -> PassContext:
-    """The context of all passes of an export by ``recipe``; see ``PassContext`` for the rest.
+    """Makes the context of all passes of an export by ``recipe``; see ``PassContext`` for the rest.
 
-    ``progress`` gets the stage "layers". ``shaped_by``: the recipe of a recovery, which says what shapes there are
-    where its formats, which pruned channels are to fit, are not those of ``recipe``.
+    ``progress`` gets the stage "layers".
     """
-    shapes = shaped_by or recipe
+    shapes = recipe if recovered is None else recovered.recipe
     return PassContext(
         required=required,
         formats=recipe.weights,
@@ -47,7 +60,7 @@ def pass_context(
         cache=recipe.cache,
         adaptive_context=recipe.adaptive_context,
         offsets="keep" if recipe.engines is None else recipe.engines.offsets,
-        recovered=recovered,
+        recovered=None if recovered is None else recovered.weights,
         progress=lambda done, of, where: progress(ProgressEvent("layers", done, of, where)),
     )
 

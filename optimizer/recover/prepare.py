@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pass_context import Recovered, pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.attention.lower_attention import LowerAttention
@@ -64,8 +64,7 @@ def prepare(
         calibration,
         scratch=scratch,
         progress=progress,
-        recovered=weights,
-        shaped_by=recipe,
+        recovered=Recovered(weights, recipe),
     )
     some = [p for p in passes if not isinstance(p, LowerAttention) and p.wanted(context)]
     done = [0]

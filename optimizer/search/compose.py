@@ -15,11 +15,10 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pass_context import Recovered, pass_context
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.verify.held_out import held_out
 from enginewright.passes.framework.base import PassContext
-from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.runtime.shared.progress import Progress
 
 from .format_seconds import Clock
@@ -41,7 +40,7 @@ class Searching:
         sequences: calibration tokens, [S] each.
         scratch, memory_budget: see ``PassContext``.
         progress: called with the stages "prune", "heads" and "auto".
-        recovered: trained weights, in the shapes of ``shaped_by``.
+        recovered: trained weights; None without a recovery.
         common_formats: see ``PassContext``.
         clock: see ``Task``.
     """
@@ -51,8 +50,7 @@ class Searching:
     scratch: Path | None
     memory_budget: int | None
     progress: Progress
-    recovered: RecoveredWeights | None = None
-    shaped_by: Recipe | None = None
+    recovered: Recovered | None = None
     common_formats: bool = False
     clock: Clock | None = None
 
@@ -149,7 +147,6 @@ def _search(kind: type[Search[Report]], recipe: Recipe, given: Searching) -> Fou
         progress=given.progress,
         memory_budget=given.memory_budget,
         recovered=given.recovered,
-        shaped_by=given.shaped_by,
         common_formats=given.common_formats,
     )
     return search_captured(kind, given.captured, recipe, context, given.progress, given.clock)

@@ -28,6 +28,8 @@ from .extension import cpu_extension as _cpu
 from .threads import available_threads
 
 if TYPE_CHECKING:
+    from enginewright.runtime.executors.target import Offload
+
     from ._cpu import OperandTuple
 
 NUMERICS_VERSION = 2
@@ -82,13 +84,14 @@ class CpuProgram:
         tuning: ``TUNABLES`` by name: the way work is cut into tasks, and the time that threads wait awake. A missing
             one, or 0, is the kernels' own choice. Logits are bit-equal for any.
         exchange: the exchange with the other ranks of a program of several. Every rank runs the same steps.
-        folder, slots: cache group -> for how many of its blocks there is memory, in layers that choose what they attend
-            to; the others wait in a file without a name in that folder. Other layers have memory for all.
+        offload: the number of blocks of each cache group that there is memory for, in layers that choose what they
+            attend to. The others wait in a file without a name in its folder. Other layers have memory for all. None:
+            all layers have.
 
     Raises:
         BundleError: the program or a weight doesn't hold together; names step, operand and module path.
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
-        OffloadError: no file can be made in ``folder``.
+        OffloadError: no file can be made in the folder of ``offload``.
         EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
 
     ``run`` may be called from several threads; the calls run one at a time.
@@ -104,8 +107,7 @@ class CpuProgram:
         isa: str | None = None,
         tuning: Mapping[str, int] | None = None,
         exchange: _cpu.Exchange | None = None,
-        folder: str = "",
-        slots: Mapping[str, int] | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.lowered = lowered
         self._groups = tuple(group.name for group in lowered.cache_groups)
@@ -119,7 +121,8 @@ class CpuProgram:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
         counts = [blocks[name] for name in self._groups]
         threads = threads or min(available_threads(), _MOST_THREADS)
-        some = [slots.get(name, 0) for name in self._groups] if slots else []
+        some = [offload.slots.get(name, 0) for name in self._groups] if offload and offload.slots else []
+        folder = "" if offload is None else offload.folder
         self._executor = self._asked(
             lambda: _executor(program, counts, threads, isa, tuning or {}, exchange, folder, some)
         )

@@ -59,6 +59,21 @@ class Shape:
     rows: int
 
 
+@dataclass(frozen=True)
+class SlotSizes:
+    """Sizes of slots and logits.
+
+    Attributes:
+        slots: how many slots there are.
+        capacity: tokens of each (C).
+        vocab: columns of the logits.
+    """
+
+    slots: int
+    capacity: int
+    vocab: int
+
+
 class EngineSlots:
     """[slots, Nkv, C, D] on a GPU for the keys and the values of each layer, and engines that run over them.
 
@@ -70,8 +85,7 @@ class EngineSlots:
         engines: loaded, in the manifest's order.
         choices: their profiles.
         io: the engines' inputs and outputs.
-        slots, capacity: the number of slots, and their size in tokens (C).
-        vocab: columns of the logits.
+        sizes: sizes of the slots and the logits.
         sampler: the sampler that draws tokens.
 
     Raises:
@@ -86,12 +100,10 @@ class EngineSlots:
         engines: Sequence[Engine],
         choices: Sequence[Choice],
         io: LinearIo,
-        *,
-        slots: int,
-        capacity: int,
-        vocab: int,
+        sizes: SlotSizes,
         sampler: OpenedSampler,
     ) -> None:
+        slots, capacity = sizes.slots, sizes.capacity
         self.length = capacity
         self._sampler = sampler
         self.graph_launches = 0
@@ -99,7 +111,7 @@ class EngineSlots:
         self._engines = engines
         self._choices = choices
         self._slots = slots
-        self._vocab = vocab
+        self._vocab = sizes.vocab
         self._masks = {group.mask: group.window for group in io.cache_groups}
         self._captures = not library.captures_itself
         self._contexts: dict[Choice, Context] = {}

@@ -25,7 +25,7 @@ from .base import EngineExecutor, engine_section
 from .library import Library, open_library
 from .segments import schedule_of
 from .slot_profiles import check_profiles, choices_of
-from .slot_runs import EngineSlots
+from .slot_runs import EngineSlots, SlotSizes
 
 FREE_SHARE = 0.8
 """The caches' share of the GPU's memory that engines leave, by default: contexts need some as well."""
@@ -66,10 +66,8 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
                 engines,
                 choices_of(section.engines),
                 io,
-                slots=slots,
-                capacity=capacity,
-                vocab=vocab,
-                sampler=open_sampler(device, folder / KERNELS_FOLDER, slots, vocab, logits),
+                SlotSizes(slots, capacity, vocab),
+                open_sampler(device, folder / KERNELS_FOLDER, slots, vocab, logits),
             )
 
         self._start(load)

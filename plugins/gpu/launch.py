@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from .call import Call
@@ -10,6 +12,9 @@ from .specs import AttentionShape, attention_scratch, splits_of
 from .step_calls import (
     CACHE_FORMATS_OF,
     FLOATS_OF,
+    AttendedBatch,
+    AttentionParts,
+    AttentionRule,
     LayerCaches,
     attention_calls,
     kv_write_call,
@@ -46,42 +51,35 @@ def kv_write(
 
 def paged_attention(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-    slopes: torch.Tensor | None = None,
-    k_scales: torch.Tensor | None = None,
-    v_scales: torch.Tensor | None = None,
+    caches: LayerCaches,
+    batch: AttendedBatch,
+    rule: AttentionRule,
+    parts: AttentionParts = AttentionParts(),
     *,
-    split_keys: int | None = None,
     out: torch.Tensor | None = None,
-    scratch: torch.Tensor | None = None,
     tile: Tile | None = None,
-    work: torch.Tensor | None = None,
-    workers: int | None = None,
 ) -> torch.Tensor:
     """``ew.paged_attention``, or ``ew.quantized_paged_attention`` where there are scales [P, K, Nkv]: [T, Nq, Dv].
 
     q [T, Nq, D] may be a view of wider rows; the rest is contiguous. A float cache has the type of q, or any if q is
-    float32; sums are float32. ``split_keys`` is 0, or how many keys a program attends to before their parts are
-    combined, a multiple of 64; None splits steps of one token a request into parts of 512.
+    float32; sums are float32. A batch of one token a request is decoded: by default in parts of 512 keys.
 
-    ``out`` [T, Nq, Dv] (contiguous, of q's type) takes the result, and ``scratch`` (contiguous, of any type, with
-    ``scratch_bytes`` bytes or more) the parts; with both, nothing is allocated, as in a CUDA graph's capture. ``tile``:
-    None for the best known.
-
-    ``work``: what ``decode_work`` gave for these contexts, this window and these ``split_keys``, where request b has
-    token b or a kv_len of 0 (whose result is 0). ``workers`` programs a key/value head go through it; None: 4 a
-    multiprocessor in all. Else the grid has a program for each part that a table has room for.
+    Args:
+        q: the queries.
+        caches: keys and values.
+        batch: the requests; ``decodes`` is found out.
+        rule: how scores are made.
+        parts: with ``work``, of ``decode_work`` for these contexts, this window and these ``split_keys``, request b has
+            token b or a kv_len of 0 (whose result is 0), and there are 4 ``workers`` a multiprocessor by default.
+            ``scratch`` is contiguous, of any type, with ``scratch_bytes`` bytes or more.
+        out: [T, Nq, Dv], contiguous and of q's type, takes the result. With it and ``scratch`` nothing is allocated, as
+            in a CUDA graph's capture.
+        tile: None for the best known.
 
     Raises ValueError for tensors that don't fit together, TargetError for what AttentionShape refuses.
     """
+    split_keys, scratch, work, workers = parts.split_keys, parts.scratch, parts.work, parts.workers
+    k_cache, v_cache = caches.keys, caches.values
     if q.dtype not in FLOATS_OF:
         raise ValueError(f"paged_attention: q is {q.dtype}, and not one of float16, bfloat16, float32")
     gpu = _gpu_of(q)
@@ -89,8 +87,8 @@ def paged_attention(
     block_size, value_size = v_cache.shape[1], v_cache.shape[3]
     if k_cache.shape[1:] != (*v_cache.shape[1:3], head_size) or not q[0].is_contiguous():
         raise ValueError(f"paged_attention: q {tuple(q.shape)} doesn't fit a cache of {tuple(k_cache.shape)}")
-    caches = _checked(LayerCaches(k_cache, v_cache, k_scales, v_scales))
-    requests, blocks = block_table.shape
+    _checked(caches)
+    requests, blocks = batch.table.shape
     decodes = tokens == requests
     if split_keys is None:
         split_keys = SPLIT_KEYS if decodes else 0
@@ -116,25 +114,16 @@ def paged_attention(
             )
         workers = workers or _workers(v_cache)
     launcher = JitLauncher(gpu.capability, interpreted=not q.is_cuda)
+    memory = scratch.view(-1).view(torch.uint8)[:needed].view(torch.float32)
     for call in attention_calls(
         q,
         caches,
-        block_table,
-        q_start,
-        kv_len,
-        sinks,
-        slopes,
+        replace(batch, decodes=decodes),
+        rule,
+        AttentionParts(memory, split_keys, work, workers),
         out,
-        scratch.view(-1).view(torch.uint8)[:needed].view(torch.float32),
         gpu,
         launcher.tile if tile is None else lambda shape, decode: tile,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        decodes=decodes,
-        split_keys=split_keys,
-        work=work,
-        workers=workers or 1,
     ):
         launcher.bind(call)()
     return out

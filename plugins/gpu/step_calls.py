@@ -237,36 +237,67 @@ def work_call(
     return Call("decode_work", arguments, constants, (requests, 1, 1))
 
 
+@dataclass(frozen=True)
+class AttendedBatch:
+    """The requests of a step, and where their keys are.
+
+    Attributes:
+        table: blocks of each request, [B, M].
+        q_start: [B + 1].
+        kv_len: [B].
+        decodes: whether each request has one token.
+        mixed: ``AttentionParts.work`` lists the requests with one token, which are decoded; the others are prompts.
+    """
+
+    table: torch.Tensor
+    q_start: torch.Tensor
+    kv_len: torch.Tensor
+    decodes: bool = False
+    mixed: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """The way from queries and keys to scores, as in ``ew.paged_attention``: sinks [Nq], slopes [Nq]."""
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """The cut of contexts into parts that are attended to at the same time.
+
+    Attributes:
+        scratch: memory for the parts of steps of one token a request, as much as ``attention_scratch`` says.
+        split_keys: keys of a part, a multiple of 64, or 0 for none; None for the usual number.
+        work: of ``work_call`` for the window; without it each part that a table has room for has a program.
+        workers: programs for each key/value head that go through ``work``; None for as many as the GPU runs at a time.
+    """
+
+    scratch: torch.Tensor | None = None
+    split_keys: int | None = None
+    work: torch.Tensor | None = None
+    workers: int | None = None
+
+
 def attention_calls(
     q: torch.Tensor,
     caches: LayerCaches,
-    table: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    sinks: torch.Tensor | None,
-    slopes: torch.Tensor | None,
+    batch: AttendedBatch,
+    rule: AttentionRule,
+    parts_of: AttentionParts,
     out: torch.Tensor,
-    scratch: torch.Tensor,
     gpu: GpuLimits,
     tiles: TileOf,
-    *,
-    scale: float,
-    window: int,
-    softcap: float,
-    decodes: bool,
-    split_keys: int | None = None,
-    work: torch.Tensor | None = None,
-    workers: int = 1,
-    mixed: bool = False,
 ) -> list[Call]:
-    """Attention of q [T, Nq, D] over the caches by block tables [B, M] -> out [T, Nq, Dv].
-
-    ``tiles`` says which tile. ``scratch``: float32, for the parts of contexts that steps of one token a request
-    (``decodes``) are cut into, as many as ``attention_scratch`` says; ``split_keys``: keys of a part, or 0 for none, if
-    it isn't the usual number. ``work``: of ``work_call`` for this window; ``workers`` programs for each key/value head
-    go through it. Without it each part that a table has room for has one. ``mixed``: ``work`` lists the requests with
-    one token, which are decoded; the others are prompts.
-    """
+    """Attention of q [T, Nq, D] over the caches by block tables -> out [T, Nq, Dv]. ``tiles`` says which tile."""
+    table, q_start, kv_len, decodes, mixed = batch.table, batch.q_start, batch.kv_len, batch.decodes, batch.mixed
+    sinks, slopes, window = rule.sinks, rule.slopes, rule.window
+    scratch, split_keys, work = parts_of.scratch, parts_of.split_keys, parts_of.work
     tokens, heads, _ = q.shape
     shape = AttentionShape.from_shapes(
         q.shape,
@@ -274,9 +305,9 @@ def attention_calls(
         caches.values.shape,
         dtype=FLOATS_OF[q.dtype],
         cache=caches.format,
-        scale=scale,
+        scale=rule.scale,
         window=window,
-        softcap=softcap,
+        softcap=rule.softcap,
         sinks=sinks is not None,
         slopes=slopes is not None,
     )
@@ -306,6 +337,7 @@ def attention_calls(
         calls.append(tiled(tiles(shape, decodes and not mixed), 0, out, None))
     if not split_keys:
         return calls
+    assert scratch is not None, "parts need memory"
     tile, members = tiles(shape, decodes or mixed), requests if mixed else tokens
     count = members * heads * splits
     parts = scratch.narrow(0, 0, count * value_size).view(members, heads, splits, value_size)
@@ -319,7 +351,7 @@ def attention_calls(
         how: dict[str, Constant] = {"MIXED": True} if mixed else {}
         arguments = in_order("listed_attention", operands | combined | where | {"out": parts, "work": work})
         constants = attention_constants(shape, gpu, tile, split_keys) | how
-        grid = shape.grid(min(workers, requests * splits), 1)
+        grid = shape.grid(min(parts_of.workers or 1, requests * splits), 1)
         calls.append(Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages))
         listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys, **how}
         combined |= where

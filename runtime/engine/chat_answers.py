@@ -85,14 +85,10 @@ class ChatAnswers:
                 "response_format",
                 hint="Leave one of them out.",
             )
-        grammar = tokenizer.chat_format_of(self.template).grammar(
-            tokenizer,
-            self.tools,
-            choice=self.choice,
-            parallel=self.parallel,
-            schema=self.schema,
-            prompt_ids=prompt,
-        )
+        from ..text.formats.grammar import AnswerRules  # loaded with the format alone
+
+        rules = AnswerRules(self.choice, parallel=self.parallel, schema=self.schema)
+        grammar = tokenizer.chat_format_of(self.template).grammar(tokenizer, self.tools, rules, prompt_ids=prompt)
         if grammar is None:
             return params
         return params.updated(structured_outputs=StructuredOutputsParams(grammar=grammar))

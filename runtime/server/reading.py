@@ -14,6 +14,7 @@ from ..requests.sampling import SamplingParams
 from ..shared.errors import RequestError
 from ..tasks.generate import Finished
 from ..text.chat_format import ChatFormat, ChatParser, Delta
+from ..text.formats.grammar import AnswerRules
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .answers import News
@@ -119,16 +120,10 @@ class Reading:
             and not (tools.shown and (tools.mode == "required" or tools.strict or not tools.parallel))
         ):
             return None
-        grammar = held.grammar(
-            self._tokenizer,
-            tools.tools if tools.shown else None,
-            choice=tools.name or (tools.mode if tools.shown else "none"),
-            parallel=tools.parallel,
-            schema=schema,
-            reasoning_open=self._open,
-            reasoning_budget=budget,
-            ignored=self.ignored,
-        )
+        choice = tools.name or (tools.mode if tools.shown else "none")
+        rules = AnswerRules(choice, parallel=tools.parallel, schema=schema, reasoning_budget=budget)
+        offered = tools.tools if tools.shown else None
+        grammar = held.grammar(self._tokenizer, offered, rules, reasoning_open=self._open, ignored=self.ignored)
         return wanted if grammar is None else {"grammar": grammar}
 
     def reader(self, params: SamplingParams, prefix: str) -> Reader:

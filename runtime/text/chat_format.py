@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ..shared.errors import EnginewrightError
 from .formats.answers import Delta, Message, ToolCall
-from .formats.grammar import begins_with_token, write_grammar
+from .formats.grammar import AnswerRules, begins_with_token, write_grammar
 from .formats.markers import Vocabulary
 from .formats.notation import Reasoning, Spelling
 from .formats.parser import ChatParser
@@ -117,14 +117,10 @@ class ChatFormat:
         self,
         tokenizer: Vocabulary,
         tools: Sequence[Mapping[str, Any]] | None,
+        rules: AnswerRules = AnswerRules(),
         *,
-        choice: str = "auto",
-        strict: bool | None = None,
-        parallel: bool = True,
-        schema: Mapping[str, Any] | None = None,
         prompt_ids: Sequence[int] = (),
         reasoning_open: bool | None = None,
-        reasoning_budget: int | None = None,
         ignored: set[str] | None = None,
     ) -> str | None:
         """The grammar that an answer is held to, for ``StructuredOutputsParams(grammar=...)``; None for no limits.
@@ -134,15 +130,8 @@ class ChatFormat:
         Args:
             tokenizer: the model's.
             tools: JSON schemas of those that are offered.
-            choice: "auto": text, and calls where one begins. "required": one call or more. A tool's name: one call of
-                it. "none": no calls are offered.
-            strict: whether "auto" holds calls to the tools' schemas; None asks each tool's ``strict``. False holds them
-                to their form alone.
-            parallel: there may be several calls. Without it the calls are held to their schemas.
-            schema: of the answer, where it isn't a call.
+            rules: what it is held to.
             prompt_ids, reasoning_open: as for ``parser``.
-            reasoning_budget: the most tokens of the reasoning, after which its end follows; None for no limit. Calls
-                are then held to their schemas.
             ignored: gets the constraints of the schemas that can't be enforced, as "tools.uniqueItems" or
                 "schema.not".
 
@@ -157,12 +146,8 @@ class ChatFormat:
             self.spelling,
             tokenizer,
             tools,
-            choice=choice,
-            strict=strict,
-            parallel=parallel,
-            schema=schema,
+            rules,
             reasoning_open=reasoning_open,
-            reasoning_budget=reasoning_budget,
             ignored=ignored,
         )
 

@@ -32,7 +32,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
-from enginewright.runtime.executors.target import Offload
+from enginewright.runtime.executors.target import Offload, Placement
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
 from enginewright.runtime.requests.outputs import RequestOutput
@@ -210,7 +210,7 @@ def obeys_the_law(
     ring = Partition.parse(cut).owners if cut else 1
     if ring > 1:  # blocks make a split of 512 tokens for each rank
         blocks = dict.fromkeys(names, 16 * ring)
-    single = CpuExecutor(opened, dict.fromkeys(names, 32), threads=1)
+    single = CpuExecutor(opened, dict.fromkeys(names, 32), Placement(threads=1))
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
     config = replace(config, speculate=speculate or config.max_requests % 2 == 0)
@@ -225,16 +225,16 @@ def obeys_the_law(
     seen: Counter[str] = Counter()
     for _ in range(1 + disk):
         if cut:
-            together: CpuExecutor = RankedExecutor(opened, blocks, Partition.parse(cut), threads=1)
+            together: CpuExecutor = RankedExecutor(opened, blocks, Placement(threads=1, partition=Partition.parse(cut)))
         else:
-            together = CpuExecutor(opened, blocks, threads=2, offload=offload)
+            together = CpuExecutor(opened, blocks, Placement(threads=2, offload=offload))
             together.caps = replace(together.caps, in_flight=in_flight)
         if config.max_requests % 3 == 0:  # some targets get the tokens that may come as lists
             together.caps = replace(together.caps, masks=False)
         seen["lists"] += not together.caps.masks
         model, proposers = None, list[Proposer]([ForcedTokens(), OwnText(), PastAnswers()])
         if draft:
-            fresh = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), threads=1)
+            fresh = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), Placement(threads=1))
             model = DraftModel(fresh, 512)
             proposers.append(model)
         engine = Engine(together, config, proposers)

@@ -20,7 +20,8 @@ from enginewright.plugins.engines.library import Library
 from enginewright.plugins.engines.plan import CAPABILITY_BITS
 from enginewright.plugins.engines.section import EngineSection
 from enginewright.plugins.engines.slot_profiles import choices_of
-from enginewright.plugins.engines.slot_runs import EngineSlots
+from enginewright.plugins.engines.slot_runs import EngineSlots, SlotSizes
+from enginewright.plugins.gpu.carried_sampling import open_sampler
 from enginewright.plugins.gpu.cuda_driver import load_cuda
 from enginewright.plugins.steps.slots import SlotRun
 from tests.gpu import engines
@@ -45,8 +46,8 @@ def open_slots(path: Path, capability: int) -> Iterator[EngineSlots]:
     device = library.open_device()
     section = EngineSection(file=path.name, bytes=1, sha256="0" * 64, profiles=engines.PROFILES)
     loaded, choices = library.load_engine(path), choices_of([section])
-    sizes = {"slots": 8, "capacity": engines.C, "vocab": tiny.V}
-    engine_slots = EngineSlots(library, device, [loaded], choices, engines.linear_io(), **sizes)
+    sizes, sampler = SlotSizes(8, engines.C, tiny.V), open_sampler(device, path.parent, 8, tiny.V, ())
+    engine_slots = EngineSlots(library, device, [loaded], choices, engines.linear_io(), sizes, sampler)
     yield engine_slots
     engine_slots.close()
     device.close()

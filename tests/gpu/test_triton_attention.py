@@ -46,7 +46,7 @@ def test_a_graph_with_memory_that_is_given():
     """Captured once, replayed for contexts that have grown since: nothing in it was decided by their lengths."""
     case = Case((1, 1, 1), (700, 100, 3000), *GROUPS[2], 128, dtype="bf16")
     step = cases.step_of(case, "cuda")
-    (k, v), blocks = step.caches, step.table.shape[1]
+    blocks = step.table.shape[1]
     out = torch.empty_like(step.q)
     scratch = torch.empty(1 << 23, dtype=torch.uint8, device="cuda")
     work = torch.empty(cases.launch.work_size(3, blocks), dtype=torch.int32, device="cuda")
@@ -54,8 +54,7 @@ def test_a_graph_with_memory_that_is_given():
 
     def run() -> None:
         cases.launch.decode_work(lengths, blocks, 32, out=work)
-        tensors = {"out": out, "scratch": scratch, "work": work}
-        cases.launch.paged_attention(step.q, k, v, step.table, step.q_start, lengths, *step.rest, **tensors)
+        step.attend(cases.AttentionParts(scratch, work=work), lengths, out)
 
     lengths.fill_(1)
     run()

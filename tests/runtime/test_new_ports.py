@@ -22,6 +22,7 @@ from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.static_shapes import StaticShapes, padding_blocks
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import FloatArray, StepInput
 from enginewright.runtime.shared.errors import BundleError, RequestError
@@ -113,7 +114,7 @@ PROMPTS = [[5, 90, 17, 200, 3], [44] * 40, [7, 9]]
 
 def test_a_served_model_reads_them(bundle: Bundle) -> None:
     model = replace(bundle.model, generation_defaults={})
-    with LLM.from_executor(CpuExecutor(bundle, {"full": 32}, threads=1), model, prefill_chunk=16) as llm:
+    with LLM.from_executor(CpuExecutor(bundle, {"full": 32}, Placement(threads=1)), model, prefill_chunk=16) as llm:
         for ids in PROMPTS:
             np.testing.assert_allclose(llm.logits(ids), expected(ids), atol=1e-4)  # float32 of 8 columns
         params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -133,7 +134,7 @@ def test_padding_knows_them(bundle: Bundle) -> None:
     found = []
     for padded in (False, True):
         blocks = 32 + padding_blocks(plan, bundle.program("cpu").cache_groups)["full"]
-        inner = CpuExecutor(bundle, {"full": blocks}, threads=1)
+        inner = CpuExecutor(bundle, {"full": blocks}, Placement(threads=1))
         with LLM.from_executor(StaticShapes(inner, plan) if padded else inner, model, prefill_chunk=40) as llm:
             found.append([output.token_ids for output in llm.generate(PROMPTS, params)])
     assert found[0] == found[1]
@@ -187,4 +188,4 @@ def test_the_interpreter_checks_them(name: str, array: Array | None, message: st
 def test_a_port_that_nobody_declares(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(PORTS, "embeddings")
     with pytest.raises(BundleError, match="'embeddings' isn't an array of a step"):
-        CpuExecutor(bundle, {"full": 32}, threads=1)
+        CpuExecutor(bundle, {"full": 32}, Placement(threads=1))

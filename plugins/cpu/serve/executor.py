@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.bundle.reader import DECODE, Bundle, Load, tuning_path
+from enginewright.runtime.bundle.reader import DECODE, Bundle, tuning_path
 from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
-from enginewright.runtime.executors.target import Offload
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import OffloadError, RequestError
@@ -48,15 +48,13 @@ class CpuExecutor(HostBlocks):
     Args:
         bundle: a bundle with a ready target ``target``.
         blocks: cache group -> blocks to allocate.
-        threads: the number of threads of the kernels; 0 takes one for each core.
-        isa: instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable");
-            None takes the best there is.
+        placement: the threads of the kernels, their instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni",
+            "avx512", "avx2_vnni", "avx2", "portable"), the way weights get into memory (read ones don't change with
+            their files), and the folder that blocks are offloaded to.
         tuning: the way work is cut into tasks: see ``CpuProgram``. None takes the result of ``optimize tune`` for this
-            bundle and machine, if there is one, and its number of threads if ``threads`` is 0.
-        load: the way weights get into memory: mapped, or read, after which changes of their files don't matter.
+            bundle and machine, if there is one, and its number of threads if the placement has none.
         target: one whose program is the cpu target's.
         part: the program of rank 0, if that isn't the target's, and what it meets the other ranks by.
-        offload: the folder that blocks are offloaded to; None: all are in memory.
         entry: the name of the program of the target that runs.
 
     Attributes:
@@ -66,26 +64,24 @@ class CpuExecutor(HostBlocks):
     Raises:
         BundleError: the program doesn't hold together.
         CapacityError: less memory is free than the caches take.
-        OffloadError: no file can be made in the folder of ``offload``.
+        OffloadError: no file can be made in the folder of the placement's ``offload``.
     """
 
     def __init__(
         self,
         bundle: Bundle,
         blocks: Mapping[str, int],
+        placement: Placement = Placement(),
         *,
-        threads: int = 0,
-        isa: str | None = None,
         tuning: Mapping[str, int] | None = None,
-        load: Load = "map",
         target: str = "cpu",
         part: tuple[LoweredProgram, Exchange] | None = None,
-        offload: Offload | None = None,
         entry: str = DECODE,
     ) -> None:
         program, exchange = part or (bundle.program(target, entry), None)
         self._bundle, self._target = bundle, target
-        weights = {use.name: bundle.part(use, load) for use in program.weights}
+        threads, isa, offload = placement.threads, placement.isa, placement.offload
+        weights = {use.name: bundle.part(use, placement.load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self._slots = dict(offload.slots) if offload is not None else {}
@@ -104,8 +100,7 @@ class CpuExecutor(HostBlocks):
             isa=isa,
             tuning=tuning,
             exchange=exchange,
-            folder="" if offload is None else offload.folder,
-            slots=self._slots,
+            offload=offload,
         )
         self.caps = ExecutorCaps(
             shared_blocks=True,

@@ -32,11 +32,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.bundle.reader import Bundle, Load
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.host_blocks import cache_identity
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.ranks.kinds.tensor import expert_shares
-from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
@@ -54,9 +54,6 @@ from .rank_process import RankSetting, cache_sizes, cpu_facts
 RANKS_A_CORE = 8
 """The most ranks for each core; more are refused. Several a core are for tests: they are as slow as they are many."""
 
-PATIENCE = 30.0
-"""Seconds that rank 0 waits for a rank which makes no progress."""
-
 _SPIN = 50e-6  # seconds that a rank waits awake for the others, where each has cores of its own
 _START_SECONDS = 600.0
 _END_SECONDS = 5.0
@@ -70,10 +67,9 @@ class RankedExecutor(CpuExecutor):
     Args:
         bundle: a bundle with a ready target ``target``.
         blocks: cache group -> blocks to allocate; the same on all ranks.
-        how: the partition, of two ranks or more.
-        threads: threads of each rank; 0 shares the cores out, at least one a rank.
-        isa, tuning, load, target: see ``CpuExecutor``.
-        patience: seconds that rank 0 waits for a rank which makes no progress.
+        placement: its partition has two ranks or more. ``threads`` are each rank's; 0 shares the cores out, at least
+            one a rank. ``rank_timeout``: seconds that rank 0 waits for a rank which makes no progress.
+        tuning, target: see ``CpuExecutor``.
 
     Raises:
         BundleError, CapacityError: as ``CpuExecutor`` does, of any rank; CapacityError also without shared memory.
@@ -85,18 +81,14 @@ class RankedExecutor(CpuExecutor):
         self,
         bundle: Bundle,
         blocks: Mapping[str, int],
-        how: Partition,
+        placement: Placement,
         *,
-        threads: int = 0,
-        isa: str | None = None,
         tuning: Mapping[str, int] | None = None,
-        load: Load = "map",
         target: str = "cpu",
-        patience: float = PATIENCE,
     ) -> None:
+        how, isa, note = placement.partition, placement.isa or isas()[0], ""
         programs = rank_programs(bundle, target, how)
-        threads, cores = _placed(how.ranks, threads)
-        isa, note = isa or isas()[0], ""
+        threads, cores = _placed(how.ranks, placement.threads)
         if tuning is None:
             tuned, note = tuning_of(bundle, isa)
             tuning = tuned.choices if tuned is not None else {}
@@ -118,7 +110,7 @@ class RankedExecutor(CpuExecutor):
                 blocks=dict(blocks),
                 threads=threads,
                 isa=isa,
-                load=load,
+                load=placement.load,
                 tuning=dict(tuning),
                 cores=cores[rank] if cores else (),
                 file=self._link.fd,
@@ -133,13 +125,12 @@ class RankedExecutor(CpuExecutor):
         self._cores = cores[0] if cores else ()
         self._how, self._pinned = how, 0
         self._pending: deque[_Posted] = deque()
-        self._processes = RankProcesses(settings, self._link, patience)
+        self._processes = RankProcesses(settings, self._link, placement.rank_timeout)
         try:
             with _on_cores(self._cores):
                 part = programs[0], self._link
-                super().__init__(
-                    bundle, blocks, threads=threads, isa=isa, tuning=tuning, load=load, target=target, part=part
-                )
+                of_rank_0 = replace(placement, threads=threads, isa=isa, offload=None)
+                super().__init__(bundle, blocks, of_rank_0, tuning=tuning, target=target, part=part)
             self._processes.wait_until_ready()
         except BaseException:
             self._processes.close()

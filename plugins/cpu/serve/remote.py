@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from enginewright.runtime.bundle.reader import Bundle, Load
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
@@ -28,7 +29,6 @@ from ..extension import cpu_extension as _cpu
 from ..step_profile import StepProfile
 from .executor import CpuExecutor, tuning_of
 from .rank_process import cpu_facts
-from .ranked import PATIENCE
 from .remote_rank import RemoteSetting
 
 
@@ -38,12 +38,11 @@ class RemoteExecutor:
     Args:
         bundle: a bundle with a ready target ``target``, at the same path on all machines.
         blocks: cache group -> blocks to allocate; the same on all ranks.
-        how: the partition, of as many ranks as there are places.
+        placement: its partition has as many ranks as there are places. ``threads`` are each rank's, 0 for one; all
+            machines must have ``isa``, None takes the best that this one has. ``rank_timeout``: seconds that a rank
+            waits for a message of another one.
         places: the places where ranks run; closed with the executor.
-        threads: threads of each rank.
-        isa: the instruction set that all machines must have; None takes the best that this one has.
-        tuning, load, target: see ``CpuExecutor``.
-        patience: seconds that a rank waits for a message of another one.
+        tuning, target: see ``CpuExecutor``.
 
     Raises:
         BundleError, CapacityError, RequestError: as ``RankedExecutor`` does, of any rank, whose machine is named.
@@ -54,16 +53,13 @@ class RemoteExecutor:
         self,
         bundle: Bundle,
         blocks: Mapping[str, int],
-        how: Partition,
+        placement: Placement,
         places: Places,
         *,
-        threads: int = 1,
-        isa: str | None = None,
         tuning: Mapping[str, int] | None = None,
-        load: Load = "map",
         target: str = "cpu",
-        patience: float = PATIENCE,
     ) -> None:
+        how, patience = placement.partition, placement.rank_timeout
         self._how, self._machines = how, places.machines
         self._pending: deque[_Sent] = deque()
         self._others = others = OtherRanks(how, places, patience)
@@ -71,7 +67,7 @@ class RemoteExecutor:
         try:
             check_partition(how)
             programs = rank_programs(bundle, target, how)
-            isa = isa or isas()[0]
+            threads, isa = placement.threads or 1, placement.isa or isas()[0]
             tuning = _tuning(bundle, isa) if tuning is None else tuning
             settings = {
                 rank: RemoteSetting(
@@ -81,7 +77,7 @@ class RemoteExecutor:
                     blocks=dict(blocks),
                     threads=threads,
                     isa=isa,
-                    load=load,
+                    load=placement.load,
                     tuning=dict(tuning),
                     machines=places.machines,
                     timeout=patience,
@@ -91,9 +87,8 @@ class RemoteExecutor:
             }
             others.start(settings)
             part = programs[0], _cpu.MessageExchange(0, self._mail.move)
-            self._own = CpuExecutor(
-                bundle, blocks, threads=threads, isa=isa, tuning=tuning, load=load, target=target, part=part
-            )
+            of_rank_0 = replace(placement, threads=threads, isa=isa, offload=None)
+            self._own = CpuExecutor(bundle, blocks, of_rank_0, tuning=tuning, target=target, part=part)
             others.wait_until_ready()
         except BaseException:
             self.close()

@@ -10,11 +10,12 @@ that ranks exchange is asked for by their programs: see ``MessageExchange``.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from enginewright.runtime.bundle.reader import Bundle, Load
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.errors import EnginewrightError
 
@@ -54,9 +55,9 @@ def open_part(told: bytes, rank: int) -> Part:
     check_same(cpu_facts(bundle, setting.isa, lowered), setting.same)
     mail = Mail(rank, setting.machines, setting.timeout)
     load: Load = "read" if setting.load == "read" else "map"
-    further: dict[str, Any] = {"threads": setting.threads, "isa": setting.isa, "tuning": setting.tuning}
+    placement = Placement(threads=setting.threads, isa=setting.isa, load=load)
     part = lowered, _cpu.MessageExchange(rank, mail.move)
-    executor = CpuExecutor(bundle, setting.blocks, load=load, target=setting.target, part=part, **further)
+    executor = CpuExecutor(bundle, setting.blocks, placement, tuning=setting.tuning, target=setting.target, part=part)
     return mail, lambda store: _run_steps(setting, executor, mail)
 
 

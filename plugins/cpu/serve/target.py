@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from enginewright.runtime.bundle.reader import DECODE, Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget, program_groups
@@ -22,25 +24,8 @@ def _make(asked: ExecutorArguments) -> Executor:
     if placement.partition.ranks > 1:
         from .ranked import RankedExecutor
 
-        return RankedExecutor(
-            asked.bundle,
-            asked.blocks,
-            placement.partition,
-            threads=placement.threads,
-            isa=placement.isa,
-            load=placement.load,
-            target=asked.target,
-            patience=placement.rank_timeout,
-        )
-    return CpuExecutor(
-        asked.bundle,
-        asked.blocks,
-        threads=placement.threads,
-        isa=placement.isa,
-        load=placement.load,
-        offload=placement.offload,
-        entry=asked.entry,
-    )
+        return RankedExecutor(asked.bundle, asked.blocks, placement, target=asked.target)
+    return CpuExecutor(asked.bundle, asked.blocks, placement, entry=asked.entry)
 
 
 def _on_machines(asked: ExecutorArguments, address: str) -> Executor:
@@ -58,17 +43,8 @@ def _on_machines(asked: ExecutorArguments, address: str) -> Executor:
     placement = asked.placement
     check_partition(placement.partition)
     places = RayPlaces(address, placement.partition.ranks, placement.threads)
-    return RemoteExecutor(
-        asked.bundle,
-        asked.blocks,
-        placement.partition,
-        places,
-        threads=places.threads,
-        isa=placement.isa,
-        load=placement.load,
-        target=asked.target,
-        patience=placement.rank_timeout,
-    )
+    placement = replace(placement, threads=places.threads)
+    return RemoteExecutor(asked.bundle, asked.blocks, placement, places, target=asked.target)
 
 
 def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Placement()) -> tuple[CacheGroup, ...]:

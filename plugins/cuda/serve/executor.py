@@ -37,7 +37,7 @@ from ..section import CudaSection
 from .exchange import Exchange
 from .kernels import CarriedLauncher
 from .ops import Launcher
-from .program import CudaProgram, step_memory, weight_tensor
+from .program import CudaProgram, Place, step_memory, weight_tensor
 from .steps import Capture, CudaSteps, Graph
 
 
@@ -107,12 +107,9 @@ class CudaExecutor:
             bound = CudaProgram(
                 program,
                 weights,
-                device=device,
-                gpu=self._place.gpu,
-                launcher=launcher,
+                Place(device, self._place.gpu, launcher, self._place.processors),
                 blocks=self.blocks,
                 limits=limits,
-                processors=self._place.processors,
                 exchange=None if part is None else part.exchange,
             )
             self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)

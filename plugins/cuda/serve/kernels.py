@@ -25,7 +25,7 @@ from ...gpu.tiles import Tile, gpu_of
 from ...steps.packed_steps import StepLimits, StepShape, input_shapes
 from ..section import CudaSection
 from .exchange import Exchange
-from .program import TORCH_DTYPES, CudaProgram
+from .program import TORCH_DTYPES, CudaProgram, Place
 
 _META = torch.device("meta")
 
@@ -85,9 +85,7 @@ def specs_of(
     bound = CudaProgram(
         program,
         {use.name: _meta_weight(use.shape, use.dtype) for use in program.weights},
-        device=_META,
-        gpu=gpu_of(collector.capability),
-        launcher=collector,
+        Place(_META, gpu_of(collector.capability), collector),
         blocks={group.name: 1 for group in program.cache_groups},
         limits=limits,
         exchange=exchange,

@@ -23,6 +23,9 @@ from enginewright.runtime.shared.lowered_program import Affine, Operand, Step
 from ...gpu.call import Call
 from ...gpu.specs import AttentionShape, splits_of
 from ...gpu.step_calls import (
+    AttendedBatch,
+    AttentionParts,
+    AttentionRule,
     LayerCaches,
     Stored,
     attention_calls,
@@ -291,22 +294,16 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     calls = attention_calls(
         _heads_together(q, works),
         cache.of,
-        table,
-        q_start,
-        kv_len,
-        sinks,
-        slopes,
+        AttendedBatch(table, q_start, kv_len, p.decodes, p.mixed),
+        AttentionRule(float(a["scale"]), int(a["window"]), float(a["softcap"]), sinks, slopes),
+        AttentionParts(
+            p.scratch(),
+            work=p.work(cache, table, kv_len, int(a["window"]), works),
+            workers=len(kv_len) * splits_of(table.shape[1], cache.group.block_size),
+        ),
         result,
-        p.scratch(),
         p.gpu,
         p.tile,
-        work=p.work(cache, table, kv_len, int(a["window"]), works),
-        workers=len(kv_len) * splits_of(table.shape[1], cache.group.block_size),
-        scale=float(a["scale"]),
-        window=int(a["window"]),
-        softcap=float(a["softcap"]),
-        decodes=p.decodes,
-        mixed=p.mixed,
     )
     for call in calls:
         if call.kernel == "listed_attention":  # as many programs go through the list as run at a time

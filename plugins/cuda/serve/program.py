@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -53,18 +54,32 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 """The torch types of buffers, weights and caches; values of 4 bits are two to a byte."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A device with the kernels that are made for it.
+
+    Attributes:
+        device: "cuda" or one of several; "cpu" with an interpreting launcher; "meta" to see a program's calls alone.
+        gpu: what kernels are made for.
+        launcher: runs them.
+        processors: multiprocessors of the GPU.
+    """
+
+    device: torch.device
+    gpu: GpuLimits
+    launcher: Launcher
+    processors: int = 1
+
+
 class CudaProgram:
     """A program with its memory: arena, weights, caches, inputs.
 
     Args:
         program: of the target, in its form: weights in rows, activations in 16 bits.
-        weights: by name, as the bundle has them, on ``device``; narrow ones are laid by group in it (``lay_narrow``).
-        device: "cuda" or one of several; "cpu" with an interpreting launcher; "meta" to see its calls alone.
-        gpu: what kernels are made for.
-        launcher: runs them.
+        weights: by name, as the bundle has them, on the device; narrow ones are laid by group in it (``lay_narrow``).
+        place: where it runs.
         blocks: cache group -> blocks of its pool.
         limits: of steps.
-        processors: multiprocessors of the GPU.
         exchange: what a program of several ranks meets the others by.
     """
 
@@ -72,39 +87,36 @@ class CudaProgram:
         self,
         program: LoweredProgram,
         weights: dict[str, Tensor],
+        place: Place,
         *,
-        device: torch.device,
-        gpu: GpuLimits,
-        launcher: Launcher,
         blocks: Mapping[str, int],
         limits: StepLimits,
-        processors: int = 1,
         exchange: Exchange | None = None,
     ) -> None:
         self._exchange = exchange
-        self.program, self.limits, self.gpu = program, limits, gpu
-        self.device, self.processors = device, processors
+        self.program, self.limits, self.gpu = program, limits, place.gpu
+        self.device, self.processors = place.device, place.processors
         self._lists: dict[int, Tensor] = {}
         self._listed: set[int] = set()
-        self._launcher = launcher
+        self._launcher = place.launcher
         self._laid = lay_narrow(program, weights)
         self._weights = weights
         self._uses = {use.name: use for use in program.weights}
         self.groups = program.cache_groups
         self.caches = {
-            f"{group.name}/{layer}": Cache(group, _new_caches(group, blocks[group.name], device))
+            f"{group.name}/{layer}": Cache(group, _new_caches(group, blocks[group.name], self.device))
             for group in self.groups
             for layer in group.layers
         }
         begins, most = _memory_of_regions(program, limits)
-        self.arena = torch.empty(most, dtype=torch.uint8, device=device)
+        self.arena = torch.empty(most, dtype=torch.uint8, device=self.device)
         self._typed = {name: self.arena.view(dtype) for name, dtype in TORCH_DTYPES.items()}
         self._places = {b.name: b.offset + begins[b.region] for b in program.buffers if b.offset is not None}
         self._rooms = {
-            name: torch.empty(size, dtype=torch.uint8, device=device)
+            name: torch.empty(size, dtype=torch.uint8, device=self.device)
             for name, size in room_bytes(program, limits).items()
         }
-        self._scratch = torch.empty(max(scratch_floats(program, limits), 1), dtype=torch.float32, device=device)
+        self._scratch = torch.empty(max(scratch_floats(program, limits), 1), dtype=torch.float32, device=self.device)
         self._biases: dict[str, Tensor] = {}
         self._taps: dict[str, Tensor] = {}
         self._sizes = (0, 0, 0)

@@ -66,40 +66,53 @@ def _paged_attention(k: Kernel) -> None:
             position = T.Bind(length - stop + first)
             with T.serial(int64(0), int64(heads // together)) as part:
                 at = T.Bind(head * int64(heads) + part * int64(together))
+                tile = Tile(b, head, at, together, first, last, position)
                 with T.If(last - first == int64(1)):
                     with T.Then():
-                        _rows(k, a, b, head, at, together, first, 1, last, position)
+                        _rows(k, a, tile, 1)
                     with T.Else():
                         if tokens > 1:
-                            _rows(k, a, b, head, at, together, first, tokens, last, position)
+                            _rows(k, a, tile, tokens)
                         else:
                             T.evaluate(int64(0))
             token.set(last)
 
 
-def _rows(
-    k: Kernel,
-    a: Attention,
-    request: Expr,
-    kv_head: Expr,
-    head: Expr,
-    heads: int,
-    first: Expr,
-    tokens: int,
-    stop: Expr,
-    position: Expr,
-) -> None:
-    """The tokens from ``first`` to before ``stop``, at most ``tokens``, with ``heads`` heads: all see the same keys.
+@dataclass
+class Tile:
+    """Neighbouring tokens of a request with some of the query heads that read one key/value head.
+
+    Attributes:
+        request: its number in the step.
+        kv_head: the key/value head.
+        head: the first query head.
+        heads: how many there are from it on.
+        first, stop: the first token, and the one after the last.
+        position: of the first token in its request.
+    """
+
+    request: Expr
+    kv_head: Expr
+    head: Expr
+    heads: int
+    first: Expr
+    stop: Expr
+    position: Expr
+
+
+def _rows(k: Kernel, a: Attention, tile: Tile, tokens: int) -> None:
+    """Writes the loops of a tile of at most ``tokens`` tokens: all its rows see the same keys.
 
     Where there are fewer tokens the last one is computed again, and stored once more.
     """
+    head, heads, first = tile.head, tile.heads, tile.first
     keys, values, group = k.cache()
     cached, depth, channels, size = group.sizes
     attrs = k.step.attrs
     scale, window, softcap = float(attrs["scale"]), int(attrs["window"]), float(attrs["softcap"])
     rows = [(t, h) for t in range(tokens) for h in range(heads)]
-    token = [T.Bind(T.min(first + int64(t), stop - int64(1))) for t in range(tokens)]
-    place = [T.Bind(position + token[t] - first) for t in range(tokens)]
+    token = [T.Bind(T.min(first + int64(t), tile.stop - int64(1))) for t in range(tokens)]
+    place = [T.Bind(tile.position + token[t] - first) for t in range(tokens)]
     greatest = [Local(f32(NONE)) for _ in rows]
     sums = [Local(vector(f32(0.0), LANES), LANES) for _ in rows]
     powers = [on_stack(size) for _ in rows]
@@ -107,7 +120,7 @@ def _rows(
     begin = T.floordiv(T.max(place[0] - int64(window - 1), int64(0)), int64(size)) if window else int64(0)
     end = T.Bind(T.floordiv(place[-1], int64(size)) + int64(1))
     with T.serial(T.Bind(begin), end) as block:
-        piece = T.cast(a.table.buffer[request, block], "int64") * int64(cached) + kv_head
+        piece = T.cast(a.table.buffer[tile.request, block], "int64") * int64(cached) + tile.kv_head
         key_at, value_at = T.Bind(piece * int64(size * depth)), T.Bind(piece * int64(size * channels))
         scores = [[Local(vector(f32(0.0), LANES), LANES) for _ in range(size // LANES)] for _ in rows]
         with T.serial(int64(0), int64(depth)) as d:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...shared.errors import RequestError, shown
@@ -51,20 +52,39 @@ def begins_with_token(text: str, tokenizer: Vocabulary) -> bool:
     return any(text.startswith(token) and is_token(token, tokenizer) for token in tokenizer.added_tokens)
 
 
+@dataclass(frozen=True)
+class AnswerRules:
+    """The rules that a grammar holds an answer to.
+
+    Attributes:
+        choice: "auto": text, and calls where one begins. "required": one call or more. A tool's name: one call of it.
+            "none": no calls are offered.
+        strict: whether "auto" holds calls to the tools' schemas; None asks each tool's ``strict``. False holds them to
+            their form alone.
+        parallel: there may be several calls. Without it the calls are held to their schemas.
+        schema: of the answer, where it isn't a call.
+        reasoning_budget: the most tokens of the reasoning, after which its end follows; None for no limit. Calls are
+            then held to their schemas.
+    """
+
+    choice: str = "auto"
+    strict: bool | None = None
+    parallel: bool = True
+    schema: Mapping[str, Any] | None = None
+    reasoning_budget: int | None = None
+
+
 def write_grammar(
     spelling: Spelling,
     tokenizer: Vocabulary,
     tools: Sequence[Mapping[str, Any]] | None,
+    answer: AnswerRules,
     *,
-    choice: str = "auto",
-    strict: bool | None = None,
-    parallel: bool = True,
-    schema: Mapping[str, Any] | None = None,
     reasoning_open: bool = False,
-    reasoning_budget: int | None = None,
     ignored: set[str] | None = None,
 ) -> str | None:
     """Returns the grammar of an answer, as ``ChatFormat.grammar`` describes."""
+    choice, strict, parallel, schema = answer.choice, answer.strict, answer.parallel, answer.schema
     offered = offered_tools(tools)
     if choice not in ("auto", "required", "none"):
         parallel = False  # it is called once
@@ -76,7 +96,7 @@ def write_grammar(
     elif choice != "auto" and not offered:
         raise RequestError(f"tool_choice: {choice}: no tools are offered", hint="Pass tools.")
     enforced = choice != "auto" or strict is True or not parallel or (strict is None and any(one[2] for one in offered))
-    budget = None if spelling.reasoning is None else reasoning_budget
+    budget = None if spelling.reasoning is None else answer.reasoning_budget
     if schema is None and not (offered and enforced) and budget is None:
         return None
     if offered and spelling.calls is None:

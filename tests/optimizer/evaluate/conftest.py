@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from enginewright.optimizer.evaluate.models import BundleModel
+from enginewright.optimizer.evaluate.models import BundleModel, OpenOptions
 from enginewright.optimizer.export import export
 
 TEXT = (
@@ -69,6 +69,6 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bundle_model(tiny_bundle: Path) -> Iterator[BundleModel]:
-    model = BundleModel(tiny_bundle, threads=1, memory="16MiB")
+    model = BundleModel(tiny_bundle, OpenOptions(threads=1, memory="16MiB"))
     yield model
     model.close()

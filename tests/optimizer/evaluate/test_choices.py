@@ -15,7 +15,7 @@ from enginewright.optimizer.evaluate.choices import (
     encode_choices,
     read_questions,
 )
-from enginewright.optimizer.evaluate.models import BundleModel
+from enginewright.optimizer.evaluate.models import BundleModel, OpenOptions
 from enginewright.runtime.shared.errors import RequestError
 
 from .conftest import Pair
@@ -59,7 +59,7 @@ def lm_eval_scores(pair: Pair, entry: dict[str, Any]) -> tuple[list[float], list
 def test_scores_and_accuracy_equal_transformers(pair: Pair, text: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "q.jsonl", *(json.dumps(q) for q in QUESTIONS))
     expected = [lm_eval_scores(pair, q) for q in QUESTIONS]
-    model = BundleModel(pair.bundle, threads=1, memory=None)
+    model = BundleModel(pair.bundle, OpenOptions(threads=1, memory=None))
     try:
         for question, (sums, _) in zip(read_questions(file), expected, strict=True):
             encoded = encode_choices(question, model.tokenizer, 512)

@@ -11,7 +11,7 @@ from enginewright.optimizer.bisect import Given, bisect
 from enginewright.optimizer.bisect.bisection import EMISSION
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.export import export
-from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pass_context import Recovered, pass_context
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
@@ -78,7 +78,7 @@ def test_group_and_prune_then_recover_then_4_bits(tmp_path: Path) -> None:
     requested = trained.recipe_for(smallest(budget=BudgetSection(max_kl=20.0)))
     assert (requested.prune, requested.attention) == (PRUNE, HEADS) and requested.auto is not None
     sequences = trained.folder.tokens(trained.description.origin)[1]
-    inputs = Searching(capture(model), sequences, None, None, silent, trained.weights(), trained.recipe)
+    inputs = Searching(capture(model), sequences, None, None, silent, Recovered(trained.weights(), trained.recipe))
     result = search(requested, inputs)
     assert result.auto is not None and result.candidates == ()
     assert result.auto.shapes_kl > 0 and not result.recipe.searched

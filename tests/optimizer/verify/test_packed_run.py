@@ -10,6 +10,7 @@ from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.onnx.serve.executor import OnnxExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
+from enginewright.runtime.executors.target import Placement
 from tests.plugins.steps import tiny_onnx
 
 
@@ -41,7 +42,7 @@ def test_it_equals_the_engine(context: int, seed: int, tiny_bundle: Path) -> Non
     bundle = Bundle.open(tiny_bundle)
     plan = plan_steps(context)
     groups = bundle.program("cpu").cache_groups
-    executor = CpuExecutor(bundle, {g.name: blocks_for(plan, g.block_size) for g in groups}, threads=1)
+    executor = CpuExecutor(bundle, {g.name: blocks_for(plan, g.block_size) for g in groups}, Placement(threads=1))
     ids = np.random.default_rng(seed).integers(0, bundle.model.vocab_size, (2, max(plan.lengths)), dtype=np.int32)
     sequences = [row[:length] for row, length in zip(ids, plan.lengths, strict=True)]
     packed = run_packed(executor, sequences, plan, seed)

@@ -10,6 +10,7 @@ import pytest
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.shared.contracts import NO_TOKEN, SamplingBatch, StepInput
 from enginewright.runtime.shared.errors import RequestError
 
@@ -42,7 +43,7 @@ def batch(rows: int = ROWS, logprobs: int | None = None, **changes: float) -> Sa
 @pytest.mark.parametrize("logprobs", [None, 0, 5])
 def test_equals_the_cpu_target(tiny_bundle: Path, logprobs: int | None) -> None:
     bundle = Bundle.open(tiny_bundle)
-    executor = CpuExecutor(bundle, {g.name: 1 for g in bundle.program("cpu").cache_groups}, threads=1)
+    executor = CpuExecutor(bundle, {g.name: 1 for g in bundle.program("cpu").cache_groups}, Placement(threads=1))
     places = np.arange(ROWS, dtype=np.int32)
     output = executor.submit(
         StepInput(

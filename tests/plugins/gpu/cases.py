@@ -24,7 +24,13 @@ from enginewright.passes.ops.quantized_cache import (
 from enginewright.plugins.gpu import launch
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.specs import AttentionShape, attention_scratch
-from enginewright.plugins.gpu.step_calls import LayerCaches, attention_calls
+from enginewright.plugins.gpu.step_calls import (
+    AttendedBatch,
+    AttentionParts,
+    AttentionRule,
+    LayerCaches,
+    attention_calls,
+)
 from enginewright.plugins.gpu.tiles import GPUS, attention_tiles
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -67,10 +73,12 @@ class Step:
         return op(self.q, *self.caches, self.table, self.q_start, self.kv_len, *self.rest)
 
     def triton(self, split_keys: int | None) -> Tensor:
-        k, v, *scales = self.caches
-        return launch.paged_attention(
-            self.q, k, v, self.table, self.q_start, self.kv_len, *self.rest, *scales, split_keys=split_keys
-        )
+        return self.attend(AttentionParts(split_keys=split_keys))
+
+    def attend(self, parts: AttentionParts, kv_len: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        batch = AttendedBatch(self.table, self.q_start, self.kv_len if kv_len is None else kv_len)
+        caches, rule = LayerCaches(*self.caches), AttentionRule(*self.rest)  # type: ignore[arg-type]
+        return launch.paged_attention(self.q, caches, batch, rule, parts, out=out)
 
 
 def step_of(case: Case, device: str = "cpu") -> Step:
@@ -124,7 +132,6 @@ def preallocated(case: Case) -> tuple[bool, list[str]]:
     """
     step = step_of(case)
     want = step.triton(case.split_keys)
-    k, v, *scales = step.caches
     tokens, heads, size = step.q.shape
     kind = case.cache or case.dtype
     shape = AttentionShape(heads, case.kv_heads, size, size, case.block_size, case.dtype, kind, 1.0)  # type: ignore[arg-type]
@@ -133,8 +140,7 @@ def preallocated(case: Case) -> tuple[bool, list[str]]:
     guarded = torch.full((bytes_needed + 64,), 0xA5, dtype=torch.uint8)
 
     def run(out: Tensor, scratch: Tensor) -> Tensor:
-        known = {"split_keys": case.split_keys, "out": out, "scratch": scratch}
-        return launch.paged_attention(step.q, k, v, step.table, step.q_start, step.kv_len, *step.rest, *scales, **known)
+        return step.attend(AttentionParts(scratch, case.split_keys), out=out)
 
     got = run(out, guarded[:bytes_needed])
     inside = bool((guarded[bytes_needed:] == 0xA5).all()) and got.data_ptr() == out.data_ptr()
@@ -156,29 +162,23 @@ def listed(case: Case, workers: int | None, device: str = "cpu") -> tuple[bool, 
     """Returns True if a step with a work list gives the same bits, unwritten memory being NaN; the list; its result."""
     step = step_of(case, device)
     want = step.triton(case.split_keys)
-    k, v, *scales = step.caches
     blocks = step.table.shape[1]
     split_keys = case.split_keys or 512
     sizes = {"window": case.window, "split_keys": split_keys}
     work = launch.decode_work(step.kv_len, blocks, case.block_size, **sizes)
     scratch = torch.full((1 << 23,), 0xFF, dtype=torch.uint8, device=device)  # NaN
-    got = launch.paged_attention(
-        step.q, k, v, step.table, step.q_start, step.kv_len, *step.rest, *scales,
-        split_keys=split_keys, scratch=scratch, work=work, workers=workers,
-    )  # fmt: skip
+    got = step.attend(AttentionParts(scratch, split_keys, work, workers))
     return torch.equal(got, want), work[: 1 + 2 * int(work[0])].tolist(), got
 
 
 def listed_padding() -> list[int]:
     """The work list of four requests of which one is padding, whose result is seen to be 0 and to touch no other's."""
     step = step_of(Case(new=(1, 1, 1, 1), past=(40, 150, 0, 10), split_keys=64))
-    k, v = step.caches
-    arguments = (step.q, k, v, step.table, step.q_start)
-    want = launch.paged_attention(*arguments, step.kv_len, *step.rest, split_keys=64)
+    want = step.triton(64)
     kv_len = step.kv_len.clone()
     kv_len[2] = 0
     work = launch.decode_work(kv_len, step.table.shape[1], 32, split_keys=64)
-    got = launch.paged_attention(*arguments, kv_len, *step.rest, split_keys=64, work=work)
+    got = step.attend(AttentionParts(split_keys=64, work=work), kv_len)
     want[2] = 0
     assert torch.equal(got, want)
     return work[: 1 + 2 * int(work[0])].tolist()
@@ -273,11 +273,15 @@ def clamped(case: Case, seed: int) -> tuple[bool, bool]:
         needed = (
             attention_scratch(tokens, heads, values.shape[3], table.shape[1], case.block_size, splits) if splits else 0
         )
-        scale, window, softcap, sinks, slopes = step.rest
         calls = attention_calls(
-            *(step.q, caches, table, q_start, kv_len, sinks, slopes, out, torch.zeros(needed), GPUS[80]),
+            step.q,
+            caches,
+            AttendedBatch(table, q_start, kv_len, decodes=splits > 0),
+            AttentionRule(*step.rest),  # type: ignore[arg-type]
+            AttentionParts(torch.zeros(needed), splits),
+            out,
+            GPUS[80],
             lambda *of: tile,
-            **{"scale": scale, "window": window, "softcap": softcap, "decodes": splits > 0, "split_keys": splits},
         )
         for call in calls:
             if clamp and call.kernel == "paged_attention":

@@ -78,8 +78,14 @@ def _listed(cache: torch.dtype, gpu: GpuLimits) -> Call:
     scales = _floats(64, 32, KV_HEADS) if cache.itemsize == 1 else None
     scratch = _floats(attention_scratch(ROWS, HEADS, SIZE, 64, 32))
     listed, _combined = calls.attention_calls(
-        *(q, LayerCaches(pool, pool, scales, scales), table, lengths, lengths, None, None, q, scratch, gpu, tile),
-        **{"scale": SIZE**-0.5, "window": 0, "softcap": 0.0, "decodes": True, "work": _integers(1)},
+        q,
+        LayerCaches(pool, pool, scales, scales),
+        calls.AttendedBatch(table, lengths, lengths, decodes=True),
+        calls.AttentionRule(SIZE**-0.5),
+        calls.AttentionParts(scratch, work=_integers(1)),
+        q,
+        gpu,
+        tile,
     )
     return listed
 

@@ -17,6 +17,7 @@ from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.requests.block_keys import Namespace
 from enginewright.runtime.requests.lookup import PastAnswers
 from enginewright.runtime.requests.proposers import NOTHING
@@ -101,8 +102,8 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
     """With the same model, all of whose guesses are right; no room for four requests, and less in its cache."""
     single = ew.LLM(tiny_bundle, memory="1MiB", speculate=None)
     groups = single._executor.cache_groups
-    executor = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 5 for group in groups}, threads=1)
-    small = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 4 for group in groups}, threads=1)
+    executor = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 5 for group in groups}, Placement(threads=1))
+    small = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 4 for group in groups}, Placement(threads=1))
     model = DraftModel(small, 1000)
     engine = Engine(executor, SchedulerConfig(4, prefix_cache=True, speculate=True), [model])
     params = replace(PARAMS, max_tokens=50)

@@ -20,6 +20,7 @@ from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.static_shapes import StaticShapes, pad, padding_blocks, use_lines
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -45,7 +46,7 @@ def static(path: Path, plan: BucketPlan, blocks: int) -> tuple[LLM, StaticShapes
     groups = bundle.program("cpu").cache_groups
     padding = padding_blocks(plan, groups)
     counts = {g.name: blocks + padding[g.name] for g in groups}
-    executor = StaticShapes(CpuExecutor(bundle, counts, threads=2), plan)
+    executor = StaticShapes(CpuExecutor(bundle, counts, Placement(threads=2)), plan)
     assert set(executor.blocks.values()) == {blocks}
     return LLM.from_executor(executor, bundle.model, prefill_chunk=96), executor
 

@@ -8,7 +8,7 @@ from enginewright.runtime.executors.target import ExecutorArguments, Opening, Se
 
 
 def make(asked: ExecutorArguments) -> Executor:
-    return CpuExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
+    return CpuExecutor(asked.bundle, asked.blocks, asked.placement, target=asked.target)
 
 
 TARGET = ServedTarget(Opening(make), carries=None)  # its files are data: no code of a bundle runs

@@ -37,6 +37,7 @@ from enginewright.plugins.ranks.rank import GO, join
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import target_groups
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import FloatArray
@@ -180,7 +181,7 @@ def opened(path: Path, how: str, places: Processes, patience: float = HANG) -> L
 
     bundle, cut = Bundle.open(path), Partition.parse(how)
     blocks = {group.name: 40 for group in target_groups(bundle, "cpu", 1024)}
-    executor = RemoteExecutor(bundle, blocks, cut, places, patience=patience)
+    executor = RemoteExecutor(bundle, blocks, Placement(partition=cut, rank_timeout=patience), places)
     return LLM.from_executor(executor, bundle.model)
 
 
@@ -447,7 +448,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> Callable[[s
         wires.append(wire)
         for module in (others, messages, ranks):
             monkeypatch.setattr(module, "time", wire)
-        executor = remote.RemoteExecutor(bundle, blocks, Partition.parse(how), Simulated(wire), patience=30)
+        executor = remote.RemoteExecutor(bundle, blocks, Placement(partition=Partition.parse(how)), Simulated(wire))
         return LLM.from_executor(executor, bundle.model)
 
     return open_on
@@ -560,7 +561,7 @@ def test_a_bundle_that_is_elsewhere_is_an_error_that_names_the_machine(
 
     there = places(2)
     with pytest.raises(BundleError, match=r"rank 1 \(machine 127.0.0.2\): /nowhere") as raised:
-        remote.RemoteExecutor(bundle, {"full": 4}, Partition(tensor=2), there)
+        remote.RemoteExecutor(bundle, {"full": 4}, Placement(partition=Partition(tensor=2)), there)
     assert "at the same path on each machine" in str(raised.value.hint)
     wait_until(lambda: all(one.poll() is not None for one in there.processes))
 

@@ -15,6 +15,7 @@ from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.serve.tuning import TuningFile, load_tuning
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.shared.errors import BundleError
 
 ISA = isas()[0]
@@ -32,7 +33,7 @@ def file_for(bundle: Bundle, **changed: Any) -> TuningFile:
     ).model_copy(update=changed)
 
 
-def executor_of(bundle: Bundle, **options: Any) -> tuple[CpuExecutor, dict[str, int]]:
+def executor_of(bundle: Bundle, threads: int = 0, **options: Any) -> tuple[CpuExecutor, dict[str, int]]:
     """The executor, and the choices that its program was made with."""
     made: list[dict[str, int]] = []
     make = executable._executor
@@ -43,7 +44,8 @@ def executor_of(bundle: Bundle, **options: Any) -> tuple[CpuExecutor, dict[str, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executable, "_executor", watched)
-        executor = CpuExecutor(bundle, {g.name: 2 for g in bundle.program("cpu").cache_groups}, **options)
+        blocks = {g.name: 2 for g in bundle.program("cpu").cache_groups}
+        executor = CpuExecutor(bundle, blocks, Placement(threads=threads), **options)
     return executor, made[0]
 
 

@@ -20,7 +20,7 @@ from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter, lower_for_gpus
 from enginewright.plugins.cuda.serve.ops import Launcher
-from enginewright.plugins.cuda.serve.program import CudaProgram, weight_tensor
+from enginewright.plugins.cuda.serve.program import CudaProgram, Place, weight_tensor
 from enginewright.plugins.cuda.serve.steps import Capture, CudaSteps
 from enginewright.plugins.emit.weights import stored_chunks
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
@@ -84,9 +84,7 @@ def steps_of(
     program = CudaProgram(
         lowering.program,
         weights_of(lowering),
-        device=CPU,
-        gpu=GPUS[80],
-        launcher=launcher,
+        Place(CPU, GPUS[80], launcher),
         blocks={group.name: blocks for group in lowering.program.cache_groups},
         limits=StepLimits(tokens=128, requests=8, rows=rows, blocks=48),
     )

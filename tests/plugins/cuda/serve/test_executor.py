@@ -27,7 +27,7 @@ from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve import ops
-from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, lay_narrow, step_memory
+from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, Place, lay_narrow, step_memory
 from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
 from enginewright.plugins.gpu import step_calls, tiles
 from enginewright.plugins.gpu.call import Call
@@ -674,9 +674,7 @@ def test_all_that_runs_is_on_the_gpu(case: str, recipe: str, monkeypatch: pytest
         bound = CudaProgram(
             lowered,
             weights,
-            device=device,
-            gpu=GPUS[90],
-            launcher=launcher,
+            Place(device, GPUS[90], launcher),
             blocks={group.name: 4 for group in lowered.cache_groups},
             limits=StepLimits(tokens=64, requests=8, rows=64, blocks=32),
         )

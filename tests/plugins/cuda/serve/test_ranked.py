@@ -26,7 +26,7 @@ from enginewright.plugins.cuda.serve import executor
 from enginewright.plugins.cuda.serve.exchange import Collectives
 from enginewright.plugins.cuda.serve.executor import check_ranks
 from enginewright.plugins.cuda.serve.ops import attended_heads, heads_bytes
-from enginewright.plugins.cuda.serve.program import CudaProgram
+from enginewright.plugins.cuda.serve.program import CudaProgram, Place
 from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.recipe import EnginesSection
@@ -79,9 +79,7 @@ class Threads:
         bound = CudaProgram(
             program,
             {use.name: rows_of(use, weights) for use in program.weights},
-            device=cases.CPU,
-            gpu=GPUS[80],
-            launcher=made,
+            Place(cases.CPU, GPUS[80], made),
             blocks={group.name: cases.BLOCKS for group in program.cache_groups},
             limits=StepLimits(tokens=128, requests=8, rows=128, blocks=48),
             exchange=_Yielding(exchange, self._turn),

@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.chat_format import FORMATS, ChatFormat
 from enginewright.runtime.text.formats.gemma_call import GemmaCall
+from enginewright.runtime.text.formats.grammar import AnswerRules
 from enginewright.runtime.text.formats.python_call import PythonCall
 from enginewright.runtime.text.formats.table import PLAIN, REASONING
 from tests.runtime.shared.closed_schemas import DIGIT, thing
@@ -55,7 +56,7 @@ def taken(start: LLMatcher, ids: Sequence[int]) -> int:
 
 
 def grammar(name: str, **options: Any) -> LLMatcher:
-    return matcher(name, format_of(name).grammar(tokenizer_of(name), TOOLS, **options))
+    return matcher(name, format_of(name).grammar(tokenizer_of(name), TOOLS, AnswerRules(**options)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,7 +138,9 @@ _OBJECTS = {
 def test_calls_have_declared_arguments_alone(name: str, schema: str) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": _OBJECTS[schema], "strict": True}}]
     ignored: set[str] = set()
-    written_grammar = format_of(name).grammar(tokenizer_of(name), tools, choice="required", ignored=ignored)
+    written_grammar = format_of(name).grammar(
+        tokenizer_of(name), tools, AnswerRules(choice="required"), ignored=ignored
+    )
     start = matcher(name, written_grammar)
     for arguments, right in (({"a": 1}, True), ({"a": 1, "c": 2}, False), ({"c": 2, "a": 1}, False)):
         ids = answer(name, None, None, [("f", arguments)]).ids
@@ -155,7 +158,7 @@ def test_an_answer_or_a_call_with_references(name: str) -> None:
         right, wrong = [("f", {"a": 1})], [("f", {"a": 1, "w": 1})]
     else:
         right, wrong = [("f", {"a": {"v": 1, "n": {"v": 2}}})], [("f", {"a": {"v": 1, "w": {"v": 2}}})]
-    start = matcher(name, format_of(name).grammar(tokenizer_of(name), tools, schema=schema))
+    start = matcher(name, format_of(name).grammar(tokenizer_of(name), tools, AnswerRules(schema=schema)))
     for text, fits in (
         (written(name, '{"x": 1}', None, []), True),
         (written(name, '{"x": 1, "y": 1}', None, []), False),
@@ -171,7 +174,7 @@ def test_a_tool_that_nothing_can_call_is_refused(name: str) -> None:
     for schema in ({"enum": []}, False, {"anyOf": [{"enum": []}]}):
         tools = [{"name": "f", "parameters": thing(a=schema)}]
         with pytest.raises(RequestError, match="tools: f: nothing can meet it"):
-            format_of(name).grammar(tokenizer_of(name), tools, choice="required")
+            format_of(name).grammar(tokenizer_of(name), tools, AnswerRules(choice="required"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -202,13 +205,13 @@ def test_what_is_taken_are_calls_that_validate(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if format_of(name).has_reasoning])
 def test_a_schema_begins_behind_the_reasoning(name: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    start = matcher(name, format_of(name).grammar(tokenizer_of(name), None, schema=schema))
+    start = matcher(name, format_of(name).grammar(tokenizer_of(name), None, AnswerRules(schema=schema)))
     for reasoning in ("Hm. {", None):
         right = encoded(name, written(name, '{"a": 1}', reasoning, []))
         assert taken(start, right) == len(right) + 1, reasoning
         wrong = encoded(name, written(name, "No.", reasoning, []))
         assert taken(start, wrong) <= len(wrong)
-    opened = format_of(name).grammar(tokenizer_of(name), None, schema=schema, reasoning_open=True)
+    opened = format_of(name).grammar(tokenizer_of(name), None, AnswerRules(schema=schema), reasoning_open=True)
     if name != "harmony":
         end = format_of(name).spelling.reasoning.end  # type: ignore[union-attr]
         ids = encoded(name, f'so{end}{{"a": 1}}')
@@ -230,17 +233,17 @@ def test_a_schema_or_calls(name: str) -> None:
 def test_nothing_is_held_where_nothing_asks_for_it() -> None:
     hermes, tokenizer = format_of("hermes"), tokenizer_of("hermes")
     assert hermes.grammar(tokenizer, TOOLS) is None
-    assert hermes.grammar(tokenizer, TOOLS, choice="none") is None
+    assert hermes.grammar(tokenizer, TOOLS, AnswerRules(choice="none")) is None
     assert hermes.grammar(tokenizer, None) is None
     assert ChatFormat(PLAIN).grammar(tokenizer, None) is None
     strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
     assert hermes.grammar(tokenizer, strict) is not None
-    assert hermes.grammar(tokenizer, strict, strict=False) is None
+    assert hermes.grammar(tokenizer, strict, AnswerRules(strict=False)) is None
 
 
 def test_a_model_without_calls_can_hold_a_schema() -> None:
     tokenizer = byte_tokenizer([])
-    found = ChatFormat(REASONING).grammar(tokenizer, None, schema={"type": "integer"})
+    found = ChatFormat(REASONING).grammar(tokenizer, None, AnswerRules(schema={"type": "integer"}))
     start = LLMatcher(
         LLTokenizer(tokenizer.to_json(), eos_token=[tokenizer.added_tokens["<end>"]]),
         LLMatcher.grammar_from_lark(found or ""),
@@ -250,20 +253,22 @@ def test_a_model_without_calls_can_hold_a_schema() -> None:
     for text in ("<think>7", "x", "</think>7"):
         assert taken(start, list(text.encode())) <= len(text), text
     with pytest.raises(RequestError, match="no form of tool calls"):
-        ChatFormat(PLAIN).grammar(tokenizer, TOOLS, choice="required")
+        ChatFormat(PLAIN).grammar(tokenizer, TOOLS, AnswerRules(choice="required"))
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-xml", "harmony", "gemma4", "llama-pythonic"])
 def test_a_thousand_tools(name: str) -> None:
     tools = [{"name": f"tool_{i}", "parameters": {"type": "object", "properties": {}}} for i in range(1000)]
     tokenizer = tokenizer_of(name)
-    start = matcher(name, format_of(name).grammar(tokenizer, tools, choice="required"))
+    start = matcher(name, format_of(name).grammar(tokenizer, tools, AnswerRules(choice="required")))
     ids = answer(name, None, None, [("tool_999", {})]).ids
     assert taken(start, ids) == len(ids) + 1
     ids = answer(name, None, None, [("tool_1000", {})]).ids
     assert taken(start, ids) <= len(ids)
     with pytest.raises(RequestError, match="1,025 are offered"):
-        format_of(name).grammar(tokenizer, [*tools, *({"name": f"more_{i}"} for i in range(25))], choice="required")
+        format_of(name).grammar(
+            tokenizer, [*tools, *({"name": f"more_{i}"} for i in range(25))], AnswerRules(choice="required")
+        )
 
 
 def test_errors_name_the_tool() -> None:
@@ -277,25 +282,25 @@ def test_errors_name_the_tool() -> None:
         ([], "required", "required: no tools are offered"),
     ):
         with pytest.raises(RequestError, match=said):
-            hermes.grammar(tokenizer, tools, choice=choice)  # type: ignore[arg-type]
+            hermes.grammar(tokenizer, tools, AnswerRules(choice=choice))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="tools: 'a>b': such a name can't be written"):
-        xml.grammar(tokenizer_of("qwen3-xml"), [{"name": "a>b"}], choice="required")
-    assert hermes.grammar(tokenizer, [{"name": 'a>"b'}], choice="required") is not None
+        xml.grammar(tokenizer_of("qwen3-xml"), [{"name": "a>b"}], AnswerRules(choice="required"))
+    assert hermes.grammar(tokenizer, [{"name": 'a>"b'}], AnswerRules(choice="required")) is not None
     with pytest.raises(RequestError, match="'1st': such a name can't be written"):
-        python.grammar(tokenizer_of("llama-pythonic"), [{"name": "1st"}], choice="required")
+        python.grammar(tokenizer_of("llama-pythonic"), [{"name": "1st"}], AnswerRules(choice="required"))
     held = [{"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}}}]
     with pytest.raises(RequestError, match="tools: f: minimum can't be held"):
-        python.grammar(tokenizer_of("llama-pythonic"), held, strict=True)
+        python.grammar(tokenizer_of("llama-pythonic"), held, AnswerRules(strict=True))
     with pytest.raises(RequestError, match="the parameter 'a b' can't be written"):
         spaced = [{"name": "f", "parameters": {"type": "object", "properties": {"a b": {}}}}]
-        xml.grammar(tokenizer_of("qwen3-xml"), spaced, choice="required")
+        xml.grammar(tokenizer_of("qwen3-xml"), spaced, AnswerRules(choice="required"))
 
 
 def test_text_parameters_hold_pattern_and_length() -> None:
     properties = {"code": {"type": "string", "pattern": "^[A-Z]{2}/\\d+$"}, "short": {"type": "string", "maxLength": 3}}
     tools = [{"name": "f", "parameters": {"type": "object", "properties": properties, "required": ["code"]}}]
     for name in ("qwen3-xml", "glm-4.7", "deepseek-dsml", "minimax-m2"):
-        start = matcher(name, format_of(name).grammar(tokenizer_of(name), tools, choice="required"))
+        start = matcher(name, format_of(name).grammar(tokenizer_of(name), tools, AnswerRules(choice="required")))
         for arguments, right in (
             ({"code": "AB/12"}, True),
             ({"code": "AB/12", "short": "éèe"}, True),
@@ -315,32 +320,38 @@ def test_reasoning_ends_at_its_budget(name: str, tools: Any) -> None:
     if not form.limits_reasoning(tokenizer):
         if reasoning is None:
             assert (
-                form.grammar(tokenizer, tools, choice="auto" if tools else "none", reasoning_budget=4) is None or tools
+                form.grammar(tokenizer, tools, AnswerRules(choice="auto" if tools else "none", reasoning_budget=4))
+                is None
+                or tools
             )
         else:
             with pytest.raises(RequestError, match="this model's reasoning can't be limited"):
-                form.grammar(tokenizer, tools, choice="auto" if tools else "none", reasoning_budget=4)
+                form.grammar(tokenizer, tools, AnswerRules(choice="auto" if tools else "none", reasoning_budget=4))
         return
     assert reasoning is not None
     options: dict[str, Any] = {"choice": "auto" if tools else "none", "reasoning_budget": 4}
     begin, end = (list(encoded(name, mark.strip())) for mark in (reasoning.begin, reasoning.end))
     text, b, e = list(encoded(name, "abcdefgh")), len(begin), len(end)
-    opened = matcher(name, form.grammar(tokenizer, tools, reasoning_open=True, **options))
+    opened = matcher(name, form.grammar(tokenizer, tools, AnswerRules(**options), reasoning_open=True))
     assert taken(opened, text) == 4 and taken(opened, [*text[:4], *end, *text]) == 13 + e
     assert taken(opened, [*text[:2], *end, *text]) == 11 + e and taken(opened, [*end, *text]) == 9 + e
     accent = encoded(name, "abc\u20ac")[:4]  # the budget ends within a character
     assert taken(opened, [*accent, *end, *text]) == 13 + e
-    closed = matcher(name, form.grammar(tokenizer, tools, reasoning_open=False, **options))
+    closed = matcher(name, form.grammar(tokenizer, tools, AnswerRules(**options), reasoning_open=False))
     assert taken(closed, [*begin, *text]) == 4 + b and taken(closed, [*begin, *text[:4], *end, *text]) == 13 + b + e
     assert taken(closed, text) == 9, "the reasoning may be missing"
     schema = {"type": "integer"}
     held = matcher(
-        name, form.grammar(tokenizer, None, choice="none", schema=schema, reasoning_budget=4, reasoning_open=True)
+        name,
+        form.grammar(
+            tokenizer, None, AnswerRules(choice="none", schema=schema, reasoning_budget=4), reasoning_open=True
+        ),
     )
     assert taken(held, text) == 4 and taken(held, [*text[:4], *end, *encoded(name, "12")]) == 7 + e
     if tools:
         ids = answers(name, 1, 3)[0].ids
         free = matcher(
-            name, form.grammar(tokenizer, tools, reasoning_open=False, choice="auto", reasoning_budget=100_000)
+            name,
+            form.grammar(tokenizer, tools, AnswerRules(choice="auto", reasoning_budget=100_000), reasoning_open=False),
         )
         assert taken(free, ids) >= len(ids)

@@ -10,6 +10,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.text.chat_format import FORMATS
+from enginewright.runtime.text.formats.grammar import AnswerRules
 from enginewright.runtime.text.formats.response_template import UnknownShapeError, converted, of_response_template
 from enginewright.runtime.text.formats.table import PLAIN
 from enginewright.runtime.text.tokenizer import Tokenizer
@@ -122,7 +123,7 @@ def test_a_list_of_calls_with_other_keys() -> None:
     assert said(tokenizer, text) == read_by_transformers(COMMAND, text) == expected
     text = "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Hello.<|END_RESPONSE|>"
     assert said(tokenizer, text) == read_by_transformers(COMMAND, text) == ("Hello.", "Hm.", [])
-    grammar = tokenizer.chat_format.grammar(tokenizer, TOOLS, choice="required")
+    grammar = tokenizer.chat_format.grammar(tokenizer, TOOLS, AnswerRules(choice="required"))
     assert grammar is not None and "tool_name" in grammar
 
 
