@@ -158,8 +158,8 @@ def test_some_heads_have_the_bits_of_all(isa: str, first: int, past: int) -> Non
     out, attrs = b.buffer(T, past - first, 16), {**whole.attrs, "group": 3, "first_head": first}
     part = b.step("paged_attention", [q, *whole.inputs[1:]], [out], **attrs)  # type: ignore[arg-type]
     program, step = attention.program(isa), step_input([list(range(75))], groups=[GROUP])
-    (wanted,), (got,) = program.trace(step, attention.step), program.trace(step, part)
-    np.testing.assert_array_equal(got, wanted[:, first:past])
+    (whole_output,), (got,) = program.trace(step, attention.step), program.trace(step, part)
+    np.testing.assert_array_equal(got, whole_output[:, first:past])
 
 
 @isa_of_all

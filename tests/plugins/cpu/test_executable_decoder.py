@@ -156,14 +156,14 @@ def test_sampling_returns_tokens_and_logprobs(decoder: Decoder) -> None:
     ids = [[1, 2, 3], [4, 5]]
     greedy = sampling_batch(2, temperature=0, logprobs=3)
     output = decoder.program().run(step_input(ids, groups=GROUPS, sampling=greedy, return_logits=True))
-    wanted = logits(output).astype(np.float64)
-    wanted -= np.log(np.exp(wanted).sum(-1, keepdims=True))
+    reference_logits = logits(output).astype(np.float64)
+    reference_logits -= np.log(np.exp(reference_logits).sum(-1, keepdims=True))
     assert output.tokens is not None and output.token_logprobs is not None
     assert output.top_ids is not None and output.top_logprobs is not None
-    assert output.tokens.tolist() == wanted.argmax(-1).tolist() == output.top_ids[:, 0].tolist()
+    assert output.tokens.tolist() == reference_logits.argmax(-1).tolist() == output.top_ids[:, 0].tolist()
     assert output.tokens.dtype == output.top_ids.dtype == np.int32
-    np.testing.assert_array_equal(output.top_ids, np.argsort(-wanted, axis=-1)[:, :3])
-    np.testing.assert_allclose(output.top_logprobs, -np.sort(-wanted, axis=-1)[:, :3], atol=1e-5)
+    np.testing.assert_array_equal(output.top_ids, np.argsort(-reference_logits, axis=-1)[:, :3])
+    np.testing.assert_allclose(output.top_logprobs, -np.sort(-reference_logits, axis=-1)[:, :3], atol=1e-5)
     np.testing.assert_array_equal(output.token_logprobs, output.top_logprobs[:, 0])
 
 

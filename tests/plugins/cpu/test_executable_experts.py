@@ -109,15 +109,15 @@ class Experts:
         order, rows = (b.buffer(places, dtype="i32") for _ in range(2))
         starts = b.buffer(self.count + 1, dtype="i32")
         b.step("route_experts", [ids], [order, rows, starts], experts=self.count)
-        taken, out = b.buffer(places, self.hidden), b.buffer(places, self.width)
-        b.step("take_rows", [x, rows], [taken])
+        gathered, out = b.buffer(places, self.hidden), b.buffer(places, self.width)
+        b.step("take_rows", [x, rows], [gathered])
         bias = [b.weight(self.bias[first:past])] if self.bias is not None else []
         some = self.weight[first:past]
         starts = view(starts, (len(some) + 1,), offset=first)
         if self.kind == "int8":
             weight, scales = quantized(some.astype(np.float32), 32)
             operands = [
-                *b.quantized(taken, 32),
+                *b.quantized(gathered, 32),
                 starts,
                 b.weight(weight, "panel32x4"),
                 b.weight(scales, "panel32"),
@@ -126,26 +126,26 @@ class Experts:
             product = b.step("quantized_grouped_linear", operands, [out], weight_group=32, activation_group=32)
         elif self.kind == "bf16":
             narrow = b.buffer(places, self.hidden, dtype="bf16", padding=2)
-            b.step("cast_bf16", [taken], [narrow])
+            b.step("cast_bf16", [gathered], [narrow])
             product = b.step("grouped_linear", [narrow, starts, b.weight(some, "panel32x2"), *bias], [out])
         else:
-            product = b.step("grouped_linear", [taken, starts, b.weight(some, "panel32"), *bias], [out])
+            product = b.step("grouped_linear", [gathered, starts, b.weight(some, "panel32"), *bias], [out])
         combined = b.buffer(T, self.width)
         return product, b.step("combine_experts", [out, order, b.values(self.factors)], [combined])
 
     def expected(self) -> tuple[Float, Float]:
         ids = torch.from_numpy(self.ids)
         order, rows, starts = routing.route_experts(ids, self.count)
-        taken = torch.from_numpy(self.x)[rows.long()]
+        gathered = torch.from_numpy(self.x)[rows.long()]
         bias = None if self.bias is None else torch.from_numpy(self.bias)
         if self.kind == "int8":
             weight, scales = (torch.from_numpy(a) for a in quantized(self.weight.astype(np.float32), 32))
-            activations = quantization.quantize_activation(taken, 32)
+            activations = quantization.quantize_activation(gathered, 32)
             y = quantization.quantized_grouped_linear(*activations, starts, weight, scales, None, bias, 8, 32, 32)
         else:
             dtype = torch.bfloat16 if self.kind == "bf16" else torch.float32
             weight = torch.from_numpy(self.weight.astype(np.float32)).to(dtype)
-            y = experts.grouped_linear(taken.to(dtype), starts, weight, bias)
+            y = experts.grouped_linear(gathered.to(dtype), starts, weight, bias)
         return y.numpy(), routing.combine_experts(y, order, torch.from_numpy(self.factors)).numpy()
 
 
@@ -186,10 +186,10 @@ def test_some_of_the_experts(isa: str, kind: str, first: int, past: int, rng: np
         b = LoweredBuilder()
         outs.append(b.run(model.steps(b, *experts_of)[0], model.tokens, isa=isa)[0])
     counts = np.bincount(model.ids.reshape(-1), minlength=6)
-    own = np.repeat(np.arange(6), counts)
-    own = (own >= first) & (own < past)
-    np.testing.assert_array_equal(outs[1][own], outs[0][own])
-    assert not outs[1][~own].any()  # zeros, as the arena begins
+    expert_of = np.repeat(np.arange(6), counts)
+    expert_of = (expert_of >= first) & (expert_of < past)
+    np.testing.assert_array_equal(outs[1][expert_of], outs[0][expert_of])
+    assert not outs[1][~expert_of].any()  # zeros, as the arena begins
 
 
 @pytest.mark.parametrize("fn", ["lt", "le", "gt", "ge", "eq", "ne"])

@@ -90,10 +90,10 @@ def test_rope_and_its_table(isa: str, tokens: int, width: int, interleaved: bool
     x = values(rng, tokens, heads, size)
     b = LoweredBuilder()
     table = b.buffer(T, 2 * freqs)
-    made = b.step("rope_table", [b.input("positions"), b.weight(inv_freq)], [table], scale=0.5)
+    rope_table = b.step("rope_table", [b.input("positions"), b.weight(inv_freq)], [table], scale=0.5)
     step = b.step("rope", [b.values(x), table], [b.buffer(T, heads, size)], interleaved=interleaved)
     (out,) = b.run(step, tokens, isa=isa)
-    (trig,) = b.run(made, tokens, isa=isa)
+    (trig,) = b.run(rope_table, tokens, isa=isa)
     # The angle itself is a float32 product, as in transformers.
     angle = (np.arange(tokens, dtype=np.float32)[:, None] * inv_freq[None]).astype(np.float64)
     np.testing.assert_allclose(trig, 0.5 * np.concatenate([np.cos(angle), np.sin(angle)], 1), atol=8 * EPS32)
@@ -141,8 +141,8 @@ def test_gated_activation_of_some_channels(isa: str, tokens: int, width: int, rn
     part = b.step("gated_activation", halves, [b.buffer(T, width - low)], kind="silu")
     program = b.build(isa=isa)
     ids = step_input([list(range(tokens))])
-    (wanted,), (got,) = program.trace(ids, whole), program.trace(ids, part)
-    np.testing.assert_array_equal(got, wanted[:, low:])
+    (whole_output,), (got,) = program.trace(ids, whole), program.trace(ids, part)
+    np.testing.assert_array_equal(got, whole_output[:, low:])
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4)])

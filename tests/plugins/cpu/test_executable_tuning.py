@@ -35,22 +35,22 @@ def bundle(request: pytest.FixtureRequest, tiny_folder: Path, tmp_path_factory: 
 def logits(bundle: Bundle, tuning: dict[str, int] | None, threads: int) -> list[FloatArray]:
     """Computes those of every token of each step, over caches that were filled alike."""
     runner = StepRunner(bundle, SIZES, threads=threads, tuning=tuning)
-    found = []
+    rows = []
     for sizes in SIZES:
         runner.fill_caches()
         step = runner.step(sizes)
         step = step.changed(rows=np.arange(len(step.ids), dtype=np.int32), outputs=("logits",))
         output = runner.program.run(step).logits
         assert output is not None and np.ptp(output) > 0
-        found.append(output)
-    return found
+        rows.append(output)
+    return rows
 
 
 def test_no_choice_changes_a_bit(bundle: Bundle) -> None:
-    own = logits(bundle, None, 1)
+    untuned = logits(bundle, None, 1)
     for tuning in TUNINGS:
         for threads in (1, 3):
-            for one, other in zip(own, logits(bundle, tuning, threads), strict=True):
+            for one, other in zip(untuned, logits(bundle, tuning, threads), strict=True):
                 np.testing.assert_array_equal(one, other, err_msg=f"{tuning}, {threads} threads")
 
 

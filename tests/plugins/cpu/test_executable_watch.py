@@ -37,8 +37,8 @@ def test_every_step_is_seen_before_and_after(decoder: Decoder, ids: list[list[in
     count = len(decoder.builder.steps)
     assert seen == [(i, before) for i in range(count) for before in (True, False)]
     for index, arrays in outputs.items():
-        for found, expected in zip(arrays, program.trace(step, index), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for array, expected in zip(arrays, program.trace(step, index), strict=True):
+            np.testing.assert_array_equal(array, expected)
     plain = program.run(step)
     assert watched.logits is not None and plain.logits is not None
     np.testing.assert_array_equal(watched.logits, plain.logits)
@@ -54,12 +54,12 @@ def test_what_is_written_to_a_result_is_gone_on_with(decoder: Decoder, isa: str)
             assert arrays[0] is not None
             arrays[0][:] = decoder.table[[4, 9, 30]]
 
-    wanted = program.run(step_input([[4, 9, 30]], groups=GROUPS, return_logits=True)).logits
+    exact = program.run(step_input([[4, 9, 30]], groups=GROUPS, return_logits=True)).logits
     other = step_input([[1, 2, 3]], groups=GROUPS, return_logits=True)
-    found = program.watch(other, exchange).logits
-    assert found is not None and wanted is not None
-    np.testing.assert_array_equal(found, wanted)
-    assert not np.array_equal(program.run(other).logits, wanted)  # type: ignore[arg-type]
+    exchanged = program.watch(other, exchange).logits
+    assert exchanged is not None and exact is not None
+    np.testing.assert_array_equal(exchanged, exact)
+    assert not np.array_equal(program.run(other).logits, exact)  # type: ignore[arg-type]
 
 
 def test_what_is_written_to_a_slice_stays_in_it(decoder: Decoder) -> None:

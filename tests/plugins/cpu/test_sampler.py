@@ -100,10 +100,10 @@ def test_draws_follow_the_distribution(vocab: int, cut: dict[str, float]) -> Non
     expected = probabilities * draws
     common = expected >= 10  # chi-square needs some counts in every cell; the rest is one cell
     observed = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(expected[common], expected[~common].sum())
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    chi_square = ((observed - wanted) ** 2 / wanted).sum()
-    freedom = len(wanted) - 1
+    grouped = np.append(expected[common], expected[~common].sum())
+    observed, grouped = observed[grouped > 0], grouped[grouped > 0]
+    chi_square = ((observed - grouped) ** 2 / grouped).sum()
+    freedom = len(grouped) - 1
     # Mean k, deviation sqrt(2k): six deviations with this fixed seed say that something is wrong.
     assert chi_square < freedom + 6 * np.sqrt(2 * freedom) + 1
 
@@ -168,9 +168,9 @@ def test_a_row_that_cannot_be_sampled_changes_no_other(bad: float, temperature: 
     expected = cpu.RowSampler().sample(logits, batch.options(), 2)
     logits[2, 7] = bad
     logits[4] = -np.inf
-    found = cpu.RowSampler(threads).sample(logits, batch.options(), 2)
-    assert found["tokens"][[2, 4]].tolist() == [NO_TOKEN, NO_TOKEN]
-    for name, value in found.items():
+    results = cpu.RowSampler(threads).sample(logits, batch.options(), 2)
+    assert results["tokens"][[2, 4]].tolist() == [NO_TOKEN, NO_TOKEN]
+    for name, value in results.items():
         np.testing.assert_array_equal(value[[0, 1, 3]], expected[name][[0, 1, 3]], err_msg=name)  # type: ignore[index,literal-required]
 
 
@@ -188,20 +188,20 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     seen = [rng.integers(0, vocab, n).astype(np.int32) for n in rng.integers(1, 400, rows)]  # some twice
     seen[0][: len(seen[0]) // 2] = [5, 6, 7][:1] * (len(seen[0]) // 2)
     process = RepetitionPenaltyLogitsProcessor(penalty)
-    wanted = np.stack(
+    expected = np.stack(
         [
             process(torch.tensor(ids[None].astype(np.int64)), torch.tensor(row[None]))[0].numpy()
             for ids, row in zip(seen, logits, strict=True)
         ]
     )
-    wanted = np.where(logits == -np.inf, logits, np.nan_to_num(wanted))  # finite logits stay finite
+    expected = np.where(logits == -np.inf, logits, np.nan_to_num(expected))  # finite logits stay finite
     start = np.cumsum([0, *map(len, seen)]).astype(np.int32)
     for temperature in (0.0, 0.8):
         plain = sampling_batch(rows, temperature=temperature, seed=3, top_p=0.9)
         batch = replace(
             plain, repetition_penalty=np.full(rows, penalty, np.float32), seen_start=start, seen=np.concatenate(seen)
         )
-        np.testing.assert_array_equal(sample(logits, batch), sample(wanted, plain))
+        np.testing.assert_array_equal(sample(logits, batch), sample(expected, plain))
         for row in range(rows):  # alone, and with its tokens in another order
             alone = replace(
                 sampling_batch(1, temperature=temperature, seed=3, top_p=0.9),
@@ -209,9 +209,9 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
                 seen_start=np.array([0, len(seen[row])], np.int32),
                 seen=seen[row][::-1].copy(),
             )
-            assert sample(logits[row : row + 1], alone)[0] == sample(wanted, plain)[row]
+            assert sample(logits[row : row + 1], alone)[0] == sample(expected, plain)[row]
     np.testing.assert_array_equal(
-        cpu.RowSampler().distribution(logits, batch.options()), cpu.RowSampler().distribution(wanted, plain.options())
+        cpu.RowSampler().distribution(logits, batch.options()), cpu.RowSampler().distribution(expected, plain.options())
     )
 
 
@@ -223,14 +223,14 @@ def test_log_probabilities_are_of_the_logits_before_a_penalty() -> None:
         seen_start=np.array([0, 1], np.int32),
         seen=np.array([0], np.int32),
     )
-    found, plain = (
+    sampled, plain = (
         cpu.RowSampler().sample(logits, b.options(), 3) for b in (batch, sampling_batch(1, temperature=0.0))
     )
-    assert (found["tokens"].tolist(), plain["tokens"].tolist()) == ([1], [0])
+    assert (sampled["tokens"].tolist(), plain["tokens"].tolist()) == ([1], [0])
     for name in ("top_ids", "top_logprobs"):
-        np.testing.assert_array_equal(found[name], plain[name])  # type: ignore[literal-required]
-    assert found["token_logprobs"] is not None and found["top_logprobs"] is not None
-    assert found["token_logprobs"][0] == found["top_logprobs"][0, 1]
+        np.testing.assert_array_equal(sampled[name], plain[name])  # type: ignore[literal-required]
+    assert sampled["token_logprobs"] is not None and sampled["top_logprobs"] is not None
+    assert sampled["token_logprobs"][0] == sampled["top_logprobs"][0, 1]
 
 
 def test_options_are_named() -> None:
@@ -263,7 +263,7 @@ def z_of_bias(draws: int, bias: float) -> tuple[float, float]:
     vocab, rows = 64, 20_000
     logits = (1.2 * np.random.default_rng(8).standard_normal(vocab)).astype(np.float32)
     odd = np.arange(vocab) % 2
-    wanted = reference(logits, 0.8, 0, 1.0, 0.0)
+    expected_shares = reference(logits, 0.8, 0, 1.0, 0.0)
     drawn = logits + 0.8 * np.log(np.where(odd, 1 + bias, 1 - bias)).astype(np.float32)
     counts = np.zeros(vocab, np.int64)
     for first in range(0, draws, rows):
@@ -271,9 +271,9 @@ def z_of_bias(draws: int, bias: float) -> tuple[float, float]:
         batch.counter[:] = np.arange(first, first + rows)
         counts += np.bincount(sample(np.broadcast_to(drawn, (rows, vocab)).copy(), batch, 2), minlength=vocab)
     total = counts.sum()
-    share = wanted[odd == 1].sum()
+    share = expected_shares[odd == 1].sum()
     contrast = (counts[odd == 1].sum() - total * share) / np.sqrt(total * share * (1 - share))
-    chi_square = ((counts - total * wanted) ** 2 / (total * wanted)).sum()
+    chi_square = ((counts - total * expected_shares) ** 2 / (total * expected_shares)).sum()
     return float(abs(contrast)), float((chi_square - (vocab - 1)) / np.sqrt(2 * (vocab - 1)))
 
 
@@ -299,14 +299,14 @@ def test_a_scored_token_has_the_bits_of_a_drawn_one() -> None:
     drawn = cpu.RowSampler().sample(logits, sampling_batch(6, temperature=1.5, seed=3, logprobs=2).options(), 2)
     scored = np.array([*drawn["tokens"][:4], -1, 0], np.int32)
     options = sampling_batch(6, temperature=0.0).options() | {"scored": scored}
-    found = cpu.RowSampler().sample(logits, options, 2)
-    np.testing.assert_array_equal(found["token_logprobs"][:4], drawn["token_logprobs"][:4])
-    np.testing.assert_array_equal(found["top_logprobs"], drawn["top_logprobs"])
+    sampled = cpu.RowSampler().sample(logits, options, 2)
+    np.testing.assert_array_equal(sampled["token_logprobs"][:4], drawn["token_logprobs"][:4])
+    np.testing.assert_array_equal(sampled["top_logprobs"], drawn["top_logprobs"])
     greedy = cpu.RowSampler().sample(logits, sampling_batch(6, temperature=0.0).options(), 2)
-    np.testing.assert_array_equal(found["tokens"], greedy["tokens"])
-    assert found["token_logprobs"][4] == greedy["token_logprobs"][4]
+    np.testing.assert_array_equal(sampled["tokens"], greedy["tokens"])
+    assert sampled["token_logprobs"][4] == greedy["token_logprobs"][4]
     expected = logits[5].astype(np.float64)
-    assert found["token_logprobs"][5] == pytest.approx(expected[0] - np.log(np.exp(expected).sum()), abs=4e-6)
+    assert sampled["token_logprobs"][5] == pytest.approx(expected[0] - np.log(np.exp(expected).sum()), abs=4e-6)
     for wrong in (vocab, -2):
         with pytest.raises(ValueError, match="scored has token"):
             cpu.RowSampler().sample(logits, options | {"scored": np.full(6, wrong, np.int32)}, 2)
@@ -315,8 +315,8 @@ def test_a_scored_token_has_the_bits_of_a_drawn_one() -> None:
 def test_tokens_that_were_drawn_elsewhere_have_the_same_bits() -> None:
     logits = np.random.default_rng(6).standard_normal((6, 300)).astype(np.float32) * 4
     batch, sampler = sampling_batch(6, temperature=1.5, seed=3, logprobs=2), RowSampler()
-    found = sampler.sample(logits, batch)
-    assert found.tokens is not None
-    again = sampler.of_drawn(found.tokens, logits, batch, return_logits=False)
+    sampled = sampler.sample(logits, batch)
+    assert sampled.tokens is not None
+    again = sampler.of_drawn(sampled.tokens, logits, batch, return_logits=False)
     for name in ("tokens", "token_logprobs", "top_ids", "top_logprobs"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+        np.testing.assert_array_equal(getattr(again, name), getattr(sampled, name))

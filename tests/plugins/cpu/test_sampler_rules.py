@@ -77,9 +77,9 @@ def test_all_penalties_and_biases_are_vllms() -> None:
     batch.biased_start, batch.biased = lists(rng, ROWS, 60)
     batch.bias = rng.choice([-np.inf, -3.5, 0.25, 4], len(batch.biased)).astype(np.float32)
     batch.allowed_start, batch.allowed = lists(rng, ROWS, VOCAB)
-    wanted = logits.copy()
+    expected = logits.copy()
     for r in range(ROWS):
-        row = wanted[r]
+        row = expected[r]
         allowed = batch.allowed[batch.allowed_start[r] : batch.allowed_start[r + 1]]
         if len(allowed):
             row[np.setdiff1d(np.arange(VOCAB), allowed)] = -np.inf
@@ -91,36 +91,36 @@ def test_all_penalties_and_biases_are_vllms() -> None:
         of = slice(batch.counted_start[r], batch.counted_start[r + 1])
         row[batch.counted[of]] -= batch.frequency_penalty[r] * batch.counts[of].astype(np.float32)
         row[batch.counted[of]] -= batch.presence_penalty[r]
-    left = np.isfinite(wanted).any(1)
+    left = np.isfinite(expected).any(1)
     assert left.sum() < ROWS  # some rows ban all
-    found = cpu.RowSampler(2).sample(logits, batch.options() | {"temperature": full(0.0)}, 0)
-    tokens = found["tokens"]
+    sampled = cpu.RowSampler(2).sample(logits, batch.options() | {"temperature": full(0.0)}, 0)
+    tokens = sampled["tokens"]
     assert (tokens[~left] == NO_TOKEN).all()
-    np.testing.assert_array_equal(tokens[left], wanted[left].argmax(1))
+    np.testing.assert_array_equal(tokens[left], expected[left].argmax(1))
     # Log-probabilities are the model's own, whatever was done to the logits.
-    own = np.log(softmax(logits))[np.arange(ROWS), tokens]
-    np.testing.assert_allclose(found["token_logprobs"][left], own[left], rtol=1e-5, atol=1e-6)
-    kept = np.flatnonzero(left)[:2000]
-    few = row_options(batch, kept)
-    same(probabilities(logits[kept], few), softmax(wanted[kept]))
+    logprobs = np.log(softmax(logits))[np.arange(ROWS), tokens]
+    np.testing.assert_allclose(sampled["token_logprobs"][left], logprobs[left], rtol=1e-5, atol=1e-6)
+    comparable = np.flatnonzero(left)[:2000]
+    few = row_options(batch, comparable)
+    same(probabilities(logits[comparable], few), softmax(expected[comparable]))
 
 
 def row_options(batch: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
     """The batch of some of the rows."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, array in batch.options().items():
         if len(array) == ROWS and not name.endswith("_start"):
-            found[name] = array[rows].copy()
+            options[name] = array[rows].copy()
     for start, names in (
         ("seen_start", ("seen",)), ("counted_start", ("counted", "counts")), ("biased_start", ("biased", "bias")),
         ("allowed_start", ("allowed",)),
     ):  # fmt: skip
         starts = getattr(batch, start)
         parts = [np.arange(starts[r], starts[r + 1]) for r in rows]
-        found[start] = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int32)
+        options[start] = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int32)
         for name in names:
-            found[name] = getattr(batch, name)[np.concatenate(parts)]
-    return replace(batch, **found)
+            options[name] = getattr(batch, name)[np.concatenate(parts)]
+    return replace(batch, **options)
 
 
 @pytest.mark.parametrize("mass", [0.05, 0.3, 0.9, 0.999])
@@ -129,14 +129,14 @@ def test_typical_p_is_transformers(mass: float, temperature: float) -> None:
     logits = logits_of(2)
     batch = replace(sampling_batch(ROWS, temperature=temperature), typical_p=full(mass))
     scores = TemperatureLogitsWarper(temperature)(None, torch.from_numpy(logits).double())  # type: ignore[arg-type]
-    wanted = TypicalLogitsWarper(mass=mass)(None, scores)  # type: ignore[arg-type]
-    found, expected, whole = probabilities(logits, batch), softmax(wanted), softmax(scores)
-    other = ((found > 0) != (expected > 1e-37)).any(1)
+    filtered = TypicalLogitsWarper(mass=mass)(None, scores)  # type: ignore[arg-type]
+    shares, expected, whole = probabilities(logits, batch), softmax(filtered), softmax(scores)
+    other = ((shares > 0) != (expected > 1e-37)).any(1)
     assert other.mean() < 1e-3
     for row in np.flatnonzero(other):  # weights are float32, so the sum of a set may fall to either side of the mass
-        kept = [np.where(own[row] > 0, whole[row], 0).sum() for own in (found, expected)]
-        assert min(kept) == pytest.approx(mass, abs=1e-6)
-    same(found[~other], expected[~other])
+        masses = [np.where(one[row] > 0, whole[row], 0).sum() for one in (shares, expected)]
+        assert min(masses) == pytest.approx(mass, abs=1e-6)
+    same(shares[~other], expected[~other])
 
 
 @pytest.mark.parametrize("rows", [2000])
@@ -189,9 +189,9 @@ def test_top_n_sigma_is_the_papers(n: float, temperature: float) -> None:
     logits = logits_of(6)
     logits[::2, 5:90] = -np.inf
     batch = replace(sampling_batch(ROWS, temperature=temperature), top_n_sigma=full(n))
-    found = probabilities(logits, batch)
+    shares = probabilities(logits, batch)
     expected = softmax(sigma_cut(logits.astype(np.float64), n) / np.float64(np.float32(temperature)))
-    same(found, expected)
+    same(shares, expected)
 
 
 def xtc(
@@ -215,10 +215,10 @@ def test_xtc_excludes_all_top_choices_but_the_last(threshold: float, ties: bool)
     batch = sampling_batch(ROWS, temperature=1.5, top_k=30)
     before = probabilities(logits, batch)
     batch.xtc_probability, batch.xtc_threshold = full(1), full(threshold)
-    found = probabilities(logits, batch)
-    same(found, xtc(before, logits, np.float32(threshold), np.ones(ROWS, bool)))
+    shares = probabilities(logits, batch)
+    same(shares, xtc(before, logits, np.float32(threshold), np.ones(ROWS, bool)))
     if threshold == 0.6:
-        np.testing.assert_array_equal(found, before)
+        np.testing.assert_array_equal(shares, before)
 
 
 def test_xtc_draws_its_chance_from_seed_and_counter_alone() -> None:
@@ -229,10 +229,10 @@ def test_xtc_draws_its_chance_from_seed_and_counter_alone() -> None:
     whole = probabilities(logits, batch)
     drawn = cpu.RowSampler(1).sample(logits, batch.options())["tokens"]
     batch.xtc_probability, batch.xtc_threshold = full(0.3), full(0.05)
-    found = probabilities(logits, batch)
-    excluded = (found != whole).any(1)
+    kept_shares = probabilities(logits, batch)
+    excluded = (kept_shares != whole).any(1)
     assert abs(excluded.mean() - 0.3) < 5 * math.sqrt(0.3 * 0.7 / ROWS)
-    same(found, xtc(whole, logits, np.float32(0.05), excluded))
+    same(kept_shares, xtc(whole, logits, np.float32(0.05), excluded))
     # Rows that keep their top choices draw what they draw without XTC, whatever the chance was.
     now = cpu.RowSampler(2).sample(logits, batch.options())["tokens"]
     np.testing.assert_array_equal(now[~excluded], drawn[~excluded])
@@ -242,7 +242,7 @@ def test_xtc_draws_its_chance_from_seed_and_counter_alone() -> None:
     assert not (now[excluded] == likeliest).any()
     rows = np.arange(7, 47)
     alone = SamplingBatch(**{name: array[rows] for name, array in batch.options().items()})
-    np.testing.assert_array_equal(probabilities(logits[rows], alone), found[rows])
+    np.testing.assert_array_equal(probabilities(logits[rows], alone), kept_shares[rows])
 
 
 def test_dry_comes_after_the_penalties_and_sigma_before_the_cuts() -> None:
@@ -256,9 +256,11 @@ def test_dry_comes_after_the_penalties_and_sigma_before_the_cuts() -> None:
     batch.counts = np.ones(2000, np.int32)
     batch.dry_bias = -rng.choice([0.8, 1.4, 30.0], 2000).astype(np.float32)
     expected = logits.astype(np.float64)
-    for row, own in enumerate(tokens.reshape(500, 4)):
-        expected[row, own] = np.where(expected[row, own] > 0, expected[row, own] / 1.4, expected[row, own] * 1.4)
-        expected[row, own] += -0.5 + batch.dry_bias[4 * row : 4 * row + 4]
+    for row, row_tokens in enumerate(tokens.reshape(500, 4)):
+        expected[row, row_tokens] = np.where(
+            expected[row, row_tokens] > 0, expected[row, row_tokens] / 1.4, expected[row, row_tokens] * 1.4
+        )
+        expected[row, row_tokens] += -0.5 + batch.dry_bias[4 * row : 4 * row + 4]
     scores = torch.from_numpy(sigma_cut(expected, 1.2) / np.float64(np.float32(0.9)))
     same(probabilities(logits, batch), softmax(TopPLogitsWarper(0.8)(None, scores)))  # type: ignore[arg-type]
 
@@ -272,7 +274,7 @@ def test_finite_logits_stay_finite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"typical_p": full(0, 1)}, r"typical_p that is not in \(0, 1\]"),
         ({"frequency_penalty": full(np.inf, 1)}, "frequency_penalty that is not finite"),
@@ -283,7 +285,7 @@ def test_finite_logits_stay_finite() -> None:
         ({"dry": np.array([1], np.int32), "dry_start": np.array([0, 1], np.int32)}, "dry, dry_bias and"),
         ({"biased": np.array([1], np.int32), "biased_start": np.array([0, 1], np.int32)}, "biased, bias and"),
         ({"counted": np.array([1], np.int32)}, "counted, counts and counted_start go together"),
-        ({"allowed_start": np.array([0, 1], np.int32)}, None),
+        ({"allowed_start": np.array([0, 1], np.int32)}, "allowed and allowed_start go together"),
         (
             {"allowed": np.array([VOCAB], np.int32), "allowed_start": np.array([0, 1], np.int32)},
             f"allowed has token {VOCAB}",
@@ -299,9 +301,7 @@ def test_finite_logits_stay_finite() -> None:
         ({"other_start": np.array([0, 1], np.int32)}, "no option other_start"),
     ],
 )
-def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str | None) -> None:
+def test_what_is_wrong_is_named(wrong: dict[str, Any], message: str) -> None:
     options = sampling_batch(1).options() | wrong
-    if said is None:
-        said = "allowed and allowed_start go together"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         cpu.RowSampler().sample(logits_of(0, 1), options)

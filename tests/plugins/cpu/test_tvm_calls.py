@@ -57,9 +57,9 @@ def test_steps_called_one_by_one_are_a_run(decoder: Decoder) -> None:
     program, other = decoder.builder.build(threads=2), decoder.builder.build(threads=1)
     for ids in ([[1, 2]], [[5], [7, 8, 9, 10, 11, 12]], [[1, 2]]):
         step = step_input(ids, groups=GROUPS, return_logits=True)
-        wanted = other.run(step).logits
-        assert wanted is not None
-        np.testing.assert_array_equal(by_steps(decoder, program, step), wanted)
+        expected = other.run(step).logits
+        assert expected is not None
+        np.testing.assert_array_equal(by_steps(decoder, program, step), expected)
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 7])
@@ -95,15 +95,15 @@ def test_what_goes_wrong_is_said_at_the_end_and_no_step_runs_after_it(decoder: D
 
 def test_a_thread_that_has_not_begun_runs_nothing(decoder: Decoder) -> None:
     decoder.builder.build().begin_for_tvm(step_input([[1, 2]], groups=GROUPS))
-    found: list[int] = []
+    calls: list[int] = []
 
     def elsewhere() -> None:
-        found.append(run_loop(LOOP(lambda task, parts, context: 0), None, 2))
+        calls.append(run_loop(LOOP(lambda task, parts, context: 0), None, 2))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert found == [-1]
+    assert calls == [-1]
 
 
 def test_a_step_is_checked_before_it_begins(decoder: Decoder) -> None:

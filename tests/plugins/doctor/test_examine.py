@@ -162,7 +162,7 @@ def test_variants_of_the_onnx_target(tmp_path) -> None:
     with_operators = replace(PLAIN, onnx_operators=True)
     contrib, kernels = VariantFile(file=CONTRIB_FILE), VariantFile(file=KERNELS_FILE)
     missing = "variant kernels needs libenginewright_onnxruntime.so, which is missing"
-    for io, machine, said in (
+    for io, machine, message in (
         (IO, with_operators, ()),
         (IO.model_copy(update={"contrib": contrib}), PLAIN, ("on a CPU its variant contrib runs",)),
         (IO.model_copy(update={"kernels": kernels}), with_operators, ("on a CPU its variant kernels runs",)),
@@ -175,7 +175,7 @@ def test_variants_of_the_onnx_target(tmp_path) -> None:
     ):
         finding = found(examine(machine, bundle_of(tmp_path, {"onnx": TargetManifest(sections={"io": io})})))["onnx"]
         assert finding.verdict == "runs"
-        assert finding.on[1:] == said
+        assert finding.on[1:] == message
 
 
 def test_kernels_that_do_not_load(tmp_path) -> None:
@@ -274,8 +274,8 @@ def test_modules_that_call_our_kernels_need_their_library(tmp_path) -> None:
     )
     bundle = bundle_of(tmp_path, {"stablehlo": TargetManifest(sections={"stablehlo": section})})
     machine = replace(PLAIN, packages={"jaxlib": "0.10.2"})
-    wanted = "its modules call our kernels, and libenginewright_xla.so is missing"
-    assert found(examine(machine, bundle))["stablehlo"].reasons == (wanted,)
+    message = "its modules call our kernels, and libenginewright_xla.so is missing"
+    assert found(examine(machine, bundle))["stablehlo"].reasons == (message,)
     assert found(examine(replace(machine, xla_handlers=True), bundle))["stablehlo"].verdict == "runs"
 
 

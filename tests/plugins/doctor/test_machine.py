@@ -35,14 +35,14 @@ def test_it_does_without_torch() -> None:
 
 def test_the_cuda_of_torch(tmp_path: Path) -> None:
     version = tmp_path / "version.py"
-    for line, wanted in (
+    for line, expected in (
         ("cuda: Optional[str] = '13.0'", "13.0"),
         ('cuda = "12.9"', "12.9"),
         ("cuda: Optional[str] = None", ""),
         ("cuda_of_another = '1.0'", ""),
     ):
         version.write_text(f"__version__ = '2.13.0'\n{line}\n")
-        assert torch_cuda(version) == wanted
+        assert torch_cuda(version) == expected
     assert torch_cuda(tmp_path / "missing.py") == ""
 
 
@@ -68,5 +68,5 @@ def test_the_driver(tmp_path: Path) -> None:
 
 
 def test_the_cuda_of_libraries() -> None:
-    found = cuda_of(["tensorrt", "tensorrt-cu13", "tensorrt_rtx_cu12", "tensorrt-cu13-bindings", "torch"])
-    assert found == {"tensorrt": "13", "tensorrt_rtx": "12"}
+    versions = cuda_of(["tensorrt", "tensorrt-cu13", "tensorrt_rtx_cu12", "tensorrt-cu13-bindings", "torch"])
+    assert versions == {"tensorrt": "13", "tensorrt_rtx": "12"}

@@ -355,7 +355,7 @@ class _Failed(Exception):
 
 def test_what_a_target_wrote_is_taken_back(manifest: Manifest, tmp_path: Path) -> None:
     """The bundle is the one of the other targets, byte for byte, also where they read the same tensors."""
-    shared, own = np.arange(300, dtype=np.float32), np.arange(77, dtype=np.float32)
+    shared, own_array = np.arange(300, dtype=np.float32), np.arange(77, dtype=np.float32)
 
     def write(name: str, *, failing: bool) -> dict[str, bytes]:
         with BundleWriter(tmp_path / name) as writer:
@@ -364,11 +364,11 @@ def test_what_a_target_wrote_is_taken_back(manifest: Manifest, tmp_path: Path) -
                     writer.write_text("targets/onnx/model.txt", "half")
                     writer.write_text("code/onnx.txt", "half")
                     writer.weights().add("shared.onnx", shared)
-                    writer.weights().add("own.onnx", own)
+                    writer.weights().add("own.onnx", own_array)
                     raise _Failed
             writer.write_text("targets/cpu/program.txt", "whole")
             writer.weights().add("shared.cpu", shared)
-            writer.weights().add("own.onnx", own[:5])
+            writer.weights().add("own.onnx", own_array[:5])
             writer.commit(manifest, {"cpu": TargetManifest()})
         return contents(tmp_path / name)
 

@@ -292,9 +292,9 @@ def fake_tensorrt(
                 self.logger.log(1, refuses)
                 self.logger.log(2, "a warning")
                 return None
-            own = profiles[len(loaded)] if isinstance(profiles, dict) else profiles
+            profile = profiles[len(loaded)] if isinstance(profiles, dict) else profiles
             loaded.append(data)
-            return _Engine(cuda, data[64:], own, context)
+            return _Engine(cuda, data[64:], profile, context)
 
     module.Runtime = Runtime
     return module

@@ -76,12 +76,12 @@ def schedule(stems: dict[str, list[tuple[str, ...]]]) -> SegmentSchedule:
     def tensors(described) -> dict:
         return {name: {"dtype": tensor_of[kind], "shape": shape} for name, (kind, shape) in described.items()}
 
-    found, buffers = [], {"logits": {"dtype": "f32", "shape": ("R", tiny.V)}}
+    steps_found, buffers = [], {"logits": {"dtype": "f32", "shape": ("R", tiny.V)}}
     for name, (model, weights) in paged.segments().items():
         activations = {n: d for n, d in model.inputs.items() if n not in weights}
-        given = {n: model.inputs[n] for n in weights}
-        parts = {"inputs": tensors(activations), "weights": tensors(given), "outputs": tensors(model.outputs)}
-        found.append({"name": name, "file": f"{name}.plan", **parts})
+        inputs = {n: model.inputs[n] for n in weights}
+        parts = {"inputs": tensors(activations), "weights": tensors(inputs), "outputs": tensors(model.outputs)}
+        steps_found.append({"name": name, "file": f"{name}.plan", **parts})
         buffers |= {n: t for n, t in {**parts["inputs"], **parts["outputs"]}.items() if t["dtype"] == "f32"}
     kernels = [
         {"layers": [layer], "compute_capability": gpu, "write": w, "prefill": [p], "decode": [d], "combine": c}
@@ -115,9 +115,9 @@ def schedule(stems: dict[str, list[tuple[str, ...]]]) -> SegmentSchedule:
         },
     ]
     groups = [g.stored_as("f32").model_dump() for g in paged.GROUPS]
-    said = {"dtype": "f32", "cache_groups": groups, "profiles": [s.model_dump() for s in SIZES]}
+    document = {"dtype": "f32", "cache_groups": groups, "profiles": [s.model_dump() for s in SIZES]}
     return SegmentSchedule.model_validate(
-        said | {"segments": found, "buffers": buffers, "steps": steps, "kernels": kernels}
+        document | {"segments": steps_found, "buffers": buffers, "steps": steps, "kernels": kernels}
     )
 
 

@@ -117,8 +117,8 @@ def test_prompts_of_any_length_are_bound_to_few_sizes(install: Install, bundles,
         for prompt in prompts[1:]:
             llm.logits(prompt)
             llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
-        found = llm.info()["executor"]
-    assert (found["contexts"], found["shape_changes"]) == (3, 0)
+        about = llm.info()["executor"]
+    assert (about["contexts"], about["shape_changes"]) == (3, 0)
 
 
 @pytest.mark.parametrize("form", ["paged", "segments"])
@@ -134,10 +134,10 @@ def test_steps_that_can_t_be_captured_run_without_a_graph(
         monkeypatch.setattr(FakeDevice, "capture", refuse)
     with LLM(bundles[form], trust="code") as llm:
         assert [list(r.token_ids) for r in llm.generate(prompts[:4], GREEDY)] == expected[:4]
-        said = llm.info()["executor"]
-    assert cuda.devices[-1].captured == said["graph_launches"] == 0
-    wanted = {"library": "the library says that a step can't be captured", "driver": "cuStreamEndCapture failed"}
-    assert said["not_captured"] == wanted[who]
+        about = llm.info()["executor"]
+    assert cuda.devices[-1].captured == about["graph_launches"] == 0
+    reasons = {"library": "the library says that a step can't be captured", "driver": "cuStreamEndCapture failed"}
+    assert about["not_captured"] == reasons[who]
 
 
 def refuse(device: object, work: object) -> None:
@@ -198,15 +198,15 @@ def test_prefixes_are_shared_and_copied(install: Install, bundles, monkeypatch: 
     monkeypatch.setattr(prefixes, "LEAST_COPIED", 1)  # blocks are small here
     shared = [int(t) for t in np.random.default_rng(5).integers(3, 49, 40)]
     prompts = [[*shared[:n], 5, n] for n in (33, 33, 30, 11)]
-    found = []
+    results = []
     for on in (False, True):
         install(form)
         with LLM(bundles[form], max_requests=2, prefix_cache=on, trust="code") as llm:
-            found.append(
+            results.append(
                 [list(r.token_ids) for r in llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))]
             )
             use = llm.info()["prefix_cache"]
-    assert found[0] == found[1]
+    assert results[0] == results[1]
     assert use["hits"] == 3 and use["copied_blocks"] > 0
 
 
@@ -238,13 +238,13 @@ def test_pools_are_as_large_as_engines_hold(install: Install, bundles) -> None:
 def test_a_gpu_without_kernels(install: Install, tmp_path: Path) -> None:
     install("segments", gpus=(InstalledGpu(0, "older", "8.6", 1 << 30),))
     path = write_segments(tmp_path / "ada.bundle")
-    said = path / "targets/tensorrt-rtx/segments.json"
+    segments_file = path / "targets/tensorrt-rtx/segments.json"
     with LLM(path, trust="code") as llm:
         assert llm.info()["executor"]["gpu"] == "older (8.6)"
     install("segments", gpus=(InstalledGpu(0, "other", "8.0", 1 << 30),))
     with pytest.raises(TargetError, match=r"compute capability 8.6 or 8.9, and the GPU here is another: other \(8.0\)"):
         LLM(path, trust="code")
-    kernel = json.loads(said.read_text())["kernels"][0]["write"]
+    kernel = json.loads(segments_file.read_text())["kernels"][0]["write"]
     damaged = path / f"targets/tensorrt-rtx/kernels/{kernel}.json"
     text = damaged.read_text()
     install("segments", gpus=(InstalledGpu(0, "older", "8.6", 1 << 30),))

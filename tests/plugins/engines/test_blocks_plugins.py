@@ -37,25 +37,25 @@ def test_limits() -> None:
 
 
 def program(*profiles: PagedProfile) -> PagedEngines:
-    made = PagedEngines.__new__(PagedEngines)
-    made._profiles = profiles
-    return made
+    executor = PagedEngines.__new__(PagedEngines)
+    executor._profiles = profiles
+    return executor
 
 
 def test_shapes() -> None:
-    found = program(PREFILL, DECODE)
-    for (tokens, requests, rows, blocks, decodes), wanted in (
+    steps = program(PREFILL, DECODE)
+    for (tokens, requests, rows, blocks, decodes), expected in (
         ((1, 1, 1, 1, True), (1, 1, 1, 1, 1, 1)),
         ((3, 3, 2, 5, True), (1, 4, 4, 4, 8, 1)),
         ((8, 8, 8, 9, True), (1, 8, 8, 8, 10, 1)),
         ((3, 1, 1, 3, False), (0, 12, 3, 4, 10, 0)),
         ((12, 3, 5, 10, False), (0, 12, 3, 5, 10, 0)),
     ):
-        shape = found.shape_of(tokens, requests, rows, blocks, decodes)
+        shape = steps.shape_of(tokens, requests, rows, blocks, decodes)
         sizes = (shape.profile, shape.tokens, shape.requests, shape.rows, shape.blocks, int(shape.decodes))
-        assert sizes == wanted
-    assert found.most(decodes=True) == (8, 8)
-    assert found.most(decodes=False) == (12, 3)
+        assert sizes == expected
+    assert steps.most(decodes=True) == (8, 8)
+    assert steps.most(decodes=False) == (12, 3)
     for wrong in ((13, 1, 1, 1, False), (4, 4, 1, 1, False), (9, 9, 1, 1, True), (1, 1, 1, 11, True)):
         with pytest.raises(RequestError, match="no engine holds"):
-            found.shape_of(*wrong)
+            steps.shape_of(*wrong)

@@ -20,10 +20,10 @@ def test_limits() -> None:
 
 def test_shapes() -> None:
     program = SegmentProgram.__new__(SegmentProgram)
-    said = schedule(STEMS)
-    program._schedule = said.model_copy(update={"profiles": said.profiles[::-1]})  # the larger one is the first
-    program._limits = segment_limits(said, 8, 40)
-    for (tokens, requests, rows, blocks, decodes), wanted in (
+    stages = schedule(STEMS)
+    program._schedule = stages.model_copy(update={"profiles": stages.profiles[::-1]})  # the larger one is the first
+    program._limits = segment_limits(stages, 8, 40)
+    for (tokens, requests, rows, blocks, decodes), expected in (
         ((1, 1, 1, 1, True), (1, 1, 1, 1, 1)),
         ((3, 3, 2, 5, True), (1, 4, 4, 4, 8)),
         ((7, 7, 6, 9, True), (0, 8, 8, 6, 10)),
@@ -31,7 +31,7 @@ def test_shapes() -> None:
         ((11, 3, 5, 10, False), (0, 12, 4, 6, 10)),
     ):
         shape = program.shape_of(tokens, requests, rows, blocks, decodes)
-        assert (shape.profile, shape.tokens, shape.requests, shape.rows, shape.blocks) == wanted
+        assert (shape.profile, shape.tokens, shape.requests, shape.rows, shape.blocks) == expected
         assert program._schedule.profiles[shape.profile].holds(shape.tokens, shape.rows)
     assert program.most(decodes=True) == (12, 8)
     assert program.most_rows(shape) == 6

@@ -17,13 +17,13 @@ def test_libraries(flavour) -> None:
     assert missing.message == f"{flavour.name} is not installed; the engines were built by 1.7.1.116"
     assert f"{flavour.module}==1.7.1.116" in missing.hint
     assert isinstance(missing.error(), MissingDependencyError)
-    for found in ("1.7.2.116", "1.8.0", "2.7.1.116"):
-        other = library_problem(flavour, found, "1.7.1.116")
+    for version in ("1.7.2.116", "1.8.0", "2.7.1.116"):
+        other = library_problem(flavour, version, "1.7.1.116")
         assert other is not None
         assert isinstance(other.error(), TargetError)
-        assert f"1.7.1.116, and {found} is installed" in other.message
-    for found in ("1.7.1.116", "1.7.1.118", "1.7.1"):  # another build of it
-        assert library_problem(flavour, found, "1.7.1.116") is None
+        assert f"1.7.1.116, and {version} is installed" in other.message
+    for version in ("1.7.1.116", "1.7.1.118", "1.7.1"):  # another build of it
+        assert library_problem(flavour, version, "1.7.1.116") is None
     assert library_problem(flavour, "9.9.9", "") is None
 
 

@@ -83,15 +83,15 @@ def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):
         )
         folder = writer.folder / "targets" / "x" / "kernels"
         assert kernels.layers == (0, 1) and kernels.capability == 86
-        wanted = plugin_kernels(kernels.shape, 86)
-        stems = {kernel.spec.stem for kernel in wanted.all()}
+        expected = plugin_kernels(kernels.shape, 86)
+        stems = {kernel.spec.stem for kernel in expected.all()}
         assert {kernels.write, *kernels.prefill, *kernels.decode, kernels.combine} == stems
-        for kernel in (wanted.write, wanted.combine):
+        for kernel in (expected.write, expected.combine):
             assert read_kernel(folder, kernel.spec.stem) == kernel
-        for split_keys, kept, of in ((0, kernels.prefill, wanted.prefill), (512, kernels.decode, wanted.decode)):
-            assert kept == tuple(kernel.spec.stem for kernel in of)
-            found = read_attention(folder, kernels.shape, 86, split_keys, clamp=True)
-            assert sorted(found, key=repr) == sorted(of, key=repr) and len(found) == 1
+        for split_keys, written, of in ((0, kernels.prefill, expected.prefill), (512, kernels.decode, expected.decode)):
+            assert written == tuple(kernel.spec.stem for kernel in of)
+            kernels_read = read_attention(folder, kernels.shape, 86, split_keys, clamp=True)
+            assert sorted(kernels_read, key=repr) == sorted(of, key=repr) and len(kernels_read) == 1
         with pytest.raises(BundleError, match="no attention kernel for compute capability 89"):
             read_attention(folder, kernels.shape, 89, 0)
         assert len(list(folder.iterdir())) == 3 * len(stems)

@@ -98,8 +98,8 @@ def test_an_exported_bundle(
     ):
         for prompt in prompts:
             np.testing.assert_allclose(engines.logits(prompt), cpu.logits(prompt), atol=tolerance)
-        wanted, found = ([r.token_ids for r in llm.generate(prompts, params)] for llm in (cpu, engines))
-        assert found == wanted or cache != "f32"
+        expected, tokens = ([r.token_ids for r in llm.generate(prompts, params)] for llm in (cpu, engines))
+        assert tokens == expected or cache != "f32"
         assert engines.info()["executor"]["sampling"] == "on the GPU"
 
 

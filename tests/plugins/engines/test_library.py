@@ -79,24 +79,24 @@ def engine(tmp_path: Path) -> tuple[Engine, FakeCuda]:
 
 
 def test_tensors(engine: tuple[Engine, FakeCuda]) -> None:
-    found, _ = engine
-    assert found.profiles == 2
-    assert found.scratch_bytes == SCRATCH_BYTES
-    assert found.tensors["input_ids"].shape == (-1, -1)
-    assert found.tensors["past_key_0"].shape == (-1, tiny.NKV, -1, tiny.D)
-    assert found.tensors["logits"].dtype == "float32" and not found.tensors["logits"].is_input
-    inputs = [name for name, tensor in found.tensors.items() if tensor.is_input]
-    outputs = [name for name, tensor in found.tensors.items() if not tensor.is_input]
-    check_tensors(found, inputs, outputs)
-    check_tensors(found, inputs[1:], outputs, inputs[:1])
+    opened, _ = engine
+    assert opened.profiles == 2
+    assert opened.scratch_bytes == SCRATCH_BYTES
+    assert opened.tensors["input_ids"].shape == (-1, -1)
+    assert opened.tensors["past_key_0"].shape == (-1, tiny.NKV, -1, tiny.D)
+    assert opened.tensors["logits"].dtype == "float32" and not opened.tensors["logits"].is_input
+    inputs = [name for name, tensor in opened.tensors.items() if tensor.is_input]
+    outputs = [name for name, tensor in opened.tensors.items() if not tensor.is_input]
+    check_tensors(opened, inputs, outputs)
+    check_tensors(opened, inputs[1:], outputs, inputs[:1])
     with pytest.raises(BundleError, match=r"tiny.plan: .* it lacks other and has mask of which it says nothing"):
-        check_tensors(found, [*(name for name in inputs if name != "mask"), "other"], outputs)
+        check_tensors(opened, [*(name for name in inputs if name != "mask"), "other"], outputs)
 
 
 def test_sizes_that_a_profile_does_not_hold(engine: tuple[Engine, FakeCuda]) -> None:
-    found, cuda = engine
+    opened, cuda = engine
     device = cuda.devices[-1]
-    context = found.context(0, device, device.allocate(SCRATCH_BYTES))
+    context = opened.context(0, device, device.allocate(SCRATCH_BYTES))
     with pytest.raises(EnginewrightError, match=r"refuses shape \[9, 1\] of input_ids"):
         context.bind({"input_ids": (9, 1)}, {})
     with pytest.raises(EnginewrightError, match="refuses a step: it isn't given position_ids"):

@@ -41,17 +41,17 @@ def test_what_is_no_header(data: bytes, message: str) -> None:
 
 
 def test_against_a_manifest() -> None:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "size": 4096,
         "version": "1.7.1.116",
         "compute_capabilities": ("8.0", "8.6", "8.9"),
     }
     header = PlanHeader.parse(plan(), "e.plan")
-    check_plan(header, "e.plan", **said)
+    check_plan(header, "e.plan", **fields)
     for changed, message in (
         ({"size": 4097}, "e.plan: bytes: the plan's header has 4096, .*manifest.json 4097"),
         ({"version": "1.7.1.117"}, "e.plan: version: the plan's header has 1.7.1.116, .*manifest.json 1.7.1.117"),
         ({"compute_capabilities": ("8.9",)}, "e.plan: compute capabilities: .* 8.0, 8.6, 8.9, manifest.json 8.9"),
     ):
         with pytest.raises(BundleError, match=message):
-            check_plan(header, "e.plan", **(said | changed))
+            check_plan(header, "e.plan", **(fields | changed))

@@ -27,15 +27,15 @@ def test_the_next_start_compiles_nothing(cache_home: Path, install: Install, bun
             llm.generate([1, 2, 3], GREEDY)  # of several, those of a step hang on when each comes
             states.append((llm.info()["executor"]["runtime_cache"], bool(fakes.COMPILED)))
     assert states == [("made", True), ("found", False)]
-    (kept,) = cache_home.iterdir()
+    (stored_file,) = cache_home.iterdir()
     assert cache_home.stat().st_mode & 0o777 == 0o700
-    kept.write_bytes(b"of another driver")
+    stored_file.write_bytes(b"of another driver")
     install(graphs=True)
     with LLM(bundle, trust="code") as llm:
         assert llm.info()["executor"]["runtime_cache"] == "made anew: the library refuses the one that is there"
         llm.generate([1, 2, 3], GREEDY)
-    assert kept.read_bytes().startswith(b"kernels ")
-    assert [path.name for path in cache_home.iterdir()] == [kept.name]
+    assert stored_file.read_bytes().startswith(b"kernels ")
+    assert [path.name for path in cache_home.iterdir()] == [stored_file.name]
 
 
 def test_each_engine_gpu_and_version_has_its_own() -> None:

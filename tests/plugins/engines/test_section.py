@@ -18,9 +18,9 @@ from tests.runtime.tensorrt_bundles import PLAN_PATH, linear_io, plan, section, 
 
 
 def test_a_bundle_of_engines_opens(tmp_path: Path, manifest: Manifest) -> None:
-    said = section(plan())
-    bundle = Bundle.open(write_engines(tmp_path / "b", manifest, said, plan()))
-    assert bundle.target("tensorrt-rtx").section(TensorRtSection) == said
+    fields = section(plan())
+    bundle = Bundle.open(write_engines(tmp_path / "b", manifest, fields, plan()))
+    assert bundle.target("tensorrt-rtx").section(TensorRtSection) == fields
     assert bundle.target("tensorrt-rtx").section(LinearIo) == linear_io()
     assert PLAN_PATH in bundle.files
     bundle.verify_hashes()
@@ -52,11 +52,11 @@ def test_damage_behind_the_header_is_found_by_its_hash(tmp_path: Path, manifest:
 
 
 def test_engines_and_files_agree(tmp_path: Path, manifest: Manifest) -> None:
-    said = section(plan())
-    other = said.model_copy(update={"engines": (said.engines[0].model_copy(update={"bytes": 1}),)})
+    fields = section(plan())
+    other = fields.model_copy(update={"engines": (fields.engines[0].model_copy(update={"bytes": 1}),)})
     with pytest.raises(BundleError, match=r"tensorrt.engines.0: model.plan is not listed"):
         Bundle.open(write_engines(tmp_path / "b", manifest, other, plan()))
-    none = said.model_copy(update={"engines": ()})
+    none = fields.model_copy(update={"engines": ()})
     with pytest.raises(BundleError, match=r"tensorrt.engines: there is none"):
         Bundle.open(write_engines(tmp_path / "c", manifest, none, plan()))
 

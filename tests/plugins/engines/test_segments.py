@@ -140,10 +140,10 @@ def test_a_schedule_opens_and_is_written_as_it_was_read(tmp_path: Path, manifest
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, manifest: Manifest, change: Change, message: str) -> None:
-    said = schedule()
-    change(said)
+    fields = schedule()
+    change(fields)
     with pytest.raises(BundleError, match=message):
-        Bundle.open(write(tmp_path / "b", manifest, said))
+        Bundle.open(write(tmp_path / "b", manifest, fields))
 
 
 def test_a_weight_of_another_shape_is_named(tmp_path: Path, manifest: Manifest) -> None:

@@ -44,7 +44,7 @@ CHOICES = choices_of(
 
 
 def test_the_smallest_profile_that_holds_it() -> None:
-    for sizes, wanted in (
+    for sizes, expected in (
         ((1, 1), (0, 0)),
         ((4, 1), (0, 0)),
         ((5, 1), (0, 1)),
@@ -52,9 +52,9 @@ def test_the_smallest_profile_that_holds_it() -> None:
         ((2, 8), (1, 0)),
         ((1, 9), (1, 1)),
     ):
-        found = choose(CHOICES, *sizes)
-        assert found is not None
-        assert (found.engine, found.profile) == wanted
+        choice = choose(CHOICES, *sizes)
+        assert choice is not None
+        assert (choice.engine, choice.profile) == expected
     assert choose(CHOICES, 17, 1) is None
     assert choose(CHOICES, 2, 9) is None
 
@@ -79,20 +79,20 @@ BUCKETS = choices_of(
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (5, 1), (20, 1), (2, 8), (3, 8), (2, 20), (1, 16), (5, 33)])
 def test_parts_are_the_run(batch: int, length: int, choices) -> None:
     assert check_profiles(choices, "here") == C
-    wanted = sorted({0, batch * length - 1, batch * length // 2})
-    run = run_of(batch, length, wanted)
-    seen, rows = np.full((batch, length), -1), np.full(len(wanted), -1)
+    rows_expected = sorted({0, batch * length - 1, batch * length // 2})
+    run = run_of(batch, length, rows_expected)
+    seen, rows = np.full((batch, length), -1), np.full(len(rows_expected), -1)
     for choice, part in cut(run, choices):
         assert choice.sizes.holds(*part.ids.shape, 1)
         top, left = part.first - run.first, int(part.places[0, 0])
         seen[top : top + part.ids.shape[0], left : left + part.ids.shape[1]] = part.ids
         rows[part.order] = part.ids.ravel()[part.wanted]
     np.testing.assert_array_equal(seen, run.ids)
-    assert rows.tolist() == wanted
+    assert rows.tolist() == rows_expected
 
 
 def test_idle_rows() -> None:
-    for first, batch, slots, wanted in (
+    for first, batch, slots, expected in (
         (0, 1, 8, (0, 1)),
         (0, 3, 8, (0, 4)),
         (2, 3, 8, (2, 4)),
@@ -104,12 +104,12 @@ def test_idle_rows() -> None:
     ):
         run = run_of(batch, 1, list(range(batch)), first)
         wide = widen(run, slots, 8, C)
-        assert (wide.first, len(wide.ids)) == wanted
-        own = slice(first - wide.first, first - wide.first + batch)
-        np.testing.assert_array_equal(wide.ids[own], run.ids)
+        assert (wide.first, len(wide.ids)) == expected
+        part = slice(first - wide.first, first - wide.first + batch)
+        np.testing.assert_array_equal(wide.ids[part], run.ids)
         np.testing.assert_array_equal(wide.ids[wide.wanted, 0], run.ids[:, 0])
         idle = np.ones(len(wide.ids), bool)
-        idle[own] = False
+        idle[part] = False
         assert (wide.places[idle] == C - 1).all()
     alone = run_of(3, 1, [0], 0)
     assert widen(alone, 8, 3, C) is alone  # four rows are more than the profile has

@@ -146,15 +146,15 @@ def segments() -> dict[str, tuple[Model, tuple[str, ...]]]:
         y = feeds["x"] + feeds["a"].reshape(len(feeds["x"]), -1) @ feeds["o"]
         return {"logits": (y @ feeds["head"])[feeds["rows"]]}
 
-    own = {f"w{n}": ("FLOAT", WEIGHTS[n]) for n in "qkv"}
+    weights = {f"w{n}": ("FLOAT", WEIGHTS[n]) for n in "qkv"}
     return {
         "first": (
-            Model({"ids": IDS, "positions": POSITIONS, **own, **of("embed")}, {"x": X, **QKV}, first),
-            ("embed", *own),
+            Model({"ids": IDS, "positions": POSITIONS, **weights, **of("embed")}, {"x": X, **QKV}, first),
+            ("embed", *weights),
         ),
         "middle": (
-            Model({"x": X, "a": A, "positions": POSITIONS, **own, **of("o")}, {"y": X, **QKV}, middle),
-            ("o", *own),
+            Model({"x": X, "a": A, "positions": POSITIONS, **weights, **of("o")}, {"y": X, **QKV}, middle),
+            ("o", *weights),
         ),
         "last": (
             Model({"x": X, "a": A, "rows": ROWS, **of("o", "head")}, {"logits": ("FLOAT", ("R", tiny.V))}, last),
@@ -186,9 +186,9 @@ class _Launched:
     """A launch's arguments by name."""
 
     def __init__(self, device: FakeDevice, code: bytes, arguments: Sequence[Argument]) -> None:
-        said = json.loads(code)
-        self.constants = said["constants"]
-        self.given = dict(zip(said["names"], arguments, strict=True))
+        fields = json.loads(code)
+        self.constants = fields["constants"]
+        self.given = dict(zip(fields["names"], arguments, strict=True))
         self._device = device
 
     def view(self, name: str, *shape: int, dtype: np.dtype = F32) -> np.ndarray:
@@ -218,26 +218,26 @@ def kv_write(device: FakeDevice, code: bytes, grid: tuple[int, int, int], argume
 def paged_attention(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
     """In parts, the first has everything and the others nothing."""
     run = _Launched(device, code, arguments)
-    said = run.constants
+    constants = run.constants
     requests, blocks = int(run.given["requests"]), int(run.given["blocks"])
     q_start, kv_len = run.view("q_start", requests + 1, dtype=I32), run.view("kv_len", requests, dtype=I32)
     table = run.view("block_table", requests, blocks, dtype=I32)
     tokens, pool = int(q_start[-1]), int(table.max()) + 1
-    assert grid[0] >= sum(-(-int(n) // said["QUERIES"]) for n in np.diff(q_start))
-    shape, codes = (pool, said["BLOCK_SIZE"], said["KV_HEADS"]), CODES.get(said["FORMAT"])
+    assert grid[0] >= sum(-(-int(n) // constants["QUERIES"]) for n in np.diff(q_start))
+    shape, codes = (pool, constants["BLOCK_SIZE"], constants["KV_HEADS"]), CODES.get(constants["FORMAT"])
     caches = []
-    for name, size in (("k", said["HEAD_SIZE"]), ("v", said["VALUE_SIZE"])):
+    for name, size in (("k", constants["HEAD_SIZE"]), ("v", constants["VALUE_SIZE"])):
         values = run.view(f"{name}_cache", *shape, size, dtype=codes or F32)
         if codes is not None:
             values = values.astype(np.float32) * run.view(f"{name}_scales", *shape)[..., None]
         caches.append(values)
-    q = run.view("q", tokens, said["Q_HEADS"], said["HEAD_SIZE"])
-    out = attend(q, *caches, table, q_start, kv_len, said["WINDOW"], said["SCALE"])
-    if not said["SPLIT_KEYS"]:
+    q = run.view("q", tokens, constants["Q_HEADS"], constants["HEAD_SIZE"])
+    out = attend(q, *caches, table, q_start, kv_len, constants["WINDOW"], constants["SCALE"])
+    if not constants["SPLIT_KEYS"]:
         run.view("out", *out.shape)[:] = out
         return
-    shape = (tokens, said["Q_HEADS"], grid[2])
-    parts, lse = run.view("out", *shape, said["VALUE_SIZE"]), run.view("lse", *shape)
+    shape = (tokens, constants["Q_HEADS"], grid[2])
+    parts, lse = run.view("out", *shape, constants["VALUE_SIZE"]), run.view("lse", *shape)
     parts[:], lse[:] = 0, -np.inf
     parts[:, :, 0], lse[:, :, 0] = out, 0
 

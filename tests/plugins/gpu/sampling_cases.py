@@ -54,13 +54,13 @@ def kernel_files(vocab: int, capability: int, without: Sequence[str] = ()) -> di
 
 def interpret(entry: str) -> Any:
     def run(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
-        said, given = json.loads(code), {}
-        for (name, of), value in zip(said["arguments"], arguments, strict=True):
+        fields, by_request = json.loads(code), {}
+        for (name, of), value in zip(fields["arguments"], arguments, strict=True):
             if of in _TYPES:
-                given[name] = torch.from_numpy(device.view(int(value), np.dtype(_TYPES[of]), (1,)))
+                by_request[name] = torch.from_numpy(device.view(int(value), np.dtype(_TYPES[of]), (1,)))
             else:
-                given[name] = int(value)
-        kernel_function(entry)[grid](**given, **said["constants"])  # type: ignore[arg-type]
+                by_request[name] = int(value)
+        kernel_function(entry)[grid](**by_request, **fields["constants"])  # type: ignore[arg-type]
 
     return run
 
@@ -126,35 +126,35 @@ def run(form: str, capability: int | None, params: list[dict[str, Any]], *, refu
         kernels = {} if capability is None else kernel_files(tiny.V, capability)
         path = write(form, Path(folder), kernels)
         cuda = install(form, refuses)
-        asked = [SamplingParams(max_tokens=4, ignore_eos=True, **p) for p in params]
+        requests = [SamplingParams(max_tokens=4, ignore_eos=True, **p) for p in params]
         with LLM(path, trust="code") as llm:
             device = cuda.devices[-1]
             device.downloaded.clear()
-            tokens = [list(r.token_ids) for r in llm.generate(prompts[: len(params)], asked)]
+            tokens = [list(r.token_ids) for r in llm.generate(prompts[: len(params)], requests)]
             downloaded = max(device.downloaded)
-            told = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.9, seed=5, logprobs=3)
-            (result,) = llm.generate(prompts[0], told)
+            params_of_logprobs = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.9, seed=5, logprobs=3)
+            (result,) = llm.generate(prompts[0], params_of_logprobs)
             where = str(llm.info()["executor"]["sampling"])
-        given = result.logprobs or []
-        logprobs = [[p.logprob, *(logprob for _, logprob in p.top)] for p in given]
-        top = [[p.token_id, *(token for token, _ in p.top)] for p in given]
+        token_logprobs = result.logprobs or []
+        logprobs = [[p.logprob, *(logprob for _, logprob in p.top)] for p in token_logprobs]
+        top = [[p.token_id, *(token for token, _ in p.top)] for p in token_logprobs]
     return asdict(Ran(tokens, logprobs, top, where, downloaded))
 
 
 def refused(form: str, params: list[dict[str, Any]], without: Sequence[str]) -> list[str]:
     """The answers or errors of requests to a bundle with older kernels; then the place of sampling."""
     with tempfile.TemporaryDirectory() as folder:
-        path, said = write(form, Path(folder), kernel_files(tiny.V, 80, without)), []
+        path, messages = write(form, Path(folder), kernel_files(tiny.V, 80, without)), []
         install(form, False)
         with LLM(path, trust="code") as llm:
-            for own in params:
+            for one in params:
                 try:
-                    (result,) = llm.generate([[3, 1]], SamplingParams(max_tokens=2, ignore_eos=True, **own))
-                    said.append(f"{len(result.token_ids)} tokens")
+                    (result,) = llm.generate([[3, 1]], SamplingParams(max_tokens=2, ignore_eos=True, **one))
+                    messages.append(f"{len(result.token_ids)} tokens")
                 except RequestError as e:
-                    said.append(e.message)
-            said.append(str(llm.info()["executor"]["sampling"]))
-    return said
+                    messages.append(e.message)
+            messages.append(str(llm.info()["executor"]["sampling"]))
+    return messages
 
 
 def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
@@ -164,7 +164,7 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
     with tempfile.TemporaryDirectory() as folder:
         for name, data in kernel_files(vocab, 80).items():
             Path(folder, name).write_bytes(data)
-        device, found = FakeDevice(ADA), []
+        device, results = FakeDevice(ADA), []
         sampler = GpuSampler(device, Path(folder), 80, 3, vocab)
         for rows, seen in ((1, 3), (9, 40), (4, 400)):
             logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
@@ -192,6 +192,6 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
             device.upload(address, logits)
             expected = RowSampler(1).sample(logits, options).tokens
             assert expected is not None
-            found.append((sampler.draw(address, options).tolist(), expected.tolist()))
+            results.append((sampler.draw(address, options).tolist(), expected.tolist()))
             assert ctypes.string_at(address, logits.nbytes) == logits.tobytes()  # what it drew from is as it was
-    return found
+    return results

@@ -77,9 +77,9 @@ KERNELS: dict[str, Kernel] = {
 
 def step_kernels(specs: Iterable[tuple[str, int, KernelSpec]]) -> dict[str, Kernel]:
     """The kernels of ``step_specs``, from its specs; products and attention multiply in loops."""
-    found: dict[str, dict[int, KernelSpec]] = {}
+    kernel_specs: dict[str, dict[int, KernelSpec]] = {}
     for name, capability, spec in specs:
-        found.setdefault(name, {})[capability] = spec
+        kernel_specs.setdefault(name, {})[capability] = spec
 
     def make(of: dict[int, KernelSpec], capability: int) -> CompiledKernel:
         return compile_kernel(of[capability])
@@ -88,7 +88,7 @@ def step_kernels(specs: Iterable[tuple[str, int, KernelSpec]]) -> dict[str, Kern
         name: Kernel(
             partial(make, of), copies=all(spec.kernel in ("product", "listed_attention") for spec in of.values())
         )
-        for name, of in found.items()
+        for name, of in kernel_specs.items()
     }
 
 
@@ -154,9 +154,9 @@ PRODUCT = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|fma\.rn\.f32
 def loops(ptx: str) -> Iterator[str]:
     """The innermost loops: what lies between a label and a jump back to it, without another such."""
     lines = ptx.splitlines()
-    labels = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"(\$\w+):", line))}
+    labels = {label[1]: i for i, line in enumerate(lines) if (label := re.match(r"(\$\w+):", line))}
     jumps = [
-        (labels[found[1]], i) for i, line in enumerate(lines) if (found := re.search(r"bra(?:\.uni)?\s+(\$\w+)", line))
+        (labels[label[1]], i) for i, line in enumerate(lines) if (label := re.search(r"bra(?:\.uni)?\s+(\$\w+)", line))
     ]
     back = [(first, last) for first, last in jumps if first <= last]
     for first, last in back:
@@ -166,27 +166,27 @@ def loops(ptx: str) -> Iterator[str]:
 
 def broken(kernel: Kernel, compiled: CompiledKernel) -> list[str]:
     """The rules that a compiled kernel breaks."""
-    spec, found = compiled.spec, []
+    spec, rules = compiled.spec, []
     gpu = GPUS[spec.capability]
     if compiled.stack:
-        found.append(f"{compiled.stack} bytes of stack")
+        rules.append(f"{compiled.stack} bytes of stack")
     if compiled.shared_memory > gpu.shared_memory:
-        found.append(f"{compiled.shared_memory} bytes of shared memory")
+        rules.append(f"{compiled.shared_memory} bytes of shared memory")
     (version,) = re.findall(r"^\.version (\d+)\.(\d+)$", compiled.ptx, re.MULTILINE)
     if int("".join(version)) > gpu.ptx:
-        found.append(f"PTX {'.'.join(version)}, newer than {gpu.ptx}")
+        rules.append(f"PTX {'.'.join(version)}, newer than {gpu.ptx}")
     if kernel.copies:
         multiplying = [loop for loop in loops(compiled.ptx) if PRODUCT.search(loop)]
         if not multiplying:
-            found.append("no loop with products")
+            rules.append("no loop with products")
         for loop in multiplying:
             if not COPY.search(loop):
-                found.append("a loop whose keys and values aren't copied to shared memory ahead")
+                rules.append("a loop whose keys and values aren't copied to shared memory ahead")
     if kernel.copies and spec.stages > 2 and (spec.kernel == "product" or spec.tile.queries == 1):
         waits = [int(n, 0) for n in re.findall(r"cp\.async\.wait_group\s+(\w+)", "".join(loops(compiled.ptx)))]
         if not any(waits):
-            found.append("no copy is under way while another is waited for")
-    return found
+            rules.append("no copy is under way while another is waited for")
+    return rules
 
 
 def recorded() -> dict[tuple[str, int], Figures]:
@@ -206,21 +206,24 @@ def main() -> None:
     if options.specs is not None:
         entries = json.loads(options.specs.read_text(encoding="utf-8"))
         KERNELS.update(step_kernels((name, capability, spec_of(spec)) for name, capability, spec in entries))
-    found, failed = {} if not RECORD.exists() else recorded(), False
+    by_kernel, failed = {} if not RECORD.exists() else recorded(), False
     for name in options.names or KERNELS:
         for capability in CAPABILITIES:
             compiled = KERNELS[name].make(capability)
-            figures = found[name, capability] = figures_of(name, compiled)
+            figures = by_kernel[name, capability] = figures_of(name, compiled)
             wrong = broken(KERNELS[name], compiled)
             failed |= bool(wrong)
             print(json.dumps(asdict(figures)), *wrong, flush=True)
     if options.write:
         lines = [
-            json.dumps(asdict(found[name, c])) + "\n" for name in KERNELS for c in CAPABILITIES if (name, c) in found
+            json.dumps(asdict(by_kernel[name, c])) + "\n"
+            for name in KERNELS
+            for c in CAPABILITIES
+            if (name, c) in by_kernel
         ]
         RECORD.write_text("".join(lines), encoding="utf-8")
     if options.table:
-        print(table([f for (name, _), f in found.items() if not options.names or name in options.names]))
+        print(table([f for (name, _), f in by_kernel.items() if not options.names or name in options.names]))
     sys.exit(failed)
 
 

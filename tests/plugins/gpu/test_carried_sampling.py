@@ -59,13 +59,13 @@ def test_kernels_of_another_architecture_are_not_taken(interpreter: ProcessPoolE
 
 @pytest.mark.parametrize("form", ["paged", "segments", "slots"])
 def test_an_older_bundle_refuses_what_it_has_no_kernels_for(form: str, interpreter: ProcessPoolExecutor) -> None:
-    asked = [*LISTS, {"temperature": 1.0, "seed": 1, "top_k": 5, "repetition_penalty": 1.2}]
-    said = interpreter.submit(cases.refused, form, asked, ("edit", "spread", "nearest")).result()
+    requests = [*LISTS, {"temperature": 1.0, "seed": 1, "top_k": 5, "repetition_penalty": 1.2}]
+    messages = interpreter.submit(cases.refused, form, requests, ("edit", "spread", "nearest")).result()
     names = ["frequency_penalty", "frequency_penalty", "allowed_token_ids", "typical_p", "bad_words"]
-    told = ": this target draws tokens on its own device, and the bundle has no kernel for it"
-    assert said == [*(f"{name}{told}" for name in names), "2 tokens", "on the GPU"]
-    said = interpreter.submit(cases.refused, form, asked[:1] + asked[3:4], ("nearest",)).result()
-    assert said == ["2 tokens", f"typical_p{told}", "on the GPU"]
+    reason = ": this target draws tokens on its own device, and the bundle has no kernel for it"
+    assert messages == [*(f"{name}{reason}" for name in names), "2 tokens", "on the GPU"]
+    messages = interpreter.submit(cases.refused, form, requests[:1] + requests[3:4], ("nearest",)).result()
+    assert messages == ["2 tokens", f"typical_p{reason}", "on the GPU"]
 
 
 @pytest.mark.parametrize(("vocab", "seed"), [(300, 0), (1100, 1)])  # of one piece, and of two

@@ -37,9 +37,9 @@ def check(kernel: CompiledKernel) -> None:
     assert int("".join(version)) == GPUS[spec.capability].ptx <= 87  # a driver of CUDA 13.0 takes 9.0 at most
     assert f".visible .entry {kernel.entry}(" in kernel.ptx
     parameters = re.findall(rf"\.param \.([a-z]\d+)[^\n]* {kernel.entry}_param_(\d+)", kernel.ptx)
-    wanted = ["u32" if of == "i32" else "u64" for _, of in spec.arguments]
-    assert [of for of, _ in parameters] == wanted
-    assert [int(i) for _, i in parameters] == list(range(len(wanted)))
+    expected = ["u32" if of == "i32" else "u64" for _, of in spec.arguments]
+    assert [of for of, _ in parameters] == expected
+    assert [int(i) for _, i in parameters] == list(range(len(expected)))
     assert f".reqntid {kernel.threads}" in kernel.ptx
     assert kernel.cubin[:4] == b"\x7fELF" and struct.unpack_from("<H", kernel.cubin, 18) == (EM_CUDA,)
     assert kernel.shared_memory <= GPUS[spec.capability].shared_memory
@@ -129,15 +129,15 @@ def test_an_unknown_gpu_is_refused_with_those_known():
 
 def test_what_does_not_fit_is_refused():
     shape = replace(SMOLLM2, head_size=1024, value_size=1024, dtype="f32", cache="f32")
-    asked = []
+    calls = []
 
     def too_large(spec):
-        asked.append(spec)
+        calls.append(spec)
         return CompiledKernel(spec, "kernel", "", b"", 100 * 1024, "a stand-in: the real one takes a minute")
 
     with pytest.raises(TargetError, match=r"1024 elements of f32 don't fit \d+ bytes"):
         compile_attention(shape, 86, split_keys=0, compiler=too_large)
-    assert len(asked) > 1 and len(set(asked)) == len(asked)
+    assert len(calls) > 1 and len(set(calls)) == len(calls)
 
 
 @pytest.mark.parametrize(("capability", "keys"), [(80, 16), (86, 16), (90, 32)])
@@ -145,8 +145,10 @@ def test_code_for_8_0_fits_8_6_and_8_9(capability, keys):
     """A head of 256 took 102,400 bytes of shared memory for 8.0, and 8.6 has 101,376."""
 
     def stand_in(spec):
-        taken = {64: 200_000, 32: 102_400, 16: 60_000}[spec.tile.keys]
-        return CompiledKernel(spec, "kernel", "", b"", taken if capability != 90 else taken * 2, "a stand-in")
+        shared_bytes = {64: 200_000, 32: 102_400, 16: 60_000}[spec.tile.keys]
+        return CompiledKernel(
+            spec, "kernel", "", b"", shared_bytes if capability != 90 else shared_bytes * 2, "a stand-in"
+        )
 
     shape = replace(SMOLLM2, head_size=256, value_size=256)
     assert choose_tile(shape, capability, decode=False, compiler=stand_in).keys == keys

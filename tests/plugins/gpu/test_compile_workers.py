@@ -23,22 +23,22 @@ SPECS = [combine_spec(SHAPE, 90), combine_spec(SHAPE, 80), write_spec(SHAPE, 90)
 
 @pytest.mark.matrix
 def test_the_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    outputs = []
     for workers in (1, 2):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / str(workers)))  # nothing was compiled before
         with KernelCompiler(workers) as compiler:
-            asked = [compiler.start(spec) for spec in (*SPECS, SPECS[0])]
-            assert asked[0] is asked[3]
-            found.append([kernel.result() for kernel in asked])
-            assert list(compiler.each(compiler.compile, SPECS[::-1])) == found[-1][2::-1]
+            tasks = [compiler.start(spec) for spec in (*SPECS, SPECS[0])]
+            assert tasks[0] is tasks[3]
+            outputs.append([kernel.result() for kernel in tasks])
+            assert list(compiler.each(compiler.compile, SPECS[::-1])) == outputs[-1][2::-1]
             assert len(compiler._workers) == (2 if workers == 2 else 0)
-    assert found[0] == found[1]
-    assert [kernel.spec for kernel in found[1]] == [*SPECS, SPECS[0]]
+    assert outputs[0] == outputs[1]
+    assert [kernel.spec for kernel in outputs[1]] == [*SPECS, SPECS[0]]
 
     (folder,) = (tmp_path / "2").glob("enginewright-*")
     monkeypatch.setattr(subprocess, "run", None)  # the assembler's turn
     with KernelCompiler(1) as compiler:
-        assert compiler.compile(SPECS[0]) == found[0][0]  # from Triton's cache
+        assert compiler.compile(SPECS[0]) == outputs[0][0]  # from Triton's cache
     for file in folder.rglob("*.json"):
         file.write_text("damaged")
     with KernelCompiler(1) as compiler, pytest.raises(TypeError):
@@ -63,17 +63,17 @@ def test_a_process_that_dies_is_said() -> None:
     unknown: KernelSpec = replace(SPECS[0], kernel="nothing")  # type: ignore[arg-type]
     with (
         KernelCompiler(2) as compiler,
-        pytest.raises(TargetError, match=r"(?s)ended with exit status 1: .*KeyError") as said,
+        pytest.raises(TargetError, match=r"(?s)ended with exit status 1: .*KeyError") as caught,
     ):
         compiler.compile(unknown)
-    assert "nothing for compute capability 90" in str(said.value)
+    assert "nothing for compute capability 90" in str(caught.value)
 
 
 def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipe that it leaves behind hides nothing: `optimize` would take it for its own reader that is gone."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    said = r"kv_write for compute capability 80: the process that compiles it was killed"
-    with pytest.raises(CapacityError, match=said) as error, KernelCompiler(2) as compiler:
+    message = r"kv_write for compute capability 80: the process that compiles it was killed"
+    with pytest.raises(CapacityError, match=message) as error, KernelCompiler(2) as compiler:
         compiler.compile(SPECS[0])
         (worker,) = compiler._workers
         worker.kill()
@@ -113,10 +113,10 @@ def test_ctrl_c_ends_it_and_its_processes(tmp_path: Path) -> None:
         assert running.stdout is not None
         workers = [int(pid) for pid in running.stdout.readline().split()]
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate()
+        _, output = running.communicate()
     assert 0 < len(list((tmp_path / "cache").rglob("*.cubin"))) < KERNELS, "it didn't wait for the rest"
     assert running.returncode != 0
-    assert said.strip().splitlines()[-1] == "KeyboardInterrupt"
+    assert output.strip().splitlines()[-1] == "KeyboardInterrupt"
     assert len(workers) == 2
     for pid in workers:
         with pytest.raises(ProcessLookupError):

@@ -129,14 +129,14 @@ def test_memory(library: str) -> None:
     values = np.arange(12, dtype=np.float32)
     device.upload(address, values)
     device.zero(address + 4, 8)
-    found = np.empty_like(values)
-    device.download(found, address)
-    np.testing.assert_array_equal(found, np.r_[0, 0, 0, values[3:]])
+    read_back = np.empty_like(values)
+    device.download(read_back, address)
+    np.testing.assert_array_equal(read_back, np.r_[0, 0, 0, values[3:]])
     pinned = device.pinned(48)
     pinned[:] = np.arange(48)
     device.upload_pinned(address, pinned[:48])
-    device.download(found, address)
-    assert found.tobytes() == bytes(range(48))
+    device.download(read_back, address)
+    assert read_back.tobytes() == bytes(range(48))
     with pytest.raises(CapacityError, match="the GPU's memory is full"):
         device.allocate(1 << 30)
     device.free(device.allocate(0))
@@ -172,15 +172,15 @@ def test_kernels(library: str) -> None:
     kernel = device.load_kernel(b"code", "kernel", 4096)
     address = device.allocate(12)
     device.launch(kernel, (1, 2, 3), 128, 4096, (address, np.int32(-40), np.float32(0.5)))
-    found = np.empty(3, np.float32)
-    device.download(found, address)
-    assert found.tolist() == [-39.5, 123, 128]
+    result = np.empty(3, np.float32)
+    device.download(result, address)
+    assert result.tolist() == [-39.5, 123, 128]
     again = device.launcher(kernel, (3, 2, 1), 64, 4096, (address, np.int32(7), np.float32(0.25)))
     for _ in range(2):
         device.zero(address, 12)
         again()
-        device.download(found, address)
-        assert found.tolist() == [7.25, 321, 64]
+        device.download(result, address)
+        assert result.tolist() == [7.25, 321, 64]
     with pytest.raises(EnginewrightError, match=r"cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS\n.*start again"):
         device.launch(kernel, (99, 1, 1), 128, 4096, (address, np.int32(0), np.float32(0)))
     with pytest.raises(EnginewrightError, match="cuModuleGetFunction failed"):

@@ -41,8 +41,8 @@ def test_arguments_are_inputs_integers_outputs():
 
 def test_attention_kernels_take_what_they_share_of_constants_as_one():
     spec = attention_spec(SHAPE, 90, TILE, 512, clamp=True)
-    taken = taken_constants(spec.kernel, dict(spec.constants))
-    assert set(taken) == {"C", "CLAMP"} and vars(taken["C"]) | {"CLAMP": True} == dict(spec.constants)
+    constants = taken_constants(spec.kernel, dict(spec.constants))
+    assert set(constants) == {"C", "CLAMP"} and vars(constants["C"]) | {"CLAMP": True} == dict(spec.constants)
     written = dict(write_spec(SHAPE, 90).constants)
     assert taken_constants("kv_write", written) == written
 

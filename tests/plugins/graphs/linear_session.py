@@ -89,8 +89,8 @@ def run_tokens(folder: Path, ids: torch.Tensor, rows: torch.Tensor, file: str = 
     session = open_session(folder / file)
     feeds = {"input_ids": ids[None].numpy(), "rows": rows.numpy(), "write_index": np.zeros(1, np.int64)}
     feeds["position_ids"] = np.arange(len(ids))[None]
-    wanted = {entry.name for entry in session.get_inputs()}
-    (result,) = session.run(["logits"], {name: value for name, value in feeds.items() if name in wanted})
+    names_of_inputs = {entry.name for entry in session.get_inputs()}
+    (result,) = session.run(["logits"], {name: value for name, value in feeds.items() if name in names_of_inputs})
     return torch.from_numpy(result)
 
 
@@ -130,10 +130,10 @@ class LinearSession:
             self.lengths[slot] += len(tokens)
         feeds = {"input_ids": ids, "position_ids": positions, "write_index": write_index, **masks}
         feeds |= {"rows": np.asarray(rows, np.int64)} | {name: cache[slots] for name, cache in self.caches.items()}
-        wanted = {entry.name for entry in self.session.get_inputs()}
+        names_of_inputs = {entry.name for entry in self.session.get_inputs()}
         names = [output.name for output in self.session.get_outputs()]
-        found = self.session.run(names, {name: value for name, value in feeds.items() if name in wanted})
-        results = dict(zip(names, found, strict=True))
+        outputs = self.session.run(names, {name: value for name, value in feeds.items() if name in names_of_inputs})
+        results = dict(zip(names, outputs, strict=True))
         for name, cache in self.caches.items():
             cache[slots] = results[name.replace("past", "present")]
         counts = np.cumsum([len(tokens) for tokens in work.values()])[:-1]
@@ -149,20 +149,20 @@ PLAN: tuple[dict[int, int], ...] = ({0: 11, 2: 5}, {0: 7, 2: 2}, *({0: 1, 2: 1},
 
 def tokens_of(slot: int) -> list[int]:
     """The tokens of the request in a slot."""
-    found: list[int] = np.random.default_rng(slot).integers(3, 250, SEQUENCES[slot]).tolist()
-    return found
+    ids: list[int] = np.random.default_rng(slot).integers(3, 250, SEQUENCES[slot]).tolist()
+    return ids
 
 
 def run_plan(session: LinearSession, plan: Sequence[dict[int, int]] = PLAN) -> dict[int, Logits]:
     """Logits after each token of both requests."""
-    found: dict[int, list[Logits]] = {slot: [] for slot in SEQUENCES}
+    by_slot: dict[int, list[Logits]] = {slot: [] for slot in SEQUENCES}
     done = dict.fromkeys(SEQUENCES, 0)
     for counts in plan:
         work = {slot: tokens_of(slot)[done[slot] : done[slot] + n] for slot, n in counts.items()}
         for slot, logits in session.step(work).items():
-            found[slot].append(logits)
+            by_slot[slot].append(logits)
             done[slot] += len(logits)
-    return {slot: np.concatenate(parts) for slot, parts in found.items()}
+    return {slot: np.concatenate(parts) for slot, parts in by_slot.items()}
 
 
 def reference_logits(model: PreTrainedModel) -> dict[int, Logits]:

@@ -63,8 +63,8 @@ def check(case: str, folder: Path, overrides: dict[str, Any]) -> onnx.ModelProto
     io = emit(lowered(model), folder, contrib=CONTEXT)
     assert io.contrib is not None
     expected, largest = reference_logits(model), 0.0
-    found = run_plan(LinearSession(folder, io.of_variant("contrib")), CHUNKS_ALONE)
-    for slot, logits in found.items():
+    by_slot = run_plan(LinearSession(folder, io.of_variant("contrib")), CHUNKS_ALONE)
+    for slot, logits in by_slot.items():
         largest = max(largest, float(np.abs(expected[slot]).max()))
         # Sums of 32-bit floats in another order, as of the standard file: measured 2e-5 at most.
         np.testing.assert_allclose(logits, expected[slot], rtol=0, atol=tolerance_of(io.summed_products) * largest)
@@ -130,6 +130,6 @@ def test_products_with_4_bits_round_activations_as_the_recipe_does(
         np.testing.assert_allclose(logits, floats, atol=1e-4)  # rounding of 32-bit floats: see ``check``
         return
     inputs = packed_inputs(program, [torch.tensor(tokens_of(slot)) for slot in SEQUENCES])
-    wanted = program.evaluate(inputs)[0].numpy()
+    expected = program.evaluate(inputs)[0].numpy()
     # A tie may be rounded the other way, which moves a logit by some thousandths; floats are off by some tenths.
-    assert np.abs(logits - wanted).max() < np.abs(floats - wanted).max() / 10
+    assert np.abs(logits - expected).max() < np.abs(floats - expected).max() / 10

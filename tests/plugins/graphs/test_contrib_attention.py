@@ -23,13 +23,13 @@ ew = torch.ops.ew
 )
 def test_what_goes_into_the_operator(family: str, overrides: dict[str, Any], packed: bool, rotated: bool) -> None:
     program = lowered(tiny_family(family, **overrides))
-    found = group_queries(program)
-    assert list(found) == program.nodes_of(ew.paged_attention.default) and len(found) == 2
-    for layer, taken in enumerate(found.values()):
-        assert isinstance(taken, GroupQuery)
-        assert (taken.layer, taken.counts[0]) == (layer, 4) and taken.counts[0] % taken.counts[1] == 0
-        assert (taken.packed is not None, taken.table is not None) == (packed, rotated)
-        assert (taken.q.target is ew.rope.default) == (family == "llama" and not rotated)
-        assert taken.write.target is ew.kv_write.default
-        if taken.packed is not None:
-            assert int(program.shape(taken.packed)[-1]) == sum(taken.counts) * taken.size
+    groups = group_queries(program)
+    assert list(groups) == program.nodes_of(ew.paged_attention.default) and len(groups) == 2
+    for layer, group in enumerate(groups.values()):
+        assert isinstance(group, GroupQuery)
+        assert (group.layer, group.counts[0]) == (layer, 4) and group.counts[0] % group.counts[1] == 0
+        assert (group.packed is not None, group.table is not None) == (packed, rotated)
+        assert (group.q.target is ew.rope.default) == (family == "llama" and not rotated)
+        assert group.write.target is ew.kv_write.default
+        if group.packed is not None:
+            assert int(program.shape(group.packed)[-1]) == sum(group.counts) * group.size

@@ -35,9 +35,9 @@ def check_family(family: str, folder: Path) -> None:
     model = tiny_family(family)
     io = emit(lowered_family(family), folder)
     expected, largest = reference_logits(model), 0.0
-    for slot, found in run_plan(LinearSession(folder, io)).items():
+    for slot, logits in run_plan(LinearSession(folder, io)).items():
         largest = max(largest, float(np.abs(expected[slot]).max()))
-        np.testing.assert_allclose(found, expected[slot], rtol=0, atol=tolerance_of(io.summed_products) * largest)
+        np.testing.assert_allclose(logits, expected[slot], rtol=0, atol=tolerance_of(io.summed_products) * largest)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

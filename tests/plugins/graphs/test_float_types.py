@@ -31,11 +31,11 @@ def test_f16_beside_transformers(family: str, tmp_path: Path) -> None:
     io = emit(lowered(model), tmp_path, floats="f16", capacity=32)
     assert {group.dtype for group in io.cache_groups} == {"f16"}
     expected = reference_logits(model)
-    for slot, found in run_plan(LinearSession(tmp_path, io)).items():
-        assert found.dtype == np.float32
+    for slot, logits in run_plan(LinearSession(tmp_path, io)).items():
+        assert logits.dtype == np.float32
         # 11 bits of each of some ten roundings between logits: KL goes with their square
-        assert _kl(found, expected[slot]) < 1e-4
-        assert _kl(found, expected[slot]) > 0
+        assert _kl(logits, expected[slot]) < 1e-4
+        assert _kl(logits, expected[slot]) > 0
 
 
 @pytest.mark.parametrize("floats", ["f16", "bf16"])

@@ -69,10 +69,10 @@ def test_families(case: str, tmp_path: Path) -> None:
     assert kinds["Gemm"] == 0 and kinds["GroupQueryAttention"] >= 2
     assert {p["storage"] for p in products(graph)} == {b"f32"}
     expected, largest = reference_logits(model), 0.0
-    for slot, found in run_plan(LinearSession(tmp_path, io.of_variant("kernels")), CHUNKS_ALONE).items():
+    for slot, logits in run_plan(LinearSession(tmp_path, io.of_variant("kernels")), CHUNKS_ALONE).items():
         largest = max(largest, float(np.abs(expected[slot]).max()))
         # Sums of 32-bit floats in another order, as of the other files: measured 2e-5 at most.
-        np.testing.assert_allclose(found, expected[slot], rtol=0, atol=tolerance_of(io.summed_products) * largest)
+        np.testing.assert_allclose(logits, expected[slot], rtol=0, atol=tolerance_of(io.summed_products) * largest)
 
 
 BF16 = WeightFormat(storage="bf16", activation="bf16")
@@ -86,14 +86,14 @@ INT4_OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, acti
 
 
 def sparse(dense: WeightFormat) -> WeightFormats:
-    kept = WeightFormat(
+    sparse_format = WeightFormat(
         storage=dense.storage,
         group_size=dense.group_size,
         activation=dense.activation,
         activation_group_size=dense.activation_group_size,
         sparsity="2:4",
     )
-    return WeightFormats(default=kept, sparsify="magnitude")
+    return WeightFormats(default=sparse_format, sparsify="magnitude")
 
 
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192}
@@ -136,17 +136,17 @@ def test_activations_are_rounded_as_the_recipe_says(case: str, tmp_path: Path) -
     assert {(p["storage"], p["sparse"]) for p in products(graph)} == storages
     assert len(products(graph)) == len(program.nodes_of(ew.linear.default, ew.quantized_linear.default))
     logits, floats = (logits_of(tmp_path, io, variant) for variant in ("kernels", "standard"))
-    wanted = evaluated(program)
-    rounding = tolerance_of(io.summed_products) * float(np.abs(wanted).max())
+    expected = evaluated(program)
+    rounding = tolerance_of(io.summed_products) * float(np.abs(expected).max())
     if {storage for storage, _ in storages} <= {b"f32", b"fp8"}:  # floats in another order
-        np.testing.assert_allclose(logits, wanted, rtol=0, atol=rounding)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=rounding)
         return
     # Floats before it that differ in their last bit may round x the other way now and then, which moves that token's
     # logits by some hundredths, and those behind it. The standard file, which doesn't round, is off at every token.
-    close = np.abs(logits - wanted).max(-1) < rounding
+    close = np.abs(logits - expected).max(-1) < rounding
     assert close.mean() > 0.25
-    assert not (np.abs(floats - wanted).max(-1) < rounding).any()
-    assert np.abs(logits - wanted).mean() < np.abs(floats - wanted).mean() / 2
+    assert not (np.abs(floats - expected).max(-1) < rounding).any()
+    assert np.abs(logits - expected).mean() < np.abs(floats - expected).mean() / 2
 
 
 def logits_of(folder: Path, io: LinearIo, variant: Variant) -> Logits:
@@ -157,8 +157,8 @@ def logits_of(folder: Path, io: LinearIo, variant: Variant) -> Logits:
 def evaluated(program: Program) -> Logits:
     """The logits by the ops' own definitions."""
     inputs = packed_inputs(program, [torch.tensor(tokens_of(slot)) for slot in SEQUENCES])
-    found: Logits = program.evaluate(inputs)[0].numpy()
-    return found
+    logits: Logits = program.evaluate(inputs)[0].numpy()
+    return logits
 
 
 def test_values_go_from_product_to_product_as_they_are(tmp_path: Path) -> None:
@@ -197,10 +197,10 @@ def test_experts_and_routers_stay_as_in_the_contrib_variant(tmp_path: Path) -> N
     kinds = Counter(node.op_type for node in graph.node)
     assert kinds["DequantizeLinear"] == len(experts) == 4
     assert kinds["Linear"] == len(program.nodes_of(ew.linear.default, ew.quantized_linear.default)) > 4
-    found, floats = (logits_of(tmp_path, io, variant) for variant in ("kernels", "standard"))
-    wanted = evaluated(program)
+    logits, floats = (logits_of(tmp_path, io, variant) for variant in ("kernels", "standard"))
+    expected = evaluated(program)
     # Experts round nothing in any file: the products beside them alone come nearer.
-    assert np.median(np.abs(found - wanted)) < np.median(np.abs(floats - wanted))
+    assert np.median(np.abs(logits - expected)) < np.median(np.abs(floats - expected))
 
 
 @pytest.mark.parametrize(("size", "rows"), [(32, 6), (20, 45)])
@@ -226,8 +226,10 @@ def test_bias_activation_residual_and_a_weight_that_is_computed(size: int, rows:
     assert [len(node.input) for node in linears] == [5, 2] and list(linears[0].input[2:4]) == ["", ""]
     ids = torch.tensor([3, 1, 4, 15, 9, 2])
     expected = program.evaluate(packed_inputs(program, [ids]))[0]
-    found = run_tokens(tmp_path, ids, torch.arange(len(ids)), KERNELS_FILE)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))  # sums of 45 floats
+    logits = run_tokens(tmp_path, ids, torch.arange(len(ids)), KERNELS_FILE)
+    torch.testing.assert_close(
+        logits, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max())
+    )  # sums of 45 floats
 
 
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_without_attention_that_is_taken_there_is_a_kernels_file_all_the_same(tm
     io = emit(lowered(model), tmp_path, contrib=CONTEXT, kernels=CONTEXT)
     assert io.variants == ("standard", "kernels")
     assert io.kernels is not None and len(io.kernels.standard) == 2
-    found, expected = run_plan(LinearSession(tmp_path, io.of_variant("kernels"))), reference_logits(model)
-    for slot, logits in found.items():
+    slot_logits, expected = run_plan(LinearSession(tmp_path, io.of_variant("kernels"))), reference_logits(model)
+    for slot, logits in slot_logits.items():
         atol = tolerance_of(io.summed_products) * float(np.abs(expected[slot]).max())
         np.testing.assert_allclose(logits, expected[slot], rtol=0, atol=atol)

@@ -82,9 +82,9 @@ def _router(m: torch.nn.Module, i: Inputs) -> torch.Tensor:
     x = _features(i, 8)
     weights, chosen = torch.topk(torch.softmax(x, -1), 3, -1)
     best = x.view(-1, 2, 4).max(-1)[0]
-    kept = torch.zeros_like(x).scatter(1, chosen, 1.0)
+    mask = torch.zeros_like(x).scatter(1, chosen, 1.0)
     again = x.gather(1, chosen)
-    return torch.cat([weights, again, best, kept.masked_fill(kept == 0, -1.0)], -1)
+    return torch.cat([weights, again, best, mask.masked_fill(mask == 0, -1.0)], -1)
 
 
 def _norms(m: torch.nn.Module, i: Inputs) -> torch.Tensor:
@@ -126,9 +126,10 @@ def test_handlers(call: Call, tmp_path: Path) -> None:
         generator = torch.Generator().manual_seed(tokens)
         ids = torch.randint(0, 50, (tokens,), generator=generator)
         rows = torch.tensor([tokens - 1, 0, 2])
-        given = {"ids": ids, "positions": torch.arange(tokens), "rows": rows}
+        inputs_of = {"ids": ids, "positions": torch.arange(tokens), "rows": rows}
         inputs = {
-            name: given.get(name, torch.zeros(1)).to(program.value(node).dtype) for name, node in program.inputs.items()
+            name: inputs_of.get(name, torch.zeros(1)).to(program.value(node).dtype)
+            for name, node in program.inputs.items()
         }
         (expected,) = program.evaluate(inputs)
         # The same functions by other libraries: the last bits of numbers up to 100 may differ.

@@ -79,13 +79,13 @@ def test_weights_are_the_floats_that_they_stand_for(
     names = {value: name for name, value in onnx.TensorProto.DataType.items()}
     external = {names[t.data_type] for t in model.graph.initializer if t.external_data}
     assert external - {"FLOAT"} == kinds
-    found = run_plan(LinearSession(tmp_path, io))
-    inputs = packed_inputs(program, [torch.tensor(tokens_of(slot)) for slot in found])
+    logits = run_plan(LinearSession(tmp_path, io))
+    inputs = packed_inputs(program, [torch.tensor(tokens_of(slot)) for slot in logits])
     compute = _with_floats if default.storage != "bf16" else _without_rounding
     expected = program.evaluate(inputs, compute=compute)[0].numpy()
     # Both are products of floats in another order, as of a model that was never quantized.
     atol = tolerance_of(io.summed_products) * float(np.abs(expected).max())
-    np.testing.assert_allclose(np.concatenate(list(found.values())), expected, rtol=0, atol=atol)
+    np.testing.assert_allclose(np.concatenate(list(logits.values())), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(("weights", "hidden"), [(INT4_CHANNEL, 96), (INT4_CHANNEL_OFFSETS, 64), (INT4_128, 128)])

@@ -25,11 +25,13 @@ def section(*modules: ModuleSection) -> StableHloSection:
 
 def test_it_comes_back_as_it_was_written() -> None:
     longer = (ONE, ModuleSection(requests=1, tokens=1, places=32, rows=1))
-    said = section(*longer, ModuleSection(requests=1, tokens=8, places=32, rows=8))
-    manifest = TargetManifest(sections={"stablehlo": said})
-    assert TargetManifest.from_json(manifest.to_json(), source="x", sections=SECTIONS).section(StableHloSection) == said
-    assert said.lengths == (16, 32) and said.requests == 1
-    assert [module.name for module in said.modules] == ["decode-1x16", "decode-1x32", "score-8x32"]
+    saved = section(*longer, ModuleSection(requests=1, tokens=8, places=32, rows=8))
+    manifest = TargetManifest(sections={"stablehlo": saved})
+    assert (
+        TargetManifest.from_json(manifest.to_json(), source="x", sections=SECTIONS).section(StableHloSection) == saved
+    )
+    assert saved.lengths == (16, 32) and saved.requests == 1
+    assert [module.name for module in saved.modules] == ["decode-1x16", "decode-1x32", "score-8x32"]
     assert '"stablehlo"' not in TargetManifest().to_json()
 
 

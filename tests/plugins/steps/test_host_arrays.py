@@ -34,12 +34,12 @@ def test_a_capsule_holds_the_memory_that_it_is_of(writeable: bool) -> None:
     array: Array = np.arange(24, dtype=np.float32).reshape(4, 6).view(Owner)
     array.flags.writeable = writeable
     watched, address = weakref.ref(array), array.ctypes.data
-    taken = np.from_dlpack(Shared(capsule_of(array)))  # type: ignore[arg-type]
+    viewed = np.from_dlpack(Shared(capsule_of(array)))  # type: ignore[arg-type]
     del array
     gc.collect()
-    assert taken.ctypes.data == address and taken.shape == (4, 6)
+    assert viewed.ctypes.data == address and viewed.shape == (4, 6)
     assert watched() is not None
-    del taken
+    del viewed
     gc.collect()
     assert watched() is None
 

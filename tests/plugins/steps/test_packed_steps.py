@@ -32,8 +32,8 @@ def step() -> StepInput:
 
 def test_padding() -> None:
     shape = StepShape(profile=0, tokens=8, requests=4, rows=4, blocks=3, decodes=False)
-    found = {name: array.tolist() for name, array in padded(step(), step().rows, [GROUP], shape).items()}
-    assert found == {
+    arrays = {name: array.tolist() for name, array in padded(step(), step().rows, [GROUP], shape).items()}
+    assert arrays == {
         "ids": [9, 1, 2, 3, 7, 8, 0, 0],
         "positions": [4, 0, 1, 2, 6, 7, 0, 0],
         "q_start": [0, 1, 4, 6, 6],
@@ -65,8 +65,8 @@ class Program:
 
 def test_parts() -> None:
     counts = ints(1, 3, 1, 8, 1, 1, 2, 0, 1, 10, 1)
-    found = parts(counts, Program())  # type: ignore[arg-type]
-    assert found == [[0, 2, 4, 5], [8, 10], [1], [3, 6], [9]]
+    parts_of_step = parts(counts, Program())  # type: ignore[arg-type]
+    assert parts_of_step == [[0, 2, 4, 5], [8, 10], [1], [3, 6], [9]]
     with pytest.raises(RequestError, match="11 tokens of a request, and engines hold 10"):
         parts(ints(1, 11), Program())  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ def test_parts() -> None:
 def test_sizes_are_few() -> None:
     assert [rounded(n, (1, 4, 12)) for n in (1, 2, 3, 5, 8, 9, 12)] == [1, 2, 4, 8, 8, 12, 12]
     assert rounded(1, (4, 8, 16)) == 4
-    found = {bucketed(n, (1, 128, 512)) for n in range(1, 513)}
-    assert sorted(found) == [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512]
+    sizes = {bucketed(n, (1, 128, 512)) for n in range(1, 513)}
+    assert sorted(sizes) == [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512]
     assert all(n <= bucketed(n, (1, 128, 8192)) < 1.25 * n + 1 for n in range(61, 8193))
     assert [bucketed(n, (20, 30, 70)) for n in (1, 33, 65, 70)] == [20, 48, 70, 70]

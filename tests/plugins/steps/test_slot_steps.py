@@ -30,10 +30,10 @@ class Slots:
     def run(self, run: SlotRun) -> np.ndarray:
         self.runs.append((run.first, run.ids.shape))
         ids = run.ids.ravel()[run.wanted]
-        found = self._logits[: len(ids)]
-        found[:] = np.arange(V) == ids[:, None]
-        found[ids == 5] = np.nan
-        return found
+        logits = self._logits[: len(ids)]
+        logits[:] = np.arange(V) == ids[:, None]
+        logits[ids == 5] = np.nan
+        return logits
 
     def forget(self, slots: np.ndarray) -> None:
         self.forgotten += slots.tolist()

@@ -73,8 +73,8 @@ def test_prompts_run_apart_where_padding_is_dear_or_not_possible() -> None:
 def test_parts_of_prompts_run_one_by_one_where_they_must() -> None:
     one = step((1, 0, 8), (2, 0, 8), (3, 4, 8), (4, 4, 8), (5, 0, 8))
     assert shapes(one) == [(1, (5, 8))]
-    found = plan_runs(one, slots_of(one, GROUPS, SLOTS), C, chunks_together=False)
-    assert [(run.first, run.ids.shape) for run in found] == [(1, (2, 8)), (3, (1, 8)), (4, (1, 8)), (5, (1, 8))]
+    planned = plan_runs(one, slots_of(one, GROUPS, SLOTS), C, chunks_together=False)
+    assert [(run.first, run.ids.shape) for run in planned] == [(1, (2, 8)), (3, (1, 8)), (4, (1, 8)), (5, (1, 8))]
 
 
 def test_decodes_and_prompts_of_one_step() -> None:
@@ -114,12 +114,12 @@ def test_requests_longer_than_a_slot() -> None:
 @pytest.mark.parametrize("window", [0, 1, 3])
 def test_masks(window: int) -> None:
     places = np.array([[0, 1, 2], [4, 5, 6]], np.int64)
-    found = mask(places, 8, window)
-    assert found.shape == (2, 1, 3, 8)
+    masks = mask(places, 8, window)
+    assert masks.shape == (2, 1, 3, 8)
     for b, q in np.ndindex(2, 3):
         p = int(places[b, q])
         seen = [p - window < key <= p if window else key <= p for key in range(8)]
-        np.testing.assert_array_equal(found[b, 0, q], seen)
-    out = np.ones_like(found)
+        np.testing.assert_array_equal(masks[b, 0, q], seen)
+    out = np.ones_like(masks)
     assert mask(places, 8, window, out=out) is out
-    np.testing.assert_array_equal(out, found)
+    np.testing.assert_array_equal(out, masks)

@@ -31,11 +31,11 @@ def weights(seed: int = 0) -> dict[str, Array]:
     def some(*shape: int) -> Array:
         return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
 
-    found = {"embed": some(V, H) * np.float32(5), "head": some(H, V)}
+    arrays = {"embed": some(V, H) * np.float32(5), "head": some(H, V)}
     for layer in range(len(WINDOWS)):
         sizes = {"q": (H, NQ * D), "k": (H, NKV * D), "v": (H, NKV * DV), "o": (NQ * DV, H)}
-        found |= {f"{name}{layer}": some(*shape) * np.float32(2) for name, shape in sizes.items()}
-    return found
+        arrays |= {f"{name}{layer}": some(*shape) * np.float32(2) for name, shape in sizes.items()}
+    return arrays
 
 
 def tables() -> tuple[Array, Array]:

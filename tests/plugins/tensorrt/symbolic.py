@@ -139,8 +139,8 @@ def launch(
 
     register_plugins(capability, kernels)
     d = QDP_REGISTRY[plugin]
-    made = _TemplateAOTPlugin(plugin.partition("::")[2], "ew", d.num_outputs)
-    made.init(
+    aot = _TemplateAOTPlugin(plugin.partition("::")[2], "ew", d.num_outputs)
+    aot.init(
         d.register_func, attributes, d.aot_impl_attr_names, d.aot_impl_func, d.autotune_attr_names, d.autotune_func
     )
     types = [getattr(trt.DataType, of) for _, of in inputs]
@@ -150,18 +150,18 @@ def launch(
         patch.object(SymInt32, "__call__", lambda self: self._expr),
     ):
         # What TensorRT does, in its order.
-        of_outputs = made.get_output_data_types(types, [len(shape) for shape, _ in inputs])
-        shapes = made.get_output_shapes([[dimension(d) for d in shape] for shape, _ in inputs], [], Builder())
+        of_outputs = aot.get_output_data_types(types, [len(shape) for shape, _ in inputs])
+        shapes = aot.get_output_shapes([[dimension(d) for d in shape] for shape, _ in inputs], [], Builder())
         ranks = [len(shape) for shape, _ in inputs] + [len(shape) for shape in shapes]
         descs = [described(of, rank) for of, rank in zip([*types, *of_outputs], ranks, strict=True)]
-        made.get_supported_format_combinations(descs, len(inputs))
-        made.configure_plugin(descs[: len(inputs)], descs[len(inputs) :])
-        tactics = sorted(made.get_valid_tactics())
-        made.set_tactic(tactic if tactics else 0)
+        aot.get_supported_format_combinations(descs, len(inputs))
+        aot.configure_plugin(descs[: len(inputs)], descs[len(inputs) :])
+        tactics = sorted(aot.get_valid_tactics())
+        aot.set_tactic(tactic if tactics else 0)
         parameters, integers = SimpleNamespace(), Integers()
-        made.get_launch_params([], descs, len(inputs), parameters, integers, Builder())
+        aot.get_launch_params([], descs, len(inputs), parameters, integers, Builder())
         plain = [x.desc for x in descs]
-        entry, ptx = made.get_kernel(plain[: len(inputs)], plain[len(inputs) :])
+        entry, ptx = aot.get_kernel(plain[: len(inputs)], plain[len(inputs) :])
 
     made_of = next(spec for spec, kernel in KERNELS.items() if kernel.ptx == ptx.decode().rstrip("\0"))
     return [
@@ -171,10 +171,10 @@ def launch(
             shared_memory=parameters.shared_mem.value(s),
             integers=tuple(integers[i].value(s) for i in range(integers.nbSymExprs)),
             outputs=[
-                ([size.value(s) for size in shape], of.name, made.get_aliased_input(i))
+                ([size.value(s) for size in shape], of.name, aot.get_aliased_input(i))
                 for i, (shape, of) in enumerate(zip(shapes, of_outputs, strict=True))
             ],
-            types=[[of.name for of in c.types] for c in made.supported_combs],
+            types=[[of.name for of in c.types] for c in aot.supported_combs],
             tactics=tactics,
             entry=entry,
             parameters=len(re.findall(rf"\.param \.u[^\n]* {entry}_param_\d+", ptx.decode())),

@@ -52,8 +52,12 @@ def test_straight_lines_are_met_between_and_beyond(
     sizes: StepSizes, tiny_steps: CountedSteps, measured: Callable[[Law, int], cpu_model.CpuModel]
 ) -> None:
     pairs = zip(tiny_steps.kinds, tiny_steps.costs(sizes), strict=True)
-    wanted = sum(kind.count * by_rows_and_keys(kind, cost, sizes) for kind, cost in pairs) + 1e-6 * len(tiny_steps.keys)
-    assert measured(by_rows_and_keys, 8192).seconds(sizes) == pytest.approx(wanted, rel=1e-6)  # a fit of three numbers
+    expected = sum(kind.count * by_rows_and_keys(kind, cost, sizes) for kind, cost in pairs) + 1e-6 * len(
+        tiny_steps.keys
+    )
+    assert measured(by_rows_and_keys, 8192).seconds(sizes) == pytest.approx(
+        expected, rel=1e-6
+    )  # a fit of three numbers
 
 
 def test_a_prompt_beside_decodes_takes_what_both_do(

@@ -25,10 +25,10 @@ def _one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kind_is_timed(tiny_steps: CountedSteps) -> None:
     probe = StepProbe(tiny_steps, [DECODE, PROMPT], threads=1)
     for sizes in (DECODE, PROMPT):
-        found = probe.seconds(sizes)
-        assert set(found.kinds) == {kind.key for kind in tiny_steps.kinds}
-        assert all(0 <= seconds < 10 for seconds in found.kinds.values()) and found.around >= 0
-        assert sum(found.kinds.values()) > 0
+        times = probe.seconds(sizes)
+        assert set(times.kinds) == {kind.key for kind in tiny_steps.kinds}
+        assert all(0 <= seconds < 10 for seconds in times.kinds.values()) and times.around >= 0
+        assert sum(times.kinds.values()) > 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -44,8 +44,8 @@ def test_as_many_layers_as_memory_holds(tiny_steps: CountedSteps, monkeypatch: p
     uses = {use.name: use for use in tiny_steps.program.weights}
     assert len(_first_of_each(tiny_steps, uses)) == len(tiny_steps.keys)
     monkeypatch.setattr(step_probe, "MOST_BYTES", 1)
-    kept = _first_of_each(tiny_steps, uses)
-    assert [key for _, key in kept] == [kind.key for kind in tiny_steps.kinds]  # one of each, in the program's order
+    probed = _first_of_each(tiny_steps, uses)
+    assert [key for _, key in probed] == [kind.key for kind in tiny_steps.kinds]  # one of each, in the program's order
     probe = StepProbe(tiny_steps, [DECODE], threads=1)  # whose weights lie in the same memory
     assert set(probe.seconds(DECODE).kinds) == {kind.key for kind in tiny_steps.kinds}
 
@@ -62,5 +62,5 @@ def test_no_place_for_made_up_weights(
 def test_products_of_experts_are_left_out(tiny_program: LoweredProgram) -> None:
     steps = tuple(s.model_copy(update={"op": "grouped_linear"}) if s.op == "linear" else s for s in tiny_program.steps)
     counted = CountedSteps(tiny_program.model_copy(update={"steps": steps}))
-    kept = {step.op for step, _ in _first_of_each(counted, {use.name: use for use in tiny_program.weights})}
-    assert "grouped_linear" not in kept and "paged_attention" in kept
+    ops = {step.op for step, _ in _first_of_each(counted, {use.name: use for use in tiny_program.weights})}
+    assert "grouped_linear" not in ops and "paged_attention" in ops

@@ -28,14 +28,14 @@ def bundle(tiny_bundle: Path, tmp_path: Path) -> Bundle:
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
     """The calls that measure steps of several rows; they take no time here."""
-    asked: list[tuple[float, dict[str, Any]]] = []
+    calls: list[tuple[float, dict[str, Any]]] = []
 
     def measured(bundle: Bundle, contexts: Sequence[int], seconds: float, **given: Any) -> dict[int, tuple[float, ...]]:
-        asked.append((seconds, given))
+        calls.append((seconds, given))
         return dict.fromkeys(contexts, (1.0,) * 16)
 
     monkeypatch.setattr(module, "row_seconds", measured)
-    return asked
+    return calls
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gain: float, name: str = "task_rows", value: int = 48) -> None:
@@ -89,13 +89,15 @@ def test_the_time_is_kept_to(
     clock = Clock(opening, step)
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "Contender", clock.contender)
-    found = tune(bundle, seconds=seconds, threads=1)
-    own = opening + step * len(cases_of(bundle.model.context_length))  # opened and timed once, whatever the time
-    assert found.seconds <= max(seconds, own) + 1e-9
-    assert found.seconds == pytest.approx(clock.now - 100)
-    assert (len(found.tried), found.candidates) == (tried, 12)
-    assert found.written == tuning_path(bundle).exists() == (tried > 0)
-    assert ({t.name for t in found.tried if t.kept} == {"task_rows"}) == (tried > 4)
+    result = tune(bundle, seconds=seconds, threads=1)
+    opening_seconds = opening + step * len(
+        cases_of(bundle.model.context_length)
+    )  # opened and timed once, whatever the time
+    assert result.seconds <= max(seconds, opening_seconds) + 1e-9
+    assert result.seconds == pytest.approx(clock.now - 100)
+    assert (len(result.tried), result.candidates) == (tried, 12)
+    assert result.written == tuning_path(bundle).exists() == (tried > 0)
+    assert ({t.name for t in result.tried if t.kept} == {"task_rows"}) == (tried > 4)
 
 
 def test_what_the_last_comparison_does_not_confirm_is_not_called_kept(
@@ -108,9 +110,9 @@ def test_what_the_last_comparison_does_not_confirm_is_not_called_kept(
     monkeypatch.setattr(module, "compare", compared)
     monkeypatch.setattr(module, "_FEWEST", 3)
     monkeypatch.setattr(module, "_MOST", 3)
-    found = tune(bundle, seconds=60, threads=1)
-    assert [t.value for t in found.tried if t.faster] == [48]
-    assert [t for t in found.tried if t.kept] == [] and found.file.choices == {}
+    result = tune(bundle, seconds=60, threads=1)
+    assert [t.value for t in result.tried if t.faster] == [48]
+    assert [t for t in result.tried if t.kept] == [] and result.file.choices == {}
 
 
 def test_a_faster_choice_is_kept_and_found_again(
@@ -118,33 +120,33 @@ def test_a_faster_choice_is_kept_and_found_again(
 ) -> None:
     pretend(monkeypatch, 1.2)
     events: list[ProgressEvent] = []
-    found = tune(bundle, seconds=60, threads=1, progress=events.append)
-    assert found.written and found.path == tuning_path(bundle)
-    assert found.file.choices == {"task_rows": 48}
-    assert found.gain == pytest.approx(1.2)
-    ((seconds, given),) = rows
-    assert 12 <= seconds < 60 and given["choices"] == {"task_rows": 48}
-    assert set(found.file.row_seconds) == {64, 512}  # as long as the context
-    assert [(t.name, t.value) for t in found.tried if t.kept] == [("task_rows", 48)]
-    assert [(t.name, t.value) for t in found.tried] == [(n, v) for n, vs in CANDIDATES.items() for v in vs]
-    assert load_tuning(bundle, found.file.isa) == (found.file, "own.bundle.tune.json is used")
-    assert events[-1].done == events[-1].total == len(found.tried) + 2
+    result = tune(bundle, seconds=60, threads=1, progress=events.append)
+    assert result.written and result.path == tuning_path(bundle)
+    assert result.file.choices == {"task_rows": 48}
+    assert result.gain == pytest.approx(1.2)
+    ((seconds, options),) = rows
+    assert 12 <= seconds < 60 and options["choices"] == {"task_rows": 48}
+    assert set(result.file.row_seconds) == {64, 512}  # as long as the context
+    assert [(t.name, t.value) for t in result.tried if t.kept] == [("task_rows", 48)]
+    assert [(t.name, t.value) for t in result.tried] == [(n, v) for n, vs in CANDIDATES.items() for v in vs]
+    assert load_tuning(bundle, result.file.isa) == (result.file, "own.bundle.tune.json is used")
+    assert events[-1].done == events[-1].total == len(result.tried) + 2
     assert [e.done for e in events] == list(range(len(events)))
-    assert json.loads(json.dumps(found.to_json()))["file"]["choices"] == {"task_rows": 48}
+    assert json.loads(json.dumps(result.to_json()))["file"]["choices"] == {"task_rows": 48}
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.02, 0.5])
 def test_where_nothing_is_faster_the_file_says_so(gain: float, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, gain)
-    found = tune(bundle, seconds=60, threads=1)
-    assert found.file.choices == {} and found.file.threads == 0 and found.file.gains == {}
+    result = tune(bundle, seconds=60, threads=1)
+    assert result.file.choices == {} and result.file.threads == 0 and result.file.gains == {}
     assert json.loads(tuning_path(bundle).read_text())["choices"] == {}
 
 
 def test_a_dry_run_writes_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 1.2)
-    found = tune(bundle, seconds=60, threads=1, write=False)
-    assert found.file.choices == {"task_rows": 48} and not found.written
+    result = tune(bundle, seconds=60, threads=1, write=False)
+    assert result.file.choices == {"task_rows": 48} and not result.written
     assert [p.name for p in bundle.path.parent.iterdir()] == ["own.bundle"]
 
 
@@ -188,7 +190,7 @@ def test_seconds_out_of_range(seconds: float, bundle: Bundle) -> None:
 
 
 def test_steps_of_several_rows_are_measured(bundle: Bundle) -> None:
-    found = row_seconds(bundle, (20, 40), 30, others=1, threads=1)
-    assert set(found) == {20, 40}
-    assert all(len(of) == DRAFT_ROWS and min(of) > 0 for of in found.values())
+    rows_measured = row_seconds(bundle, (20, 40), 30, others=1, threads=1)
+    assert set(rows_measured) == {20, 40}
+    assert all(len(of) == DRAFT_ROWS and min(of) > 0 for of in rows_measured.values())
     assert row_seconds(bundle, (20,), 1e-6, threads=1) == {}  # no time

@@ -69,11 +69,11 @@ def nothing_is_left(pids: list[int], files: int) -> bool:
 def shared_files() -> int:
     """The number of ranks' files that this process has open or mapped."""
     gc.collect()
-    found = 0
+    count = 0
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found += "enginewright-rank" in os.readlink(f"/proc/self/fd/{descriptor}")
-    return found + Path("/proc/self/maps").read_text().count("enginewright-rank")
+            count += "enginewright-rank" in os.readlink(f"/proc/self/fd/{descriptor}")
+    return count + Path("/proc/self/maps").read_text().count("enginewright-rank")
 
 
 def answers(llm: LLM) -> list[object]:
@@ -112,11 +112,11 @@ def test_hidden_states_profile_and_blocks_are_those_of_one_process(tiny_bundle: 
         assert executor.cache_identity != one.engine.executor.cache_identity  # type: ignore[attr-defined]
         # A block of all ranks goes elsewhere and comes back.
         group = executor.cache_groups[0].name
-        kept = executor.read_block(group, 0)
-        assert kept.size == cache_block_bytes(executor.cache_groups[0])
-        assert kept.any()
-        executor.write_block(group, 1, kept)
-        np.testing.assert_array_equal(executor.read_block(group, 1), kept)
+        block = executor.read_block(group, 0)
+        assert block.size == cache_block_bytes(executor.cache_groups[0])
+        assert block.any()
+        executor.write_block(group, 1, block)
+        np.testing.assert_array_equal(executor.read_block(group, 1), block)
 
 
 @pytest.mark.matrix
@@ -126,14 +126,14 @@ def test_prefixes_go_to_a_folder_and_come_back(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     prompt = list(range(3, 200))
     with LLM(tiny_bundle, threads=1, memory="4MiB", verify=False) as one:
-        wanted = one.generate([prompt], PARAMS[0])[0].outputs
+        plain_outputs = one.generate([prompt], PARAMS[0])[0].outputs
         one.save_prefix(prompt, tmp_path / "one")
-    for found in (0, 192):
+    for cached in (0, 192):
         with opened(tiny_bundle) as llm:
             assert llm.load_prefix(prompt, tmp_path / "one") == 0  # it lies otherwise in the memory of one process
-            assert llm.load_prefix(prompt, tmp_path / "two") == found
+            assert llm.load_prefix(prompt, tmp_path / "two") == cached
             output = llm.generate([prompt], PARAMS[0])[0]
-            assert output.outputs == wanted and output.num_cached_tokens == found
+            assert output.outputs == plain_outputs and output.num_cached_tokens == cached
             llm.save_prefix(prompt, tmp_path / "two")
 
 

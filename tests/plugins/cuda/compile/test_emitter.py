@@ -93,10 +93,10 @@ def test_a_small_step_launches_what_was_collected() -> None:
             return lambda: None
 
     steps = cases.steps_of(lowered, 256, launcher=Looking())
-    made = Steps([g.name for g in lowered.program.cache_groups], cases.BLOCKS)
+    steps_input = Steps([g.name for g in lowered.program.cache_groups], cases.BLOCKS)
     for chunks in cases.schedule():
         sampling = cases.as_options([{"temperature": 1.0, "top_p": 0.5} for _ in chunks])
-        steps.start(cases.step_input(made.step(chunks), sampling))
+        steps.start(cases.step_input(steps_input.step(chunks), sampling))
     assert missing == []
 
 
@@ -118,14 +118,14 @@ def test_the_largest_step_has_its_kernels_too() -> None:
 def test_kernels_of_mixed_steps_and_of_many_rows_are_carried() -> None:
     program, context = cases.program_of("Llama", "int4")
     lowered = cases.lowered(program, context, "bf16").program
-    found = {}
+    kernels = {}
     for chunk in (64, 1024):
         section = SECTION.model_copy(update={"chunk": chunk})
         collected = specs_of(lowered, section, SpecCollector(90, stand_in))
-        found[chunk] = {(spec.kernel, "MIXED" in dict(spec.constants)) for spec in collected.found}
+        kernels[chunk] = {(spec.kernel, "MIXED" in dict(spec.constants)) for spec in collected.found}
     for name in ("decode_work", "listed_attention", "combine_splits"):
-        assert {(name, False), (name, True)} <= found[64]
-    assert found[1024] - found[64] == {("unpack", False)}
+        assert {(name, False), (name, True)} <= kernels[64]
+    assert kernels[1024] - kernels[64] == {("unpack", False)}
 
 
 @pytest.mark.matrix
@@ -187,13 +187,13 @@ def test_a_bundle_carries_every_kernel(
     device = StubDevice()
     launcher = CarriedLauncher(device, kernels, 90)  # type: ignore[arg-type]
     lowered = cases.Lowering(bundle.program("cuda"), cases.lower_for_gpus(program, "bf16").weights)
-    steps, made = cases.steps_of(lowered, 256, launcher=launcher), Steps(["full"], cases.BLOCKS)
+    steps, inputs = cases.steps_of(lowered, 256, launcher=launcher), Steps(["full"], cases.BLOCKS)
     for chunks in cases.schedule():
         sampling = cases.as_options([{"temperature": 1.0, "top_k": 4, "min_p": 0.1} for _ in chunks])
         sampling.typical_p = np.full(len(chunks), 0.5, np.float32)
         sampling.allowed_start = np.arange(len(chunks) + 1, dtype=np.int32)
         sampling.allowed = np.full(len(chunks), 7, np.int32)
-        steps.start(cases.step_input(made.step(chunks), sampling))
+        steps.start(cases.step_input(inputs.step(chunks), sampling))
     assert {name.removesuffix("_kernel") for name in device.launched} >= {"norm", "product", "paged_attention", "draw"}
     assert {name.removesuffix("_kernel") for name in device.launched} >= {"edit", "spread", "nearest"}
     assert missing_kernels(kernels, 90) == ()

@@ -79,7 +79,7 @@ def test_narrow_weights_are_read_as_fast_as_bytes_are_under_way(tiny_program: Lo
     """A weight [N, K], few rows: 2 tiles of each program are on their way, 64 columns of 8 bits or 128 of 4."""
     (linear, *_) = [step for step in tiny_program.steps if step.op == "linear"]
     name = next(o.name for o in linear.inputs if o.kind == "weight")
-    found = {}
+    seconds = {}
     for dtype in ("f16", "i8", "i4"):
         uses = tuple(
             use.model_copy(update={"dtype": dtype, "layout": "rows"})
@@ -91,11 +91,11 @@ def test_narrow_weights_are_read_as_fast_as_bytes_are_under_way(tiny_program: Lo
         steps = CountedSteps(tiny_program.model_copy(update={"steps": (step,), "weights": uses}))
         shares = replace(SHARES, latency=1e-6, narrow=0.5)
         fast = replace(GPU, bandwidth=1e12, peaks={"bf16": 1e30, "f32": 1e30}, multiprocessors=100)
-        found[dtype] = GpuModel(steps, fast, shares, halved=False), steps.costs(DECODE)[0], uses[0].shape
+        seconds[dtype] = GpuModel(steps, fast, shares, halved=False), steps.costs(DECODE)[0], uses[0].shape
     for dtype, bits, width in (("i8", 8, 64), ("i4", 4, 128)):
-        model, cost, (columns, depth) = found[dtype]
+        model, cost, (columns, depth) = seconds[dtype]
         under_way = -(-columns // width) * 2 * width * min(depth, 128) * bits // 8
         rest = (cost.total - cost.weights) / 0.5e12
         assert model.seconds(DECODE) == pytest.approx(cost.weights / 0.5e12 * (1e12 * 1e-6 / under_way) + rest)
-    model, cost, _ = found["f16"]
+    model, cost, _ = seconds["f16"]
     assert model.seconds(DECODE) == pytest.approx(cost.total / 0.5e12)

@@ -32,9 +32,9 @@ _HEADING = "| case | the largest difference, as a share of the largest logit |\n
 
 def stated(page: str) -> dict[str, str]:
     """Case -> the second cell of its row."""
-    found = _TABLE.search(page)
-    assert found is not None
-    return dict(re.findall(r"^\| (.+?) \| (.+?) \|$", found[1].removeprefix(_HEADING), re.MULTILINE))
+    match = _TABLE.search(page)
+    assert match is not None
+    return dict(re.findall(r"^\| (.+?) \| (.+?) \|$", match[1].removeprefix(_HEADING), re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def rows(repository: Path, request: pytest.FixtureRequest) -> Iterator[dict[str,
     """The page's, which are written anew where that is asked for."""
     path = repository / "benchmarks/notes/cuda.md"
     page = path.read_text(encoding="utf-8")
-    found = stated(page)
-    yield found
+    table = stated(page)
+    yield table
     if request.config.getoption("update_golden"):
-        lines = "".join(f"| {case} | {found[case]} |\n" for case in CASES if case in found)
+        lines = "".join(f"| {case} | {table[case]} |\n" for case in CASES if case in table)
         path.write_text(_TABLE.sub(lambda _: _HEADING + lines, page), encoding="utf-8")
 
 
@@ -56,15 +56,15 @@ def test_a_family_s_row(
     try:
         worst = max(error / largest for error, largest in interpreter.submit(cases.differences, case).result())
     except EnginewrightError as e:
-        result, kept = f"refused: {e.message}", f"refused: {e.message}" == rows.get(case)
+        result, within = f"refused: {e.message}", f"refused: {e.message}" == rows.get(case)
     else:
         assert worst <= BOUNDS[-1]
         bound = re.fullmatch(r"at most (\S+)", rows.get(case, ""))
-        kept = bound is not None and worst <= float(bound[1])
+        within = bound is not None and worst <= float(bound[1])
         result = f"at most {next((b for b in BOUNDS if 1.5 * worst <= b), BOUNDS[-1]):.0e}"
-    if request.config.getoption("update_golden") and not kept:
+    if request.config.getoption("update_golden") and not within:
         rows[case] = result
-    assert kept or rows.get(case) == result, f"{case}: {result}"
+    assert within or rows.get(case) == result, f"{case}: {result}"
 
 
 def test_the_page_has_every_case(rows: dict[str, str]) -> None:

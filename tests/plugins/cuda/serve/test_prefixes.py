@@ -34,7 +34,7 @@ def with_prefixes(case: str) -> tuple[list[list[int]], list[list[int]], dict[str
     lowering = cases.lowered(program, context, "f32")
     shared = np.random.default_rng(5).integers(3, 256, 50).tolist()
     prompts = [[*shared[:n], 7, n] for n in (50, 50, 40, 20, 45)]
-    found, use = [], None
+    logits, use = [], None
     for on in (False, True):
         engine = Engine(_Served(lowering), SchedulerConfig(2, 64, prefix_cache=on))  # type: ignore[arg-type]
         requests = [Generation(prompt, SamplingParams(max_tokens=3, ignore_eos=True)) for prompt in prompts]
@@ -42,10 +42,10 @@ def with_prefixes(case: str) -> tuple[list[list[int]], list[list[int]], dict[str
             engine.add_request(request)
         while engine.has_work():
             engine.step()
-        found.append([request.tokens[request.prompt_length :] for request in requests])
+        logits.append([request.tokens[request.prompt_length :] for request in requests])
         use = engine.scheduler.cache.statistics(())
     assert use is not None
-    return found[0], found[1], use
+    return logits[0], logits[1], use
 
 
 @pytest.mark.parametrize("case", ["Llama", "Gemma2"])

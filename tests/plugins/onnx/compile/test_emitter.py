@@ -90,16 +90,16 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "onnx", None)
     for name in [name for name in sys.modules if name.startswith("enginewright.plugins.graphs.")]:
         monkeypatch.delitem(sys.modules, name)
-    wanted = pytest.raises(MissingDependencyError, match="target onnx: writing it needs onnx")
-    with BundleWriter(tmp_path / "b") as writer, wanted as error:
+    refusal = pytest.raises(MissingDependencyError, match="target onnx: writing it needs onnx")
+    with BundleWriter(tmp_path / "b") as writer, refusal as error:
         OnnxEmitter().emit(decoder(), writer, silent)
     assert "enginewright[onnx]" in str(error.value)
 
 
 def test_a_missing_library_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_operators", lambda: None)
-    wanted = pytest.raises(MissingDependencyError, match=r"libenginewright_onnxruntime\.so, .* is missing")
+    error = pytest.raises(MissingDependencyError, match=r"libenginewright_onnxruntime\.so, .* is missing")
     with BundleWriter(tmp_path / "b") as writer:
-        with wanted:
+        with error:
             OnnxEmitter().emit(decoder(), writer, silent, EmitOptions(sections=(OnnxSection(kernels=True),)))
         assert not list(writer.folder.rglob("*.onnx"))

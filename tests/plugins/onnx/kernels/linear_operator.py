@@ -91,15 +91,15 @@ class Product:
 
     def stored(self) -> dict[str, Array]:
         """The arrays of the file, by the names of the operator's inputs."""
-        f, found = self.format, {}
-        found["weight"] = packed(self.weight, f.layout, f.dtype).view(stored_dtype(f.dtype, f.layout))
+        f, arrays = self.format, {}
+        arrays["weight"] = packed(self.weight, f.layout, f.dtype).view(stored_dtype(f.dtype, f.layout))
         if self.scales is not None:
-            found["scales"] = packed(self.scales, "panel32").view(np.float16)
+            arrays["scales"] = packed(self.scales, "panel32").view(np.float16)
         if self.offsets is not None:
-            found["offsets"] = packed(self.offsets, "panel32").view(np.float16)
+            arrays["offsets"] = packed(self.offsets, "panel32").view(np.float16)
         if self.bias is not None:
-            found["bias"] = self.bias
-        return found
+            arrays["bias"] = self.bias
+        return arrays
 
 
 def random_product(
@@ -176,8 +176,8 @@ def open_product(product: Product, threads: int = 1, isa: str = isas()[0]) -> on
 def by_onnxruntime(session: onnxruntime.InferenceSession, x: Float) -> Float:
     """x [M, K] -> [M, N]."""
     (y,) = session.run(["y"], {"x": x[None]})
-    found: Float = y[0]
-    return found
+    output: Float = y[0]
+    return output
 
 
 def by_cpu_target(product: Product, x: Float, isa: str = isas()[0]) -> Float:

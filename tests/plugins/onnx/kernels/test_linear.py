@@ -38,9 +38,9 @@ def test_a_product_has_the_bits_of_the_cpu_target(
 ) -> None:
     product = random_product(name, n, k, rng, bias=bias)
     x = rng.standard_normal((tokens, k)).astype(np.float32)
-    found = by_onnxruntime(open_product(product, threads=2, isa=isa), x)
-    assert np.abs(found).max() > 1
-    np.testing.assert_array_equal(found, by_cpu_target(product, x, isa))
+    output = by_onnxruntime(open_product(product, threads=2, isa=isa), x)
+    assert np.abs(output).max() > 1
+    np.testing.assert_array_equal(output, by_cpu_target(product, x, isa))
 
 
 @pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.storage != "int4"])
@@ -83,8 +83,8 @@ def test_calls_at_the_same_time(rng: np.random.Generator) -> None:
 
     alone = [run(x) for x in xs]
     with ThreadPoolExecutor(4) as pool:
-        for found, expected in zip(pool.map(run, xs * 5), alone * 5, strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for output, expected in zip(pool.map(run, xs * 5), alone * 5, strict=True):
+            np.testing.assert_array_equal(output, expected)
 
 
 def test_no_rows_give_none(rng: np.random.Generator) -> None:

@@ -58,16 +58,16 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
 @pytest.fixture
 def make(bundle: Path) -> Iterator[Callable[[int], OnnxExecutor]]:
     """``make(slots)``; closed after the test."""
-    made: list[OnnxExecutor] = []
+    executors: list[OnnxExecutor] = []
 
     def open_it(slots: int) -> OnnxExecutor:
-        made.append(
+        executors.append(
             OnnxExecutor(Bundle.open(bundle), {"full": slots, "window": slots}, slot_capacity(tiny.CONTEXT), threads=1)
         )
-        return made[-1]
+        return executors[-1]
 
     yield open_it
-    for one in made:
+    for one in executors:
         one.close()
 
 
@@ -121,9 +121,9 @@ def test_seeds_and_logprobs(bundle: Path, prompts: list[list[int]]) -> None:
         alone = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
     logits = tiny.reference(prompts[3] + list(alone[3].token_ids[:1]))[-2:].astype(np.float64)
-    wanted = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     assert alone[3].logprobs is not None
-    for one, row in zip(alone[3].logprobs[:2], wanted, strict=True):
+    for one, row in zip(alone[3].logprobs[:2], logprobs, strict=True):
         assert one.logprob == pytest.approx(row[one.token_id], abs=TOLERANCE)
         assert [token for token, _ in one.top] == np.argsort(-row)[:3].tolist()
 

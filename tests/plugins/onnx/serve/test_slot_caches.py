@@ -74,8 +74,8 @@ def test_slots_that_are_forgotten_are_zero_and_no_others(device: str) -> None:
     address = memory.address(0)
 
     def held() -> np.ndarray:
-        kept = memory._kept if device == "cpu" else memory._kept.numpy()
-        return np.asarray(kept).view(np.float32)
+        memory_held = memory._kept if device == "cpu" else memory._kept.numpy()
+        return np.asarray(memory_held).view(np.float32)
 
     if device == "cpu":
         memory._kept.view(np.float32)[:] = np.nan
@@ -95,9 +95,9 @@ def test_slots_grow_and_shrink(bundle: Path) -> None:
 
     def feed(tokens: list[int], start: int) -> None:
         caches.fit(slot, np.array([start + len(tokens)], np.int32))
-        found = caches.run(prompt_run(1, tokens, start))
-        wanted = tiny.reference(text[: start + len(tokens)] if start else tokens)[-1]
-        np.testing.assert_allclose(found[0], wanted, atol=1e-4)  # rounding of logits up to 35
+        logits = caches.run(prompt_run(1, tokens, start))
+        expected = tiny.reference(text[: start + len(tokens)] if start else tokens)[-1]
+        np.testing.assert_allclose(logits[0], expected, atol=1e-4)  # rounding of logits up to 35
 
     lengths = []
     for start, end in ((0, 7), (7, 8), (8, 15), (15, 16), (16, 39)):
@@ -148,8 +148,8 @@ def test_what_is_bound_is_kept(bundle: Path) -> None:
     caches = open_caches(bundle)
     texts = [[1, 2, 3], [4, 5, 6]]
     for text in texts:
-        found = caches.run(prompt_run(2, text))
-        np.testing.assert_allclose(found[0], tiny.reference(text)[-1], atol=1e-4)
+        logits = caches.run(prompt_run(2, text))
+        np.testing.assert_allclose(logits[0], tiny.reference(text)[-1], atol=1e-4)
     assert len(caches._bindings) == 1
     for length in range(1, 30):
         caches.run(prompt_run(0, [1] * length))

@@ -65,13 +65,13 @@ class ModuleSession:
 
     def step(self, work: dict[int, Sequence[int]]) -> dict[int, npt.NDArray[np.float32]]:
         """Appends tokens to requests: prompts one by one, decodes in one run. Each request's logits [tokens, V]."""
-        found = {}
+        outputs = {}
         if any(len(tokens) > 1 for tokens in work.values()):
             for slot, tokens in work.items():
                 places = self.lengths[slot] + np.arange(len(tokens))[None]
                 every = np.arange(len(tokens))
                 run = SlotRun(slot, np.asarray([tokens]), places, every, every)
-                found[slot] = self.slots.run(run).copy()
+                outputs[slot] = self.slots.run(run).copy()
         else:
             first, last = min(work), max(work)
             ids = np.zeros((last - first + 1, 1), np.int64)
@@ -80,7 +80,7 @@ class ModuleSession:
                 ids[slot - first], places[slot - first] = token, self.lengths[slot]
             rows = np.asarray([slot - first for slot in work])
             logits = self.slots.run(SlotRun(first, ids, places, rows, np.arange(len(rows)))).copy()
-            found = {slot: logits[i : i + 1] for i, slot in enumerate(work)}
+            outputs = {slot: logits[i : i + 1] for i, slot in enumerate(work)}
         for slot, tokens in work.items():
             self.lengths[slot] += len(tokens)
-        return found
+        return outputs

@@ -77,26 +77,26 @@ def test_greedy_tokens_are_the_cpu_target_s(bundle: Path) -> None:
                 assert llm.info()["executor"]["caches"] == "in place"
             return alone, together, llm.logits(prompts[-1])
 
-    wanted, _, expected = run("cpu")
+    tokens, _, expected = run("cpu")
     alone, together, logits = run("stablehlo")
-    assert alone == wanted
-    assert together == wanted
+    assert alone == tokens
+    assert together == tokens
     np.testing.assert_allclose(logits, expected, atol=1e-4)  # two orders of summation over 2 layers
     with LLM(bundle, target="stablehlo", trust="code", context=180, max_requests=3, prefill_chunk=16) as llm:
-        assert [list(result.token_ids) for result in llm.generate(prompts, params)] == wanted
+        assert [list(result.token_ids) for result in llm.generate(prompts, params)] == tokens
 
 
 @pytest.mark.parametrize("context", [2, pytest.param(31, marks=pytest.mark.matrix)])
 def test_slots_for_few_tokens(context: int, tmp_path: Path) -> None:
     """Fewer than a verification usually takes, and than the shortest prompt's module has: that runs token by token."""
-    asked = RECIPE.model_copy(update={"engines": EnginesSection(context=context), "buckets": None})
-    export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked)
+    recipe_asked = RECIPE.model_copy(update={"engines": EnginesSection(context=context), "buckets": None})
+    export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe_asked)
     prompt, params = list(range(3, 2 + context)), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    found = []
+    logits = []
     for target in ("cpu", "stablehlo"):
         with LLM(tmp_path / "b", target=target, context=context, threads=1, trust="code") as llm:
-            found.append(llm.generate(prompt, params)[0].token_ids)
-    assert found[0] == found[1]
+            logits.append(llm.generate(prompt, params)[0].token_ids)
+    assert logits[0] == logits[1]
 
 
 @pytest.mark.matrix
@@ -104,16 +104,16 @@ def test_slots_for_few_tokens(context: int, tmp_path: Path) -> None:
 def test_weights_of_fewer_bits_mean_what_they_mean_to_onnxruntime(recipe: str, tmp_path: Path) -> None:
     """The standard file has the same weights, and activations that nobody rounds: prompts, and decodes of one row."""
     sizes = {"buckets": BucketsSection(tokens=(8,), batch=(1,)), "engines": EnginesSection(context=63)}
-    asked = load_recipe(recipe).model_copy(update={"targets": ("onnx", "stablehlo"), **sizes})
-    export(make_tiny_model("Gemma2"), tmp_path / "b", recipe=asked)
-    found = []
+    recipe_used = load_recipe(recipe).model_copy(update={"targets": ("onnx", "stablehlo"), **sizes})
+    export(make_tiny_model("Gemma2"), tmp_path / "b", recipe=recipe_used)
+    logits = []
     for target in ("onnx", "stablehlo"):
         with LLM(tmp_path / "b", target=target, context=63, threads=1, trust="code") as llm:
             whole = llm.logits([5, 9, 7, 11, 6, 8, 3, 4])
             tokens = llm.generate([5, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0].token_ids
-            found.append((whole, list(tokens)))
-    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-4)
-    assert found[0][1] == found[1][1]
+            logits.append((whole, list(tokens)))
+    np.testing.assert_allclose(logits[0][0], logits[1][0], atol=1e-4)
+    assert logits[0][1] == logits[1][1]
 
 
 @pytest.mark.matrix
@@ -126,13 +126,17 @@ def test_by_our_kernels_they_mean_what_they_mean_to_the_cpu_target(recipe: str, 
         "kv_cache": CacheSection(dtype="f32"),
         "stablehlo": BY_KERNELS.stablehlo,
     }
-    asked = load_recipe(recipe).model_copy(update=changes)
-    found = []
-    export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked.model_copy(update={"targets": ("cpu", "stablehlo")}))
+    recipe_used = load_recipe(recipe).model_copy(update=changes)
+    logits = []
+    export(
+        make_tiny_model("Llama"),
+        tmp_path / "b",
+        recipe=recipe_used.model_copy(update={"targets": ("cpu", "stablehlo")}),
+    )
     for target in ("cpu", "stablehlo"):
         with LLM(tmp_path / "b", target=target, context=63, threads=2, trust="code") as llm:
-            found.append(llm.logits([5, 9, 7, 11, 6, 8, 3, 4]))
-    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+            logits.append(llm.logits([5, 9, 7, 11, 6, 8, 3, 4]))
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-4)
     opened = Bundle.open(tmp_path / "b", trust="code")
     section = opened.target("stablehlo").section(StableHloSection)
     assert section is not None

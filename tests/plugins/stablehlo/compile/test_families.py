@@ -47,9 +47,9 @@ def check_family(
     levels: tuple[LevelName, ...] = ("v3",) if iree else ()
     session = ModuleSession(write_bundle(program, folder / "b", kernels, levels), provider="iree" if iree else "cpu")
     expected = reference_logits(tiny_family(family))
-    found = run_plan(session)  # type: ignore[arg-type]
+    logits = run_plan(session)  # type: ignore[arg-type]
     assert session.slots.in_place
-    largest = max(float(np.abs(found[slot] - expected[slot]).max()) for slot in expected)
+    largest = max(float(np.abs(logits[slot] - expected[slot]).max()) for slot in expected)
     assert largest < TOLERANCE
     return largest
 

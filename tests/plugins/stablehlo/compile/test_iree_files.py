@@ -47,7 +47,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    asked = Recipe(
+    recipe = Recipe(
         name="f32",
         targets=("cpu", "stablehlo"),
         buckets=BucketsSection(tokens=(8,), batch=(2,)),
@@ -55,7 +55,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stablehlo=StableHloOptions(iree=("v3",)),
     )
     folder = tmp_path_factory.mktemp("iree") / "tiny.bundle"
-    export(make_tiny_model("Mistral"), folder, recipe=asked)
+    export(make_tiny_model("Mistral"), folder, recipe=recipe)
     return folder
 
 
@@ -75,15 +75,15 @@ def test_what_is_written_and_that_it_is_the_same_again(path: Path) -> None:
 def test_greedy_tokens_are_the_cpu_target_s(path: Path) -> None:
     """Alone and together, in chunks of 8; the window of 8 is passed."""
     prompts = [np.random.default_rng(3).integers(3, 256, length).tolist() for length in (1, 7, 21, 40)]
-    found = []
+    results = []
     for target, provider in (("cpu", None), ("stablehlo", "iree")):
         with LLM(path, target=target, provider=provider, context=63, threads=2, trust="code") as llm:
             alone = [list(llm.generate(prompt, GREEDY)[0].token_ids) for prompt in prompts]
             together = [list(result.token_ids) for result in llm.generate(prompts, GREEDY)]
             about = llm.info()["executor"]
-            found.append((alone, together, llm.logits(prompts[-1])))
-    (wanted, _, expected), (alone, together, logits) = found
-    assert alone == together == wanted
+            results.append((alone, together, llm.logits(prompts[-1])))
+    (tokens, _, expected), (alone, together, logits) = results
+    assert alone == together == tokens
     np.testing.assert_allclose(logits, expected, atol=1e-4)  # two orders of summation over 2 layers
     assert (about["provider"], about["level"], about["caches"]) == ("iree", "x86-64-v3", "in place")
 
@@ -144,9 +144,9 @@ def test_another_processor_and_another_version(path: Path, monkeypatch: pytest.M
 
 def test_a_bundle_without_modules_for_it(path: Path) -> None:
     section = stablehlo_section(Bundle.open(path, trust="code"), "stablehlo")
-    for said in (None, IreeSection(version="3.13.0", cuda=("9.0",))):
+    for section_iree in (None, IreeSection(version="3.13.0", cuda=("9.0",))):
         with pytest.raises(TargetError, match="has no modules that IREE's runtime runs"):
-            Iree(section.model_copy(update={"iree": said}), 1)
+            Iree(section.model_copy(update={"iree": section_iree}), 1)
 
 
 def test_what_doctor_says(path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_doctor_says(path: Path) -> None:
     version = machine.packages["iree"]
     here = f"IREE {version}, provider iree, for x86-64-v3"
     assert said(machine)[0] == "runs" and here in said(machine)[2]
-    packages = {name: found for name, found in machine.packages.items() if name != "jaxlib"}
+    packages = {name: packages_found for name, packages_found in machine.packages.items() if name != "jaxlib"}
     without_xla = said(replace(machine, packages=packages))
     assert without_xla == ("runs", (), (here, "not by XLA: jaxlib is not installed"))
     other = said(replace(machine, packages=packages | {"iree": "9.9.9"}))
@@ -170,11 +170,11 @@ def test_what_doctor_says(path: Path) -> None:
 
 
 def test_what_inspect_says(path: Path) -> None:
-    said = CliRunner().invoke(app, ["inspect", str(path)]).stdout
+    output = CliRunner().invoke(app, ["inspect", str(path)]).stdout
     version = metadata.version("iree-base-compiler")
-    assert re.search(rf"4 modules of StableHLO 1\.9\.0, slots of 64 places\n +compiled by IREE {version} for ", said)
+    assert re.search(rf"4 modules of StableHLO 1\.9\.0, slots of 64 places\n +compiled by IREE {version} for ", output)
     files = [file.bytes for name, file in Bundle.open(path, trust="code").files.items() if name.endswith(".vmfb")]
-    assert f"for x86-64-v3: 4 files, {format_bytes(sum(files))}\n" in said
+    assert f"for x86-64-v3: 4 files, {format_bytes(sum(files))}\n" in output
     data = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
     assert data["targets"]["stablehlo"]["stablehlo"]["iree"]["levels"] == ["v3"]
 
@@ -196,9 +196,9 @@ def test_what_the_compiler_refuses_and_that_it_is_missing(monkeypatch: pytest.Mo
 
 
 def test_our_kernels_are_not_iree_s() -> None:
-    for said in ({"iree": ("v3",)}, {"iree_cuda": ("9.0",)}):
+    for changes in ({"iree": ("v3",)}, {"iree_cuda": ("9.0",)}):
         with pytest.raises(ValueError, match="leave out kernels, or iree and iree_cuda"):
-            StableHloOptions.model_validate({"kernels": "enginewright", **said})
+            StableHloOptions.model_validate({"kernels": "enginewright", **changes})
     assert StableHloOptions.model_validate({"iree": ("v4", "v3", "v4")}).iree == ("v3", "v4")
     with pytest.raises(ValueError, match="v5"):
         StableHloOptions.model_validate({"iree": ("v5",)})
@@ -209,7 +209,7 @@ def test_files_for_cuda_are_made_without_a_gpu(path: Path) -> None:
     bundle = Bundle.open(path, trust="code")
     module = stablehlo_section(bundle, "stablehlo").modules[0]
     artifact = bundle.read_bytes(f"targets/stablehlo/{module.file}")
-    made = compile_for_cuda(artifact, module.name, "8.0")
-    assert made == compile_for_cuda(artifact, module.name, "8.0") and b"sm_80" in made
+    files = compile_for_cuda(artifact, module.name, "8.0")
+    assert files == compile_for_cuda(artifact, module.name, "8.0") and b"sm_80" in files
     with pytest.raises(TargetError, match=r"did not compile decode-1x64 for CUDA 77\.7: .*error: "):
         compile_for_cuda(artifact, module.name, "77.7")

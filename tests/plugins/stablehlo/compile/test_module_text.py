@@ -30,9 +30,9 @@ def computed(pjrt: Pjrt, make: Callable[..., Tensor], *given: Array) -> Array:
     kinds = {"float32": "f32", "int64": "i64", "bool": "i1"}
     arguments = [text.argument(array.shape, kinds[array.dtype.name]) for array in given]
     executable = pjrt.compile(text.finish([make(text, *arguments)]).encode(), "test")
-    kept = [in_place(array.copy()) for array in given]
-    (found,) = pjrt.run(executable, [pjrt.view(array) for array in kept])
-    return pjrt.array(found).copy()
+    inputs = [in_place(array.copy()) for array in given]
+    (output,) = pjrt.run(executable, [pjrt.view(array) for array in inputs])
+    return pjrt.array(output).copy()
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def computed(pjrt: Pjrt, make: Callable[..., Tensor], *given: Array) -> Array:
     ],
 )  # fmt: skip
 def test_operations(pjrt: Pjrt, make: Callable[..., Tensor], expected: Array) -> None:
-    found = computed(pjrt, make, X, I)
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    np.testing.assert_array_equal(found, expected)
+    outputs = computed(pjrt, make, X, I)
+    assert outputs.dtype == expected.dtype and outputs.shape == expected.shape
+    np.testing.assert_array_equal(outputs, expected)
 
 
 def test_a_slice_goes_where_an_index_says(pjrt: Pjrt) -> None:

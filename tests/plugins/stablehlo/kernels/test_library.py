@@ -41,8 +41,10 @@ def call(pjrt: Pjrt, name: str, arrays: list[Array], shape: tuple[int, ...], sai
 
 def multiply(pjrt: Pjrt, product: Product, x: Array, changes: Said = {}) -> Array:  # noqa: B006 (it is read only)
     stored = product.stored()
-    said = product.attributes() | {"offsets": int("offsets" in stored), "bias": int("bias" in stored)} | dict(changes)
-    return call(pjrt, LINEAR, [x, *stored.values()], (len(x), len(product.weight)), said)
+    attributes = (
+        product.attributes() | {"offsets": int("offsets" in stored), "bias": int("bias" in stored)} | dict(changes)
+    )
+    return call(pjrt, LINEAR, [x, *stored.values()], (len(x), len(product.weight)), attributes)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -51,9 +53,9 @@ def test_a_product_has_the_bits_of_the_cpu_target(pjrt: Pjrt, name: str, tokens:
     rng = np.random.default_rng(3)
     product = random_product(name, n, k, rng, bias=n == 5, activation="silu" if n == 5 else "")
     x = rng.standard_normal((tokens, k)).astype(np.float32)
-    found = multiply(pjrt, product, x)
-    assert np.abs(found).max() > 0.1
-    np.testing.assert_array_equal(found, by_cpu_target(product, x))
+    output = multiply(pjrt, product, x)
+    assert np.abs(output).max() > 0.1
+    np.testing.assert_array_equal(output, by_cpu_target(product, x))
 
 
 def test_what_a_product_refuses(pjrt: Pjrt) -> None:
@@ -89,7 +91,7 @@ def test_attention_over_slots(pjrt: Pjrt, tokens: int, window: int, heads: int, 
     rng, kv, length = np.random.default_rng(5), 2, 64
     index = np.asarray([9, 3, length - 1 if tokens == 1 else 0])
     sizes = {"requests": 3, "tokens": tokens, "places": length, "kv_heads": kv}
-    caches, kept = [], []
+    caches, copies = [], []
     for keys, wide in ((1, size), (0, width)):
         before = rng.standard_normal((3 * kv, length, wide)).astype(np.float32)
         update = rng.standard_normal((3 * tokens, kv, wide)).astype(np.float32)
@@ -100,19 +102,19 @@ def test_attention_over_slots(pjrt: Pjrt, tokens: int, window: int, heads: int, 
             expected[b, :, index[b] : index[b] + tokens] = new
         np.testing.assert_array_equal(rows_of(after, length, kv, wide, bool(keys)), expected)
         caches.append(after)
-        kept.append(expected)
+        copies.append(expected)
     q = rng.standard_normal((3 * tokens, heads, size)).astype(np.float32)
-    said = sizes | {"heads": heads, "size": size, "width": width, "window": window, "scale": 0.3}
-    found = call(pjrt, ATTENTION, [q, *caches, index], (3 * tokens, heads, width), said)
+    attributes = sizes | {"heads": heads, "size": size, "width": width, "window": window, "scale": 0.3}
+    output = call(pjrt, ATTENTION, [q, *caches, index], (3 * tokens, heads, width), attributes)
     for b in range(3 if tokens > 1 else 2):
         for t in range(tokens):
             place = int(index[b]) + t
             first = max(0, place + 1 - window) if window else 0
             for h in range(heads):
-                k, v = (cache[b, h // (heads // kv), first : place + 1] for cache in kept)
+                k, v = (cache[b, h // (heads // kv), first : place + 1] for cache in copies)
                 scores = k @ q[b * tokens + t, h] * 0.3
                 weights = np.exp(scores - scores.max())
-                np.testing.assert_allclose(found[b * tokens + t, h], weights @ v / weights.sum(), atol=2e-6, rtol=1e-5)
+                np.testing.assert_allclose(output[b * tokens + t, h], weights @ v / weights.sum(), atol=2e-6, rtol=1e-5)
     for words, changes in {
         "multiple of 32": {"places": 48},
         "beyond the slot": {"places": 32},
@@ -121,7 +123,7 @@ def test_attention_over_slots(pjrt: Pjrt, tokens: int, window: int, heads: int, 
         if words == "beyond the slot" and tokens > 1:
             continue
         with pytest.raises(BundleError, match=f"enginewright: .*{words}"):
-            call(pjrt, ATTENTION, [q, *caches, index], (3 * tokens, heads, width), {**said, **changes})
+            call(pjrt, ATTENTION, [q, *caches, index], (3 * tokens, heads, width), {**attributes, **changes})
 
 
 def test_rotations(pjrt: Pjrt) -> None:
@@ -131,12 +133,12 @@ def test_rotations(pjrt: Pjrt) -> None:
     table = np.concatenate([np.cos(angles), np.sin(angles)], 1)
     cosines, sines = table[:, None, :4], table[:, None, 4:]
     for interleaved in (0, 1):
-        found = call(pjrt, ROTATE, [x, table], x.shape, {"heads": 3, "size": 10, "interleaved": interleaved})
+        output = call(pjrt, ROTATE, [x, table], x.shape, {"heads": 3, "size": 10, "interleaved": interleaved})
         first, second = (x[..., 0:8:2], x[..., 1:8:2]) if interleaved else (x[..., :4], x[..., 4:8])
         pair = first * cosines - second * sines, second * cosines + first * sines
         expected = np.stack(pair, -1).reshape(7, 3, 8) if interleaved else np.concatenate(pair, -1)
-        np.testing.assert_allclose(found[..., :8], expected, atol=1e-6)
-        np.testing.assert_array_equal(found[..., 8:], x[..., 8:])
+        np.testing.assert_allclose(output[..., :8], expected, atol=1e-6)
+        np.testing.assert_array_equal(output[..., 8:], x[..., 8:])
     with pytest.raises(BundleError, match=r"enginewright: the table: \[T, 2F\]"):
         call(pjrt, ROTATE, [x, table[:3]], x.shape, {"heads": 3, "size": 10, "interleaved": 0})
 

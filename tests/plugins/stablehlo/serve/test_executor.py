@@ -37,24 +37,24 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def executor(path: Path, slots: int = 2) -> StableHloExecutor:
-    made = make_executor(Bundle.open(path, trust="code"), "stablehlo", {"full": slots}, 20, Placement(threads=1))
-    assert isinstance(made, StableHloExecutor)
-    return made
+    opened = make_executor(Bundle.open(path, trust="code"), "stablehlo", {"full": slots}, 20, Placement(threads=1))
+    assert isinstance(opened, StableHloExecutor)
+    return opened
 
 
 def test_what_it_says_of_itself(path: Path) -> None:
-    made = executor(path, 3)
-    assert not made.caps.ragged and made.caps.max_requests == 3
-    assert [group.block_size for group in made.cache_groups] == [21]
-    about = made.describe()
+    opened = executor(path, 3)
+    assert not opened.caps.ragged and opened.caps.max_requests == 3
+    assert [group.block_size for group in opened.cache_groups] == [21]
+    about = opened.describe()
     assert (about["target"], about["provider"], about["threads"], about["compiled"]) == ("stablehlo", "cpu", 1, 0)
 
 
 def test_numbers_that_are_not_finite_go_with_their_request(path: Path) -> None:
-    made = executor(path, 1)
-    with LLM.from_executor(made, Bundle.open(path, trust="code").model) as llm:
+    opened = executor(path, 1)
+    with LLM.from_executor(opened, Bundle.open(path, trust="code").model) as llm:
         expected = list(llm.generate(PROMPT, GREEDY)[0].token_ids)
-        for memory in made._slots._memory.values():
+        for memory in opened._slots._memory.values():
             memory[:] = np.nan
         with pytest.raises(EnginewrightError, match="NaN or infinite"):
             llm.generate(PROMPT, GREEDY)
@@ -96,9 +96,9 @@ def test_what_is_copied_by_a_client_that_does_not_write_in_place(path: Path, mon
     view = Pjrt.view
     monkeypatch.setattr(second._client, "view", lambda array, donated=False: view(second._client, array))
     run = SlotRun(0, np.asarray([PROMPT]), np.arange(3)[None], np.asarray([2]), np.asarray([0]))
-    logits = [made._slots.run(run).copy() for made in (first, second)]
+    logits = [one._slots.run(run).copy() for one in (first, second)]
     step = SlotRun(0, np.asarray([[4]]), np.asarray([[3]]), np.asarray([0]), np.asarray([0]))
-    logits += [made._slots.run(step).copy() for made in (first, second)]
+    logits += [one._slots.run(step).copy() for one in (first, second)]
     np.testing.assert_array_equal(logits[0], logits[1])
     np.testing.assert_array_equal(logits[2], logits[3])
     assert first.describe()["caches"] == "in place" and second.describe()["caches"] == "copied"

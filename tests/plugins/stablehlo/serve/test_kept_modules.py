@@ -41,7 +41,7 @@ def load(threads: int = 1, artifact: bytes = ARTIFACT) -> tuple[int, int]:
 
 def test_what_a_module_was_compiled_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [load(), load()] == [(1, 0), (0, 1)]
-    (kept,) = folder.iterdir()
+    (entry,) = folder.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert load(threads=2) == (1, 0)
     assert load(artifact=ARTIFACT.replace(b"3.0", b"4.0")) == (1, 0)
@@ -49,19 +49,19 @@ def test_what_a_module_was_compiled_for(folder: Path, monkeypatch: pytest.Monkey
     assert load() == (1, 0)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     assert load() == (1, 0)
-    assert len(list(folder.iterdir())) == 5 and kept.is_file()
+    assert len(list(folder.iterdir())) == 5 and entry.is_file()
 
 
 def test_what_is_damaged_is_compiled_again(folder: Path) -> None:
     load()
-    (kept,) = folder.iterdir()
-    whole = kept.read_bytes()
+    (entry,) = folder.iterdir()
+    whole = entry.read_bytes()
     for damaged in (b"", whole[:20], whole[:-1], whole[:500] + bytes(8) + whole[508:], b"x" * len(whole)):
-        kept.write_bytes(damaged)
+        entry.write_bytes(damaged)
         assert [load(), load()] == [(1, 0), (0, 1)]
-    kept.chmod(0o666)
+    entry.chmod(0o666)
     assert load() == (1, 0)
-    kept.chmod(0o600)
+    entry.chmod(0o600)
     folder.chmod(0o777)
     assert load() == (1, 0)
 
@@ -103,17 +103,17 @@ def test_a_disk_that_is_full_and_no_home(folder: Path, monkeypatch: pytest.Monke
 def test_what_is_found_computes_the_same_in_place(tmp_path: Path, kernels: str | None) -> None:
     written = module_session.write_bundle(lowered_family("llama"), tmp_path / "b", kernels)  # type: ignore[arg-type]
     assert written.target("stablehlo").section(StableHloSection).kernels == (KERNELS if kernels else ())  # type: ignore[union-attr]
-    found = []
+    outputs = []
     for _ in range(2):
-        made = make_executor(
+        opened = make_executor(
             Bundle.open(written.path, trust="code"), "stablehlo", {"full": 2}, 20, Placement(threads=1)
         )
-        with LLM.from_executor(made, written.model) as llm:
+        with LLM.from_executor(opened, written.model) as llm:
             logits = llm.logits([5, 9, 7, 11])
             params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
             tokens = list(llm.generate([5, 9, 7], params)[0].token_ids)
-            found.append((logits, tokens, made.describe()))
-    (first, tokens, before), (second, again, after) = found
+            outputs.append((logits, tokens, opened.describe()))
+    (first, tokens, before), (second, again, after) = outputs
     np.testing.assert_array_equal(first, second)
     assert tokens == again and before["caches"] == after["caches"] == "in place"
     assert (before["found"], after["compiled"]) == (0, 0) and after["found"] == before["compiled"] > 1

@@ -36,14 +36,14 @@ def test_a_donated_part_of_an_array_is_written_in_place_again_and_again(pjrt: Pj
     executable = pjrt.compile(WRITES.encode(), "test")
     memory, added = aligned((5, 16), np.float32), in_place(np.arange(16, dtype=np.float32))
     other = pjrt.view(added)
-    kept = [pjrt.view(memory[2:4], donated=True)]
+    views = [pjrt.view(memory[2:4], donated=True)]
     for _ in range(50):
-        number, *kept = pjrt.run(executable, [*kept, other])
-        assert kept[0].unsafe_buffer_pointer() == memory[2:].ctypes.data
+        number, *views = pjrt.run(executable, [*views, other])
+        assert views[0].unsafe_buffer_pointer() == memory[2:].ctypes.data
     assert float(pjrt.array(number)) == 3
     # The same rows by another view, while the results of the first are still there.
     pjrt.run(executable, [pjrt.view(memory[3:5], donated=True), other])
-    del kept
+    del views
     expected = np.zeros((5, 16)) + np.asarray([0, 0, 50, 51, 1])[:, None] * np.arange(16)
     np.testing.assert_array_equal(memory, expected)
     np.testing.assert_array_equal(added, np.arange(16))

@@ -20,8 +20,8 @@ MODULES = [
 
 def decode(first: int, places: list[int], slots: int) -> list[tuple[str, int, list[int], list[int], list[int]]]:
     ids = np.asarray(places)[:, None] + 100
-    wanted = np.arange(len(places))
-    run = SlotRun(first, ids, np.asarray(places)[:, None], wanted, wanted)
+    rows_of_places = np.arange(len(places))
+    run = SlotRun(first, ids, np.asarray(places)[:, None], rows_of_places, rows_of_places)
     parts = list(Plan(MODULES, PLACES, slots).parts(run))
     for part in parts:
         for number, order in enumerate(part.order.tolist()):
@@ -59,14 +59,14 @@ def prompt(length: int, place: int, wanted: list[int]) -> list[tuple[str, int, i
     tokens = np.concatenate([part.ids[0] for part in parts])
     np.testing.assert_array_equal(tokens[:length], ids[0])
     assert not tokens[length:].any()
-    found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     at = place
     for part in parts:
         assert part.first == 2 and part.index.tolist() == [at] and at + part.module.tokens <= PLACES
         at += part.module.tokens
         for number, order in enumerate(part.order.tolist()):
-            found[order] = int(part.ids[0, part.wanted[number]]) - 100
-    assert [found[order] for order in range(len(wanted))] == wanted
+            lengths[order] = int(part.ids[0, part.wanted[number]]) - 100
+    assert [lengths[order] for order in range(len(wanted))] == wanted
     return [(part.module.name, int(part.index[0]), len(part.order)) for part in parts]
 
 

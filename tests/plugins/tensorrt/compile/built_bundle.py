@@ -68,7 +68,7 @@ def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     with LLM(path, target="tensorrt", trust="code", **options) as llm:
         logits = [llm.logits(prompt) for prompt in prompts]
-        found = [list(r.token_ids) for r in llm.generate(prompts, params)]
+        answers = [list(r.token_ids) for r in llm.generate(prompts, params)]
         info = llm.info()["executor"]
     networks = fake.BUILT[before:]
     of_each = [[layer for layer in network.layers if layer.kind == "plugin"] for network in networks]
@@ -78,6 +78,6 @@ def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool
         layers=[[layer.name for layer in network.layers] for network in networks],
         outputs=[len(network.outputs) for network in networks],
         logits=logits,
-        tokens=found,
+        tokens=answers,
         info=dict(info),
     )

@@ -54,12 +54,12 @@ def build(bundle: str) -> dict[str, Any]:
     name = f"targets/tensorrt/{section.paged.network}"
     whole = Network.from_json((Path(bundle) / name).read_bytes(), source=name)
     description = whole.model_copy(update={"outputs": ("logits",)})
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for profile in section.paged.profiles:
         builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         cut = CutAttention(trt)
-        kept = build_network(network, description, opened.weight, cut)
+        networks = build_network(network, description, opened.weight, cut)
         for tensor in cut.outputs:
             network.mark_output(tensor)
         config: Any = builder.create_builder_config()
@@ -72,10 +72,10 @@ def build(bundle: str) -> dict[str, Any]:
             inputs[tensor.name] = inputs["ids"].model_validate({"dtype": whole.dtype, "shape": shape})
         add_profile(builder, config, network, description.model_copy(update={"inputs": inputs}), profile)
         plan = builder.build_serialized_network(network, config)
-        assert plan is not None and kept is not None
-        found[profile.phase] = {
+        assert plan is not None and networks is not None
+        outputs[profile.phase] = {
             "plan": bytes(plan),  # type: ignore[call-overload]
             "layers": [network.get_layer(i).name for i in range(network.num_layers)],
             "q": [str(t.dtype) for t in cut.outputs],
         }
-    return found
+    return outputs

@@ -26,8 +26,8 @@ def same_ranks(kind: str, *arrays: Array) -> None:
 def _shuffle(layer: Any, x: Array, *sizes: Array) -> Array:
     if layer.first_transpose is not None:
         return np.transpose(x, [layer.first_transpose[i] for i in range(x.ndim)])
-    wanted = sizes[0].tolist() if sizes else [int(n) for n in layer.reshape_dims]
-    return x.reshape([x.shape[i] if n == 0 else n for i, n in enumerate(wanted)])
+    target_shape = sizes[0].tolist() if sizes else [int(n) for n in layer.reshape_dims]
+    return x.reshape([x.shape[i] if n == 0 else n for i, n in enumerate(target_shape)])
 
 
 def _slice(layer: Any, x: Array, *more: Array) -> Array:
@@ -70,13 +70,13 @@ def _unary(layer: Any, x: Array) -> Array:
 
 
 def _activation(layer: Any, x: Array) -> Array:
-    given = torch.from_numpy(np.ascontiguousarray(x, np.float32))
+    tensor = torch.from_numpy(np.ascontiguousarray(x, np.float32))
     functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         **{"RELU": torch.relu, "SIGMOID": torch.sigmoid, "TANH": torch.tanh},
         "GELU_ERF": torch.nn.functional.gelu,
         "GELU_TANH": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
     }
-    return functions[layer.arguments[0].name](given).numpy().astype(x.dtype)
+    return functions[layer.arguments[0].name](tensor).numpy().astype(x.dtype)
 
 
 def _select(layer: Any, condition: Array, x: Array, y: Array) -> Array:

@@ -76,8 +76,8 @@ class Layer:
         self.name = ""
         count = 2 if kind == "topk" else 1
         dtype = {"cast": 0, "dequantize": 0, "constant": 1}.get(kind)
-        said = None if dtype is None else self.arguments[dtype]
-        self.outputs = [Tensor(network, self, i, said) for i in range(count)]
+        dtype_field = None if dtype is None else self.arguments[dtype]
+        self.outputs = [Tensor(network, self, i, dtype_field) for i in range(count)]
         if kind == "cast":
             self.arguments[0] = NUMPY[self.arguments[0].name]
 
@@ -94,8 +94,8 @@ class Layer:
 
     def compute(self, *inputs: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            found = MEANINGS[self.kind](self, *inputs)
-        return found if isinstance(found, tuple) else (np.asarray(found),)
+            result = MEANINGS[self.kind](self, *inputs)
+        return result if isinstance(result, tuple) else (np.asarray(result),)
 
 
 class PluginLayer(Layer):
@@ -169,11 +169,11 @@ class PluginLayer(Layer):
 
 def _as_read(code: bytes, arguments: Sequence[Any]) -> tuple[bytes, list[Any]]:
     """The kernel's arguments as its code reads them, by name; what it doesn't read is what is written."""
-    said = json.loads(code)
-    assert len(arguments) == len(said["names"])
-    read = {name: arguments[int(place.rpartition("_")[2][:-1])] for name, place in said["reads"].items()}
-    given = [read[name.removesuffix("_before")] for name in said["names"]]
-    return code, given
+    fields = json.loads(code)
+    assert len(arguments) == len(fields["names"])
+    read = {name: arguments[int(place.rpartition("_")[2][:-1])] for name, place in fields["reads"].items()}
+    tensors = [read[name.removesuffix("_before")] for name in fields["names"]]
+    return code, tensors
 
 
 class _Placed:
@@ -190,9 +190,9 @@ class _Placed:
 
     def read(self) -> Array:
         assert self.copied
-        found = np.empty(self.array.shape, self.array.dtype)
-        self.device.download(found, self.address)
-        return found
+        array = np.empty(self.array.shape, self.array.dtype)
+        self.device.download(array, self.address)
+        return array
 
     def free(self) -> None:
         if self.copied:

@@ -120,7 +120,7 @@ def install(cuda: FakeCuda, profiles: Mapping[int, Any], *, copies: bool = False
         module.__spec__ = ModuleSpec("tensorrt", None, is_package=True)
         module.__path__ = real.__path__
         registry = _Registry()
-        own = {
+        names = {
             "made_of_numpy": True,
             "ITensor": Tensor,
             "Weights": lambda dtype, address, count: (dtype, address, count),
@@ -128,7 +128,7 @@ def install(cuda: FakeCuda, profiles: Mapping[int, Any], *, copies: bool = False
             "DimsExprs": lambda rank: [None] * rank,
             "get_plugin_registry": lambda: registry,
         }
-        module.__dict__.update(own)
+        module.__dict__.update(names)
         sys.modules["tensorrt"] = module
         from tensorrt.plugin._tensor import SymInt32
 

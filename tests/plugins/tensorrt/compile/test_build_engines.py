@@ -87,8 +87,8 @@ def test_caches_of_8_bits(cache: str, largest: float, process: ProcessPoolExecut
     path = exported(tmp_path, "Llama", f'[kv_cache]\ndtype = "{cache}"\n')
     (tmp_path / "floats").mkdir()
     floats = exported(tmp_path / "floats", "Llama")
-    asked = prompts(256)
-    ran = process.submit(built_bundle.build_and_run, str(path), asked, TOKENS, False, {"context": 64}).result()
+    texts = prompts(256)
+    ran = process.submit(built_bundle.build_and_run, str(path), texts, TOKENS, False, {"context": 64}).result()
     assert ran.plugins == [
         {"quantized_kv_write": 2, "quantized_paged_attention_parts": 2, "combine_splits": 2},
         {"quantized_kv_write": 2, "quantized_paged_attention": 2},
@@ -98,15 +98,15 @@ def test_caches_of_8_bits(cache: str, largest: float, process: ProcessPoolExecut
     assert group.dtype == {"int8": "i8", "fp8": "fp8"}[cache]
     assert ran.info["graph_launches"] > 0 and ran.info["caches"] == "in place"
     with LLM(path, target="cpu", threads=1) as cpu, LLM(floats, target="cpu", threads=1) as exact:
-        same = [np.abs(logits - cpu.logits(prompt)).max() for prompt, logits in zip(asked, ran.logits, strict=True)]
-        off = [np.abs(logits - exact.logits(prompt)).max() for prompt, logits in zip(asked, ran.logits, strict=True)]
+        same = [np.abs(logits - cpu.logits(prompt)).max() for prompt, logits in zip(texts, ran.logits, strict=True)]
+        off = [np.abs(logits - exact.logits(prompt)).max() for prompt, logits in zip(texts, ran.logits, strict=True)]
     assert max(same) < largest and all(a < b for a, b in zip(same, off, strict=True))
 
 
 def check(caches: str, family: str, process: ProcessPoolExecutor, tmp_path: Path) -> None:
     path = exported(tmp_path, family, f'caches = "{caches}"\n')
-    asked = prompts(256)
-    ran = process.submit(built_bundle.build_and_run, str(path), asked, TOKENS, False, {"context": 64}).result()
+    texts = prompts(256)
+    ran = process.submit(built_bundle.build_and_run, str(path), texts, TOKENS, False, {"context": 64}).result()
     assert ran.report["built"] and ran.report["version"] == "11.4.0.106"
     write = {"aliased": "kv_write", "ordered": "ordered_kv_write"}[caches]
     assert ran.plugins == [
@@ -119,9 +119,9 @@ def check(caches: str, family: str, process: ProcessPoolExecutor, tmp_path: Path
         assert all(any(f"layers.{i}." in name and "ew.kv_write" in name for name in layers) for i in range(2))
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     with LLM(path, target="cpu", threads=1) as cpu:
-        for prompt, logits in zip(asked, ran.logits, strict=True):
+        for prompt, logits in zip(texts, ran.logits, strict=True):
             np.testing.assert_allclose(logits, cpu.logits(prompt), atol=TOLERANCE)
-        assert ran.tokens == [list(r.token_ids) for r in cpu.generate(asked, params)]
+        assert ran.tokens == [list(r.token_ids) for r in cpu.generate(texts, params)]
     assert ran.info["graph_launches"] > 0 and ran.info["sampling"] == "on the GPU"
     assert ran.info["caches"] == "in place" and ran.report["copies"] == []
     assert set(ran.report["scratch"].values()) == {SCRATCH_BYTES}

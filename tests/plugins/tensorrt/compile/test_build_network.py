@@ -23,9 +23,9 @@ FAMILIES = ("llama", "gpt_neox", "gemma2", "gpt_oss", "deepseek_v3")
 
 
 def check(bundle: str, rtx: ProcessPoolExecutor, dtype: str, layers: int) -> None:
-    found = rtx.submit(build, bundle).result()
-    assert found.keys() == {"decode", "prefill"}
-    for engine in found.values():
+    ran = rtx.submit(build, bundle).result()
+    assert ran.keys() == {"decode", "prefill"}
+    for engine in ran.values():
         header = PlanHeader.parse(engine["plan"], "plan")
         assert (header.bytes, header.compute_capabilities) == (len(engine["plan"]), ("8.9",))
         assert engine["q"] == [f"DataType.{dtype}"] * 3 * layers

@@ -35,13 +35,13 @@ def run_plan(bundle: Bundle, network: Network) -> dict[int, np.ndarray]:  # type
     run = evaluator(network, bundle)
     dtype = {"f32": np.float32, "f16": np.float16}[network.dtype]
     caches = {}
-    for name, given in network.inputs.items():
+    for name, tensor_input in network.inputs.items():
         if "_cache:" in name:
-            caches[name] = np.full([BLOCKS if s == "P" else int(s) for s in given.shape], 3.0, dtype)
+            caches[name] = np.full([BLOCKS if s == "P" else int(s) for s in tensor_input.shape], 3.0, dtype)
     requests = list(SEQUENCES)
     done = dict.fromkeys(requests, 0)
     table = np.asarray([[2, -1], [1, -1]], np.int32)  # each has a block, in no order
-    found: dict[int, list[np.ndarray]] = {r: [] for r in requests}  # type: ignore[type-arg]
+    logits: dict[int, list[np.ndarray]] = {r: [] for r in requests}  # type: ignore[type-arg]
     for counts in PLAN:
         work = [(r, counts[r]) for r in requests]
         ids = np.concatenate([tokens_of(r)[done[r] : done[r] + n] for r, n in work]).astype(np.int32)
@@ -52,13 +52,13 @@ def run_plan(bundle: Bundle, network: Network) -> dict[int, np.ndarray]:  # type
         feeds["kv_len"] = np.asarray([done[r] + n for r, n in work], np.int32)
         for group in section.paged.cache_groups:
             feeds[f"slots:{group.name}"], feeds[f"block_table:{group.name}"] = slots.astype(np.int32), table
-        wanted = {name: value for name, value in {**feeds, **caches}.items() if name in network.inputs}
-        results = dict(zip(network.outputs, run.run(None, wanted), strict=True))
+        feeds_of_network = {name: value for name, value in {**feeds, **caches}.items() if name in network.inputs}
+        results = dict(zip(network.outputs, run.run(None, feeds_of_network), strict=True))
         caches = {name: results[name.replace("_cache:", "_cache_written:")] for name in caches}
         for i, (r, n) in enumerate(work):
-            found[r].append(results["logits"][starts[i] : starts[i + 1]])
+            logits[r].append(results["logits"][starts[i] : starts[i + 1]])
             done[r] += n
-    return {r: np.concatenate(parts) for r, parts in found.items()}
+    return {r: np.concatenate(parts) for r, parts in logits.items()}
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "gemma2", "gpt_oss", "deepseek_v3"])

@@ -69,19 +69,21 @@ class SegmentSession:
 
     def run(self, chunks: Mapping[str, Sequence[int]]) -> Logits:
         """Appends tokens to requests in one step; logits of all of them [T, V]."""
-        given = self.steps.step(chunks, range(sum(map(len, chunks.values()))))
-        buffers = {name: given[name].numpy().astype(np.int32) for name in STEP_INPUTS}
+        inputs = self.steps.step(chunks, range(sum(map(len, chunks.values()))))
+        buffers = {name: inputs[name].numpy().astype(np.int32) for name in STEP_INPUTS}
         sessions = iter(self.sessions)
         for step in self.model.steps:
             if isinstance(step, AttentionStep):
-                buffers[step.out] = self._attend(step, buffers, given)
+                buffers[step.out] = self._attend(step, buffers, inputs)
                 continue
             feeds = {name: buffers[source] for name, source in step.inputs.items()}
             session = next(sessions)
-            wanted = {entry.name for entry in session.get_inputs()}
-            feeds |= {name: self.bundle.weight(source) for name, source in step.weights.items() if name in wanted}
-            found = session.run(list(step.outputs), feeds)
-            buffers.update(zip(step.outputs.values(), found, strict=True))
+            names_of_inputs = {entry.name for entry in session.get_inputs()}
+            feeds |= {
+                name: self.bundle.weight(source) for name, source in step.weights.items() if name in names_of_inputs
+            }
+            outputs = session.run(list(step.outputs), feeds)
+            buffers.update(zip(step.outputs.values(), outputs, strict=True))
         logits: Logits = buffers[LOGITS]
         return logits
 
@@ -123,12 +125,12 @@ class SegmentSession:
 
 def run_plan(session: SegmentSession) -> dict[int, Logits]:
     """Logits after each token of two requests: a ragged prefill, a second one behind it, and decode steps."""
-    found: dict[int, list[Logits]] = {slot: [] for slot in SEQUENCES}
+    by_slot: dict[int, list[Logits]] = {slot: [] for slot in SEQUENCES}
     done = dict.fromkeys(SEQUENCES, 0)
     for counts in PLAN:
         chunks = {str(slot): tokens_of(slot)[done[slot] : done[slot] + n] for slot, n in counts.items()}
         logits, at = session.run(chunks), 0
         for slot, n in counts.items():
-            found[slot].append(logits[at : at + n])
+            by_slot[slot].append(logits[at : at + n])
             done[slot], at = done[slot] + n, at + n
-    return {slot: np.concatenate(parts) for slot, parts in found.items()}
+    return {slot: np.concatenate(parts) for slot, parts in by_slot.items()}

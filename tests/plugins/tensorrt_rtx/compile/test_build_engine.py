@@ -48,11 +48,11 @@ def _request(graph: Path) -> EngineRequest:
 
 def test_an_engine_and_what_is_said_of_it(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
-    told: list[tuple[int, int, str]] = []
+    calls: list[tuple[int, int, str]] = []
     plans = []
     for name in FOLDER_LENGTHS:
         request = _request(_graph(tmp_path / name))
-        built = build_engine(request, lambda *step: told.append(step))
+        built = build_engine(request, lambda *step: calls.append(step))
         plans.append(request.plan.read_bytes())
         header = PlanHeader.parse(plans[-1][:HEADER_BYTES], "e.plan")
         assert (header.bytes, header.version) == (built.bytes, built.version) and len(plans[-1]) == built.bytes
@@ -60,7 +60,7 @@ def test_an_engine_and_what_is_said_of_it(tmp_path: Path) -> None:
         assert built.layers > 0 and built.attentions == 0 and built.seconds > 0
         assert 50 << 20 < built.peak_rss_bytes < 4 << 30
     assert plans[0] == plans[1]  # whatever the folder
-    assert told and all(0 < done <= total for done, total, _ in told)
+    assert calls and all(0 < done <= total for done, total, _ in calls)
 
 
 @pytest.mark.parametrize(

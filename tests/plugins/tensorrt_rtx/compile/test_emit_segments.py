@@ -35,8 +35,8 @@ def test_a_bundle_of_segments(tmp_path: Path) -> None:
     reports: list[EngineReport] = []
     options = EmitOptions(engines=EnginesSection(requests=2, chunk=8, dtype="bf16"), record=reports.append)
     with BundleWriter(tmp_path / "b") as writer:
-        said = emit_segments(program, writer, silent, options, ("8.9",))
-        writer.commit(MANIFEST, {TARGET: said})
+        section_written = emit_segments(program, writer, silent, options, ("8.9",))
+        writer.commit(MANIFEST, {TARGET: section_written})
     bundle = Bundle.open(tmp_path / "b")
     schedule, section = schedule_of(bundle, TARGET), bundle.target(TARGET).section(TensorRtSection)
     assert section is not None and section.form == "segments" and section.dtype == schedule.dtype == "bf16"

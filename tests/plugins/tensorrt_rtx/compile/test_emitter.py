@@ -28,7 +28,7 @@ PLAN = "targets/tensorrt-rtx/model.plan"
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ProgressEvent]]:
     """A tiny Mistral for three targets: its windows need masks of their own."""
-    told: list[ProgressEvent] = []
+    events: list[ProgressEvent] = []
     path = tmp_path_factory.mktemp("rtx") / "m.bundle"
     export(
         make_tiny_model("Mistral"),
@@ -36,13 +36,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Progr
         targets=("cpu", "onnx", "tensorrt-rtx"),
         gpus=["sm89", "8.0,12.0"],
         recipe=Recipe.model_validate({"name": "r", "engines": {"context": 48, "requests": 8}}),
-        progress=told.append,
+        progress=events.append,
     )
-    return path, told
+    return path, events
 
 
 def test_one_export_writes_an_engine_beside_the_other_targets(exported: tuple[Path, list[ProgressEvent]]) -> None:
-    path, told = exported
+    path, events = exported
     bundle = Bundle.open(path)
     target = bundle.target("tensorrt-rtx")
     io, section = target.section(LinearIo), target.section(TensorRtSection)
@@ -64,7 +64,7 @@ def test_one_export_writes_an_engine_beside_the_other_targets(exported: tuple[Pa
         "report",
         "tokenizer",
     }
-    assert {event.stage for event in told} >= {"emit", "engine", "verify"}
+    assert {event.stage for event in events} >= {"emit", "engine", "verify"}
     report = json.loads((path / "report/report.json").read_text())
     (built,) = report["engines"]
     assert built["file"] == PLAN and built["file_bytes"] == header.bytes and built["attentions"] == 2

@@ -17,10 +17,10 @@ def chain(length: int) -> tuple[list[SegmentStep | AttentionStep], dict[str, Seg
     values = {"logits": LOGITS}
     before = {"ids": "ids"}
     for i in range(length):
-        made = {letter: f"{letter}{i}" for letter in ("q", "k", "v", "unread")}
-        steps.append(SegmentStep(segment="s", inputs=before, weights={"weight_0": f"w{i}"}, outputs=made))
+        names_of = {letter: f"{letter}{i}" for letter in ("q", "k", "v", "unread")}
+        steps.append(SegmentStep(segment="s", inputs=before, weights={"weight_0": f"w{i}"}, outputs=names_of))
         steps.append(AttentionStep(layer=i, group="g", q=f"q{i}", k=f"k{i}", v=f"v{i}", out=f"out{i}", scale=1.0))
-        values.update(dict.fromkeys((*made.values(), f"out{i}"), WIDE))
+        values.update(dict.fromkeys((*names_of.values(), f"out{i}"), WIDE))
         before = {"attention": f"out{i}", "ids": "ids"}
     steps.append(SegmentStep(segment="t", inputs=before, weights={}, outputs={"logits": "logits"}))
     return steps, values

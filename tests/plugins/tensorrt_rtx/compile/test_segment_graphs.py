@@ -51,11 +51,11 @@ def paged(layers: int) -> Program:
 def test_a_step_over_segments_gives_transformers_logits(family: str, size: int, tmp_path: Path) -> None:
     model = tiny_family(family, **FAMILIES[family][size])
     program = lowered(model)
-    made, bundle = emit_segments(program, tmp_path / "b")
-    found = run_plan(SegmentSession(made, bundle, program.cache_groups))
+    stages, bundle = emit_segments(program, tmp_path / "b")
+    logits = run_plan(SegmentSession(stages, bundle, program.cache_groups))
     for slot, expected in reference_logits(model).items():
-        allowed = tolerance_of(made.summed_products) * float(np.abs(expected).max())
-        np.testing.assert_allclose(found[slot], expected, rtol=0, atol=allowed)
+        allowed = tolerance_of(stages.summed_products) * float(np.abs(expected).max())
+        np.testing.assert_allclose(logits[slot], expected, rtol=0, atol=allowed)
 
 
 @pytest.mark.parametrize(
@@ -71,40 +71,40 @@ def test_weights_of_fewer_bits_are_the_onnx_targets(
 ) -> None:
     formats = WeightFormats(default=default, embeddings=embeddings)
     program = lowered(tiny_family(family), PassContext(formats=formats))
-    made, bundle = emit_segments(program, tmp_path / "b")
-    assert {tensor.dtype for graph in made.graphs for tensor in graph.weights.values()} - {"f32"} == kinds
-    found = run_plan(SegmentSession(made, bundle, program.cache_groups))
+    stages, bundle = emit_segments(program, tmp_path / "b")
+    assert {tensor.dtype for graph in stages.graphs for tensor in graph.weights.values()} - {"f32"} == kinds
+    logits = run_plan(SegmentSession(stages, bundle, program.cache_groups))
     # The whole file computes the same sums, with attention by ONNX's operators.
     for slot, expected in linear_plan(LinearSession(tmp_path, emit(program, tmp_path))).items():
-        allowed = tolerance_of(made.summed_products) * float(np.abs(expected).max())
-        np.testing.assert_allclose(found[slot], expected, rtol=0, atol=allowed)
+        allowed = tolerance_of(stages.summed_products) * float(np.abs(expected).max())
+        np.testing.assert_allclose(logits[slot], expected, rtol=0, atol=allowed)
 
 
 def test_half_floats_are_as_near_as_they_can_be(tmp_path: Path) -> None:
     model = tiny_family("gpt_oss")
     program = lowered(model)
-    made, bundle = emit_segments(program, tmp_path / "b", "f16")
-    assert {buffer.dtype for buffer in made.buffers.values()} == {"f16", "f32"}  # rotations' tables, and logits
-    found = run_plan(SegmentSession(made, bundle, program.cache_groups))
+    stages, bundle = emit_segments(program, tmp_path / "b", "f16")
+    assert {buffer.dtype for buffer in stages.buffers.values()} == {"f16", "f32"}  # rotations' tables, and logits
+    logits = run_plan(SegmentSession(stages, bundle, program.cache_groups))
     for slot, expected in reference_logits(model).items():
         # Half an ulp of f16 is 2**-11; some dozen roundings in a row add up, to 0.3 % of the largest logit here.
-        np.testing.assert_allclose(found[slot], expected, rtol=0, atol=0.01 * float(np.abs(expected).max()))
+        np.testing.assert_allclose(logits[slot], expected, rtol=0, atol=0.01 * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("layers", [3, 5])
 def test_layers_of_one_shape_share_a_graph(layers: int, tmp_path: Path) -> None:
-    made, bundle = emit_segments(paged(layers), tmp_path / "b")
-    runs = [step for step in made.steps if isinstance(step, SegmentStep)]
+    stages, bundle = emit_segments(paged(layers), tmp_path / "b")
+    runs = [step for step in stages.steps if isinstance(step, SegmentStep)]
     assert [step.segment for step in runs] == ["segment_0", *["segment_1"] * (layers - 1), "segment_2"]
-    assert [step.layer for step in made.steps if isinstance(step, AttentionStep)] == list(range(layers))
+    assert [step.layer for step in stages.steps if isinstance(step, AttentionStep)] == list(range(layers))
     # Each layer has weights of its own, and as many buffers do for any number of layers.
     read = [label for step in runs for label in step.weights.values()]
     assert len(read) == len(set(read)) and set(read) == set(bundle.index.tensors)
-    assert len(made.buffers) == 8
-    middle = made.graphs[1]
+    assert len(stages.buffers) == 8
+    middle = stages.graphs[1]
     assert set(middle.outputs) == {"q", "k", "v", "y_0"}
     graph = onnx.load_from_string(middle.model).graph
-    assert {given.name for given in graph.input} == {*middle.inputs, *middle.weights}
+    assert {value.name for value in graph.input} == {*middle.inputs, *middle.weights}
     assert sum(len(t.raw_data) for t in graph.initializer) < 1000
 
 
@@ -112,11 +112,11 @@ def test_a_layer_that_differs_has_its_own(tmp_path: Path) -> None:
     program = paged(4)
     norm = program.nodes_of(ew.rms_norm.default)[3]  # behind the second layer's attention
     norm.args = (*norm.args[:2], 0.1)
-    made, _ = emit_segments(program, tmp_path / "b")
-    runs = [step.segment for step in made.steps if isinstance(step, SegmentStep)]
+    stages, _ = emit_segments(program, tmp_path / "b")
+    runs = [step.segment for step in stages.steps if isinstance(step, SegmentStep)]
     assert runs == ["segment_0", "segment_1", "segment_2", "segment_1", "segment_3"]
 
 
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
-    made = [emit_segments(paged(2), tmp_path / name)[0] for name in "ab"]
-    assert made[0] == made[1]
+    stages = [emit_segments(paged(2), tmp_path / name)[0] for name in "ab"]
+    assert stages[0] == stages[1]

@@ -43,12 +43,12 @@ def _row(family: str, folder: Path) -> str:
     program = lowered_family(family)
     try:
         with BundleWriter(folder / "b") as writer:
-            made = segment_model(program, ExternalWeights(writer, silent, len(program.weights), "segments"), "f16")
-        assert all(_build(graph, folder) > 0 for graph in made.graphs)
+            model = segment_model(program, ExternalWeights(writer, silent, len(program.weights), "segments"), "f16")
+        assert all(_build(graph, folder) > 0 for graph in model.graphs)
     except (TargetError, UnsupportedModelError) as e:
         return f"| {family} | | | {' '.join(e.message.split()).replace('|', '')[:300]} |"
-    runs = sum(isinstance(step, SegmentStep) for step in made.steps)
-    return f"| {family} | {len(made.graphs)} | {runs} | |"
+    runs = sum(isinstance(step, SegmentStep) for step in model.steps)
+    return f"| {family} | {len(model.graphs)} | {runs} | |"
 
 
 @pytest.mark.matrix

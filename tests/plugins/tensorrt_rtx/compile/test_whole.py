@@ -39,8 +39,8 @@ Usage = namedtuple("Usage", "total used free")
 def _emit(program: Program, folder: Path, **options: Any) -> tuple[Any, EngineReport]:
     built: list[EngineReport] = []
     with BundleWriter(folder / "b") as writer:
-        given = EmitOptions(context_length=64, record=built.append, **options)
-        target = TensorRtRtxEmitter().emit(program, writer, silent, given)
+        emit_options = EmitOptions(context_length=64, record=built.append, **options)
+        target = TensorRtRtxEmitter().emit(program, writer, silent, emit_options)
         # Nothing is left of the graph that it was built from.
         assert [p.name for p in writer.folder.iterdir()] == ["targets"]
     return target, built[0]

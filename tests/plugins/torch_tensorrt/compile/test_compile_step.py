@@ -79,13 +79,13 @@ def test_an_export_has_what_was_compiled(machine: Library, tmp_path: Path) -> No
     assert bundle.manifest.toolchain.keys() == {"enginewright", "torch", "transformers", "torch_tensorrt"}
     ids = next(i for i in machine.compiled["arg_inputs"] if i.dtype == torch.int32)
     assert (ids.min_shape, ids.opt_shape, ids.max_shape) == ((2,), (64,), (4096,))
-    kept = {str(op) for op in machine.compiled["torch_executed_ops"]}
-    assert kept == {"ew.kv_write.default", "ew.paged_attention.default"}
+    ops = {str(op) for op in machine.compiled["torch_executed_ops"]}
+    assert ops == {"ew.kv_write.default", "ew.paged_attention.default"}
     assert machine.compiled["disable_tf32"] is True
     loaded = torch.export.load(tmp_path / "b" / "targets/torch-tensorrt/step.pt2")
     assert len(loaded.graph_signature.user_inputs) == 11
-    found = {t.target: t.why_not for t in check_bundle(tmp_path / "b").targets}
-    assert found["cpu"] is None and "this Enginewright runs" in str(found["torch-tensorrt"])
+    reasons = {t.target: t.why_not for t in check_bundle(tmp_path / "b").targets}
+    assert reasons["cpu"] is None and "this Enginewright runs" in str(reasons["torch-tensorrt"])
 
 
 def test_a_file_of_one_size_ends_the_export(machine: Library, tmp_path: Path) -> None:

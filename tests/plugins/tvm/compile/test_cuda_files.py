@@ -50,13 +50,13 @@ def logits_of(program: LoweredProgram, bundle: Bundle, *, gpu: bool) -> list[Flo
         run = library.program(program)
         step = TvmStep(run, library, weights, OwnMemory(run, blocks))
         return [step.run(one)["logits"].copy() for one in steps]
-    own = CpuProgram(program, weights, blocks=blocks, threads=1)
-    found = []
+    cpu_program = CpuProgram(program, weights, blocks=blocks, threads=1)
+    rows = []
     for one in steps:
-        logits = own.run(one.changed(outputs=("logits",))).logits
+        logits = cpu_program.run(one.changed(outputs=("logits",))).logits
         assert logits is not None
-        found.append(logits)
-    return found
+        rows.append(logits)
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_the_loops_give_the_cpu_target_s_logits(family: str, tmp_path: Path) -> 
     export(make_tiny_model(family), tmp_path / "b", recipe=recipe_of(), targets=("tvm",))
     bundle = Bundle.open(tmp_path / "b", trust="code")
     program = bundle.program("tvm")
-    found, wanted = (logits_of(program, bundle, gpu=gpu) for gpu in (True, False))
-    for one, other in zip(found, wanted, strict=True):
+    logits, cpu_logits = (logits_of(program, bundle, gpu=gpu) for gpu in (True, False))
+    for one, other in zip(logits, cpu_logits, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
@@ -81,8 +81,8 @@ def test_files_are_made_without_a_gpu_and_are_the_same_each_time(tmp_path: Path)
     source = (folder / "kernels-sm_90.cu").read_text()
     section = Bundle.open(tmp_path / "one", trust="code").target("tvm").section(TvmSection)
     assert section is not None and section.cuda == ("9.0",)
-    said = check(look_at_machine(), Bundle.open(tmp_path / "one", trust="code").target("tvm")).on
-    assert said[1] == "CUDA source for 9.0, which nothing here runs"
+    check_result = check(look_at_machine(), Bundle.open(tmp_path / "one", trust="code").target("tvm")).on
+    assert check_result[1] == "CUDA source for 9.0, which nothing here runs"
     for op in ("linear", "paged_attention", "rms_norm", "rope_kv_write", "embedding", "gated_activation"):
         assert f"__launch_bounds__(128) {op}_" in source
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

@@ -64,8 +64,8 @@ def test_two_exports_are_byte_equal(bundle: Path, tmp_path: Path) -> None:
     section = opened.target("tvm").section(TvmSection)
     assert section is not None and section.levels == ("v3",)
     assert {"apache-tvm"} < opened.manifest.toolchain.keys()
-    own = {name for name in opened.index.tensors if name.endswith(".tvm")}
-    assert own and not own & opened.index.stored_once().keys()
+    names = {name for name in opened.index.tensors if name.endswith(".tvm")}
+    assert names and not names & opened.index.stored_once().keys()
 
 
 def test_it_runs_without_torch_and_without_the_compiler(bundle: Path) -> None:
@@ -103,9 +103,9 @@ def test_a_prefix_changes_no_bit(bundle: Path, tmp_path: Path, monkeypatch: pyte
         plain = llm.generate(prompts, params)
     for reused, from_disk in ((90 + 80 + 40, False), (64 + 90 + 80 + 40, True)):
         with LLM(bundle, target="tvm", trust="code", threads=2, prefix_folder=tmp_path / "kept") as llm:
-            found = [llm.generate([prompt], params)[0] for prompt in prompts]
+            results = [llm.generate([prompt], params)[0] for prompt in prompts]
             use = llm.info()["prefix_cache"]
-        assert found == plain
+        assert results == plain
         assert (use["reused"], use["from_disk"] > 0) == (reused, from_disk)
 
 
@@ -162,8 +162,8 @@ def test_without_tvm_or_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_weights_of_fewer_bits(name: str, level: LevelName, tmp_path: Path) -> None:
     if not FEATURES[level] <= set(processor_features()):
         pytest.skip(f"this processor isn't of x86-64-{level}")
-    asked = recipe_of(level, name=name)
-    report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked, targets=("cpu", "tvm"))
+    recipe = recipe_of(level, name=name)
+    report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("cpu", "tvm"))
     distances = {v.target: v.random_tokens.kl_mean for v in report.verification}
     assert 0 < distances["tvm"] < 1.1 * distances["cpu"]
 
@@ -171,8 +171,8 @@ def test_weights_of_fewer_bits(name: str, level: LevelName, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["f32", *(pytest.param(n, marks=pytest.mark.soak) for n in ("bf16", "int8", "int4"))])
 def test_our_kernels_in_the_place_of_tvm_s(name: str, tmp_path: Path) -> None:
     """Products and attention of a library are calls of ours, whose results are the same in any batch."""
-    asked = recipe_of("v3", name=name, kernels="enginewright")
-    report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked, targets=("cpu", "tvm"))
+    recipe = recipe_of("v3", name=name, kernels="enginewright")
+    report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("cpu", "tvm"))
     distances = {v.target: v.random_tokens.kl_mean for v in report.verification}
     assert distances["tvm"] < 1.1 * distances["cpu"] + 1e-9  # of f32 both are noise
     library = (tmp_path / "b/targets/tvm/step-v3.so").read_bytes()
@@ -185,8 +185,8 @@ def test_our_kernels_in_the_place_of_tvm_s(name: str, tmp_path: Path) -> None:
         LLM(tmp_path / "b", target="tvm", trust="code", threads=1) as other,
     ):
         assert llm.info()["executor"]["kernels"] == "enginewright"
-        found, whole = llm.generate(prompts, params), [llm.logits(prompt) for prompt in prompts]
-        assert found == [other.generate([prompt], params)[0] for prompt in prompts]  # both are open, and alternate
+        results, whole = llm.generate(prompts, params), [llm.logits(prompt) for prompt in prompts]
+        assert results == [other.generate([prompt], params)[0] for prompt in prompts]  # both are open, and alternate
     with LLM(tmp_path / "b", target="tvm", trust="code", threads=3, prefill_chunk=7) as llm:
         for prompt, logits in zip(prompts, whole, strict=True):
             assert np.array_equal(llm.logits(prompt), logits)
@@ -197,12 +197,12 @@ def test_our_kernels_and_a_prefix_from_a_disk(tmp_path: Path, monkeypatch: pytes
     export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe_of("v3", kernels="enginewright"), targets=("tvm",))
     prompt = np.random.default_rng(3).integers(3, 256, 90).tolist()
     params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
-    found = []
+    results = []
     for threads in (1, 2):
         with LLM(tmp_path / "b", target="tvm", trust="code", threads=threads, prefix_folder=tmp_path / "kept") as llm:
-            found.append(llm.generate([prompt], params))
+            results.append(llm.generate([prompt], params))
             assert (llm.info()["prefix_cache"]["from_disk"] > 0) == (threads == 2)
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def test_sparse_weights_are_refused_by_name(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def of_tvm(bundle: Path) -> set[str]:
 
 def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
     before = logits(bundle)
-    found = tune(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
-    assert found.path is not None and found.path.is_file() and set(found.records.values()) == {OTHER}
-    assert (bundle / f"targets/tvm/step-{level}.so").read_bytes() != found.path.read_bytes()
+    tuned = tune(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
+    assert tuned.path is not None and tuned.path.is_file() and set(tuned.records.values()) == {OTHER}
+    assert (bundle / f"targets/tvm/step-{level}.so").read_bytes() != tuned.path.read_bytes()
     Bundle.open(bundle, trust="code").verify_hashes()
     for one, other in zip(before, logits(bundle), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -86,11 +86,11 @@ def test_no_bit_depends_on_records_which_give_the_same_bytes_each_time(bundle: P
     assert of_tvm(copy) == of_tvm(bundle)
     for name in of_tvm(copy):
         assert (copy / "targets/tvm" / name).read_bytes() == (bundle / "targets/tvm" / name).read_bytes(), name
-    kept = next(name for name in of_tvm(bundle) if name.startswith(f"schedules-{LEVEL}-"))
-    assert (bundle / "targets/tvm" / kept).read_bytes() == (tmp_path / "records.json").read_bytes()
+    name_kept = next(name for name in of_tvm(bundle) if name.startswith(f"schedules-{LEVEL}-"))
+    assert (bundle / "targets/tvm" / name_kept).read_bytes() == (tmp_path / "records.json").read_bytes()
     again = records_for(bundle, tmp_path / "again.json", Schedule(unroll=2))
     tune(Bundle.open(bundle, trust="code"), records=again)
-    assert len(of_tvm(bundle)) == len(of_tvm(copy)) and kept not in of_tvm(bundle)  # what was tuned before is gone
+    assert len(of_tvm(bundle)) == len(of_tvm(copy)) and name_kept not in of_tvm(bundle)  # what was tuned before is gone
     Bundle.open(bundle, trust="code").verify_hashes()
 
 
@@ -139,8 +139,8 @@ def test_what_is_faster_is_compiled_and_kept(bundle: Path, monkeypatch: pytest.M
     products = products_of(Bundle.open(bundle, trust="code").program("tvm"))
     new = sorted(of_tvm(bundle) - before)
     assert [name.partition(f"-{LEVEL}-")[0] for name in new] == ["schedules", "step"]
-    found = from_json((bundle / "targets/tvm" / new[0]).read_bytes(), "records")
-    assert found == dict.fromkeys(products, OWN.model_copy(update={"unroll": 4}))
+    records = from_json((bundle / "targets/tvm" / new[0]).read_bytes(), "records")
+    assert records == dict.fromkeys(products, OWN.model_copy(update={"unroll": 4}))
     assert result.stdout.count("1.200x  faster") == len(products) and "unroll 4" in result.stdout
     assert result.stdout.rstrip().endswith(f"{new[1]} for x86-64-{LEVEL}")
     with LLM(bundle, target="tvm", trust="code") as llm:
@@ -161,8 +161,10 @@ def test_the_bundle_stays_as_it_was(
     options = [*TVM, "--seconds", "600", "--threads", "1", "--json", *arguments]
     result = CliRunner().invoke(app, ["tune", str(bundle), *options])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["path"] is None and bool(found["records"]) == (last > 1) and found["gain"] == pytest.approx(last)
+    document = json.loads(result.stdout)
+    assert (
+        document["path"] is None and bool(document["records"]) == (last > 1) and document["gain"] == pytest.approx(last)
+    )
     assert (of_tvm(bundle), (bundle / "targets/tvm/manifest.json").read_bytes()) == before
 
 
