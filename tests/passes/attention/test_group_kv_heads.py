@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.kv_options import KvGrouping, KvHeadsOverride, KvMethod, KvOptions
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.program import Program
@@ -27,7 +25,6 @@ from tests.passes.captured import normalized, normalizing_passes, op_counts, pac
 
 ew = torch.ops.ew
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 
 MHA = {"num_key_value_heads": 4}
 WIDE = {**MHA, "hidden_size": 96, "head_dim": 24}
@@ -237,17 +234,6 @@ def test_without_tokens_or_with_wrong_numbers() -> None:
             group(program, KvOptions(kv_heads=count))
     with pytest.raises(RecipeError, match="matches no attention"):
         group(program, KvOptions(kv_heads=2, overrides=(KvHeadsOverride(layers="model.layer.1", kv_heads=1),)))
-
-
-@pytest.mark.parametrize(("family", "sizes"), [("Llama", MHA), ("Gemma2", {}), ("GPT2", {})])
-def test_golden(family: str, sizes: dict[str, int], request: pytest.FixtureRequest) -> None:
-    """One head, by plain pooling, whose matrices are the same everywhere."""
-    program, _ = normalized(family, **sizes)
-    group(program, KvOptions(kv_heads=1, method="mean", grouping="neighbours"), ())
-    text, path = print_program(program) + "\n", GOLDEN / f"{family.lower()}.grouped.txt"
-    if request.config.getoption("--update-golden"):
-        path.write_text(text)
-    assert text == path.read_text(), "if it should: pytest tests/passes/attention --update-golden"
 
 
 def test_nothing_happens_unasked() -> None:
