@@ -103,9 +103,10 @@ class PreparedPrompt(Prepared[RequestOutput]):
             )
             for one in (result, *result.others)
         )
-        scored = result.prompt_logprobs
-        plain = scored and tuple(None if one is None else (one.token_id, one.logprob, one.top) for one in scored)
-        return Generated(answers, plain)
+        scored: tuple[Logprobs | None, ...] | None = None
+        if result.prompt_logprobs is not None:
+            scored = tuple(e if e is None else (e.token_id, e.logprob, e.top) for e in result.prompt_logprobs)
+        return Generated(answers, scored)
 
 
 class Generate(Task[RequestOutput], frozen=True, tag="generate"):

@@ -21,9 +21,8 @@ from enginewright.runtime.tasks.generate import Generate, Generated
 from enginewright.runtime.tasks.hidden_states import HiddenStates
 from enginewright.runtime.tasks.score import Score
 from enginewright.runtime.tasks.table import TASKS, received
-
-from . import toy_task
-from .toy_task import NextTokens
+from tests.runtime.tasks import toy_task
+from tests.runtime.tasks.toy_task import NextTokens
 
 PROMPT = list(range(40, 110))
 GENERATE = Generate(PROMPT, SamplingParams(max_tokens=6, temperature=0.8, seed=4, n=2, logprobs=2, prompt_logprobs=1))
