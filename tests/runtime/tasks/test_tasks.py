@@ -7,20 +7,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from enginewright import LLM, SamplingParams
-from enginewright.runtime.requests.outputs import RequestOutput
+from enginewright.runtime.requests.outputs import RequestMetrics, RequestOutput
 from enginewright.runtime.server import records
 from enginewright.runtime.server.engine_client import Limits, Model
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.tasks.base import Task
 from enginewright.runtime.tasks.context import Sender
-from enginewright.runtime.tasks.generate import Generate, Generated
+from enginewright.runtime.tasks.generate import Finished, Generate, Generated
 from enginewright.runtime.tasks.hidden_states import HiddenStates
 from enginewright.runtime.tasks.score import Score
-from enginewright.runtime.tasks.table import TASKS, received
+from enginewright.runtime.tasks.table import TASKS, received, received_result
 from tests.runtime.tasks import toy_task
 from tests.runtime.tasks.toy_task import NextTokens
 
@@ -116,6 +117,24 @@ def test_bad_input_names_its_field(tiny_bundle: Path) -> None:
         assert (await model.run(NextTokens(PROMPT)).result()).result  # it serves on
 
     served(tiny_bundle, use)
+
+
+def test_a_replica_passes_tasks_and_results_on_as_they_are() -> None:
+    """It reads neither: what it decodes and encodes again is what the engine's process and the front end read."""
+    submit = records.Submit(7, HELD, "a", whole=True, version="h")
+    relayed = msgspec.msgpack.Decoder(records.Submit).decode(records.packed(submit)[records.LENGTH_BYTES :])
+    assert records.packed(relayed) == records.packed(submit) and records.digest(relayed.task) == records.digest(HELD)
+    assert received(relayed.task) == HELD
+    logits = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for task, result in ((Score(PROMPT), logits), (HELD, Generated((Finished("ab", (1, 2), "stop"),)))):
+        events = records.Events(ended=[records.Ended(7, result, metrics=RequestMetrics(1.0, drafted=3))])
+        for _ in range(2):
+            data = records.packed(events)[records.LENGTH_BYTES :]
+            events = msgspec.msgpack.Decoder(records.ToFrontEnd).decode(data)
+            assert isinstance(events, records.Events)
+        (ended,) = events.ended
+        np.testing.assert_equal(received_result(task, ended.result), result)
+        assert ended.metrics == RequestMetrics(1.0, drafted=3)
 
 
 def test_a_type_without_a_row_is_refused() -> None:
