@@ -58,7 +58,7 @@ _BY_ROW = frozenset({"gated_activation", "quantize_activation", "cast_bf16", "el
 
 @dataclass(frozen=True)
 class Share:
-    """How the columns of a buffer may be cut: at ``cuts``, or, if there are none, at multiples of ``grain``."""
+    """A rank's share of a buffer's columns: they are cut at ``cuts`` or, if it is empty, at multiples of ``grain``."""
 
     grain: int
     cuts: tuple[int, ...] = ()
@@ -66,10 +66,13 @@ class Share:
 
 @dataclass
 class StepPlan:
-    """What ranks do of one step: the axis's ranges of each rank, and whether they gather afterwards.
+    """The part of one step that each rank computes, and whether the ranks gather the outputs afterwards.
 
     Attributes:
-        to: the rank that alone needs what is gathered; -1: all do.
+        ranges: the ranges of the axis's indices, by rank.
+        gather: True if the ranks gather the outputs.
+        to: the only rank that needs the gathered outputs; -1 if all do.
+        experts: the first expert of each rank, and the number of all; empty if the step isn't cut by experts.
     """
 
     ranges: list[Ranges]
@@ -108,7 +111,7 @@ class LayerCut:
     def _cut_heads(self) -> dict[str, Heads]:
         """Returns the heads of each rank by the cache operand's name. Layers of a cache group have the same key/value
         heads on a rank."""
-        found: dict[str, Heads] = {}
+        heads_by_cache: dict[str, Heads] = {}
         of_group: dict[str, tuple[tuple[int, int], ...]] = {}
         for step in self.program.steps:
             if step.op != "paged_attention":
@@ -116,13 +119,13 @@ class LayerCut:
             cache = step.inputs[1].name
             name = cache.rpartition("/")[0]
             have = self.groups[name].planes[0].heads
-            heads = found[cache] = self.kind.heads(step, have, self.ranks)
+            heads = heads_by_cache[cache] = self.kind.heads(step, have, self.ranks)
             if of_group.setdefault(name, heads.key_value) != heads.key_value:
                 raise RequestError(
                     f"ranks: layers of cache group {name} have different numbers of query heads",
                     hint=f"Use a number of ranks that divides {have}.",
                 )
-        return found
+        return heads_by_cache
 
     def _axis(self, step: Step) -> Axis | None:
         if any(o.kind == "buffer" and self.rows[o.name] is None for o in step.outputs):
@@ -132,48 +135,48 @@ class LayerCut:
 
     def _read_whole(self) -> frozenset[str]:
         """The weights that some step isn't cut along, such as a table of embeddings that is the head's, too."""
-        found: set[str] = set()
+        whole: set[str] = set()
         for step, axis in zip(self.program.steps, self.axes, strict=True):
             if step.op not in GROUPED:
                 cuts = axis.inputs if axis is not None else (None,) * len(step.inputs)
                 weights = zip(step.inputs, cuts, strict=False)  # a gated activation is given two inputs for its one
-                found.update(o.name for o, cut in weights if o.kind == "weight" and cut is None)
-        return frozenset(found)
+                whole.update(o.name for o, cut in weights if o.kind == "weight" and cut is None)
+        return frozenset(whole)
 
     def is_whole(self, operand: Operand) -> bool:
-        """Whether a view has every element of its buffer's rows, in their order."""
+        """Returns True if a view has every element of its buffer's rows, in their order."""
         size = self.rows.get(operand.name) if operand.kind == "buffer" else None
         return size is not None and self._columns(operand) == ((0, size),) and is_dense(operand)
 
     # Where what is cut stays cut
 
     def _follow(self) -> dict[str, Share]:
-        """How buffers are cut of which each rank computes a share: products, attention, and what follows them."""
+        """Returns buffer -> share of those that ranks compute in shares: of products, attention and ops after them."""
         shares: dict[str, Share] = {}
         for step, axis in zip(self.program.steps, self.axes, strict=True):
             if axis is None or not all(self.is_whole(o) for o in step.outputs):
                 continue
             if step.op in LINEAR:
-                found: Share | None = Share(PANEL)
+                share: Share | None = Share(PANEL)
             elif step.op == "paged_attention":
                 size = step.outputs[0].shape[2].constant
-                found = Share(1, tuple(h * size for h in self.heads[step.inputs[1].name].query))
+                share = Share(1, tuple(h * size for h in self.heads[step.inputs[1].name].query))
             elif step.op in _FOLLOWS:
-                found = self._followed(step, axis, shares)
+                share = self._followed(step, axis, shares)
             else:
-                found = None
-            if found is None:
+                share = None
+            if share is None:
                 continue
-            own = self._index_cuts(step, axis, found)
+            index_cuts = self._index_cuts(step, axis, share)
             first = axis.outputs[0]
             assert first is not None
             for operand, cut in zip(step.outputs, axis.outputs, strict=True):
                 width = self.rows[operand.name]
                 assert cut is not None and width is not None
-                if own is not None:
+                if index_cuts is not None:
                     columns = columns_of_index(operand, cut)
-                    cuts = tuple(min(i * columns, width) for i in own) if found.cuts else ()
-                    grain = max(1, found.grain * columns // columns_of_index(step.outputs[0], first))
+                    cuts = tuple(min(i * columns, width) for i in index_cuts) if share.cuts else ()
+                    grain = max(1, share.grain * columns // columns_of_index(step.outputs[0], first))
                     shares[operand.name] = Share(grain, cuts)
         return shares
 
@@ -197,7 +200,7 @@ class LayerCut:
         return Share(grain, cuts.pop() if cuts else ())
 
     def _index_cuts(self, step: Step, axis: Axis, share: Share) -> tuple[int, ...] | None:
-        """Where the axis is cut so that the first output has that share; None if it can't be."""
+        """Returns the cuts of the axis that give the first output that share; None if there are none."""
         cut = axis.outputs[0]
         assert cut is not None
         unit = columns_of_index(step.outputs[0], cut)
@@ -252,34 +255,34 @@ class LayerCut:
             return self._plan_of_experts(step, needs, all_rows)
         if step.op == "kv_write":
             return StepPlan([((0, 1),)] * self.ranks)
-        wanted = [self._wanted(step, axis, need) for need in needs]
+        needed = [self._wanted(step, axis, need) for need in needs]
         if axis is None or (self.ranks == 1 and step.op not in ("paged_attention", "rope_kv_write")):
-            return StepPlan(wanted)
-        whole = [ranges == ((0, axis.count),) for ranges in wanted]
-        to = 0 if whole[0] and not any(wanted[1:]) else -1
+            return StepPlan(needed)
+        whole = [ranges == ((0, axis.count),) for ranges in needed]
+        to = 0 if whole[0] and not any(needed[1:]) else -1
         if step.op in self.kind.repeated:
             return StepPlan([((0, axis.count),)] * self.ranks)
         if step.op in ("paged_attention", "rope_kv_write"):
             cuts = self.heads[step.inputs[1 if step.op == "paged_attention" else 5].name].query
-            own: list[Ranges] = [((lo, hi),) for lo, hi in pairs(cuts)]
-            more = any(exceeds(ranges, mine) for ranges, mine in zip(wanted, own, strict=True))
-            return StepPlan(own, more, to)
+            by_rank: list[Ranges] = [((lo, hi),) for lo, hi in pairs(cuts)]
+            more = any(exceeds(ranges, mine) for ranges, mine in zip(needed, by_rank, strict=True))
+            return StepPlan(by_rank, more, to)
         share = self.shares.get(step.outputs[0].name)
         cuts_or_none = self._index_cuts(step, axis, share) if share is not None else None
         if cuts_or_none is None or not any(whole):
-            return StepPlan(wanted)
+            return StepPlan(needed)
         return StepPlan([((lo, hi),) for lo, hi in pairs(cuts_or_none)], True, to)
 
     def _wanted(self, step: Step, axis: Axis | None, need: Mapping[str, Ranges]) -> Ranges:
         """The indices of a step's axis that a rank needs, of all outputs; without an axis, the whole or nothing."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for i, operand in enumerate(step.outputs):
             columns = need.get(operand.name, ())
             if axis is None:
-                found += [(0, 1)] * bool(overlap(columns, self._columns(operand)))
+                ranges += [(0, 1)] * bool(overlap(columns, self._columns(operand)))
             elif (cut := axis.outputs[i]) is not None:
-                found += touched(operand, cut, axis.count, columns)
-        return union(found)
+                ranges += touched(operand, cut, axis.count, columns)
+        return union(ranges)
 
     def _need(self, need: dict[str, Ranges], operand: Operand) -> None:
         if operand.kind == "buffer":
@@ -302,22 +305,22 @@ class LayerCut:
 
     def _rows_of_all(self) -> frozenset[str]:
         """The buffers of which a rank needs the rows of others' experts too."""
-        found: set[str] = set()
+        buffers: set[str] = set()
         for step in reversed(self.program.steps):
             rows_alone = step.op in GROUPED or (
-                step.op in _BY_ROW and is_by_row(step) and not any(o.name in found for o in step.outputs)
+                step.op in _BY_ROW and is_by_row(step) and not any(o.name in buffers for o in step.outputs)
             )
             names = [o.name for o in step.inputs if o.kind == "buffer"]
-            found.update(() if rows_alone else names)
-        found.update(o.name for o in self.program.outputs.values())
-        return frozenset(found)
+            buffers.update(() if rows_alone else names)
+        buffers.update(o.name for o in self.program.outputs.values())
+        return frozenset(buffers)
 
     def _plan_of_experts(self, step: Step, needs: Sequence[Mapping[str, Ranges]], all_rows: frozenset[str]) -> StepPlan:
         starts = step.inputs[1 if step.op == "grouped_linear" else 3]
         experts = starts.shape[0].constant - 1
-        wanted: list[Ranges] = [((0, 1),) if need.get(step.outputs[0].name) else () for need in needs]
+        needed: list[Ranges] = [((0, 1),) if need.get(step.outputs[0].name) else () for need in needs]
         if experts < self.ranks or self.ranks == 1 or not self.kind.divides_experts:
-            return StepPlan(wanted)
+            return StepPlan(needed)
         cuts = expert_cuts(experts, self.ranks)
         return StepPlan([((0, 1),)] * self.ranks, step.outputs[0].name in all_rows, -1, cuts)
 
@@ -355,11 +358,11 @@ class LayerCut:
         return Step(op=op, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, where=step.where)
 
     def _heads_of(self, cache: Operand) -> Heads:
-        found = self.heads.get(cache.name)
-        if found is None:  # written and never read
+        heads = self.heads.get(cache.name)
+        if heads is None:  # written and never read
             have = self.groups[cache.name.rpartition("/")[0]].planes[0].heads
-            found = Heads(1, (0,) * (self.ranks + 1), ((0, have),) * self.ranks)
-        return found
+            heads = Heads(1, (0,) * (self.ranks + 1), ((0, have),) * self.ranks)
+        return heads
 
     def _part(self, operand: Operand, cut: Slice | None, lo: int, hi: int) -> Operand:
         if cut is None:
@@ -380,7 +383,7 @@ class LayerCut:
         return part.model_copy(update={"name": name, "offset": Affine()})
 
     def _stays_whole(self, weight: Operand, first: int) -> bool:
-        """Whether ranks have all rows of a weight: where each reads them all, or kernels can't read from ``first``."""
+        """Returns True if ranks have all rows of a weight: each reads them all, or ``first`` isn't aligned."""
         use = self.weights[weight.name]
         bytes_of_row = stored_bytes(use.dtype, math.prod(use.shape[1:]))
         return use.layout == "rows" and (use.name in self.whole or first * bytes_of_row % ALIGNMENT != 0)

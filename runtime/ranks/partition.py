@@ -27,7 +27,7 @@ MOST_RANKS = 64
 
 @dataclass(frozen=True, init=False)
 class Partition:
-    """How a model is cut: ``Partition(tensor=2, pipeline=2)``.
+    """The number of ranks of each kind among which a model is divided: ``Partition(tensor=2, pipeline=2)``.
 
     Attributes:
         sizes: the ranks of each kind that has more than one, by the kind's name, in the order of ``KINDS``.
@@ -73,10 +73,10 @@ class Partition:
                 known = ", ".join(f"{name}=N" for name in KINDS)
                 raise RequestError(f"partition: {part.strip()!r} isn't understood", hint=f"Write {known}.")
             values[name] = int(value)
-        found = cls(**values)
-        if not all(values.values()) or found.ranks > MOST_RANKS:
+        parsed = cls(**values)
+        if not all(values.values()) or parsed.ranks > MOST_RANKS:
             raise RequestError(f"partition: {text!r} is out of range", hint=f"There are 1 to {MOST_RANKS} ranks.")
-        return found
+        return parsed
 
     def __str__(self) -> str:
         return ",".join(f"{name}={count}" for name, count in self.sizes) or f"{next(iter(KINDS))}=1"
@@ -95,13 +95,13 @@ def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, 
         return (program,)
     layers, steps = _kinds_of(how)
     stages = steps.stages(with_own_buffers(program), how.stages)
-    found: list[LoweredProgram] = []
+    programs: list[LoweredProgram] = []
     for index in reversed(range(how.stages)):
         place = Place(index, how.stages, how.ranks // how.stages)
-        found += programs_of(LayerCut(stages[index], place, layers, steps))
+        programs += programs_of(LayerCut(stages[index], place, layers, steps))
     for link in range(how.stages - 1):
-        found = list(plan_region(found, how.stages + 1 + link))
-    planned = (plan_arena(_narrowed(steps.finish(one, found))) for one in found)
+        programs = list(plan_region(programs, how.stages + 1 + link))
+    planned = (plan_arena(_narrowed(steps.finish(one, programs))) for one in programs)
     return tuple(map(add_taps, planned))
 
 
@@ -128,15 +128,19 @@ def _narrowed(program: LoweredProgram) -> LoweredProgram:
             views.setdefault(operand.name, []).append(operand)
     whole = {b.name for b in program.buffers if b.region} | {o.name for o in program.outputs.values()}
     places = {
-        name: found for name, of in views.items() if name not in whole and (found := _columns_in_use(of)) is not None
+        name: columns
+        for name, of in views.items()
+        if name not in whole and (columns := _columns_in_use(of)) is not None
     }
 
     def moved(operand: Operand) -> Operand:
-        found = places.get(operand.name) if operand.kind == "buffer" else None
-        if found is None:
+        columns = places.get(operand.name) if operand.kind == "buffer" else None
+        if columns is None:
             return operand
-        offset = next(at + operand.offset.constant - lo for (lo, hi), at in found if lo <= operand.offset.constant < hi)
-        strides = (Affine(_width_of(found)), *operand.strides[1:])
+        offset = next(
+            at + operand.offset.constant - lo for (lo, hi), at in columns if lo <= operand.offset.constant < hi
+        )
+        strides = (Affine(_width_of(columns)), *operand.strides[1:])
         return operand.model_copy(update={"offset": Affine(offset), "strides": strides})
 
     def size(buffer: Buffer) -> Buffer:
@@ -159,7 +163,10 @@ def _width_of(places: _Places) -> int:
 
 
 def _columns_in_use(views: Sequence[Operand]) -> _Places | None:
-    """What views of a buffer touch of its rows; None if that is all, or they aren't some columns of the same rows."""
+    """Returns the columns of a buffer that its views touch.
+
+    None: they touch all columns, they aren't columns of the same rows, or a range isn't aligned.
+    """
     like = views[0]
     if len({(v.dtype, v.shape[:1], v.strides[:1]) for v in views}) > 1 or like.rank < 2:
         return None

@@ -88,7 +88,7 @@ class RankMaker:
                 self.steps.append(Step(op="copy", inputs=(after,), outputs=(before,), where=step.where))
 
     def _moved(self, operand: Operand) -> Operand:
-        """Where the output of a step goes that is gathered: a shared buffer, in which nobody else writes."""
+        """Returns the output of a gathered step in a shared buffer that no other step writes."""
         size = self.cut.rows[operand.name]
         alone = self.cut.writers[operand.name] == 1 and size is not None and self.cut.is_whole(operand)
         if alone:
@@ -126,8 +126,8 @@ class RankMaker:
             lists.append(",".join(map(str, [0, *ends])))
         attrs["cuts"] = ";".join(lists)
         rows = tuple(map(flattened, step.outputs))
-        own = []
+        parts = []
         for operand, cuts in zip(rows, lists, strict=True):
             ends = [int(c) for c in cuts.split(",")]
-            own.append(part_of(operand, 1, ends[self.rank], ends[self.rank + 1]))
-        self.steps.append(Step(op="all_gather", inputs=tuple(own), outputs=rows, attrs=attrs, where=step.where))
+            parts.append(part_of(operand, 1, ends[self.rank], ends[self.rank + 1]))
+        self.steps.append(Step(op="all_gather", inputs=tuple(parts), outputs=rows, attrs=attrs, where=step.where))

@@ -16,10 +16,10 @@ _cut = weakref.WeakKeyDictionary()
 
 def rank_programs(bundle: Bundle, target: str, how: Partition) -> tuple[LoweredProgram, ...]:
     """The program of each rank. Raises BundleError, and RequestError for a partition that the model can't have."""
-    made = _cut.setdefault(bundle, {})
-    if (target, how) not in made:
-        made[target, how] = partition(bundle.program(target), how)
-    return made[target, how]
+    programs = _cut.setdefault(bundle, {})
+    if (target, how) not in programs:
+        programs[target, how] = partition(bundle.program(target), how)
+    return programs[target, how]
 
 
 def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[CacheGroup, ...]:
@@ -27,12 +27,12 @@ def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[Ca
     often. Where ranks own blocks, each block is one rank's."""
     if how.owners > 1:
         return programs[0].cache_groups
-    found: dict[str, list[CacheGroup]] = {}
+    groups_by_name: dict[str, list[CacheGroup]] = {}
     for program in programs:
         for group in program.cache_groups:
-            found.setdefault(group.name, []).append(group)
+            groups_by_name.setdefault(group.name, []).append(group)
     groups = []
-    for parts in found.values():
+    for parts in groups_by_name.values():
         layers = tuple(sorted({layer for group in parts for layer in group.layers}))
         heads = sum(group.planes[0].heads * len(group.layers) for group in parts)
         groups.append(parts[0].with_heads(heads // len(layers)).model_copy(update={"layers": layers}))

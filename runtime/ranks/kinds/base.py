@@ -1,4 +1,4 @@
-"""What a kind of partition is: a rule by op's axis, how caches are divided, its collectives and their cost.
+"""The base classes of kinds of partitions: rules for the axes of ops, division of caches, collectives, their cost.
 
 ``LayerKind`` divides the work of each layer among ranks, ``StepKind`` the steps among stages of ranks. A new kind is a
 module here and a row of ``KINDS`` in ``table``: partitions as users write them, ``optimize plan`` and the core
@@ -76,12 +76,12 @@ class Place:
 
     @property
     def region(self) -> int:
-        """What its ranks share."""
+        """The number of the memory region that its ranks share."""
         return 1 + self.stage
 
 
 class Arrivals(NamedTuple):
-    """What a rank gets in a collective.
+    """The rows that a rank receives in a collective.
 
     Attributes:
         meeting: the ranks that wait for each other.

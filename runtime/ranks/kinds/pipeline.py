@@ -47,10 +47,10 @@ class Pipeline(StepKind):
         if not stage.sent:
             return None
         links = [_link(stage, operand, place, place.stage) for operand in stage.sent]
-        own = tuple(part_of(o, 1, *columns) for o, columns in zip(stage.sent, cuts, strict=True))
+        inputs = tuple(part_of(o, 1, *columns) for o, columns in zip(stage.sent, cuts, strict=True))
         to = tuple(part_of(o, 1, *columns) for (o, _), columns in zip(links, cuts, strict=True))
         attrs: dict[str, Any] = {"first": place.first - place.count, "ranks": place.count}
-        step = Step(op="send", inputs=own, outputs=to, attrs=attrs, where=self.name)
+        step = Step(op="send", inputs=inputs, outputs=to, attrs=attrs, where=self.name)
         return step, [buffer for _, buffer in links]
 
     def finish(self, program: LoweredProgram, programs: Sequence[LoweredProgram]) -> LoweredProgram:
@@ -124,28 +124,28 @@ class _Flow:
 
     def handed_on(self, at: int) -> list[str]:
         """The buffers that steps before ``at`` write and others read, but for those that are computed again."""
-        found = [
+        names = [
             name
             for name, (first, _) in self.written.items()
             if first < at <= self.read.get(name, -1) and name not in self.cheap
         ]
-        return sorted(found, key=lambda name: (not self.sizes[name].t, name))  # what every step has comes first
+        return sorted(names, key=lambda name: (not self.sizes[name].t, name))  # what every step has comes first
 
     def may_cut(self, names: Iterable[str], at: int) -> bool:
-        """Whether these are rows that nobody writes from ``at`` on."""
+        """Returns True if all these buffers have rows, and no step from ``at`` on writes them."""
         return all(self.rows[name] is not None and self.written[name][1] < at for name in names)
 
     def again(self, at: int) -> list[int]:
         """The steps before ``at`` whose results are needed from there on and depend on step inputs alone, such as a
         table of rotations."""
         needed = {o.name for step in self.program.steps[at:] for o in step.inputs if o.name in self.cheap}
-        found = []
+        indices = []
         for index in reversed(range(at)):
             step = self.program.steps[index]
             if any(o.name in needed for o in step.outputs):
-                found.append(index)
+                indices.append(index)
                 needed.update(o.name for o in step.inputs if o.kind == "buffer")
-        return found[::-1]
+        return indices[::-1]
 
 
 def _stage_cuts(program: LoweredProgram, flow: _Flow, count: int) -> list[int]:
@@ -172,12 +172,12 @@ def _stage_cuts(program: LoweredProgram, flow: _Flow, count: int) -> list[int]:
         )
     cuts: list[int] = []
     for number in range(1, count):
-        wanted = before[-1] * number / count
+        target = before[-1] * number / count
         later = count - 1 - number
         left = [at for at in places if not cuts or at > cuts[-1]]
         left = left[: len(left) - later]
         cuts.append(
-            min(left, key=lambda at: count * abs(before[at] - wanted) / before[-1] + handed[at] / least * _BYTES_COUNT)
+            min(left, key=lambda at: count * abs(before[at] - target) / before[-1] + handed[at] / least * _BYTES_COUNT)
         )
     return cuts
 

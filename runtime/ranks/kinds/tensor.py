@@ -66,8 +66,8 @@ def _by_heads(step: Step, inputs: int) -> Axis | None:
         return None
     if any(o.rank != 3 or o.shape[1] != count for o in step.inputs[:inputs]):
         return None
-    given = (*(Slice(1),) * inputs, *(None,) * (len(step.inputs) - inputs))
-    return Axis(count, given, (Slice(1),) * len(step.outputs))
+    slices = (*(Slice(1),) * inputs, *(None,) * (len(step.inputs) - inputs))
+    return Axis(count, slices, (Slice(1),) * len(step.outputs))
 
 
 def _norm(step: Step) -> Axis | None:
@@ -142,8 +142,8 @@ class Tensor(LayerKind):
         return tuple((a // group, -(-b // group)) for a, b in pairs(cuts))
 
     def attention(self, heads: Heads, first: int, rank: int, ranks: int) -> tuple[str, dict[str, int]]:
-        own = first - heads.key_value[rank][0] * heads.group
-        return "paged_attention", {"group": heads.group, "first_head": own}
+        first_head = first - heads.key_value[rank][0] * heads.group
+        return "paged_attention", {"group": heads.group, "first_head": first_head}
 
     def arrivals(self, step: Step, ranks: range, rank: int, element: Callable[[Operand], float]) -> Arrivals | None:
         if step.attrs.get("to", -1) not in (-1, rank):
@@ -168,7 +168,7 @@ def expert_cuts(experts: int, ranks: int) -> tuple[int, ...]:
 
 
 def expert_shares(rows: Sequence[int], ranks: int) -> list[int]:
-    """How many of the rows that experts have each rank computes."""
+    """Returns the number of rows that each rank computes, given the number of each expert."""
     if len(rows) < ranks:
         return [sum(rows)] * ranks
     return [sum(rows[lo:hi]) for lo, hi in pairs(expert_cuts(len(rows), ranks))]

@@ -48,17 +48,17 @@ def width_of(operand: Operand) -> int:
 
 
 def is_dense(operand: Operand) -> bool:
-    """Whether a row's elements lie one behind the other, in their order."""
-    wanted = 1
+    """Returns True if a row's elements are contiguous and in order."""
+    dense_stride = 1
     for size, stride in zip(reversed(operand.shape[1:]), reversed(operand.strides[1:]), strict=True):
-        if size != 1 and stride != wanted:
+        if size != 1 and stride != dense_stride:
             return False
-        wanted *= size.constant
+        dense_stride *= size.constant
     return True
 
 
 def columns_of_index(operand: Operand, cut: Slice) -> int:
-    """How many elements of a row go with one index."""
+    """Returns the number of elements of a row that go with one index of the axis."""
     return cut.scale * math.prod(size.constant for size in operand.shape[cut.dim + 1 :])
 
 
@@ -83,18 +83,18 @@ def touched(operand: Operand, cut: Slice, count: int, columns: Ranges) -> list[t
         return []
     part = columns_of(part_of(operand, cut.dim, 0, cut.scale))
     width, step = part[-1][1] - part[0][0], operand.strides[cut.dim].constant * cut.scale
-    found = []
+    ranges = []
     for lo, hi in columns:
         # Index i has the columns from offset + i * step on, `width` of them.
         first = -(-(lo - operand.offset.constant - width + 1) // step) if step else 0
         end = -(-(hi - operand.offset.constant) // step) if step else count
         if max(first, 0) < min(end, count):
-            found.append((max(first, 0), min(end, count)))
-    return found
+            ranges.append((max(first, 0), min(end, count)))
+    return ranges
 
 
 def is_by_row(step: Step) -> bool:
-    """Whether rows of what a step reads and gives go together."""
+    """Returns True if a step's inputs, weights excepted, and its outputs have the same number of rows."""
     rows = step.outputs[0].shape[0]
     return all(o.shape[:1] == (rows,) or o.kind == "weight" for o in (*step.inputs, *step.outputs))
 
@@ -114,7 +114,7 @@ def overlap(a: Ranges, b: Ranges) -> bool:
 
 
 def exceeds(wanted: Ranges, own: Ranges) -> bool:
-    """Whether something wanted isn't one's own."""
+    """Returns True if ``wanted`` has an index that ``own`` doesn't have."""
     return union([*wanted, *own]) != own
 
 
@@ -126,11 +126,11 @@ def views_of(program: LoweredProgram) -> Iterator[Operand]:
 
 def row_sizes(program: LoweredProgram) -> dict[str, int | None]:
     """Elements of a row of each buffer, of those whose views are all rows of one stride; None for the others."""
-    found: dict[str, int | None] = {}
+    sizes: dict[str, int | None] = {}
     strides: dict[str, tuple[Affine, Affine]] = {}
     for operand in views_of(program):
         name = operand.name
-        if found.get(name, 0) is None:
+        if sizes.get(name, 0) is None:
             continue
         constant = all(a.is_constant for a in (*operand.shape[1:], *operand.strides, operand.offset))
         if (
@@ -142,17 +142,19 @@ def row_sizes(program: LoweredProgram) -> dict[str, int | None]:
                 operand.strides[0],
             )
         ):
-            found[name] = None
+            sizes[name] = None
             continue
         columns = columns_of(operand)
         end = columns[-1][1] if columns else 0
-        found[name] = None if end > operand.strides[0].constant else max(end, found.get(name) or 0)
-    return found
+        sizes[name] = None if end > operand.strides[0].constant else max(end, sizes.get(name) or 0)
+    return sizes
 
 
 def with_own_buffers(program: LoweredProgram) -> LoweredProgram:
-    """The same program in which no step writes a buffer as a whole that another has written: a step that works in
-    place gets a buffer of its own, so that it may be shared."""
+    """Returns the program with a buffer of its own for each step that writes a whole buffer after another step.
+
+    A buffer that one step alone writes may be shared by ranks; steps that work in place therefore don't any more.
+    """
     rows = row_sizes(program)
     sizes = {b.name: b for b in program.buffers}
     current: dict[str, str] = {}
