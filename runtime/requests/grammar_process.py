@@ -257,18 +257,18 @@ class GrammarProcess:
         assert process.stdout is not None
         with contextlib.suppress(OSError, ValueError):  # it was closed
             for line in process.stdout:
-                said = json.loads(line)
+                message = json.loads(line)
                 with self._changed:
-                    trial = self._trials.get(said["number"])
+                    trial = self._trials.get(message["number"])
                     if trial is None:
                         continue
-                    if "pid" in said:
-                        trial.pid = said["pid"]
+                    if "pid" in message:
+                        trial.pid = message["pid"]
                         continue
                     trial.ended = True
-                    trial.bytes = said.get("bytes", 0)
-                    trial.problem = said.get("problem") or None
-                    if (killed_by := said.get("signal")) is not None:
+                    trial.bytes = message.get("bytes", 0)
+                    trial.problem = message.get("problem") or None
+                    if (killed_by := message.get("signal")) is not None:
                         trial.problem = (
                             f"it takes more than {self._seconds:g} s to compile"
                             if killed_by in (signal.SIGPROF, signal.SIGKILL)
@@ -421,10 +421,10 @@ def _child(tokens: LLTokenizer, message: dict[str, Any], base: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         signal.setitimer(signal.ITIMER_PROF, max(message["seconds"], 1e-3))
         problem, size = _tried(tokens, message["source"], base)
-        said = problem.encode("ascii", "backslashreplace")[:_MOST_SAID].decode()
-        while len(json.dumps(said)) > _MOST_SAID:
-            said = said[: len(said) // 2]
-        _say(number=message["number"], problem=said, bytes=size)
+        text = problem.encode("ascii", "backslashreplace")[:_MOST_SAID].decode()
+        while len(json.dumps(text)) > _MOST_SAID:
+            text = text[: len(text) // 2]
+        _say(number=message["number"], problem=text, bytes=size)
         code = 0
     finally:
         os._exit(code)

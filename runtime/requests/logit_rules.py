@@ -114,16 +114,16 @@ class LogitRules:
 
     def ahead(self, draft: Sequence[int]) -> list[LogitRules]:
         """They, and what they are behind each token of a draft."""
-        found = [self]
+        rules = [self]
         for token in draft:
-            found.append(found[-1]._behind(token) if self.changing else self)
-        return found
+            rules.append(rules[-1]._behind(token) if self.changing else self)
+        return rules
 
     def _behind(self, token: int) -> LogitRules:
         """Returns rules with one token more, which these rules don't have."""
         other = copy(self)
-        kept = max([1, *(len(word) - 1 for word in self._words)])  # so many last tokens are looked at
-        other._tokens = [*self._tokens[-kept:], token]
+        tail_length = max([1, *(len(word) - 1 for word in self._words)])  # so many last tokens are looked at
+        other._tokens = [*self._tokens[-tail_length:], token]
         other._prompt_length = self._prompt_length + len(other._tokens) - len(self._tokens) - 1
         other.grammar = None  # the masks of a step are made with its drafts
         if self._counted:
@@ -175,7 +175,7 @@ def sampling_batch(
         guided: rows whose tokens grammars limit; their masks are computed from now on.
         scored: row -> the tokens whose logprobs are wanted in place of the drawn ones, of it and of those behind it.
     """
-    wanted = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + ([] if top is None else [top])
+    counts = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + ([] if top is None else [top])
     batch = SamplingBatch(
         temperature=np.array([p.temperature for p, _, _ in rows], np.float32),
         top_k=np.array([p.top_k for p, _, _ in rows], np.int32),
@@ -183,7 +183,7 @@ def sampling_batch(
         min_p=np.array([p.min_p for p, _, _ in rows], np.float32),
         seed=np.array([seed for _, seed, _ in rows], np.uint64),
         counter=np.array([counter for _, _, counter in rows], np.uint64),
-        logprobs=max(wanted, default=None),
+        logprobs=max(counts, default=None),
     )
     for name in _RARE:
         off = SAMPLING_OPTIONS[name]

@@ -26,7 +26,7 @@ OWN_KINDS = {
 }
 """The length of an n-gram that was found in a request's own text -> the kind of what followed."""
 PAST_KINDS = {8: ProposalKind("past_answers", 8, 0.8), 4: ProposalKind("past_answers", 4, 0.6)}
-"""The same of past answers."""
+"""The length of an n-gram that was found in a past answer -> the kind of what followed."""
 FORCED = ProposalKind("forced", 1 << 10, 1.0)
 """Tokens that have to come."""
 
@@ -37,8 +37,8 @@ class ForcedTokens(Proposer):
     name = FORCED.source
 
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
-        found = [() if request.rules is None else request.rules.forced(most) for request, most in wanted]
-        return [Proposal(tokens, FORCED) if tokens else NOTHING for tokens in found]
+        forced = [() if request.rules is None else request.rules.forced(most) for request, most in wanted]
+        return [Proposal(tokens, FORCED) if tokens else NOTHING for tokens in forced]
 
 
 class OwnText(Proposer):
@@ -50,8 +50,8 @@ class OwnText(Proposer):
         self._lookups: WeakKeyDictionary[Request, NgramLookup] = WeakKeyDictionary()
 
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
-        found = [self._lookups.setdefault(request, NgramLookup(request.tokens)) for request, _ in wanted]
-        return [lookup.next(most) for lookup, (_, most) in zip(found, wanted, strict=True)]
+        lookups = [self._lookups.setdefault(request, NgramLookup(request.tokens)) for request, _ in wanted]
+        return [lookup.next(most) for lookup, (_, most) in zip(lookups, wanted, strict=True)]
 
 
 _BITS = 32

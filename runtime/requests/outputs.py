@@ -238,10 +238,10 @@ class BeamSearchOutput:
     @classmethod
     def from_result(cls, result: RequestOutput, decode: Callable[[list[int]], str] | None) -> BeamSearchOutput:
         """A request's result in this form; ``decode`` makes text of tokens."""
-        found = []
+        sequences = []
         for answer, output in zip((result, *result.others), result.outputs, strict=True):
             tokens = [*result.prompt_token_ids, *answer.token_ids]
-            found.append(
+            sequences.append(
                 BeamSearchSequence(
                     tokens=tokens,
                     logprobs=output.logprobs or [],
@@ -252,9 +252,9 @@ class BeamSearchOutput:
                     score=answer.score,
                 )
             )
-        return cls(found)
+        return cls(sequences)
 
 
 def _logprob_dict(entry: TokenLogprobs) -> dict[int, Logprob]:
-    found = {entry.token_id: Logprob(entry.logprob)}
-    return found | {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
+    logprobs = {entry.token_id: Logprob(entry.logprob)}
+    return logprobs | {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}

@@ -73,8 +73,8 @@ class Repeats:
         self._lengths: Int32Array = _repeated(self._tokens.tolist())
         self._last_breaker: _End | None = None  # among those that later tokens can't make longer
         for back in range(self._longest_tail + 1, len(self._tokens)):
-            if (found := self._breaker_at(back)) is not None:
-                self._last_breaker = found
+            if (breaker := self._breaker_at(back)) is not None:
+                self._last_breaker = breaker
                 break
 
     @classmethod
@@ -91,8 +91,8 @@ class Repeats:
         self._tokens = np.append(self._tokens, np.int32(token))[-self._window :]
         self._count += 1
         back = self._longest_tail + 1
-        if self._breakers and back < len(self._tokens) and (found := self._breaker_at(back)) is not None:
-            self._last_breaker = found
+        if self._breakers and back < len(self._tokens) and (breaker := self._breaker_at(back)) is not None:
+            self._last_breaker = breaker
 
     def biases(self) -> tuple[Int32Array, FloatArray]:
         """The tokens that are penalized next, each once, and what is added to the logit of each."""
@@ -118,8 +118,8 @@ class Repeats:
     def _unbroken(self) -> int:
         """The number of tokens since the last sequence breaker."""
         for back in range(min(self._longest_tail + 1, len(self._tokens)) if self._breakers else 0):
-            if (found := self._breaker_at(back)) is not None:
-                return self._count - 1 - found.end
+            if (breaker := self._breaker_at(back)) is not None:
+                return self._count - 1 - breaker.end
         settled = self._last_breaker
         if settled is not None and settled.begin >= self._count - len(self._tokens):
             return self._count - 1 - settled.end

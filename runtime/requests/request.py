@@ -531,14 +531,14 @@ class BeamSearch:
     def choose(self) -> list[Branch]:
         """Returns the sequences that continue, best first; none, and ``finished``, at the search's end."""
         params, beams = self.params, self.params.num_beams
-        found = [
+        continuations = [
             (self._totals.get(member, 0.0) + logprob, member, token, logprob)
             for member in self.members
             for token, logprob in self._found[member]
             if logprob > -math.inf  # else its grammar bans it
         ]
         # Sorting keeps the order of equals: the first sequence's first.
-        best = sorted(found, key=lambda one: -one[0])[: self.candidates]
+        best = sorted(continuations, key=lambda one: -one[0])[: self.candidates]
         length = self.root.output_length + 1
         full = params.early_stopping is True and len(self.answers) == beams
         going = []

@@ -259,11 +259,11 @@ class SamplingParams:
         _check("bad_words", many, many <= MOST_BAD_WORDS, f"{MOST_BAD_WORDS} at most")
         words, long = [], 0
         for word in self.bad_words:
-            own = word if isinstance(word, str) or not _is_listing(word) else tuple(map(_plain, word))
-            listed = plain_text(own) or (isinstance(own, tuple) and own and all(_is_int(i, 0) for i in own))
+            plain = word if isinstance(word, str) or not _is_listing(word) else tuple(map(_plain, word))
+            listed = plain_text(plain) or (isinstance(plain, tuple) and plain and all(_is_int(i, 0) for i in plain))
             _check("bad_words", word, bool(listed), "texts or lists of token ids, none of them empty")
-            long += len(own)
-            words.append(own)
+            long += len(plain)
+            words.append(plain)
         _check("bad_words", long, long <= MOST_BAD_TEXT, f"{MOST_BAD_TEXT} characters or tokens together at most")
         object.__setattr__(self, "bad_words", tuple(words))
         _check("min_tokens", self.min_tokens, _is_int(self.min_tokens, 0), "an integer >= 0; 0 is off")

@@ -81,10 +81,10 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         if self.json_object is False:
             object.__setattr__(self, "json_object", None)
-        given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            said = "none is given" if not given else f"{' and '.join(given)} are given"
-            raise RequestError(f"structured_outputs: {said}", hint=f"Give exactly one of {', '.join(KINDS)}.")
+        names = [name for name in KINDS if getattr(self, name) is not None]
+        if len(names) != 1:
+            problem = "none is given" if not names else f"{' and '.join(names)} are given"
+            raise RequestError(f"structured_outputs: {problem}", hint=f"Give exactly one of {', '.join(KINDS)}.")
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         if self.choice is not None:
@@ -175,8 +175,8 @@ class StructuredOutputsParams:
 
 def _wrong(name: str, value: object, hint: str) -> RequestError:
     place = f".{name}" if name else ""
-    said = value if isinstance(value, str) and name else shown(value)
-    return RequestError(f"structured_outputs{place}: {said} isn't taken", hint=hint)
+    text = value if isinstance(value, str) and name else shown(value)
+    return RequestError(f"structured_outputs{place}: {text} isn't taken", hint=hint)
 
 
 def _bytes(text: str) -> int:
@@ -186,21 +186,21 @@ def _bytes(text: str) -> int:
         raise RequestError("structured_outputs: its text has lone surrogates", hint="Send text in UTF-8.") from e
 
 
-def _schema_text(given: Any) -> str:
+def _schema_text(source: Any) -> str:
     """A JSON schema as text. Raises RequestError for what isn't one."""
-    make = getattr(given, "model_json_schema", None)
+    make = getattr(source, "model_json_schema", None)
     if callable(make):  # a pydantic model
-        given = make()
+        source = make()
     try:
-        found = json.loads(given) if isinstance(given, str) else given
-        depth = _depth(found)
-        text = given if isinstance(given, str) else json.dumps(found)
+        schema = json.loads(source) if isinstance(source, str) else source
+        depth = _depth(schema)
+        text = source if isinstance(source, str) else json.dumps(schema)
     except (ValueError, TypeError, RecursionError) as e:
-        raise RequestError(f"structured_outputs.json: {shown(given)} isn't JSON: {e}", hint="Pass a schema.") from e
-    if not isinstance(found, (dict, bool)):
-        raise _wrong("json", found, "A JSON schema is an object, true or false.")
-    if isinstance(found, bool):
-        if not found:
+        raise RequestError(f"structured_outputs.json: {shown(source)} isn't JSON: {e}", hint="Pass a schema.") from e
+    if not isinstance(schema, (dict, bool)):
+        raise _wrong("json", schema, "A JSON schema is an object, true or false.")
+    if isinstance(schema, bool):
+        if not schema:
             raise RequestError("structured_outputs.json: nothing can meet the schema false", hint="Pass another.")
         return "{}"
     if depth > MOST_DEPTH:
@@ -265,15 +265,15 @@ def _tags(text: str) -> str:
     """vLLM's structural tags as a grammar."""
     hint = 'Pass {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]} as JSON text.'
     try:
-        given = json.loads(text)
-        structures, triggers = given["structures"], given["triggers"]
-        found = [(one["begin"], one.get("schema", {}), one["end"]) for one in structures]
+        document = json.loads(text)
+        structures, triggers = document["structures"], document["triggers"]
+        parts = [(one["begin"], one.get("schema", {}), one["end"]) for one in structures]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise RequestError(f"structured_outputs.structural_tag: {shown(e)}", hint=hint) from e
-    if not found or not all(isinstance(one, str) and one for one in triggers):
+    if not parts or not all(isinstance(one, str) and one for one in triggers):
         raise RequestError("structured_outputs.structural_tag: there is no structure, or an empty trigger", hint=hint)
     lines, names = ["%llguidance {}"], []
-    for i, (begin, schema, end) in enumerate(found):
+    for i, (begin, schema, end) in enumerate(parts):
         trigger = next((one for one in triggers if isinstance(begin, str) and begin.startswith(one)), None)
         if trigger is None or not isinstance(end, str):
             raise RequestError(

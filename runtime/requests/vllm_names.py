@@ -167,7 +167,7 @@ def takes_vllm_names(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters
-        own = frozenset(parameters)
+        parameter_names = frozenset(parameters)
         most = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters.values())
 
         @functools.wraps(function)
@@ -178,9 +178,11 @@ def takes_vllm_names(
                     f"{what}: {len(args) - 1} arguments without a name, and it takes {most - 1}",
                     hint="Pass the others by their names.",
                 )
-            if not own.issuperset(kwargs):
-                others = {name: kwargs.pop(name) for name in list(kwargs) if name not in own}
-                kwargs.update(_translated(function.__qualname__, others, rules, own, of_params, open_ended, kwargs))
+            if not parameter_names.issuperset(kwargs):
+                others = {name: kwargs.pop(name) for name in list(kwargs) if name not in parameter_names}
+                kwargs.update(
+                    _translated(function.__qualname__, others, rules, parameter_names, of_params, open_ended, kwargs)
+                )
             return function(*args, **kwargs)
 
         return call
@@ -198,19 +200,19 @@ def _translated(
     given: Mapping[str, object],
 ) -> dict[str, Any]:
     """Our arguments of those that we haven't. Raises RequestError naming one."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in others.items():
         rule = rules.get(name)
         if rule is None:
             if not open_ended:
                 raise _unknown(called, name, {*own, *rules} - {"self"}, of_params)
-            found[name] = value
+            arguments[name] = value
         elif isinstance(rule, Renamed):
             if value is not None:  # which is the default there
-                found[rule.ours] = one_of(**{rule.ours: given.get(rule.ours), name: value})
+                arguments[rule.ours] = one_of(**{rule.ours: given.get(rule.ours), name: value})
         else:
             check_nothing(name, value, rules)
-    return found
+    return arguments
 
 
 def check_nothing(name: str, value: object, rules: Mapping[str, Rule]) -> None:
@@ -222,10 +224,10 @@ def check_nothing(name: str, value: object, rules: Mapping[str, Rule]) -> None:
 
 def one_of(**names: Any) -> Any:
     """The value of one argument that has two names. Raises RequestError where both are given."""
-    given = [value for value in names.values() if value is not None]
-    if len(given) > 1:
+    values = [value for value in names.values() if value is not None]
+    if len(values) > 1:
         raise RequestError(f"{', '.join(names)}: these are two names of one argument", hint="Pass one of them.")
-    return given[0] if given else None
+    return values[0] if values else None
 
 
 def _unknown(called: str, name: str, known: Collection[str], of_params: Collection[str]) -> RequestError:
