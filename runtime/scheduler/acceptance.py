@@ -9,7 +9,7 @@ _WEIGHT = 4.0
 _MEMORY = 100.0
 """Tokens that a rate goes back to."""
 _FADED = 0.98
-"""What is left of a rate's weight after a proposal that wasn't worth a draft, so that it is tried again some day."""
+"""The share of a rate's weight that remains after a proposal that wasn't worth a draft: it is tried again some day."""
 CREDIT = 1.0
 """Steps' time that drafts of a kind may cost before any was accepted."""
 MORE_CREDIT = 0.003
@@ -38,8 +38,8 @@ class AcceptanceRates:
     def saw(self, kind: ProposalKind, accepted: int, tokens: int) -> None:
         """Counts so many tokens, of which the last alone may be rejected."""
         seen = self._seen.setdefault(kind, [0.0, 0.0])
-        kept = min(1.0, _MEMORY / max(seen[1] + tokens, 1))
-        seen[0], seen[1] = (seen[0] + accepted) * kept, (seen[1] + tokens) * kept
+        share = min(1.0, _MEMORY / max(seen[1] + tokens, 1))
+        seen[0], seen[1] = (seen[0] + accepted) * share, (seen[1] + tokens) * share
 
     def fade(self, kind: ProposalKind) -> None:
         """Takes weight from a kind of which a proposal wasn't worth a draft."""

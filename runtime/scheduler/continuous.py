@@ -223,14 +223,14 @@ class ContinuousScheduler:
             if request.finished:
                 continue  # aborted while the step ran, or failed with another sequence of its search
             try:
-                told = self._commit_chunk(chunk, tokens[first:row], first, batch.step, output)
+                changed = self._commit_chunk(chunk, tokens[first:row], first, batch.step, output)
             except Exception as e:  # noqa: BLE001  the others go on
-                told = self.fail(request, e)
-            if told is not None:
-                advanced.append(told)
+                changed = self.fail(request, e)
+            if changed is not None:
+                advanced.append(changed)
             if request.search is not None:
                 searches[request.search] = None
-        return advanced + [told for search in searches if (told := self._branched(search)) is not None]
+        return advanced + [changed for search in searches if (changed := self._branched(search)) is not None]
 
     def give_up(self, batch: Batch) -> None:
         """Takes note that a step never ran: its requests are to be failed, and others that it was to copy something for
@@ -470,11 +470,11 @@ class ContinuousScheduler:
         for request in self.running:
             self._promise(request, promised)
         while tokens_left > 0 and self.waiting:
-            request, taken = self.waiting[0], places_taken(self.running)
+            request, occupied = self.waiting[0], places_taken(self.running)
             # The policy may leave a search waiting, but never a part of it: its sequences wait for each other.
             begun = request.search is not None and any(one in self.running for one in request.search.members)
             most = self._most_running if begun else self.policy.most_running(self.running)
-            if taken + places(request) > self._most_running or taken >= most:
+            if occupied + places(request) > self._most_running or occupied >= most:
                 break
             try:
                 chunk = self._begun(request, tokens_left, promised)

@@ -189,13 +189,13 @@ class Drafts(NoDrafts):
     def describe(self) -> dict[str, object]:
         drafted, accepted = (sum(counts) for counts in zip(*self.by_source.values(), strict=True))
         sources = {name: {"drafted": of[0], "accepted": of[1]} for name, of in self.by_source.items()}
-        found = {"drafted": drafted, "accepted": accepted, "sources": sources, **self.times.describe()}
+        report = {"drafted": drafted, "accepted": accepted, "sources": sources, **self.times.describe()}
         for proposer in self._timed:
-            own, least = proposer.seconds(1), self.times.seconds(1)
-            slow = f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms"
-            off = proposer.off or (slow if own > least else None)
-            found[f"draft_{proposer.name}"] = proposer.describe() | {"off": off}
-        return found
+            draft_seconds, least = proposer.seconds(1), self.times.seconds(1)
+            slow = f"a step of it takes {draft_seconds * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms"
+            off = proposer.off or (slow if draft_seconds > least else None)
+            report[f"draft_{proposer.name}"] = proposer.describe() | {"off": off}
+        return report
 
     # Before a step
 
@@ -231,23 +231,23 @@ class Drafts(NoDrafts):
         most = min(DRAFT_ROWS - step.rows, self._most(request))
         if most < 1:
             return ()
-        own, proposal = self._history(request), NOTHING
-        if self._steps >= own.next_look:
-            own.next_look = _next_look(self._steps, own.found)
+        history, proposal = self._history(request), NOTHING
+        if self._steps >= history.next_look:
+            history.next_look = _next_look(self._steps, history.found)
             (proposal,) = self._looked_up([(request, most)])
-        self._next_look = min(self._next_look, own.next_look)
+        self._next_look = min(self._next_look, history.next_look)
         if not proposal.tokens:
             return ()
         kind = proposal.kind
-        best = step.best([own.rates.rate(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
+        best = step.best([history.rates.rate(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
         if not best.length:
-            own.rates.fade(kind)
+            history.rates.fade(kind)
             self._rates.fade(kind)
             return ()
         more = self.times.seconds(step.rows + best.length) - self.times.seconds(step.rows)
         self._spend(step, kind, more + (LEAST_GAIN - 1) * step.plain_seconds)
         step.rows, step.tokens = step.rows + best.length, best.tokens
-        self._found(own, kind)
+        self._found(history, kind)
         return proposal.tokens[: best.length]
 
     def _most(self, request: Generation) -> int:
@@ -257,10 +257,10 @@ class Drafts(NoDrafts):
         return request.max_tokens - request.output_length - 1
 
     def _history(self, request: Request) -> _History:
-        if (found := self._histories.get(request)) is None:
-            found = _History(AcceptanceRates(self._rates), self._steps, self._steps)
-            self._histories[request] = found
-        return found
+        if (history := self._histories.get(request)) is None:
+            history = _History(AcceptanceRates(self._rates), self._steps, self._steps)
+            self._histories[request] = history
+        return history
 
     def _looked_up(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
         """Gives the best proposals that cost no time: those of the highest rank."""
@@ -309,20 +309,20 @@ class Drafts(NoDrafts):
             self._rates.fade(kind)
             return
         saved = 1 / (step.tokens / step.plain_seconds) - 1 / best.speed  # seconds, for each token
-        wanted = [
+        request_lengths = [
             (request, min(best.length, most))
             for _, most, request in candidates[: choices.index(best) + 1]
             if proposer.behind(request) <= saved * min(most, max(request.output_length, LEAST_LEFT))
         ]
         # What it proposes.
         began = self._clock()
-        proposals = proposer.propose(wanted)
+        proposals = proposer.propose(request_lengths)
         step.proposal_took += self._clock() - began
-        for (request, _), proposal in zip(wanted, proposals, strict=True):
+        for (request, _), proposal in zip(request_lengths, proposals, strict=True):
             if proposal.tokens:
-                own = self._history(request)
-                self._found(own, kind)
-                rate, length = own.rates.rate(kind), len(proposal.tokens)
+                history = self._history(request)
+                self._found(history, kind)
+                rate, length = history.rates.rate(kind), len(proposal.tokens)
                 step.proposed[request] = proposal.tokens
                 step.rows, step.tokens = step.rows + length, step.tokens + sum(rate**at for at in range(1, length + 1))
         if count := sum(bool(proposal.tokens) for proposal in proposals):
@@ -352,15 +352,15 @@ class Drafts(NoDrafts):
     def learn(self, chunk: Chunk, accepted: int) -> None:
         request, step, drafted = chunk.request, self._step, len(chunk.draft)
         assert step is not None, "only these have drafts"
-        own = self._history(request)
-        counts = self.by_source[own.kind.source]
+        history = self._history(request)
+        counts = self.by_source[history.kind.source]
         counts[0], counts[1] = counts[0] + drafted, counts[1] + accepted
         tried = accepted if request.finished else min(accepted + 1, drafted)
-        for rates in (own.rates, self._rates):
-            rates.saw(own.kind, accepted, tried)
-        self._spend(step, own.kind, drafted * step.late - accepted * step.plain_seconds / step.decoding)
+        for rates in (history.rates, self._rates):
+            rates.saw(history.kind, accepted, tried)
+        self._spend(step, history.kind, drafted * step.late - accepted * step.plain_seconds / step.decoding)
         if isinstance(request, Generation):
-            self._proposers[own.kind.source].observe(request, chunk.draft, accepted)
+            self._proposers[history.kind.source].observe(request, chunk.draft, accepted)
 
     def release(self, request: Request) -> None:
         for proposer in self._proposers.values():
@@ -391,5 +391,5 @@ def drafts_for(
     errors: HelperErrors | None = None,
 ) -> NoDrafts:
     """Makes what drafts: see ``SchedulerConfig.speculate``. Raises RequestError if the executor can't verify drafts."""
-    wanted = caps.verifies if speculate is None else speculate
-    return Drafts(caps, times, proposers, clock, errors) if wanted else NoDrafts()
+    enabled = caps.verifies if speculate is None else speculate
+    return Drafts(caps, times, proposers, clock, errors) if enabled else NoDrafts()

@@ -118,8 +118,8 @@ def parse_seconds(given: object, option: str) -> float:
     """0.02 of "20ms", "20 ms", "0.02s", "20000us" or 0.02. Raises RequestError naming ``option``."""
     seconds = math.nan
     if isinstance(given, str):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", given.strip().lower())
-        seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", given.strip().lower())
+        seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
     elif _is_number(given) and 0 < given <= _LONGEST:  # type: ignore[operator]
         seconds = float(given)  # type: ignore[arg-type]
     if not _SHORTEST <= seconds <= _LONGEST:
@@ -128,22 +128,22 @@ def parse_seconds(given: object, option: str) -> float:
     return seconds
 
 
-def _class(name: object, given: object) -> RequestClass:
+def _class(name: object, settings: object) -> RequestClass:
     if not isinstance(name, str) or not (plain_text(name) or ""):
         raise _error("classes", f"{shown(name)} isn't a name")
     option = f"scheduling: classes: {name}"
-    if isinstance(given, RequestClass):
-        given = {key: value for key in _KEYS if (value := getattr(given, key)) is not None}
-    if not isinstance(given, Mapping):
-        raise RequestError(f"{option}: {shown(given)} isn't a dictionary", hint=f"It may have {', '.join(_KEYS)}.")
-    for key in given:
+    if isinstance(settings, RequestClass):
+        settings = {key: value for key in _KEYS if (value := getattr(settings, key)) is not None}
+    if not isinstance(settings, Mapping):
+        raise RequestError(f"{option}: {shown(settings)} isn't a dictionary", hint=f"It may have {', '.join(_KEYS)}.")
+    for key in settings:
         if key not in _KEYS:
             raise RequestError(f"{option}: there is no target {shown(key)}", hint=f"There are {', '.join(_KEYS)}.")
     times = {
-        key: None if given.get(key) is None else parse_seconds(given[key], f"{option}: {key}")
+        key: None if settings.get(key) is None else parse_seconds(settings[key], f"{option}: {key}")
         for key in ("ttft", "tpot")
     }
-    priority = given.get("priority", 0)
+    priority = settings.get("priority", 0)
     check_priority(f"{option}: priority", priority)
     return RequestClass(name, times["ttft"], times["tpot"], priority)
 

@@ -37,7 +37,7 @@ MARGIN = 0.95
 LEAST_PROMPT = 16
 """Tokens of prompts that every step has room for: who waits for a first token advances."""
 _MEASURED_PROMPTS = 8
-"""So many steps with prompts, before anybody is told that no machine time would be enough."""
+"""Steps with prompts to measure before a request is refused because its targets can't be met."""
 _PROBE = 16
 """Requests that would miss their targets even alone are refused, but one in so many is served: it shows whether the
 machine has become faster."""
@@ -197,12 +197,12 @@ class RankedPolicy(Policy):
         """Says how many may run with the first that waits, so that all with a time per token get it."""
         first = self.waiting[0]
         tpots = [tpot for r in running if (tpot := r.request_class.tpot) is not None]
-        own = first.request_class.tpot
-        if not self.times.known or (own is None and not tpots):
+        first_tpot = first.request_class.tpot
+        if not self.times.known or (first_tpot is None and not tpots):
             return self._most_running
         context = _mean([*(r.computed for r in running), len(first.tokens)])
-        most = self.times.rows_within(DECODE_SHARE * min([*tpots, own or math.inf]), context)
-        if own is not None:  # the others pause
+        most = self.times.rows_within(DECODE_SHARE * min([*tpots, first_tpot or math.inf]), context)
+        if first_tpot is not None:  # the others pause
             most += len(running) - len(tpots)
         return min(most, self._most_running)
 
@@ -284,23 +284,23 @@ class RankedPolicy(Policy):
 
     def _check_first_token(self, request: Request, ttft: float, running: Sequence[Request]) -> None:
         """Raises OverloadError if the first token would be late, or make that of an earlier request late."""
-        now, own = self._clock(), self._lacking(request)
+        now, lacking = self._clock(), self._lacking(request)
         tokens = sum(r.remaining - 1 for r in running if r.remaining > 1 and r.rank <= request.rank)
         ahead, placed = 0, False
         needed = self._waits(request, running)
         for other in self.waiting.by_rank():
             if not placed and other.rank > request.rank:
                 placed = True
-                self._promise(needed(tokens + own, ahead) - ttft, ttft)
-                tokens, ahead = tokens + own, ahead + 1
+                self._promise(needed(tokens + lacking, ahead) - ttft, ttft)
+                tokens, ahead = tokens + lacking, ahead + 1
             tokens, ahead = tokens + other.remaining, ahead + 1
             if not placed or other.rank[0] > request.rank[0] or other.request_class.ttft is None:
                 continue
             left = other.rank[1] - now
-            if needed(tokens, ahead - 1) > left >= needed(tokens - own, ahead - 2):
+            if needed(tokens, ahead - 1) > left >= needed(tokens - lacking, ahead - 2):
                 self._promise(needed(tokens, ahead - 1) - left, ttft, "that of a request which waits")
         if not placed:
-            self._promise(needed(tokens + own, ahead) - ttft, ttft)
+            self._promise(needed(tokens + lacking, ahead) - ttft, ttft)
 
     @staticmethod
     def _promise(late: float, ttft: float, whose: str = "its first token") -> None:

@@ -44,8 +44,8 @@ def scored(request: Generation, output: StepOutput, start: int, first: int, coun
         return []
     assert output.token_logprobs is not None
     most = request.params.prompt_logprobs or 0
-    own = output.token_logprobs[first : first + count].tolist()
-    return [TokenLogprobs(token, own[i], tuple(top(output, first + i, most))) for i, token in enumerate(following)]
+    logprobs = output.token_logprobs[first : first + count].tolist()
+    return [TokenLogprobs(token, logprobs[i], tuple(top(output, first + i, most))) for i, token in enumerate(following)]
 
 
 def logprobs_of(request: Generation, output: StepOutput, row: int) -> TokenLogprobs | None:

@@ -30,9 +30,9 @@ from .base import Chunk
 _ROW = 0.07
 """Seconds of a further row, in steps of one row: small models on CPUs with 512-bit vectors."""
 _KEPT = 0.995
-"""What is left of a step's weight in the line of ``DecodeTimes``, at each further one: a machine's load changes."""
+"""The factor of a step's weight in the line of ``DecodeTimes``, for each later step: a machine's load changes."""
 _LATELY = 0.97
-"""The same of steps of one number of rows."""
+"""The factor of a step's weight in the mean of one number of rows, for each later step."""
 _LIKE_OTHERS = 2.0
 """Steps of a number of rows that are taken to be as far from the line as all last ones."""
 _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
@@ -230,9 +230,9 @@ class StepTimes:
 
     def describe(self) -> dict[str, float]:
         """Gives microseconds of a step, and of each of what it has; 0 until they are known."""
-        found = self._fixed, self._row, self._prompt, self._context, self._product
+        values = self._fixed, self._row, self._prompt, self._context, self._product
         names = "step_us", "row_us", "prompt_token_us", "context_token_us", "product_us"
-        return {name: value * 1e6 for name, value in zip(names, found, strict=True)}
+        return {name: value * 1e6 for name, value in zip(names, values, strict=True)}
 
     def observe(self, size: StepSize, seconds: float) -> None:
         """Learns from a step that took so long. Ignores NaN, infinity and less than 0."""
@@ -272,14 +272,14 @@ class StepTimes:
         weights = np.sqrt(means[:, :1])
         scale = np.abs(left).max(0)
         used = [i for i in range(5) if scale[i] > 0]
-        found = np.zeros(5)
+        coefficients = np.zeros(5)
         while used:
             part, *_ = np.linalg.lstsq(left[:, used] / scale[used] * weights, weights[:, 0], rcond=1e-6)
             if (part >= 0).all():
-                found[used] = part / scale[used]
+                coefficients[used] = part / scale[used]
                 break
             used.pop(int(part.argmin()))
-        self._fixed, self._row, self._prompt, self._context, self._product = found.tolist()
+        self._fixed, self._row, self._prompt, self._context, self._product = coefficients.tolist()
         self._apart = {
             key: min(max(mean[6] / self._fitted(StepSize(mean[2], mean[3], mean[4], mean[5], mean[1])), 0.5), 2.0)
             for key, mean in self._means.items()
@@ -303,7 +303,7 @@ def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
     try:
         plans = json.loads(read_regular(plan, most=MOST_JSON_BYTES))["plans"]
         steps = [s for p in plans if p["device"] == PROCESSOR for s in p["steps"]]
-        found = [(_planned(step), float(step["seconds"])) for step in steps]
+        timed_steps = [(_planned(step), float(step["seconds"])) for step in steps]
     except OSError as e:
         raise RequestError(f"scheduling: plan: {plan.name}: {e.strerror}", hint="Pass the path of a file.") from e
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as e:
@@ -312,13 +312,13 @@ def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
             hint="Write one with: optimize plan BUNDLE --gpu cpu --json > plan.json",
         ) from e
     recipes = {tuple(p["recipes"]) for p in plans if p["device"] == PROCESSOR}
-    wrong = len(recipes) != 1 or any(not (math.isfinite(s) and s > 0) for _, s in found)
-    if wrong or not found:
+    wrong = len(recipes) != 1 or any(not (math.isfinite(s) and s > 0) for _, s in timed_steps)
+    if wrong or not timed_steps:
         raise RequestError(
             f"scheduling: plan: {plan.name} has steps of {len(recipes)} programs on the cpu, or times that are wrong",
             hint="Plan the bundle that is served: optimize plan BUNDLE --gpu cpu --json > plan.json",
         )
-    return found
+    return timed_steps
 
 
 def _planned(step: dict[str, float]) -> StepSize:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from enginewright.runtime.requests.request import Request
 
 LEAST_TENANTS = 1024
-"""So many counters are kept whoever comes back; of more, those that make no difference are dropped."""
+"""Counters of tenants up to which none is dropped; of more, those that make no difference are."""
 _RANK = attrgetter("rank")
 
 
