@@ -43,10 +43,10 @@ def plan_arena(program: LoweredProgram) -> LoweredProgram:
         PassError: a step reads a buffer that none has written, or a buffer's size is negative.
     """
     lives = lifetimes(program)
-    own = [b for b in program.buffers if b.name in lives and not b.region]
-    offsets, total = _placed(own, lives)
-    kept = (b for b in program.buffers if b.name in lives)
-    buffers = tuple(b if b.region else b.model_copy(update={"offset": offsets[b.name]}) for b in kept)
+    unshared = [b for b in program.buffers if b.name in lives and not b.region]
+    offsets, total = _placed(unshared, lives)
+    used = (b for b in program.buffers if b.name in lives)
+    buffers = tuple(b if b.region else b.model_copy(update={"offset": offsets[b.name]}) for b in used)
     return program.model_copy(update={"buffers": buffers, "arena_bytes": total})
 
 

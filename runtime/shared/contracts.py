@@ -210,10 +210,10 @@ class SamplingBatch:
     def options(self) -> dict[str, Any]:
         """Name -> array, as the C++ sampler takes them: without those that are off for every row."""
         names = (*_OPTION_NAMES, "scored", "top_allowed")
-        found: dict[str, Any] = {name: array for name in names if (array := getattr(self, name)) is not None}
+        arrays: dict[str, Any] = {name: array for name in names if (array := getattr(self, name)) is not None}
         if self.masks is not None:
-            found |= {"masks": self.masks.bits, "mask_rows": self.masks.rows, "before_sampling": self.masks.wait}
-        return found
+            arrays |= {"masks": self.masks.bits, "mask_rows": self.masks.rows, "before_sampling": self.masks.wait}
+        return arrays
 
     def with_lists(self) -> SamplingBatch:
         """Makes the batch with ``allowed`` in place of ``masks``, for executors without these."""
@@ -222,33 +222,35 @@ class SamplingBatch:
         lists = self.masks.lists()
         rows, banned = [], []
         for row, at in enumerate(self.masks.rows.tolist()):
-            own: Int32Array | None = None
+            row_allowed: Int32Array | None = None
             if self.allowed_start is not None and self.allowed is not None:
-                own = self.allowed[self.allowed_start[row] : self.allowed_start[row + 1]]
+                row_allowed = self.allowed[self.allowed_start[row] : self.allowed_start[row + 1]]
             if at < 0:
-                rows.append(np.zeros(0, np.int32) if own is None else own)
-            elif own is not None and len(own):
-                rows.append(np.intersect1d(lists[at], own).astype(np.int32))
+                rows.append(np.zeros(0, np.int32) if row_allowed is None else row_allowed)
+            elif row_allowed is not None and len(row_allowed):
+                rows.append(np.intersect1d(lists[at], row_allowed).astype(np.int32))
             else:
                 rows.append(lists[at])
             banned.append(at >= 0 and not len(rows[-1]))
             if banned[-1]:  # an empty list would allow all
                 rows[-1] = np.zeros(1, np.int32)
-        found = self if not any(banned) else self._without_token_0(banned)
+        batch = self if not any(banned) else self._without_token_0(banned)
         starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
-        return replace(found, masks=None, allowed_start=starts, allowed=np.concatenate(rows).astype(np.int32))
+        return replace(batch, masks=None, allowed_start=starts, allowed=np.concatenate(rows).astype(np.int32))
 
     def _without_token_0(self, rows: Sequence[bool]) -> SamplingBatch:
         """Makes the batch in which some rows have token 0 banned, and no other bias."""
         tokens, values = [], []
         for row, banned in enumerate(rows):
-            own = slice(0, 0)
+            entries = slice(0, 0)
             if self.biased_start is not None:
-                own = slice(int(self.biased_start[row]), int(self.biased_start[row + 1]))
+                entries = slice(int(self.biased_start[row]), int(self.biased_start[row + 1]))
             known = self.biased is not None and self.bias is not None and not banned
-            tokens.append(self.biased[own] if known and self.biased is not None else np.zeros(int(banned), np.int32))
+            tokens.append(
+                self.biased[entries] if known and self.biased is not None else np.zeros(int(banned), np.int32)
+            )
             values.append(
-                self.bias[own] if known and self.bias is not None else np.full(int(banned), -np.inf, np.float32)
+                self.bias[entries] if known and self.bias is not None else np.full(int(banned), -np.inf, np.float32)
             )
         starts = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
         return replace(self, biased_start=starts, biased=np.concatenate(tokens), bias=np.concatenate(values))

@@ -57,16 +57,16 @@ class Extensible(Mapping[str, T], Generic[T]):
         entry = self._declared()[name]
         package = entry.dist.name if entry.dist is not None else entry.module
         try:
-            found: T = entry.load()
+            loaded: T = entry.load()
         except (ImportError, AttributeError) as e:
             raise TargetError(
                 f"{name}: package {package} declares it as {entry.value}, which can't be loaded: {e}",
                 hint=f"Install {package} again, or take its name out of what you asked for.",
             ) from e
-        if not isinstance(found, self._kind):
+        if not isinstance(loaded, self._kind):
             raise TargetError(
-                f"{name}: package {package} declares {entry.value}, which is {type(found).__name__} and not "
+                f"{name}: package {package} declares {entry.value}, which is {type(loaded).__name__} and not "
                 f"{self._kind.__name__}",
                 hint="See docs/build/extending.md for what an entry point names.",
             )
-        return found
+        return loaded

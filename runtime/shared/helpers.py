@@ -69,12 +69,17 @@ class _Guarded:
     def __init__(
         self, name: str, helper: object, fallbacks: Fallbacks, errors: HelperErrors, refuses: frozenset[str]
     ) -> None:
-        own = self.__dict__  # what is set on this is set on the helper
-        own["_guarded"] = name, helper, {key: each for key, each in fallbacks.items() if not callable(each)}, errors
+        attributes = self.__dict__  # what is set on this is set on the helper
+        attributes["_guarded"] = (
+            name,
+            helper,
+            {key: each for key, each in fallbacks.items() if not callable(each)},
+            errors,
+        )
         for method, fallback in fallbacks.items():
             if callable(fallback):
                 passes = (EnginewrightError,) if method in refuses else ()
-                own[method] = _guarded_method(name, helper, method, fallback, errors, passes)
+                attributes[method] = _guarded_method(name, helper, method, fallback, errors, passes)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

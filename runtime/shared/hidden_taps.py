@@ -35,15 +35,15 @@ def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
         return {}
     common = _on_every_way(program)
     attention = [i for i, step in enumerate(program.steps) if step.op in ("paged_attention", "ring_attention")]
-    found: dict[int, Place] = {}
+    places: dict[int, Place] = {}
     for layer, at in enumerate(attention):
         before = [i for i in common if i < at]
         if before and _is_hidden(program.steps[before[-1]].outputs[-1]):
-            found[layer] = before[-1], len(program.steps[before[-1]].outputs) - 1
+            places[layer] = before[-1], len(program.steps[before[-1]].outputs) - 1
     last = max((i for i, step in enumerate(program.steps) if "norm" in step.op), default=-1)
     if attention and last in common and last > attention[-1] and _is_hidden(program.steps[last].outputs[0]):
-        found[len(attention)] = last, 0
-    return {layer_output(HIDDEN, layer): _gathered(program, place) for layer, place in found.items()}
+        places[len(attention)] = last, 0
+    return {layer_output(HIDDEN, layer): _gathered(program, place) for layer, place in places.items()}
 
 
 def add_taps(program: LoweredProgram) -> LoweredProgram:

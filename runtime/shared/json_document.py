@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 JSON_WHITESPACE = r" |\r?\n[ \t]{0,60}"
-"""What may stand between the parts of JSON that a model writes: a space, or a line's end with an indentation. Small
+"""The whitespace between the parts of JSON that a model writes: a space, or a line's end with an indentation. Small
 models write whitespace without end where any is allowed."""
 JSON_GUIDANCE = {"whitespace_pattern": JSON_WHITESPACE, "lenient": False, "coerce_one_of": False}
 """The options of llguidance for a schema within a grammar ("x-guidance"), whatever the schema itself says."""

@@ -140,9 +140,9 @@ class _Rewriter:
         while self._waiting:
             target, name = self._waiting.pop()
             if name not in self._definitions:
-                found = self._close(target, None, 0)
+                closed = self._close(target, None, 0)
                 # The target may have become a definition of this name while it was rewritten.
-                self._definitions.setdefault(name, found)
+                self._definitions.setdefault(name, closed)
         endless = endless_definitions(self._definitions)
         if endless:
             paths = {f"#/$defs/{name}" for name in endless}
@@ -461,11 +461,11 @@ class _Rewriter:
     def _only_reference(self, schema: dict[str, Any]) -> Any:
         """Returns the target of a schema that is a reference alone, with annotations or not; None of any other."""
         while True:
-            said = schema.keys() & (KEYWORDS | NEUTRAL.keys())
+            keywords = schema.keys() & (KEYWORDS | NEUTRAL.keys())
             inner = schema.get("allOf")
-            if said == {"allOf"} and isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], dict):
+            if keywords == {"allOf"} and isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], dict):
                 schema = inner[0]
-            elif said == {"$ref"} and isinstance(schema["$ref"], str):
+            elif keywords == {"$ref"} and isinstance(schema["$ref"], str):
                 return self._target(schema)
             else:
                 return None

@@ -50,8 +50,8 @@ class References:
 
     def _index(self) -> None:
         self._indexed = True
-        own = self._root.get("$id") if isinstance(self._root, dict) else None
-        self._base = urldefrag(own)[0] if isinstance(own, str) else ""
+        identifier = self._root.get("$id") if isinstance(self._root, dict) else None
+        self._base = urldefrag(identifier)[0] if isinstance(identifier, str) else ""
         if self._base:
             self._uris[self._base] = self._root
         waiting: list[tuple[Any, Any, str]] = [(self._root, self._root, self._base)]
@@ -60,9 +60,9 @@ class References:
             if isinstance(value, list):
                 waiting += [(one, resource, base) for one in value]
             elif isinstance(value, dict):
-                own = value.get("$id")
-                if value is not self._root and isinstance(own, str) and not own.startswith("#"):
-                    base = urldefrag(_joined(base, own))[0]
+                identifier = value.get("$id")
+                if value is not self._root and isinstance(identifier, str) and not identifier.startswith("#"):
+                    base = urldefrag(_joined(base, identifier))[0]
                     resource = value
                     self._uris.setdefault(base, value)
                 if resource is not self._root:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8"]
-"""What elements of a cache are, by the names of ``dtypes.DTYPES``."""
+"""The type of a cache's elements, by the names of ``dtypes.DTYPES``."""
 
 CacheName = Literal["f32", "bf16", "f16", "int8", "fp8"]
-"""The same, as recipes, options and GPU kernels name it."""
+"""The type of a cache's elements, by the names of recipes, options and GPU kernels."""
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,17 @@ def parse_size(value: int | str, name: str = "memory", *, least: int = 0) -> int
     Raises RequestError with that name for anything else, and for fewer bytes than ``least``.
     """
     hint = 'Pass bytes, or a size such as "512MiB" or "2GB".'
-    found = math.nan
+    size = math.nan
     if isinstance(value, int) and not isinstance(value, bool):
         plain = int.__int__(value)
-        found = plain if 0 <= plain <= _MOST_BYTES else math.nan
+        size = plain if 0 <= plain <= _MOST_BYTES else math.nan
     elif isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str.__str__(value).strip().lower())
         if match is not None and match[2] in _UNITS:
-            found = float(match[1]) * _UNITS[match[2]]
-    if not least <= found <= _MOST_BYTES:
+            size = float(match[1]) * _UNITS[match[2]]
+    if not least <= size <= _MOST_BYTES:
         raise RequestError(f"{name}: {shown(value)} isn't a size", hint=hint)
-    return int(found)
+    return int(size)
 
 
 def format_bytes(size: int) -> str:
@@ -65,10 +65,10 @@ def check_free(needed: int, what: str) -> None:
 
 def _free_swap(meminfo: Path = Path("/proc/meminfo")) -> int:
     try:
-        found = re.search(r"^SwapFree:\s+(\d+)", meminfo.read_text(), re.M)
+        match = re.search(r"^SwapFree:\s+(\d+)", meminfo.read_text(), re.M)
     except OSError:
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -25,11 +25,12 @@ DEPTHS = {
     "blocks16": 18,
     "sparse32": 32,
 }
-"""How many values along K lie side by side, of sparse32 in a block: K is padded to a multiple. Blocks of scales have
-two bytes before those of their 8 or 16 groups."""
+"""Layout -> values along K that are adjacent, or that a block of sparse32 has: K is padded to a multiple.
+
+In blocks of scales, values are the bytes of a block: two, and then one for each of its 8 or 16 groups."""
 
 BLOCKS = frozenset(("blocks8", "blocks16"))
 """Layouts of scales in blocks."""
 
 BIAS = {"i8": 128, "i4": 8, "u4": 0, "i5": 16, "u5": 0, "i6": 32, "i3": 4, "u3": 0, "i2": 2, "u2": 0}
-"""What is added to an integer before it is stored without sign in a byte, or in fewer bits."""
+"""Type -> the number that is added to an integer before it is stored without sign in a byte, or in fewer bits."""

@@ -369,9 +369,9 @@ def _judge_loop(automaton: _Automaton, follow: Sequence[Sequence[int]], loop: Co
     }
     numbers = {pair: i for i, pair in enumerate(pairs)}
     for component in _components([[numbers[pair] for pair in following] for following in pairs.values()]):
-        found = [list(pairs)[i] for i in component]
-        same = [p for p, q in found if p == q]
-        if same and len(same) < len(found) and not {p for pair in found for p in pair} <= ends:
+        component_pairs = [list(pairs)[i] for i in component]
+        same = [p for p, q in component_pairs if p == q]
+        if same and len(same) < len(component_pairs) and not {p for pair in component_pairs for p in pair} <= ends:
             raise TooComplexError(ambiguous)
 
 

@@ -49,7 +49,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> dict[str, Any]:
         """Its fields, records in them as dicts; in mode "json" nothing but what JSON has."""
         kind = self.__struct_config__
-        found: dict[str, Any] = {kind.tag_field: kind.tag} if kind.tag_field else {}
+        values: dict[str, Any] = {kind.tag_field: kind.tag} if kind.tag_field else {}
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
             if field.name in exclude or (include is not None and field.name not in include):
@@ -57,8 +57,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if (exclude_none and value is None) or (exclude_defaults and value == _default(field)):
                 continue
             options = {"mode": mode, "exclude_none": exclude_none, "exclude_defaults": exclude_defaults}
-            found[field.name] = _plain(value, options)
-        return found
+            values[field.name] = _plain(value, options)
+        return values
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
@@ -102,13 +102,13 @@ def _located(kind: type[Record], data: object, error: msgspec.ValidationError) -
     msgspec doesn't say which key of a mapping it was about: the first that is wrong without the others.
     """
     text = str(error)
-    found = _PLACE.search(text)
-    what = text[: found.start()] if found else text
-    parts = _PARTS.findall(found[2]) if found else []
+    match = _PLACE.search(text)
+    what = text[: match.start()] if match else text
+    parts = _PARTS.findall(match[2]) if match else []
     path: list[str | int] = []
     for name, index, _ in parts:
         path.append(name or (int(index) if index else _wrong_key(kind, data, path, text)))
-    if found and found[1]:
+    if match and match[1]:
         path.append(_wrong_key(kind, data, path, text))
     if named := _NAMED.match(what):
         path.append(named[1])

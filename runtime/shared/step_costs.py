@@ -139,9 +139,9 @@ class _Read:
     def experts(self, step: Step) -> tuple[int, int]:
         """Returns the number of a step's experts, and of all: ``route_experts`` gives each a place."""
         (starts,) = (o for o in step.inputs if o.dtype == "i32" and len(o.shape) == 1)
-        own = starts.shape[0].constant - 1
-        all_of_them = next((b.size.constant // 4 - 1 for b in self.buffers if b.name == starts.name), own)
-        return own, max(own, all_of_them)
+        step_experts = starts.shape[0].constant - 1
+        all_of_them = next((b.size.constant // 4 - 1 for b in self.buffers if b.name == starts.name), step_experts)
+        return step_experts, max(step_experts, all_of_them)
 
 
 def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
@@ -152,8 +152,8 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
     weight_bytes = kv_read = kv_written = read = 0
     if counted in ("product", "experts"):
         kind, count = _product(step, sizes)
-        own, experts = of.experts(step) if counted == "experts" else (1, 1)
-        products[kind] = round(count * own / experts)
+        step_experts, experts = of.experts(step) if counted == "experts" else (1, 1)
+        products[kind] = round(count * step_experts / experts)
     for place, operand in enumerate(step.inputs):
         if operand.kind == "weight":
             weight_bytes += _weight_bytes(step, place, sizes, of)

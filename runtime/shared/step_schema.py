@@ -23,7 +23,7 @@ Size = Literal["T", "B", "B+1", "R", "M"] | int
 """A symbol, or a number that is the same in every step of a program."""
 
 Check = Literal["none", "index", "row", "starts", "lengths", "segments", "slots", "table"]
-"""What the values of a port must be, which the interpreter of the cpu target looks at before a step runs.
+"""The rule for the values of a port, which the interpreter of the cpu target checks before a step runs.
 
 index: in the table that looks them up. row: in [0, T). starts: from 0 to T, never less than the one before. lengths: at
 least the request's tokens of the step. segments: in [0, T], never less than the one before. table: a block of the pool
@@ -104,7 +104,7 @@ OUTPUTS: dict[str, OutputPort] = {
 ones that it wants; a program has those of its ``outputs`` and ``taps``."""
 
 ATTENTION_PORTS = (BLOCK_TABLE, Q_START, KV_LEN)
-"""What attention reads, as arguments of its ops and kernels: the table of its cache group, and where requests are."""
+"""The ports that attention reads, as arguments of its ops and kernels: its group's table, the requests' bounds."""
 
 
 def group_port(port: str, group: str) -> str:
@@ -165,10 +165,10 @@ def by_group(arrays: Mapping[str, Array], port: str) -> dict[str, Any]:
 
 def flat(ports: Mapping[str, Any]) -> dict[str, Array]:
     """Returns the arrays by their names in programs, where ports of cache groups may be mappings by group."""
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, value in ports.items():
         if PORTS[name].by_group:
-            found.update({group_port(name, group): array for group, array in value.items()})
+            arrays.update({group_port(name, group): array for group, array in value.items()})
         else:
-            found[name] = value
-    return found
+            arrays[name] = value
+    return arrays

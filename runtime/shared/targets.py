@@ -117,14 +117,14 @@ class Halves(Mapping[str, T], Generic[T]):
         """Raises KeyError for a name that nobody has, TargetError if the package that has it can't be loaded."""
         if name not in self:
             raise KeyError(name)
-        found = getattr(part(name, self._module), "TARGET", None)
-        if not isinstance(found, self._kind):
+        target = getattr(part(name, self._module), "TARGET", None)
+        if not isinstance(target, self._kind):
             where = f"{OWN.get(name) or _declared()[name].value}.{self._module}"
             raise TargetError(
-                f"{name}: {where}.TARGET is {type(found).__name__} and not {self._kind.__name__}",
+                f"{name}: {where}.TARGET is {type(target).__name__} and not {self._kind.__name__}",
                 hint="See docs/build/extending.md for what a target's package has.",
             )
-        return found
+        return target
 
     def __contains__(self, name: object) -> bool:
         return name in OWN or name in _declared()

@@ -103,7 +103,7 @@ TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the number of each code of e2m1, of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0, section 5.3.3). -0 is 0."""
 
 FP4 = tuple(sorted(set(TWICE_E2M1)))
-"""The same, ascending."""
+"""The distinct numbers of ``TWICE_E2M1``, ascending."""
 
 FORMATS: Mapping[Storage, StoredFormat] = {
     "f32": StoredFormat("f32", "panel32", sparse=True),
@@ -160,8 +160,8 @@ FORMATS: Mapping[Storage, StoredFormat] = {
 }
 
 SCALE_BLOCKS = (8, 16)
-"""How many groups along K may share a float16, which a signed byte of each multiplies: a super-block of GGUF's K-quants
-(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
+"""The numbers of groups along K that may share a float16, which a signed byte of each group multiplies: a super-block
+of GGUF's K-quants (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
 
 FORMAT_OF: Mapping[str, Storage] = {dtype: name for name, of in FORMATS.items() if of.layout for dtype in of.dtypes}
 """The format whose values have a type, of those that kernels read."""
