@@ -42,9 +42,9 @@ def keep_newest(folder: Path, most: int) -> None:
     Other processes may do the same at the same time.
     """
     with suppress(OSError):
-        found = sorted((e.stat().st_mtime_ns, e.stat().st_size, e.path) for e in os.scandir(folder) if e.is_file())
-        total = sum(size for _, size, _ in found)
-        for _, size, path in found[:-1]:
+        files = sorted((e.stat().st_mtime_ns, e.stat().st_size, e.path) for e in os.scandir(folder) if e.is_file())
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files[:-1]:
             if total <= most:
                 return
             with suppress(FileNotFoundError):

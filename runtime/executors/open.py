@@ -95,8 +95,8 @@ def context_of(bundle: Bundle, context: int | None, target: str | None = None) -
     Raises CapacityError if more is asked for, RequestError if it is too little for any request.
     """
     most, maker = bundle.model.context_length, "the bundle was"
-    if target is not None and (own := _opening(target).most_context(bundle, target)) < most:
-        most, maker = own, f"the engines of target {target!r} were"
+    if target is not None and (target_context := _opening(target).most_context(bundle, target)) < most:
+        most, maker = target_context, f"the engines of target {target!r} were"
     if context is None:
         return most
     if context > most:
@@ -140,12 +140,12 @@ def make_executor(
     if placement.load not in get_args(Load):
         raise RequestError(f"load: {shown(placement.load)} isn't a way to load weights", hint='It is "map" or "read".')
     for field in ("isa", "provider", "variant", "load", "partition", "ray", "offload"):
-        said = getattr(placement, field)
-        if said != getattr(Placement(), field) and field not in _opening(target).takes:
+        value = getattr(placement, field)
+        if value != getattr(Placement(), field) and field not in _opening(target).takes:
             owners = " or ".join(repr(name) for name in running() if field in _opening(name).takes)
-            said = str(said) if field == "partition" else repr(getattr(said, "folder", said))
+            value = str(value) if field == "partition" else repr(getattr(value, "folder", value))
             name = "offload_folder" if field == "offload" else field
-            raise RequestError(f"{name}: {said} is for target {owners}, not {target!r}", hint="Leave it out.")
+            raise RequestError(f"{name}: {value} is for target {owners}, not {target!r}", hint="Leave it out.")
     if entry != DECODE and not _opening(target).entries:
         raise RequestError(f"entry: target {target!r} opens {DECODE!r} alone, not {entry!r}", hint="Leave it out.")
     return _opening(target).make(ExecutorArguments(bundle, target, blocks, context, placement, entry))
@@ -198,8 +198,8 @@ def _offloaded(
     longest: int,
     enough: Mapping[str, int],
 ) -> tuple[PoolPlan, Placement]:
-    asked = placement.offload
-    assert asked is not None
+    offload = placement.offload
+    assert offload is not None
     if placement.partition.ranks > 1:
         raise RequestError("offload_folder: several ranks keep all blocks in memory", hint="Leave one of the two out.")
     some = _opening(target).offloadable(bundle, target, config.prefill_tokens, config.max_requests)
@@ -208,8 +208,8 @@ def _offloaded(
             "offload_folder: the layers of this bundle look at all keys in each step",
             hint="Leave it out, or export the model with a recipe that has [adaptive_context].",
         )
-    plan, slots = plan_offload(groups, budget, asked.size, config.max_requests * longest, some, enough)
-    return plan, replace(placement, offload=replace(asked, slots=slots))
+    plan, slots = plan_offload(groups, budget, offload.size, config.max_requests * longest, some, enough)
+    return plan, replace(placement, offload=replace(offload, slots=slots))
 
 
 def _default_memory(bundle: Bundle, target: str, placement: Placement, context: int) -> int:

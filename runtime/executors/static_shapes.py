@@ -156,12 +156,12 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], padding: 
     for group in groups:
         first = np.int32(padding[group.name])
         if bucket.kind == "batch":
-            own = (first + numbers // smallest)[:, None]  # [new, 1]: those before a block's end share it
+            table = (first + numbers // smallest)[:, None]  # [new, 1]: those before a block's end share it
         else:
             width = -(-more // group.block_size)
-            own = np.full((new, max(width, 1)), -1, np.int32)
-            own[:1, :width] = first + np.arange(width, dtype=np.int32)
-        tables[group.name] = own
+            table = np.full((new, max(width, 1)), -1, np.int32)
+            table[:1, :width] = first + np.arange(width, dtype=np.int32)
+        tables[group.name] = table
     requests_of_padding = StepInput.packed(
         ids=np.zeros(more, np.int32), counts=counts, kv_len=lengths, tables=tables, groups=groups, rows=()
     )
@@ -208,8 +208,8 @@ class _Stripped:
         output = self._pending.result()
         outputs = {name: array[: self._rows] for name, array in output.outputs.items()}
         of_rows = ("tokens", "token_logprobs", "top_ids", "top_logprobs")
-        found = {name: array[: self._rows] for name in of_rows if (array := getattr(output, name)) is not None}
-        return replace(output, outputs=outputs, **found)
+        row_arrays = {name: array[: self._rows] for name in of_rows if (array := getattr(output, name)) is not None}
+        return replace(output, outputs=outputs, **row_arrays)
 
 
 def use_lines(statistics: Sequence[Mapping[str, str | int | float]]) -> list[str]:
