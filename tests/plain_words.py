@@ -36,13 +36,8 @@ NOT_CLEAN: tuple[str, ...] = (
     "docs/use",
     "optimizer/plan",
     "runtime/engine",
-    "runtime/executors",
     "runtime/kv_cache",
-    "runtime/ranks",
-    "runtime/requests",
-    "runtime/scheduler",
     "runtime/server",
-    "runtime/shared",
     "tests/plugins",
     "tests/runtime",
 )
