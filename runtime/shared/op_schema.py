@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 Cost = Literal["product", "experts", "table", "selection", "all", "meeting"]
-"""How a step of an op is counted:
+"""The way in which the cost of a step of an op is counted:
 
 product: M N K multiply-adds of a weight that is read once
 experts: the same, of those experts that the rows go to
@@ -121,14 +121,14 @@ def problem_of_step(step: StepLike) -> str | None:
     for attribute in op.attributes:
         if attribute.needed and attribute.name not in step.attrs:
             return f"attribute {attribute.name} is missing"
-    given = len(step.inputs), len(step.outputs)
+    counts = len(step.inputs), len(step.outputs)
     if op.any_number:
-        return None if given[0] == given[1] > 0 else f"it has {given[0]} inputs and {given[1]} outputs"
+        return None if counts[0] == counts[1] > 0 else f"it has {counts[0]} inputs and {counts[1]} outputs"
     fewest = sum(i.when == "" or step.attrs.get(i.when, False) is True for i in op.inputs)
     most = fewest + sum(i.when == OPTIONAL for i in op.inputs)
-    if not fewest <= given[0] <= most or given[1] != len(op.outputs):
+    if not fewest <= counts[0] <= most or counts[1] != len(op.outputs):
         takes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        return f"it has {given[0]} inputs and {given[1]} outputs, and takes {takes} and {len(op.outputs)}"
+        return f"it has {counts[0]} inputs and {counts[1]} outputs, and takes {takes} and {len(op.outputs)}"
     return None
 
 
