@@ -115,7 +115,7 @@ def received(program: LoweredProgram, rank: int, wires: Wires) -> Counter[Receiv
     """Counts what a rank gets in a step of its program, by equal collectives. Messages count where they arrive."""
     first, count = program.ranks
     ranks, element = range(first, first + count), partial(_element, wires=wires)
-    found: Counter[Received] = Counter()
+    counts: Counter[Received] = Counter()
     for step in program.steps:
         kind = kind_of_collective(step.op)
         arrivals = None if kind is None else kind.arrivals(step, ranks, rank, element)
@@ -125,8 +125,8 @@ def received(program: LoweredProgram, rank: int, wires: Wires) -> Counter[Receiv
         near = {r: n for r, n in bytes_of.items() if r != rank and wires.machine(r) == wires.machine(rank)}
         far = sum(n for r, n in bytes_of.items() if wires.machine(r) != wires.machine(rank))
         rows = step.outputs[0].shape[0]
-        found[Received(step.op, _where(step), rows, sum(near.values()), far, waited)] += 1
-    return found
+        counts[Received(step.op, _where(step), rows, sum(near.values()), far, waited)] += 1
+    return counts
 
 
 def _where(step: Step) -> str:

@@ -131,13 +131,13 @@ def test_padding_knows_them(bundle: Bundle) -> None:
     plan = BucketPlan.from_sizes((8, 48), (2, 4), 64)
     model = replace(bundle.model, generation_defaults={})
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-    found = []
+    names = []
     for padded in (False, True):
         blocks = 32 + padding_blocks(plan, bundle.program("cpu").cache_groups)["full"]
         inner = CpuExecutor(bundle, {"full": blocks}, Placement(threads=1))
         with LLM.from_executor(StaticShapes(inner, plan) if padded else inner, model, prefill_chunk=40) as llm:
-            found.append([output.token_ids for output in llm.generate(PROMPTS, params)])
-    assert found[0] == found[1]
+            names.append([output.token_ids for output in llm.generate(PROMPTS, params)])
+    assert names[0] == names[1]
 
 
 def step_with(tokens: int) -> StepInput:

@@ -296,9 +296,9 @@ def clamped(case: Case, seed: int) -> tuple[bool, bool]:
     def made_up(of: Tensor) -> Tensor:
         return torch.randint(-(2**31), 2**31, of.shape, generator=random).to(torch.int32)
 
-    found = run(made_up(step.table), made_up(step.q_start), made_up(step.kv_len), clamp=True)
-    found += run(made_up(step.table), step.q_start, made_up(step.kv_len), clamp=True)
-    return torch.equal(plain, same), bool(found.isfinite().all())
+    result = run(made_up(step.table), made_up(step.q_start), made_up(step.kv_len), clamp=True)
+    result += run(made_up(step.table), step.q_start, made_up(step.kv_len), clamp=True)
+    return torch.equal(plain, same), bool(result.isfinite().all())
 
 
 def _shape(case: Case) -> AttentionShape:

@@ -51,46 +51,46 @@ def difference(actual: Tensor, expected: Tensor) -> float:
 
 def norms(dtype: str) -> list[float]:
     torch.manual_seed(0)
-    found = []
+    checks = []
     for rows, size in ((5, 96), (3, 1000)):
         x, residual = (torch.randn(rows, 2 * size).to(DTYPES[dtype])[:, :size] for _ in range(2))
         weight, bias = 1 + torch.randn(size) * 0.2, torch.randn(size)
         out, total = torch.empty(rows, size, dtype=x.dtype), torch.empty(rows, size, dtype=x.dtype)
         run(norm_call(x, residual, weight, None, out, total, 1e-5, layer=False))
         assert torch.equal(total, x + residual)
-        found.append(difference(out, REFERENCES["rms_norm"](total.float(), weight, 1e-5)))
+        checks.append(difference(out, REFERENCES["rms_norm"](total.float(), weight, 1e-5)))
         run(norm_call(x, None, weight, bias, out, None, 1e-5, layer=True))
-        found.append(difference(out, REFERENCES["layer_norm"](x.float(), weight, bias, 1e-5)))
+        checks.append(difference(out, REFERENCES["layer_norm"](x.float(), weight, bias, 1e-5)))
         heads = torch.randn(rows, 7, size).to(x.dtype)[:, 2:5]  # of a wider product
         out = torch.empty(rows, 3, size, dtype=x.dtype)
         run(norm_call(heads, None, None, None, out, None, 1e-6, layer=False))
-        found.append(difference(out, REFERENCES["rms_norm"](heads.float(), None, 1e-6)))
-    return found
+        checks.append(difference(out, REFERENCES["rms_norm"](heads.float(), None, 1e-6)))
+    return checks
 
 
 def rotations(dtype: str) -> list[float]:
     torch.manual_seed(1)
-    found = []
+    checks = []
     for heads, size, frequencies in ((3, 24, 8), (5, 64, 32)):
         x = torch.randn(4, heads + 3, size).to(DTYPES[dtype])[:, 1 : 1 + heads]
         table = REFERENCES["rope_table"](torch.arange(4) * 7, torch.rand(frequencies), 1.0)
         for interleaved in (False, True):
             out = torch.empty(4, heads, size, dtype=x.dtype)
             run(rope_call(x, table, out, interleaved=interleaved))
-            found.append(difference(out, REFERENCES["rope"](x.float(), table, interleaved)))
-    return found
+            checks.append(difference(out, REFERENCES["rope"](x.float(), table, interleaved)))
+    return checks
 
 
 def activations(dtype: str) -> list[float]:
     torch.manual_seed(2)
-    found = []
+    checks = []
     for kind in ("silu", "gelu", "gelu_tanh", "relu", "sigmoid"):
         for rows, size in ((5, 70), (2, 1300)):
             x = (torch.randn(rows, 2 * size) * 3).to(DTYPES[dtype])
             out = torch.empty(rows, size, dtype=x.dtype)
             run(gated_activation_call(x, out, kind))
-            found.append(difference(out, REFERENCES["gated_activation"](x.float(), kind)))
-    return found
+            checks.append(difference(out, REFERENCES["gated_activation"](x.float(), kind)))
+    return checks
 
 
 def stored(form: str, lead: tuple[int, ...], size: int, group: int, dtype: torch.dtype) -> tuple[Stored, Tensor]:
@@ -103,16 +103,16 @@ def stored(form: str, lead: tuple[int, ...], size: int, group: int, dtype: torch
     offsets = (torch.randn(*lead, groups) * 0.05).half() if form == "uint4" else None
     bits = 8
     if form == "fp8":
-        values = kept = torch.randn(*lead, size).to(torch.float8_e4m3fn)
+        values = values_stored = torch.randn(*lead, size).to(torch.float8_e4m3fn)
     else:
         bits = 8 if form == "int8" else 4
         low, high = {"int8": (-128, 128), "int4": (-8, 8), "uint4": (0, 16)}[form]
-        values = kept = torch.randint(low, high, (*lead, size), dtype=torch.int8)
+        values = values_stored = torch.randint(low, high, (*lead, size), dtype=torch.int8)
     if bits == 4:
         half = (values & 15).view(torch.uint8)
-        kept = half[..., 0::2] | (half[..., 1::2] << 4)
+        values_stored = half[..., 0::2] | (half[..., 1::2] << 4)
     floats = REFERENCES["dequantize"](values, scales, group, offsets, bits)
-    return Stored(kept, form, scales, offsets, group), floats
+    return Stored(values_stored, form, scales, offsets, group), floats
 
 
 def amid_nan(weight: Stored) -> Stored:
@@ -134,7 +134,7 @@ SHAPES = ((3, 40, 96, 32), (20, 70, 128, 64), (5, 33, 96, 0), (70, 20, 72, 24), 
 
 def products(form: str, dtype: str) -> list[float]:
     torch.manual_seed(3)
-    found = []
+    checks = []
     for m, n, k, group in SHAPES:
         if group == 24 and form in ("int4", "uint4"):
             continue  # of 4 bits groups are 32, 64, 128, or all
@@ -144,17 +144,17 @@ def products(form: str, dtype: str) -> list[float]:
         expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
         for one in (weight, laid_by_group(weight)):
             run(product_call(x, amid_nan(one), bias, out.fill_(float("nan")), GPU, activation="gelu_tanh"))
-            found.append(difference(out, expected))
+            checks.append(difference(out, expected))
         ids, rows = torch.tensor([0, n - 1, 3, n + 5, -1], dtype=torch.int32), torch.empty(5, k, dtype=x.dtype)
         run(embedding_call(ids, laid_by_group(weight), k, rows, GPU))
-        found.append(difference(rows, torch.cat([floats[[0, n - 1, 3]], torch.zeros(2, k)])))
-    return found
+        checks.append(difference(rows, torch.cat([floats[[0, n - 1, 3]], torch.zeros(2, k)])))
+    return checks
 
 
 def split_products(form: str, dtype: str) -> list[float]:
     """Differences of products in parts along K, from the reference; the first part is a whole number of groups."""
     torch.manual_seed(6)
-    found = []
+    checks = []
     for m, n, k, group, parts in (
         (1, 40, 2304, 128, 4),
         (3, 33, 1184, 32, 2),
@@ -174,14 +174,14 @@ def split_products(form: str, dtype: str) -> list[float]:
             out.fill_(float("nan"))
             for call in split_product_calls(x, amid_nan(one), bias, out, GPU, scratch, activation="gelu_tanh"):
                 run(call)
-            found.append(difference(out, expected))
-    return found
+            checks.append(difference(out, expected))
+    return checks
 
 
 def unpacked_weights(form: str, dtype: str) -> list[float]:
     """Differences of weights that were made floats, and of some of their rows."""
     torch.manual_seed(7)
-    found = []
+    checks = []
     for n, k, group in ((40, 64, 32), (33, 320, 64), (7, 96, 0), (20, 48, 24)):
         if group == 24 and form in ("int4", "uint4"):
             continue
@@ -190,13 +190,13 @@ def unpacked_weights(form: str, dtype: str) -> list[float]:
             out = torch.full((count, k), float("nan"), dtype=DTYPES[dtype])
             for one in (weight, laid_by_group(weight)):
                 run(unpack_call(one.rows(first, count), out.fill_(float("nan")), GPU))
-                found.append(difference(out, floats[first : first + count]))
-    return found
+                checks.append(difference(out, floats[first : first + count]))
+    return checks
 
 
 def grouped_products(form: str, dtype: str) -> list[float]:
     torch.manual_seed(4)
-    found = []
+    checks = []
     for counts, n, k in (((3, 0, 20, 1), 40, 64), ((0, 0, 33), 24, 96), ((1, 1, 1, 1, 1, 0), 16, 32)):
         weight, floats = stored(form, (len(counts), n), k, 32, DTYPES[dtype])
         x, bias = torch.randn(sum(counts), k).to(DTYPES[dtype]), torch.randn(len(counts), n)
@@ -204,14 +204,14 @@ def grouped_products(form: str, dtype: str) -> list[float]:
         out = torch.empty(len(x), n, dtype=x.dtype)
         for one in (weight, laid_by_group(weight)):
             run(product_call(x, one, bias, out.fill_(float("nan")), GPU, starts=starts))
-            found.append(difference(out, REFERENCES["grouped_linear"](x.float(), starts, floats, bias)))
-    return found
+            checks.append(difference(out, REFERENCES["grouped_linear"](x.float(), starts, floats, bias)))
+    return checks
 
 
 def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
     """Tokens of random rows with random options, by the kernels and by the cpu target's sampler."""
     rng = np.random.default_rng(seed)
-    found, rows = [], 6 if vocab < 1000 else 4
+    drawings, rows = [], 6 if vocab < 1000 else 4
     for case in range(2 * (seed % 2), 2 * (seed % 2) + 2):
         logits = (rng.standard_normal((rows, vocab)) * rng.choice([1, 4])).astype(np.float32)
         if case % 2:
@@ -223,8 +223,8 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
             batch.repetition_penalty = rng.choice([1, 1.3, 0.5], rows).astype(np.float32)
             batch.seen = rng.integers(0, vocab, 5 * rows).astype(np.int32)
             batch.seen_start = (np.arange(rows + 1) * 5).astype(np.int32)
-        found.append(tokens_of(logits, batch))
-    return found
+        drawings.append(tokens_of(logits, batch))
+    return drawings
 
 
 def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
@@ -233,7 +233,7 @@ def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]
     For each: the options' tokens; logits in float32, and in bfloat16 with many equal ones.
     """
     rng = np.random.default_rng(100 + seed)
-    found, rows = [], 6
+    drawings, rows = [], 6
     for floats in (torch.float32, torch.bfloat16):
         logits = torch.from_numpy((rng.standard_normal((rows, vocab)) * 3).astype(np.float32)).to(floats)
         logits[1, 7], logits[2, 9] = float("nan"), float("inf")  # what is banned counts as well
@@ -256,13 +256,13 @@ def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]
         batch.bias = batch.bias.astype(np.float32)
         assert batch.dry is not None
         batch.dry_bias = -rng.choice([0.5, 2, 30, 3e38], len(batch.dry), p=[0.4, 0.4, 0.19, 0.01]).astype(np.float32)
-        found.append(tokens_of(logits, batch))
-    return found
+        drawings.append(tokens_of(logits, batch))
+    return drawings
 
 
 def typical(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
     """Sampled tokens of rows with typical_p alone or with another cut, at low temperatures and high ones."""
-    rng, found, rows = np.random.default_rng(200 + seed), [], 6
+    rng, drawings, rows = np.random.default_rng(200 + seed), [], 6
     for name in (("typical_p", "top_p"), ("top_k", "min_p"))[seed % 2]:
         logits = (rng.standard_normal((rows, vocab)) * rng.choice([0.3, 2, 8])).astype(np.float32)
         if name == "top_p":
@@ -273,8 +273,8 @@ def typical(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
             if other != name:
                 getattr(batch, other)[:] = off
         batch.typical_p = rng.choice([1, 0.95, 0.5, 0.2, 1e-6], rows).astype(np.float32)
-        found.append(tokens_of(logits, batch))
-    return found
+        drawings.append(tokens_of(logits, batch))
+    return drawings
 
 
 def some_options(rng: np.random.Generator, rows: int) -> SamplingBatch:
@@ -292,8 +292,8 @@ def some_options(rng: np.random.Generator, rows: int) -> SamplingBatch:
 
 def tokens_of(logits: Tensor | FloatArray, batch: SamplingBatch) -> tuple[list[int], list[int]]:
     """Samples by the kernels, and by the cpu target's sampler."""
-    given = logits if isinstance(logits, Tensor) else torch.from_numpy(logits)
-    rows, vocab = given.shape
+    tensor = logits if isinstance(logits, Tensor) else torch.from_numpy(logits)
+    rows, vocab = tensor.shape
     places, words = places_of(option_words(rows))
     uploaded = torch.zeros(words, dtype=torch.int32)
     write_options(uploaded.numpy(), places, batch, rows)
@@ -301,10 +301,10 @@ def tokens_of(logits: Tensor | FloatArray, batch: SamplingBatch) -> tuple[list[i
     options = option_views(uploaded, places, rows) | {"lists": torch.zeros(size, dtype=torch.int32)}
     options["lists"][: len(lists)] = torch.from_numpy(lists)
     memory = SamplingMemory(rows, vocab, lambda shape, of: torch.zeros(shape, dtype=getattr(torch, of)))
-    before = given.clone()
-    for call in sampling_calls(given, options, memory, drawing_of(batch)):
+    before = tensor.clone()
+    for call in sampling_calls(tensor, options, memory, drawing_of(batch)):
         run(call)
-    assert torch.equal(given.nan_to_num(), before.nan_to_num())  # what is drawn from is as it was
-    expected = RowSampler(1).sample(given.float().numpy(), batch).tokens
+    assert torch.equal(tensor.nan_to_num(), before.nan_to_num())  # what is drawn from is as it was
+    expected = RowSampler(1).sample(tensor.float().numpy(), batch).tokens
     assert expected is not None
     return memory.tokens.tolist(), expected.tolist()

@@ -117,11 +117,11 @@ def _sampling(kernel: str, cuts: bool, gpu: GpuLimits) -> Call:
     options = {name: _floats(ROWS) for name in SAMPLING_OPTIONS} | {"top_k": _integers(ROWS)}
     options |= {name: _integers(ROWS + 1) for name in SAMPLING_LISTS} | {"lists": _integers(256)}
     options |= {name: _new(ROWS, dtype=torch.int64) for name in ("seed", "counter")}
-    asked = Drawing(True, True, True, True, True) if cuts else Drawing(random=True)
+    drawing = Drawing(True, True, True, True, True) if cuts else Drawing(random=True)
     if kernel in ("edit", "spread", "nearest"):
-        asked = replace(asked, edits=True, typical=True)
+        drawing = replace(drawing, edits=True, typical=True)
     memory = SamplingMemory(ROWS, VOCAB, lambda shape, of: _new(*shape, dtype=getattr(torch, of)))
-    every = sampling_calls(_new(ROWS, VOCAB), options, memory, asked)
+    every = sampling_calls(_new(ROWS, VOCAB), options, memory, drawing)
     return [call for call in every if call.kernel == kernel][-1]
 
 

@@ -70,10 +70,10 @@ def draft_model_of(llm: ew.LLM) -> DraftModel:
 
 
 def all_blocks_are_free(llm: ew.LLM) -> None:
-    found = llm.info()
+    info = llm.info()
     pools = draft_model_of(llm).cache.pools
-    assert found["speculation"]["draft_model"]["kv_blocks_free"] == {n: p.total_blocks for n, p in pools.items()}
-    assert found["kv_blocks_free"] == {name: pool.total_blocks for name, pool in llm.engine.pools.items()}
+    assert info["speculation"]["draft_model"]["kv_blocks_free"] == {n: p.total_blocks for n, p in pools.items()}
+    assert info["kv_blocks_free"] == {name: pool.total_blocks for name, pool in llm.engine.pools.items()}
 
 
 @pytest.mark.usefixtures("costs_are_given")
@@ -85,15 +85,15 @@ def test_tokens_and_log_probabilities_are_those_without(tiny_bundle: Path, draft
     params[2] = replace(params[2], frequency_penalty=0.5)
     params[3] = replace(params[3], n=2 if temperature else 1)
     with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate=draft) as ahead:
-        wanted = plain.generate(PROMPTS, params)
-        for prompt, one, result in zip(PROMPTS, params, wanted, strict=True):
+        expected = plain.generate(PROMPTS, params)
+        for prompt, one, result in zip(PROMPTS, params, expected, strict=True):
             assert ahead.generate([prompt], one) == [result]
-        assert ahead.generate(PROMPTS, params) == wanted
-        longer = [[*result.prompt_token_ids, *result.token_ids, 50] for result in wanted]
+        assert ahead.generate(PROMPTS, params) == expected
+        longer = [[*result.prompt_token_ids, *result.token_ids, 50] for result in expected]
         assert ahead.generate(longer, params) == plain.generate(longer, params)
-        found = ahead.info()["speculation"]["sources"]["model"]
-        assert found["drafted"] >= found["accepted"] and found["drafted"] > 0
-        assert draft != tiny_bundle or found["accepted"] == found["drafted"], "its cache follows"
+        source = ahead.info()["speculation"]["sources"]["model"]
+        assert source["drafted"] >= source["accepted"] and source["drafted"] > 0
+        assert draft != tiny_bundle or source["accepted"] == source["drafted"], "its cache follows"
         all_blocks_are_free(ahead)
 
 
@@ -107,20 +107,20 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
     model = DraftModel(small, 1000)
     engine = Engine(executor, SchedulerConfig(4, prefix_cache=True, speculate=True), [model])
     params = replace(PARAMS, max_tokens=50)
-    made = [Generation(prompt, params) for prompt in PROMPTS]
-    for request in made:
+    generations = [Generation(prompt, params) for prompt in PROMPTS]
+    for request in generations:
         engine.add_request(request)
     steps = 0
     while engine.has_work():
         for request in engine.step():
             request.take_piece()
         if (steps := steps + 1) == 4:
-            engine.abort(made[1])
-    wanted = single.generate(PROMPTS, params)
-    for request, result in zip(made, wanted, strict=True):
-        if request is not made[1]:
-            found = request.to_output()
-            assert (found.token_ids, found.logprobs) == (result.token_ids, result.logprobs)
+            engine.abort(generations[1])
+    expected = single.generate(PROMPTS, params)
+    for request, result in zip(generations, expected, strict=True):
+        if request is not generations[1]:
+            output = request.to_output()
+            assert (output.token_ids, output.logprobs) == (result.token_ids, result.logprobs)
     assert engine.preemptions and isinstance(engine.scheduler.drafts, Drafts)
     drafted, accepted = engine.scheduler.drafts.by_source["model"]
     assert drafted == accepted > 0
@@ -133,7 +133,7 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
 @pytest.mark.usefixtures("costs_are_given")
 def test_a_draft_model_that_fails_is_switched_off(tiny_bundle: Path, tiny_int8: Path) -> None:
     with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate=tiny_int8) as ahead:
-        wanted = plain.generate(PROMPTS, PARAMS)
+        expected = plain.generate(PROMPTS, PARAMS)
         executor, calls = draft_model_of(ahead)._executor, 0
         submit = executor.submit
 
@@ -146,7 +146,7 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_bundle: Path, tiny_int8: 
 
         executor.submit = failing
         with pytest.warns(RuntimeWarning, match=r"speculate: .*the file is gone"):
-            assert ahead.generate(PROMPTS, PARAMS) == wanted
+            assert ahead.generate(PROMPTS, PARAMS) == expected
         assert calls == 6 and "the file is gone" in ahead.info()["speculation"]["draft_model"]["off"]
         all_blocks_are_free(ahead)
 
@@ -161,9 +161,9 @@ def test_a_draft_model_that_is_slower_is_left_alone(
         first = llm.info()["speculation"]["sources"]["model"]
         monkeypatch.setattr(DraftModel, "seconds", lambda self, rows: 1.1)
         llm.generate(PROMPTS[:1], PARAMS)
-        found = llm.info()["speculation"]
-    assert found["sources"]["model"] == first and 0 < first["drafted"] <= 16 + 8
-    assert found["draft_model"]["off"] == "a step of it takes 1100.00 ms, and one of the model 1000.00 ms"
+        speculation = llm.info()["speculation"]
+    assert speculation["sources"]["model"] == first and 0 < first["drafted"] <= 16 + 8
+    assert speculation["draft_model"]["off"] == "a step of it takes 1100.00 ms, and one of the model 1000.00 ms"
 
 
 @pytest.mark.usefixtures("costs_are_given")

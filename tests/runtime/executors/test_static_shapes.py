@@ -79,8 +79,8 @@ def test_random_traffic_has_the_same_bits(name: str, bundles: dict[str, Path]) -
     for seed, plan in enumerate((PLAN, BucketPlan.from_sizes((130,), (), 4))):
         prompts, params = traffic(seed)
         llm, executor = static(bundles[name], plan, blocks=24)  # too few for all at once: some start over
-        found = run(llm, prompts, params)
-        assert found == run(LLM(bundles[name], threads=1, buckets=False), prompts, params)
+        results = run(llm, prompts, params)
+        assert results == run(LLM(bundles[name], threads=1, buckets=False), prompts, params)
         use = executor.use.values()
         for bucket, u in zip(plan.buckets, use, strict=True):
             assert u.tokens + u.padded_tokens == u.steps * bucket.tokens
@@ -119,8 +119,8 @@ def test_a_bundle_with_buckets_is_served_with_them(bundles: dict[str, Path]) -> 
     prompts, params = traffic(7)
     block = cache_block_bytes(Bundle.open(bundles["int8"]).program("cpu").cache_groups[0])
     with LLM(bundles["int8"], memory=26 * block, max_requests=4) as llm:
-        found, info = llm.generate(prompts, params), llm.info()
-    assert found == run(LLM(bundles["int8"], buckets=False), prompts, params)
+        results, info = llm.generate(prompts, params), llm.info()
+    assert results == run(LLM(bundles["int8"], buckets=False), prompts, params)
     assert info["executor"]["buckets"] == 6
     assert info["kv_cache_tokens"] == 24 * 32  # two blocks for padding: of 55 tokens at most
     assert sum(use["tokens"] for use in info["buckets"]) > sum(map(len, prompts))
@@ -168,9 +168,9 @@ def step(*counts: int, start: int = 0, rows: int | None = None) -> StepInput:
         slots[group.name] = (table[owners, positions // group.block_size] * group.block_size).astype(np.int32) + (
             positions % group.block_size
         )
-    wanted = len(counts) if rows is None else rows
-    one = np.ones(wanted, np.float32)
-    draw = np.arange(wanted)
+    count = len(counts) if rows is None else rows
+    one = np.ones(count, np.float32)
+    draw = np.arange(count)
     sampling = SamplingBatch(
         one, draw.astype(np.int32), one, one, draw.astype(np.uint64), draw.astype(np.uint64), logprobs=2
     )
@@ -181,8 +181,8 @@ def step(*counts: int, start: int = 0, rows: int | None = None) -> StepInput:
         kv_len=np.asarray([start + c for c in counts], np.int32),
         block_table=tables,
         slots=slots,
-        rows=np.arange(wanted, dtype=np.int32),
-        sampling=sampling if wanted else None,
+        rows=np.arange(count, dtype=np.int32),
+        sampling=sampling if count else None,
     )
 
 
@@ -202,15 +202,15 @@ def check(found: StepInput, bucket: Bucket, real: StepInput, first: int, plan: B
         for group in GROUPS:
             row = found.block_tables[group.name][b]
             places = found.positions[begin:end]
-            wanted = row[places // group.block_size] * group.block_size + places % group.block_size
-            assert found.slots[group.name][begin:end].tolist() == wanted.tolist()
+            expected = row[places // group.block_size] * group.block_size + places % group.block_size
+            assert found.slots[group.name][begin:end].tolist() == expected.tolist()
     for group in GROUPS:
         np.testing.assert_array_equal(found.slots[group.name][:tokens], real.slots[group.name])
         width = real.block_tables[group.name].shape[1]
         np.testing.assert_array_equal(found.block_tables[group.name][:requests, :width], real.block_tables[group.name])
-        own = found.slots[group.name][tokens:]
-        assert len(set(own.tolist())) == len(own) and (own >= first * group.block_size).all()
-        assert (own < (first + padding_blocks(plan, GROUPS)[group.name]) * group.block_size).all()
+        slots = found.slots[group.name][tokens:]
+        assert len(set(slots.tolist())) == len(slots) and (slots >= first * group.block_size).all()
+        assert (slots < (first + padding_blocks(plan, GROUPS)[group.name]) * group.block_size).all()
 
 
 @pytest.mark.parametrize("counts", [(1,), (8,), (5, 1, 30), (60, 1), (1, 1), (1, 1, 1), (7,)])
@@ -244,8 +244,8 @@ def test_any_step_within_the_limits_has_a_bucket(data: st.DataObject) -> None:
 
 def test_padded_rows_are_greedy() -> None:
     real = step(1, 1, 1)
-    found = pad(real, Bucket.of_batch(6), GROUPS, {"full": 50, "window": 50})
-    sampling = found.sampling
+    padded = pad(real, Bucket.of_batch(6), GROUPS, {"full": 50, "window": 50})
+    sampling = padded.sampling
     assert sampling is not None and sampling.logprobs == 2
     assert sampling.temperature.tolist() == [1, 1, 1, 0, 0, 0] and sampling.top_p.tolist() == [1] * 6
     assert sampling.seed.tolist() == [0, 1, 2, 0, 0, 0] and sampling.seed.dtype == np.uint64

@@ -159,12 +159,12 @@ def test_a_toy_op_needs_its_meaning_and_its_declaration(blend: Any, two: bool) -
         return torch.ops.ew.take_rows(blend(x, x if two else None, 0.5), inputs["rows"])
 
     lowered = lower_program(program_from(body, torch.nn.Linear(8, 40, bias=False))).program
-    (found,) = (s for s in lowered.steps if s.op == "toy_blend")
-    assert (len(found.inputs), dict(found.attrs)) == (1 + two, {"has_y": two, "amount": 0.5})
-    assert problem_of_step(found) is None
+    (blend_step,) = (s for s in lowered.steps if s.op == "toy_blend")
+    assert (len(blend_step.inputs), dict(blend_step.attrs)) == (1 + two, {"has_y": two, "amount": 0.5})
+    assert problem_of_step(blend_step) is None
     assert LoweredProgram.from_json(lowered.to_json()) == lowered
-    costs = step_costs(lowered, StepSizes((3,), (3,)))[lowered.steps.index(found)]
-    size = found.outputs[0].shape[-1].constant
+    costs = step_costs(lowered, StepSizes((3,), (3,)))[lowered.steps.index(blend_step)]
+    size = blend_step.outputs[0].shape[-1].constant
     assert (costs.activations_read, costs.activations_written) == ((1 + two) * 3 * size * 4, 3 * size * 4)
     assert "| `toy_blend` | x [M,C], y [M,C]? | `has_y`, `amount` | [M,C] |" in lowered_rows()[0]
     assert '{"toy_blend", kInputs_toy_blend, kAttributes_toy_blend, 1, false},' in declarations(OPS)

@@ -70,9 +70,9 @@ def test_results_are_the_same_through_the_socket(tiny_bundle: Path) -> None:
         return [one.result for one in ended], [one.metrics for one in ended], pieces
 
     results, metrics, pieces = served(tiny_bundle, use)
-    for result, wanted in zip(results[:2], expected, strict=False):
+    for result, other in zip(results[:2], expected, strict=False):
         assert result.dtype == np.float32
-        np.testing.assert_array_equal(result, wanted)
+        np.testing.assert_array_equal(result, other)
     assert results[2] == expected[2]
     assert_answers(results[3], answer)
     assert_answers(results[4], held)
@@ -103,7 +103,7 @@ WRONG: list[tuple[Task[Any], str]] = [
 
 
 def test_bad_input_names_its_field(tiny_bundle: Path) -> None:
-    """The same errors here and through the socket, and those of types, which records have only there."""
+    """Errors are the same here and through the socket; only records there have errors of types."""
     with LLM(tiny_bundle) as llm:
         for task, message in WRONG:
             with pytest.raises(RequestError, match=f"^{message}"):

@@ -76,7 +76,7 @@ def logits_over_messages(bundle: Bundle, how: Partition) -> tuple[list[FloatArra
     whole, letters = bundle.program("cpu"), Letters()
     groups = [group.name for group in whole.cache_groups]
     vocab = whole.outputs["logits"].shape[1].constant
-    found: list[FloatArray] = []
+    by_step: list[FloatArray] = []
     problems: list[BaseException] = []
     for rank in range(how.ranks):
         for other in range(how.ranks):
@@ -95,7 +95,7 @@ def logits_over_messages(bundle: Bundle, how: Partition) -> tuple[list[FloatArra
                 else:
                     logits = one.run(step).logits
                     assert logits is not None
-                    found.append(logits.copy())
+                    by_step.append(logits.copy())
         except BaseException as e:  # noqa: BLE001
             problems.append(e)
 
@@ -106,7 +106,7 @@ def logits_over_messages(bundle: Bundle, how: Partition) -> tuple[list[FloatArra
         thread.join()
     if problems:
         raise problems[0]
-    return found, letters
+    return by_step, letters
 
 
 @pytest.mark.parametrize("name", ["tensor=2,pipeline=2", *OTHERS])
@@ -187,14 +187,14 @@ def opened(path: Path, how: str, places: Processes, patience: float = HANG) -> L
 
 @pytest.fixture
 def places() -> Iterator[Callable[[int], Processes]]:
-    made: list[Processes] = []
+    started: list[Processes] = []
 
     def make(ranks: int) -> Processes:
-        made.append(Processes(ranks))
-        return made[-1]
+        started.append(Processes(ranks))
+        return started[-1]
 
     yield make
-    for one in made:
+    for one in started:
         one.close()
 
 
@@ -419,10 +419,10 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> Callable[[s
             wires[-1].ready.clear()  # they may go on, whenever they do
         mail._group = Group(wires[-1], mail._rank)
 
-    made = messages.Mail.__init__
+    original = messages.Mail.__init__
 
     def make(mail: Any, rank: int, *rest: Any) -> None:
-        made(mail, rank, *rest)
+        original(mail, rank, *rest)
         if rank:
             wires[-1].call(rank)
 
@@ -430,9 +430,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> Callable[[s
         kind, rank = key.split("/")
         if kind == "reply":
             wires[-1].ready.add(int(rank))
-        said(store, key, what)
+        original_say(store, key, what)
 
-    said = ranks.say
+    original_say = ranks.say
     monkeypatch.setattr(ranks, "say", say)
     monkeypatch.setattr(messages.Mail, "__init__", make)
     monkeypatch.setattr(messages.Mail, "open", open_group)
@@ -460,8 +460,8 @@ SIMULATED = {"tensor=2": 2, "pipeline=2": 2, "tensor=3": 3, "pipeline=3": 3, "te
 
 def numbers(llm: LLM) -> list[object]:
     """The numbers of ``answers``, without texts: an LLM of an executor has no tokenizer."""
-    found = llm.generate(PROMPTS, PARAMS)
-    return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob, len(o.outputs)) for o in found]
+    results = llm.generate(PROMPTS, PARAMS)
+    return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob, len(o.outputs)) for o in results]
 
 
 @pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.soak)])
@@ -475,7 +475,7 @@ def test_faults_at_any_moment(simulated: Callable[[str, Wire], LLM], tiny_bundle
         with simulated(how, wire) as llm:
             assert numbers(llm) == expected
             calls[how] = list(wire.calls)
-    found = defaultdict[str, int](int)
+    outcomes = defaultdict[str, int](int)
     for seed in range(count):
         chosen = random.Random(seed)
         how = chosen.choice(list(SIMULATED))
@@ -487,19 +487,19 @@ def test_faults_at_any_moment(simulated: Callable[[str, Wire], LLM], tiny_bundle
             with simulated(how, wire) as llm:
                 places = llm.engine.executor._others._places  # type: ignore[attr-defined]
                 assert numbers(llm) == expected, about
-                found["answered"] += 1
+                outcomes["answered"] += 1
                 assert wire.fault in ("paused", "slow") or wire.calls[at] <= wire.moment + 1, about
         except EnginewrightError as e:
             problem = e.message
         if problem:
             assert wire.fault in ("killed", "stopped", "raises"), f"{about}: {problem}"
             assert f"rank {at} (machine 10.0.0.{1 + at})" in problem, f"{about}: {problem}"
-            found[wire.fault] += 1
+            outcomes[wire.fault] += 1
         if places is not None:
             for thread in places.threads:
                 thread.join(HANG)
                 assert not thread.is_alive(), about
-    assert found["answered"] and all(found[fault] for fault in ("killed", "stopped", "raises")), dict(found)
+    assert outcomes["answered"] and all(outcomes[fault] for fault in ("killed", "stopped", "raises")), dict(outcomes)
 
 
 def lose(llm: LLM, how: Callable[[], None], match: str) -> None:
@@ -616,11 +616,11 @@ def test_without_a_package_the_extra_is_named(tiny_bundle: Path, package: str, m
 
 def test_ray_is_where_ranks_are_if_a_server_has_no_replicas(tiny_bundle: Path) -> None:
     serve = ["serve", str(tiny_bundle), "--ray", "10.0.0.1:6379"]
-    said = CliRunner().invoke(app, [*serve, "--ranks", "2", "--print-config"])
-    assert tomllib.loads(said.stdout)["llm"] == {"ranks": 2, "ray": "10.0.0.1:6379"}, said.output
+    result = CliRunner().invoke(app, [*serve, "--ranks", "2", "--print-config"])
+    assert tomllib.loads(result.stdout)["llm"] == {"ranks": 2, "ray": "10.0.0.1:6379"}, result.output
     of_replicas = CliRunner().invoke(app, [*serve, "--ranks", "2", "--replicas", "2", "--print-config"])
-    given = tomllib.loads(of_replicas.stdout)
-    assert (given["ray"], given["llm"]) == ("10.0.0.1:6379", {"ranks": 2})
+    config = tomllib.loads(of_replicas.stdout)
+    assert (config["ray"], config["llm"]) == ("10.0.0.1:6379", {"ranks": 2})
     refused = CliRunner().invoke(app, serve)
     assert refused.exit_code and "ray: it is of replicas or ranks, and there are none" in refused.output
 
@@ -652,10 +652,10 @@ class Cluster:
         command = (
             self._head.replace("6379", port) if machine == 1 else self._joins.replace("10.0.0.1:6379", self.address)
         )
-        own = [f"--node-ip-address=127.0.0.1{machine}", "--num-cpus=1", "--disable-usage-stats"]
-        own += ["--include-dashboard=false"] if machine == 1 else []
+        flags = [f"--node-ip-address=127.0.0.1{machine}", "--num-cpus=1", "--disable-usage-stats"]
+        flags += ["--include-dashboard=false"] if machine == 1 else []
         for _ in range(4):  # Ray waits 30 s for its own processes, which are too few on a busy machine
-            if self._ran(command, own):
+            if self._ran(command, flags):
                 return
             self.kill(machine)
         raise AssertionError(self._said())
@@ -670,15 +670,15 @@ class Cluster:
 
     def processes(self, machine: int) -> list[int]:
         """The processes of one machine: Ray's and those that it has started."""
-        found: dict[int, int] = {}
+        parents: dict[int, int] = {}
         named: set[int] = set()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, ValueError):
                 words = (folder / "cmdline").read_bytes()
-                found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 if self.address.encode() in words and re.search(rb"ip.address=127.0.0.1%d\0" % machine, words):
                     named.add(int(folder.name))
-        return [pid for pid, parent in found.items() if pid in named or parent in named]
+        return [pid for pid, parent in parents.items() if pid in named or parent in named]
 
     def kill(self, machine: int) -> None:
         kill(self.processes(machine))
@@ -690,12 +690,12 @@ class Cluster:
 
     def others(self) -> list[int]:
         """Processes whose command lines name the folder, such as Ray's autoscaler, which isn't our child."""
-        found = []
+        pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if f"{self._folder}/".encode() in (folder / "cmdline").read_bytes():
-                    found.append(int(folder.name))
-        return found
+                    pids.append(int(folder.name))
+        return pids
 
 
 def kill(pids: Sequence[int]) -> None:

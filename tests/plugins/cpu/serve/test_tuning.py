@@ -35,18 +35,18 @@ def file_for(bundle: Bundle, **changed: Any) -> TuningFile:
 
 def executor_of(bundle: Bundle, threads: int = 0, **options: Any) -> tuple[CpuExecutor, dict[str, int]]:
     """The executor, and the choices that its program was made with."""
-    made: list[dict[str, int]] = []
+    sizes: list[dict[str, int]] = []
     make = executable._executor
 
     def watched(*arguments: Any) -> Any:
-        made.append(dict(arguments[4]))
+        sizes.append(dict(arguments[4]))
         return make(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executable, "_executor", watched)
         blocks = {g.name: 2 for g in bundle.program("cpu").cache_groups}
         executor = CpuExecutor(bundle, blocks, Placement(threads=threads), **options)
-    return executor, made[0]
+    return executor, sizes[0]
 
 
 def test_without_a_file_nothing_is_said(bundle: Bundle) -> None:
@@ -115,8 +115,8 @@ def test_what_is_for_another_machine_is_ignored(changed: dict[str, Any], named: 
 )
 def test_a_damaged_file_is_ignored(text: str, named: str, bundle: Bundle) -> None:
     tuning_path(bundle).write_bytes(text.encode(errors="surrogateescape"))
-    found, note = load_tuning(bundle, ISA)
-    assert found is None and named in note
+    tuning, note = load_tuning(bundle, ISA)
+    assert tuning is None and named in note
     assert executor_of(bundle, threads=1)[1] == {}
 
 
@@ -148,11 +148,11 @@ def test_what_is_not_a_small_regular_file_is_ignored(kind: str, named: str, bund
     before = signal.signal(signal.SIGALRM, hangs)
     signal.alarm(10)
     try:
-        found, note = load_tuning(bundle, ISA)
+        tuning, note = load_tuning(bundle, ISA)
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    assert found is None and note.startswith("own.bundle.tune.json is ignored: ") and named in note
+    assert tuning is None and note.startswith("own.bundle.tune.json is ignored: ") and named in note
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(bundle: Bundle, tmp_path: Path) -> None:

@@ -64,12 +64,12 @@ def lowered(program: Program, context: PassContext, floats: FloatType) -> Loweri
 
 
 def weights_of(lowering: Lowering, device: torch.device = CPU) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     for use in lowering.program.weights:
         stored = np.concatenate([chunk.reshape(-1) for chunk in stored_chunks(use, lowering.weights[use.name])])
         shape = use.shape if use.layout == "rows" else (-1,)
-        found[use.name] = weight_tensor(use, stored.reshape(shape), device)
-    return found
+        tensors[use.name] = weight_tensor(use, stored.reshape(shape), device)
+    return tensors
 
 
 def steps_of(
@@ -103,8 +103,10 @@ def step_input(inputs: Mapping[str, Tensor], sampling: SamplingBatch | None = No
     plain = {name: arrays[name] for name in ("ids", "positions", "q_start", "kv_len", "rows")}
     tables = {name.partition(":")[2]: a for name, a in arrays.items() if name.startswith("block_table:")}
     slots = {name.partition(":")[2]: a for name, a in arrays.items() if name.startswith("slots:")}
-    wanted = sampling is None
-    return StepInput(**plain, block_table=tables, slots=slots, sampling=sampling, outputs=("logits",) if wanted else ())
+    without_sampling = sampling is None
+    return StepInput(
+        **plain, block_table=tables, slots=slots, sampling=sampling, outputs=("logits",) if without_sampling else ()
+    )
 
 
 def long_contexts(case: str, length: int, cache: str | None = None, given: bool = False) -> float:
@@ -118,12 +120,12 @@ def long_contexts(case: str, length: int, cache: str | None = None, given: bool 
     for node in meant.nodes_of(torch.ops.ew.kv_write.default):
         node.args = (*node.args[:5], context.cache if context.cache in ("i8", "fp8") else "f32")
     names = [group.name for group in lowering.program.cache_groups]
-    evaluation, steps, made = PagedEvaluation(meant, 48), steps_of(lowering, 256, blocks=48), Steps(names, 48)
+    evaluation, steps, stepper = PagedEvaluation(meant, 48), steps_of(lowering, 256, blocks=48), Steps(names, 48)
     a, b, c = random_sequences((length, 60, 3), 250)
     for start in range(0, length - 1, 120):
         chunk = {"a": a[start : min(start + 120, length - 1)]}
         evaluation.run(chunk)
-        step = step_input(made.step(chunk))
+        step = step_input(stepper.step(chunk))
         if not given:
             steps.start(step).result()
     for name, held in steps._program.caches.items() if given else ():
@@ -131,7 +133,7 @@ def long_contexts(case: str, length: int, cache: str | None = None, given: bool 
             ours.copy_(evaluation.caches[f"{kind}_cache:{name.partition('/')[2]}"].nan_to_num())
     for chunks in ({"b": b[:59], "c": c[:1]}, {"a": a[-1:], "b": b[59:], "c": c[1:2]}):
         expected = evaluation.run(chunks)
-        logits = steps.start(step_input(made.step(chunks))).result().logits
+        logits = steps.start(step_input(stepper.step(chunks))).result().logits
         assert logits is not None
         worst = max(worst, float(np.abs(logits - expected.numpy()).max() / expected.abs().max()))
     return worst
@@ -161,14 +163,14 @@ def differences(
         node.args = (*node.args[:5], context.cache if context.cache in ("i8", "fp8") else "f32")
     evaluation = PagedEvaluation(meant, BLOCKS)
     names = [group.name for group in lowering.program.cache_groups]
-    steps, made = steps_of(lowering, 256), Steps(names, BLOCKS)
-    found = []
+    steps, stepper = steps_of(lowering, 256), Steps(names, BLOCKS)
+    apart = []
     for chunks in schedule():
         expected = evaluation.run(chunks)
-        logits = steps.start(step_input(made.step(chunks))).result().logits
+        logits = steps.start(step_input(stepper.step(chunks))).result().logits
         assert logits is not None
-        found.append((float(np.abs(logits - expected.numpy()).max()), float(expected.abs().max())))
-    return found
+        apart.append((float(np.abs(logits - expected.numpy()).max()), float(expected.abs().max())))
+    return apart
 
 
 def greedy(rows: int) -> SamplingBatch:

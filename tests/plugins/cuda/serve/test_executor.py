@@ -122,18 +122,18 @@ class FakeGraph(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = func(*args, **kwargs)
-        fresh = [x for x in (given if isinstance(given, (tuple, list)) else [given]) if isinstance(x, torch.Tensor)]
+        result = func(*args, **kwargs)
+        fresh = [x for x in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(x, torch.Tensor)]
         old = {x.untyped_storage().data_ptr() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
 
         def again() -> None:
             now = func(*args, **kwargs)
-            for kept, new in zip(fresh, now if isinstance(now, (tuple, list)) else [now], strict=True):
-                if kept.untyped_storage().data_ptr() not in old:
-                    kept.copy_(new)
+            for tensor, new in zip(fresh, now if isinstance(now, (tuple, list)) else [now], strict=True):
+                if tensor.untyped_storage().data_ptr() not in old:
+                    tensor.copy_(new)
 
         self._calls.append(again)
-        return given
+        return result
 
     def add(self, launch: Callable[[], object]) -> None:
         self._calls.append(launch)
@@ -201,8 +201,8 @@ def mixed_decodes(case: str, cache: str | None, length: int, size: int) -> tuple
     plain = cases.steps_of(lowering, 256, blocks=64)
     shape_of = plain._shape_of
     plain._shape_of = lambda step, blocks: replace(shape_of(step, blocks), mixed=False)
-    own = cases.steps_of(lowering, 256, launcher=Noting(), blocks=64)
-    for (_, one), (_, other) in zip(plain._program.caches.items(), own._program.caches.items(), strict=True):
+    mixed = cases.steps_of(lowering, 256, launcher=Noting(), blocks=64)
+    for (_, one), (_, other) in zip(plain._program.caches.items(), mixed._program.caches.items(), strict=True):
         for ours, theirs in ((one.of.keys, other.of.keys), (one.of.values, other.of.values)):
             random = torch.Generator().manual_seed(5)
             ours.copy_(torch.randn(ours.shape, generator=random) * (20 if cache == "int8" else 1))
@@ -213,15 +213,15 @@ def mixed_decodes(case: str, cache: str | None, length: int, size: int) -> tuple
                 theirs.copy_(ours)
     steps = {key: Steps(names, 64) for key in ("plain", "own")}
     worst = 0.0
-    for made in steps.values():  # contexts that nobody reads in
-        made.step({"a": [3] * length, "b": [4] * 5})
+    for stepper in steps.values():  # contexts that nobody reads in
+        stepper.step({"a": [3] * length, "b": [4] * 5})
     for chunks in ({"a": [7], "c": list(range(size)), "b": [9]}, {"b": [3], "d": [5], "a": [2], "c": [1, 2, 3]}):
         ran.clear()
         expected = plain.start(cases.step_input(steps["plain"].step(chunks))).result().logits
-        found = own.start(cases.step_input(steps["own"].step(chunks))).result().logits
+        logits = mixed.start(cases.step_input(steps["own"].step(chunks))).result().logits
         assert expected is not None
-        assert found is not None
-        worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
+        assert logits is not None
+        worst = max(worst, float(np.abs(logits - expected).max() / np.abs(expected).max()))
     return worst, sorted(set(ran))
 
 
@@ -257,15 +257,15 @@ def products_otherwise(recipe: str, floats: str, module: str, **values: int) -> 
     of = {"ops": ops, "tiles": tiles}[module]
     plain = cases.steps_of(lowering, 256)
     with patch.multiple(of, **values):
-        own = cases.steps_of(lowering, 256, launcher=Noting())
+        steps_alone = cases.steps_of(lowering, 256, launcher=Noting())
     ours, theirs, worst = Steps(["full"], cases.BLOCKS), Steps(["full"], cases.BLOCKS), 0.0
     for chunks in ({"a": [3, 4, 5]}, {"a": [6], "b": [8]}):
         expected = plain.start(cases.step_input(theirs.step(chunks))).result().logits
         with patch.multiple(of, **values):
-            found = own.start(cases.step_input(ours.step(chunks))).result().logits
+            logits = steps_alone.start(cases.step_input(ours.step(chunks))).result().logits
         assert expected is not None
-        assert found is not None
-        worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
+        assert logits is not None
+        worst = max(worst, float(np.abs(logits - expected).max() / np.abs(expected).max()))
     return worst, ran
 
 
@@ -275,7 +275,7 @@ def test_narrow_weights_lie_by_group(recipe: str) -> None:
     program, context = cases.program_of("Llama", recipe)
     lowering = cases.lowered(program, context, "bf16")
     lowered = lowering.program
-    given = cases.weights_of(lowering)
+    stored = cases.weights_of(lowering)
     linears = [step for step in lowered.steps if step.op == "linear"]
     split = linears[0].inputs[1]
     part = replace_struct(split, shape=(Affine(constant=1), split.shape[1]))
@@ -283,15 +283,15 @@ def test_narrow_weights_lie_by_group(recipe: str) -> None:
     step = replace_struct(linears[0], inputs=(linears[0].inputs[0], part, *linears[0].inputs[2:]))
     lowered = replace_struct(lowered, steps=(*lowered.steps[:number], step, *lowered.steps[number + 1 :]))
 
-    weights = dict(given)
+    weights = dict(stored)
     laid = lay_narrow(lowered, weights)
-    assert split.name not in laid and weights[split.name] is given[split.name]
+    assert split.name not in laid and weights[split.name] is stored[split.name]
     others = [of.inputs for of in linears if of.inputs[1].name != split.name]
-    wanted = [inputs for inputs in others if given[inputs[2].name].shape[1] > 1]
-    assert len(wanted) >= 3
-    for _, weight, scales, *_rest in wanted:
+    narrow = [inputs for inputs in others if stored[inputs[2].name].shape[1] > 1]
+    assert len(narrow) >= 3
+    for _, weight, scales, *_rest in narrow:
         assert {weight.name, scales.name} <= laid
-        codes, factors = given[weight.name], given[scales.name]
+        codes, factors = stored[weight.name], stored[scales.name]
         rows, groups = factors.shape
         by_group = weights[weight.name]
         assert by_group.shape == (groups, rows, codes.shape[1] // groups) and by_group.is_contiguous()
@@ -362,31 +362,31 @@ def without_graphs() -> tuple[list[str], str, int, float]:
     lowering = cases.lowered(program, context, "f32")
 
     def fail(work: Callable[[], None]) -> Any:
-        asked.append(work)
+        works.append(work)
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch for it.")
 
-    asked: list[Callable[[], None]] = []
+    works: list[Callable[[], None]] = []
     plain, failing = cases.steps_of(lowering, 256), cases.steps_of(lowering, 256, fail)
     ours, theirs, worst = Steps(["full"], cases.BLOCKS), Steps(["full"], cases.BLOCKS), 0.0
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for number in range(6):
             chunks = {name: [3 + number] for name in ("ab" if number < 3 else "a")}
             expected = plain.start(cases.step_input(theirs.step(chunks))).result().logits
-            found = failing.start(cases.step_input(ours.step(chunks))).result().logits
+            logits = failing.start(cases.step_input(ours.step(chunks))).result().logits
             assert expected is not None
-            assert found is not None
-            worst = max(worst, float(np.abs(expected - found).max()))
-    assert len(asked) == 1
-    ours_alone = [str(w.message) for w in said if "target cuda" in str(w.message)]
+            assert logits is not None
+            worst = max(worst, float(np.abs(expected - logits).max()))
+    assert len(works) == 1
+    ours_alone = [str(w.message) for w in caught if "target cuda" in str(w.message)]
     return ours_alone, failing.no_graphs, failing.graph_launches, worst
 
 
 @pytest.mark.matrix
 def test_a_capture_that_fails_is_said_once_and_steps_go_on(interpreter: ProcessPoolExecutor) -> None:
-    said, reason, launches, worst = interpreter.submit(without_graphs).result()
+    messages, reason, launches, worst = interpreter.submit(without_graphs).result()
     assert reason == "CUDA error: operation not permitted when stream is capturing"
-    (only,) = said
+    (only,) = messages
     assert reason in only
     assert "kernel by kernel" in only
     assert (launches, worst) == (0, 0.0)
@@ -396,30 +396,35 @@ def held_and_left() -> tuple[int, int, list[str]]:
     """Bytes that steps hold beside weights and caches, what they were said to, and what is left after ``close``."""
     program, context = cases.program_of("Mistral")
     lowering = cases.lowered(program, context, "f32")
-    steps, made = cases.steps_of(lowering, 256, FakeGraph, RecordingLauncher()), Steps(["full"], cases.BLOCKS)
-    made = Steps([group.name for group in lowering.program.cache_groups], cases.BLOCKS)
+    steps, stepper = cases.steps_of(lowering, 256, FakeGraph, RecordingLauncher()), Steps(["full"], cases.BLOCKS)
+    stepper = Steps([group.name for group in lowering.program.cache_groups], cases.BLOCKS)
     sampled = cases.as_options([{"temperature": 0.5, "top_k": 3}])
     for chunks in ({"a": [1, 2, 3]}, {"a": [4]}, {"a": [5]}):
-        steps.start(cases.step_input(made.step(chunks), sampled)).result()
-    own = steps._program
+        steps.start(cases.step_input(stepper.step(chunks), sampled)).result()
+    executable = steps._program
     memory = [value for value in vars(steps._memory).values() if isinstance(value, torch.Tensor)]
-    held = [own.arena, own._scratch, *own._lists.values(), *memory]
-    logits = 4 * own.limits.rows * 256
+    held = [executable.arena, executable._scratch, *executable._lists.values(), *memory]
+    logits = 4 * executable.limits.rows * 256
     # Logits that are changed or given back, and what log-probabilities take of them, are made when they are asked for.
-    said = step_memory(lowering.program, own.limits, 256) - 2 * logits - logits // 5
-    caches = [cache.of.keys for cache in own.caches.values()]
-    every = {"weights": next(iter(own._weights.values())), "cache": caches[0], "arena": own.arena, "made": memory[0]}
+    bytes_held = step_memory(lowering.program, executable.limits, 256) - 2 * logits - logits // 5
+    caches = [cache.of.keys for cache in executable.caches.values()]
+    every = {
+        "weights": next(iter(executable._weights.values())),
+        "cache": caches[0],
+        "arena": executable.arena,
+        "made": memory[0],
+    }
     total, alive = sum(x.nbytes for x in held), {name: weakref.ref(x) for name, x in every.items()}
-    del held, memory, caches, every, own
+    del held, memory, caches, every, executable
     steps.close()
     gc.collect()
-    return total, said, [name for name, of in alive.items() if of() is not None]
+    return total, bytes_held, [name for name, of in alive.items() if of() is not None]
 
 
 @pytest.mark.matrix
 def test_what_steps_hold_is_known_before_and_gone_afterwards(interpreter: ProcessPoolExecutor) -> None:
-    held, said, left = interpreter.submit(held_and_left).result()
-    assert held <= said <= held + 4 * 4 * (1 + 2 * 8 * 3)  # lists of work are made where contexts are cut
+    held, bytes_known, left = interpreter.submit(held_and_left).result()
+    assert held <= bytes_known <= held + 4 * 4 * (1 + 2 * 8 * 3)  # lists of work are made where contexts are cut
     assert left == []
 
 
@@ -507,10 +512,10 @@ def drawn() -> list[tuple[list[int], list[int]]]:
         {"temperature": 1.2, "top_k": 5, "seed": 2},
         {"temperature": 0.9, "top_p": 0.7, "min_p": 0.02, "seed": 2**63 + 5, "counter": 9},
     ]
-    steps, made = cases.steps_of(lowering, 256), Steps(["full"], cases.BLOCKS)
-    found = []
+    steps, stepper = cases.steps_of(lowering, 256), Steps(["full"], cases.BLOCKS)
+    tokens = []
     for chunks in ({str(i): [3 + i, 9, 40 + i] for i in range(4)}, {str(i): [7 + i] for i in range(4)}):
-        step = cases.step_input(made.step(chunks), cases.as_options(options))
+        step = cases.step_input(stepper.step(chunks), cases.as_options(options))
         step.outputs = ("logits",)
         assert step.sampling is not None
         step.sampling.logprobs = 2
@@ -519,13 +524,13 @@ def drawn() -> list[tuple[list[int], list[int]]]:
         assert output.logits is not None
         assert output.token_logprobs is not None
         assert output.top_logprobs is not None
-        wanted = RowSampler(1).sample(output.logits, step.sampling)
-        assert wanted.tokens is not None
-        np.testing.assert_allclose(output.token_logprobs, wanted.token_logprobs, rtol=0, atol=1e-5)
-        np.testing.assert_array_equal(output.top_ids, wanted.top_ids)
-        np.testing.assert_allclose(output.top_logprobs, wanted.top_logprobs, rtol=0, atol=1e-5)
-        found.append((output.tokens.tolist(), wanted.tokens.tolist()))
-    return found
+        expected = RowSampler(1).sample(output.logits, step.sampling)
+        assert expected.tokens is not None
+        np.testing.assert_allclose(output.token_logprobs, expected.token_logprobs, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(output.top_ids, expected.top_ids)
+        np.testing.assert_allclose(output.top_logprobs, expected.top_logprobs, rtol=0, atol=1e-5)
+        tokens.append((output.tokens.tolist(), expected.tokens.tolist()))
+    return tokens
 
 
 def test_tokens_are_drawn_on_the_device(interpreter: ProcessPoolExecutor) -> None:
@@ -538,17 +543,19 @@ def in_parts() -> float:
     program, context = cases.program_of("Llama")
     lowering = cases.lowered(program, context, "f32")
     sequences = random_sequences([3, 1, 4, 2, 1, 2, 1, 3, 2], 250)
-    made = Steps(["full"], cases.BLOCKS)
+    stepper = Steps(["full"], cases.BLOCKS)
     many = cases.steps_of(lowering, 256).start(
-        cases.step_input(made.step({str(i): sequence for i, sequence in enumerate(sequences)}))
+        cases.step_input(stepper.step({str(i): sequence for i, sequence in enumerate(sequences)}))
     )
     logits, worst = many.result().logits, 0.0
     assert logits is not None
     alone = cases.steps_of(lowering, 256)
     for i, sequence in list(enumerate(sequences))[::4]:
-        own = alone.start(cases.step_input(Steps(["full"], cases.BLOCKS).step({"x": sequence}))).result().logits
-        assert own is not None
-        worst = max(worst, float(np.abs(own[0] - logits[i]).max()))
+        logits_alone = (
+            alone.start(cases.step_input(Steps(["full"], cases.BLOCKS).step({"x": sequence}))).result().logits
+        )
+        assert logits_alone is not None
+        worst = max(worst, float(np.abs(logits_alone[0] - logits[i]).max()))
     return worst
 
 
@@ -560,8 +567,8 @@ def test_what_is_too_much_for_a_step_runs_in_parts(interpreter: ProcessPoolExecu
 def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
     """Tokens of a step of 12 rows, more than there is room for, with lists; and the cpu target's sampler's."""
     program, context = cases.program_of("Llama")
-    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256, rows=4), Steps(["full"], cases.BLOCKS)
-    step = cases.step_input(made.step({"a": [3, 9, 40, 7, 5, 6], "b": [1, 2, 3, 4, 5, 6]}, rows=range(12)))
+    steps, stepper = cases.steps_of(cases.lowered(program, context, "f32"), 256, rows=4), Steps(["full"], cases.BLOCKS)
+    step = cases.step_input(stepper.step({"a": [3, 9, 40, 7, 5, 6], "b": [1, 2, 3, 4, 5, 6]}, rows=range(12)))
     options = [{"temperature": 0.9 * (i % 3 > 0), "top_k": 7 * (i % 2), "seed": i} for i in range(12)]
     step.sampling = cases.as_options(options)
     step.sampling.repetition_penalty = np.linspace(0.5, 3, 12).astype(np.float32)
@@ -575,9 +582,9 @@ def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
     output = steps.start(step).result()
     assert output.tokens is not None
     assert output.logits is not None
-    wanted = RowSampler(1).sample(output.logits, step.sampling).tokens
-    assert wanted is not None
-    return output.tokens.tolist(), wanted.tolist()
+    expected = RowSampler(1).sample(output.logits, step.sampling).tokens
+    assert expected is not None
+    return output.tokens.tolist(), expected.tolist()
 
 
 @pytest.mark.matrix
@@ -590,15 +597,15 @@ def after_bad_numbers() -> tuple[list[int], bool, bool]:
     """Tokens of a step one of whose requests' caches is NaN; whether its blocks are zero after a step that clears them,
     and the other's not."""
     program, context = cases.program_of("Llama")
-    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
-    steps.start(cases.step_input(made.step({"a": [4, 5], "b": [6, 7]}), cases.greedy(2))).result()
-    bad, good = (made.requests[name].blocks["full"][0] for name in "ab")
+    steps, stepper = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
+    steps.start(cases.step_input(stepper.step({"a": [4, 5], "b": [6, 7]}), cases.greedy(2))).result()
+    bad, good = (stepper.requests[name].blocks["full"][0] for name in "ab")
     for cache in steps._program.caches.values():
         cache.of.keys[bad] = float("nan")
-    step = cases.step_input(made.step({"a": [9], "b": [9]}), cases.greedy(2))
+    step = cases.step_input(stepper.step({"a": [9], "b": [9]}), cases.greedy(2))
     tokens = steps.start(step).result().tokens
     assert tokens is not None
-    step = cases.step_input(made.step({"b": [9]}), cases.greedy(1))
+    step = cases.step_input(stepper.step({"b": [9]}), cases.greedy(1))
     step.clears = {"full": np.array([bad], np.int32)}
     steps.start(step).result()
     keys = [cache.of.keys for cache in steps._program.caches.values()]
@@ -606,11 +613,11 @@ def after_bad_numbers() -> tuple[list[int], bool, bool]:
 
 
 def test_numbers_that_are_not_finite_stay_with_their_request(interpreter: ProcessPoolExecutor) -> None:
-    tokens, cleared, kept = interpreter.submit(after_bad_numbers).result()
+    tokens, cleared, others = interpreter.submit(after_bad_numbers).result()
     assert tokens[0] == NO_TOKEN
     assert tokens[1] != NO_TOKEN
     assert cleared
-    assert kept
+    assert others
 
 
 @pytest.mark.parametrize(
@@ -626,8 +633,8 @@ def test_what_is_wrong_with_a_step_is_said(
 
 def refused(changed: dict[str, float]) -> None:
     program, context = cases.program_of("Llama")
-    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
-    step = cases.step_input(made.step({"a": [1], "b": [2]}), cases.as_options([{}, changed]))
+    steps, stepper = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
+    step = cases.step_input(stepper.step({"a": [1], "b": [2]}), cases.as_options([{}, changed]))
     if not changed:
         step.arrays["ids"] = step.ids[:0]
     steps.start(step)
@@ -741,15 +748,15 @@ class _Allocated(TorchDispatchMode):
         self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         old = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
-        for tensor in given if isinstance(given, (tuple, list)) else [given]:
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(tensor, torch.Tensor) and (at := tensor.untyped_storage().data_ptr()) not in old:
                 self._held[at] = weakref.ref(tensor)
                 self._sizes[at] = tensor.untyped_storage().nbytes()
         live = [at for at, of in self._held.items() if of() is not None]
         self.most = max(self.most, sum(self._sizes[at] for at in live))
-        return given
+        return result
 
 
 def test_logprobs_take_a_fifth_of_the_logits_memory() -> None:
@@ -762,8 +769,8 @@ def test_logprobs_take_a_fifth_of_the_logits_memory() -> None:
 def out_of_memory(times: int) -> tuple[list[str], int]:
     """The results of three steps if memory runs out ``times`` times in the second one, and the number of attempts."""
     program, context = cases.program_of("Llama")
-    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
-    found, left = [], 0
+    steps, stepper = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
+    outcomes, left = [], 0
     draw = steps._draw
 
     def full(*given: Any) -> None:
@@ -776,28 +783,28 @@ def out_of_memory(times: int) -> tuple[list[str], int]:
     steps._draw = full
     for number in range(3):
         left = times if number == 1 else 0
-        step = cases.step_input(made.step({"a": [number + 1]}), cases.greedy(1))
+        step = cases.step_input(stepper.step({"a": [number + 1]}), cases.greedy(1))
         try:
             tokens = steps.start(step).result().tokens
-            found.append("tokens" if tokens is not None else "nothing")
+            outcomes.append("tokens" if tokens is not None else "nothing")
         except CapacityError as e:
-            found.append(e.message)
-    return found, steps.late["late_memory"]
+            outcomes.append(e.message)
+    return outcomes, steps.late["late_memory"]
 
 
 def test_where_memory_runs_out_a_step_is_tried_again(interpreter: ProcessPoolExecutor) -> None:
-    found, count = interpreter.submit(out_of_memory, 1).result()
-    assert found == ["tokens"] * 3 and count == 1
-    found, count = interpreter.submit(out_of_memory, 2).result()
-    assert found[::2] == ["tokens"] * 2 and count == 1
-    assert found[1].startswith("memory: the GPU has none left for a step: CUDA out of memory")
+    outcomes, count = interpreter.submit(out_of_memory, 1).result()
+    assert outcomes == ["tokens"] * 3 and count == 1
+    outcomes, count = interpreter.submit(out_of_memory, 2).result()
+    assert outcomes[::2] == ["tokens"] * 2 and count == 1
+    assert outcomes[1].startswith("memory: the GPU has none left for a step: CUDA out of memory")
 
 
 def lost_gpu(bundle: str) -> list[tuple[str, str]]:
     """The answers of ``LLM`` around a launch that fails, after which the GPU answers nothing."""
     from enginewright import LLM, SamplingParams
 
-    said: list[tuple[str, str]] = []
+    records: list[tuple[str, str]] = []
     broken = False
 
     class Fails(JitLauncher):
@@ -818,12 +825,12 @@ def lost_gpu(bundle: str) -> list[tuple[str, str]]:
             broken = state
             try:
                 result = llm.generate([1, 2, 3], SamplingParams(max_tokens=1, temperature=0.0))[0]
-                said.append((str(len(result.token_ids)), llm.lost))
+                records.append((str(len(result.token_ids)), llm.lost))
             except EnginewrightError as e:
-                said.append((e.message, llm.lost))
+                records.append((e.message, llm.lost))
         info = llm.info()["executor"]
         assert info["late_binds"] > 0 and info["late_graphs"] == 0
-    return said
+    return records
 
 
 @pytest.mark.matrix

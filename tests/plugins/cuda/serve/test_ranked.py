@@ -75,11 +75,11 @@ class Threads:
         program = self.programs[rank]
         exchange = Collectives(rank, how.ranks, program.ranks, HANG, "127.0.0.1")
         self.exchanges.append(exchange)
-        made = launcher()
+        device_launcher = launcher()
         bound = CudaProgram(
             program,
             {use.name: rows_of(use, weights) for use in program.weights},
-            Place(cases.CPU, GPUS[80], made),
+            Place(cases.CPU, GPUS[80], device_launcher),
             blocks={group.name: cases.BLOCKS for group in program.cache_groups},
             limits=StepLimits(tokens=128, requests=8, rows=128, blocks=48),
             exchange=_Yielding(exchange, self._turn),
@@ -87,7 +87,7 @@ class Threads:
         cases.poison(bound.arena)
         for room in bound._rooms.values():
             cases.poison(room)
-        return CudaSteps(bound, 256, made, capture)
+        return CudaSteps(bound, 256, device_launcher, capture)
 
     def _all(self, work: Callable[[int], None]) -> None:
         problems: list[BaseException] = []
@@ -111,7 +111,7 @@ class Threads:
 
     def logits(self, step: StepInput) -> FloatArray:
         """The logits of rank 0 for a step that the others receive as bytes."""
-        found: list[FloatArray] = []
+        results: list[FloatArray] = []
         groups = [group.name for group in self.programs[0].cache_groups]
 
         def run(rank: int) -> None:
@@ -121,10 +121,10 @@ class Threads:
                     return
                 logits = self.steps[0].start(step).result().logits
             assert logits is not None
-            found.append(logits)
+            results.append(logits)
 
         self._all(run)
-        return found[0]
+        return results[0]
 
 
 class _Yielding:
@@ -265,19 +265,19 @@ def lost(path: Path) -> tuple[str, str, list[bool], list[tuple[int, ...]]]:
         stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
         next(stream)
         os.kill(pids[0], signal.SIGKILL)
-        said = []
+        errors = []
         for again in (lambda: list(stream), lambda: llm.generate(PROMPTS, PARAMS, progress=False)):
             with pytest.raises(EnginewrightError) as raised:
                 again()
-            said.append(raised.value.message)
+            errors.append(raised.value.message)
         there = [Path(f"/proc/{pid}").exists() for pid in pids]
-    return said[0], said[1], there, answers(path, ranks=2)
+    return errors[0], errors[1], there, answers(path, ranks=2)
 
 
 @pytest.mark.matrix
 def test_a_rank_that_is_killed_is_named_and_none_stays(bundle: Path, interpreter: ProcessPoolExecutor) -> None:
-    said, later, there, again = interpreter.submit(lost, bundle).result()
-    assert "rank 1 (process " in said and "was killed by SIGKILL" in said
+    error, later, there, again = interpreter.submit(lost, bundle).result()
+    assert "rank 1 (process " in error and "was killed by SIGKILL" in error
     assert "rank 1" in later
     assert there == [False]
     assert again == interpreter.submit(answers, bundle).result()

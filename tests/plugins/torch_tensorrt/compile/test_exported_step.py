@@ -18,14 +18,14 @@ from tests.passes.captured import captured
 
 def evaluated(program: Program, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The logits, and each cache after the write to it."""
-    found: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
 
     def keep(node: torch.fx.Node, value: Any) -> None:
         if node.target is torch.ops.ew.kv_write.default:
-            found.update(zip((str(cache.target) for cache in node.args[:2]), value, strict=True))
+            values.update(zip((str(cache.target) for cache in node.args[:2]), value, strict=True))
 
     (logits,) = program.evaluate(inputs, keep)
-    return {"logits": logits, **found}
+    return {"logits": logits, **values}
 
 
 ATTENTION = {"ew.kv_write.default", "ew.paged_attention.default"}
@@ -52,14 +52,14 @@ def test_it_is_the_program_at_any_size(program: Program, step: ExportedStep) -> 
     routed = any(name.endswith("gate.weight") for name in program.weights)
     assert {str(op) for op in step.kept()} == ATTENTION | (EXPERTS if routed else set())
     for lengths in ((3, 7, 11), (2, 70)):
-        given = step_example(program, lengths)
-        expected = evaluated(program, dict(zip(step.inputs, given, strict=True)))
+        arguments = step_example(program, lengths)
+        expected = evaluated(program, dict(zip(step.inputs, arguments, strict=True)))
         with torch.no_grad():
-            found = dict(zip(step.results, step.exported.module()(*given), strict=True))
-        assert found["logits"].shape == (sum(lengths), 256)
-        assert found.keys() == expected.keys()
+            results = dict(zip(step.results, step.exported.module()(*arguments), strict=True))
+        assert results["logits"].shape == (sum(lengths), 256)
+        assert results.keys() == expected.keys()
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=0, atol=0)  # the same operations in the same order
+            torch.testing.assert_close(results[name], value, rtol=0, atol=0)  # the same operations in the same order
 
 
 def test_shapes_of_one_size(step: ExportedStep) -> None:

@@ -42,9 +42,9 @@ def tokens_of(name: str) -> LLTokenizer:
 
 def matcher(name: str, grammar: str | None) -> LLMatcher:
     assert grammar is not None
-    found = LLMatcher(tokens_of(name), LLMatcher.grammar_from_lark(grammar), log_level=0)
-    assert not found.is_error(), found.get_error()
-    return found
+    llm_matcher = LLMatcher(tokens_of(name), LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not llm_matcher.is_error(), llm_matcher.get_error()
+    return llm_matcher
 
 
 def taken(start: LLMatcher, ids: Sequence[int]) -> int:
@@ -243,10 +243,10 @@ def test_nothing_is_held_where_nothing_asks_for_it() -> None:
 
 def test_a_model_without_calls_can_hold_a_schema() -> None:
     tokenizer = byte_tokenizer([])
-    found = ChatFormat(REASONING).grammar(tokenizer, None, AnswerRules(schema={"type": "integer"}))
+    lark = ChatFormat(REASONING).grammar(tokenizer, None, AnswerRules(schema={"type": "integer"}))
     start = LLMatcher(
         LLTokenizer(tokenizer.to_json(), eos_token=[tokenizer.added_tokens["<end>"]]),
-        LLMatcher.grammar_from_lark(found or ""),
+        LLMatcher.grammar_from_lark(lark or ""),
     )
     for text in ("7", "<think>\nHm.</think>\n\n7", "\n<think>7</think>7"):
         assert taken(start, list(text.encode())) == len(text) + 1, text
@@ -274,14 +274,14 @@ def test_a_thousand_tools(name: str) -> None:
 def test_errors_name_the_tool() -> None:
     hermes, xml, python = format_of("hermes"), format_of("qwen3-xml"), format_of("llama-pythonic")
     tokenizer = tokenizer_of("hermes")
-    for tools, choice, said in (
+    for tools, choice, message in (
         ([{"name": "f"}, {"name": "f"}], "auto", r"tools\[1\]: there are two tools 'f'"),
         ([{"parameters": {}}], "auto", r"tools\[0\]: it has no name"),
         ([{"name": "f", "parameters": 3}], "auto", "tools: f: parameters isn't a JSON schema"),
         ([{"name": "f"}], "g", "there is no tool 'g'"),
         ([], "required", "required: no tools are offered"),
     ):
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(RequestError, match=message):
             hermes.grammar(tokenizer, tools, AnswerRules(choice=choice))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="tools: 'a>b': such a name can't be written"):
         xml.grammar(tokenizer_of("qwen3-xml"), [{"name": "a>b"}], AnswerRules(choice="required"))

@@ -86,10 +86,10 @@ def said(tokenizer: Tokenizer, text: str) -> tuple[Any, ...]:
 
 
 def read_by_transformers(fields: dict[str, Any], text: str) -> tuple[Any, ...]:
-    found = parse_response(text, template(fields), prefix="", tools=TOOLS)
-    calls = [(one["function"]["name"], one["function"]["arguments"]) for one in found.get("tool_calls") or []]
-    thought = found.get("thinking", found.get("reasoning_content"))
-    return found.get("content"), thought, calls
+    parsed = parse_response(text, template(fields), prefix="", tools=TOOLS)
+    calls = [(one["function"]["name"], one["function"]["arguments"]) for one in parsed.get("tool_calls") or []]
+    thought = parsed.get("thinking", parsed.get("reasoning_content"))
+    return parsed.get("content"), thought, calls
 
 
 def made(fields: dict[str, Any], markers: list[str]) -> Tokenizer:
@@ -106,11 +106,11 @@ def test_what_transformers_reads_is_read(name: str) -> None:
     calls = [("get_weather", {"city": "Zürich", "days": 3}), ("now", {})]
     for content, reasoning, called in (("Hello.", "Hm.", calls), (None, "Hm.", calls[:1]), ("Hello.", "Hm.", [])):
         text = written(name, content, reasoning, called)
-        found = said(tokenizer, text)
-        assert found == (content, reasoning, called)
+        parsed = said(tokenizer, text)
+        assert parsed == (content, reasoning, called)
         theirs = read_by_transformers(fields, text)
-        assert found[1:] == theirs[1:]
-        assert called or found == theirs  # theirs keeps the last text, were it the space between two calls
+        assert parsed[1:] == theirs[1:]
+        assert called or parsed == theirs  # theirs keeps the last text, were it the space between two calls
 
 
 def test_a_list_of_calls_with_other_keys() -> None:
@@ -131,10 +131,10 @@ def test_a_list_of_calls_with_other_keys() -> None:
 def test_the_tables_entry_stays_where_both_say_the_same(name: str) -> None:
     """It says more: how a call is written, for grammars."""
     known = BY_NAME[name]
-    found = converted(template(TEMPLATES[name]), known)
-    assert found.name == name
+    table = converted(template(TEMPLATES[name]), known)
+    assert table.name == name
     if name != "deepseek-v3.1":  # whose section of calls the template doesn't have
-        assert found.calls == known.calls
+        assert table.calls == known.calls
 
 
 @pytest.mark.parametrize(
