@@ -39,7 +39,8 @@ const isCut = (turn) => ["length", "stopped", "closed"].includes(turn.finish) ||
 
 /** Answers that are far away are plain text until they come near. */
 const near = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting) entry.target.formats?.();
+  // A message may be gone since it was seen, as those after an edited one are.
+  for (const entry of entries) if (entry.isIntersecting && entry.target.isConnected) entry.target.formats?.();
 }, { root: $("chat"), rootMargin: "1200px 0px" });
 
 /** A message's element. `actions`: what its buttons do; each gets the message's index. */
