@@ -72,8 +72,8 @@ class BlockPool:
         if not self._kept:
             return len(self._free)
         share = 0 if force else self._share(tenant)
-        kept = sum(len(of) - (0 if name == tenant else min(len(of), share)) for name, of in self._kept.items())
-        return len(self._free) + kept
+        kept_blocks = sum(len(of) - (0 if name == tenant else min(len(of), share)) for name, of in self._kept.items())
+        return len(self._free) + kept_blocks
 
     def allocate(self, tenant: str = "", owner: int = 0) -> int:
         """A block of an owner, now held once. Raises CapacityError if all are held."""
@@ -157,11 +157,14 @@ class BlockPool:
         self._tenant[block] = None
 
     def holders(self, block: int) -> int:
-        """How many hold ``block``; 0 if it is free or kept."""
+        """Returns the number of holders of ``block``, pins among them; 0 if it is free or kept."""
         return self._holders[block]
 
     def states(self, first: int, last: int) -> bytes:
-        """What blocks first..last-1 are: 0 free, 1 held, 2 held by several, 3 kept. For a view from another thread."""
+        """Returns one byte for each of blocks first..last-1: 0 free, 1 held, 2 held by several, 3 kept.
+
+        A block that is pinned and that no request holds counts as 0 or 3. Safe from any thread.
+        """
         both = zip(self._held_by_requests(first, last), self._tenant[first:last], strict=True)
         return bytes(min(holders, 2) or (0 if tenant is None else 3) for holders, tenant in both)
 
@@ -199,10 +202,10 @@ class BlockPool:
         """Out of the blocks that are kept."""
         tenant = self._tenant[block]
         assert tenant is not None
-        kept = self._kept[tenant]
-        del kept[block]
+        blocks = self._kept[tenant]
+        del blocks[block]
         self.kept_blocks -= 1
-        if not kept:
+        if not blocks:
             del self._kept[tenant]
 
     def _check_held(self, block: int) -> None:

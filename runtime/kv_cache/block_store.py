@@ -57,12 +57,13 @@ _SECONDS_TO_CLOSE = 60.0
 
 @dataclass
 class StoreUse:
-    """What the folder was used for so far, in blocks.
+    """Counts of blocks that were read from and written to the folder so far.
 
     Attributes:
-        read, written: blocks; ``refused`` were damaged or not ours, and recomputed.
-        skipped: not written, since the disk was behind or failed.
-        deleted: files, for age or for the limit of size.
+        read, written: blocks that were read and written.
+        refused: records that were damaged or not ours; their tokens were recomputed.
+        skipped: blocks that weren't written, since the disk was behind or failed.
+        deleted: files that were deleted for their age or for the limit of size.
     """
 
     read: int = 0
@@ -73,7 +74,7 @@ class StoreUse:
 
 
 class BlockStore:
-    """See the module. Not safe for several threads.
+    """A folder of records, one for each block of the prefix cache. Not safe for several threads.
 
     Whatever is wrong with the folder, a file or the disk is said once, as a RuntimeWarning, and in ``problem``.
     Requests are then computed as if nothing had been there.
@@ -125,12 +126,12 @@ class BlockStore:
 
     @property
     def usable(self) -> bool:
-        """Whether it is read."""
+        """Returns True if the folder is read."""
         return bool(self._key) and not self._off
 
     @property
     def writable(self) -> bool:
-        """Whether this process writes it."""
+        """Returns True if this process writes the folder."""
         return self.usable and self._lock is not None
 
     def root(self, namespace: Namespace) -> bytes:
@@ -142,7 +143,7 @@ class BlockStore:
         return self._hash("block", parent, *to_bytes(items))
 
     def has(self, name: bytes) -> bool:
-        """Whether there is a record; it may still turn out to be damaged."""
+        """Returns True if there is a record of this name; it may still turn out to be damaged."""
         return name in self._files
 
     def read(self, name: bytes, items: Sequence[Item], sizes: Sequence[int]) -> list[Payload] | None:
@@ -247,14 +248,14 @@ class BlockStore:
         return {"folder": str(self.folder), "problem": self.problem, "writes": self.writable} | used
 
     def _hash(self, kind: str, *parts: bytes) -> bytes:
-        made = hashlib.blake2b(digest_size=_HASH_BYTES, key=self._key, person=b"ew-" + kind.encode())
+        digest = hashlib.blake2b(digest_size=_HASH_BYTES, key=self._key, person=b"ew-" + kind.encode())
         for part in parts:
-            made.update(struct.pack("<q", len(part)))
-            made.update(part)
-        return made.digest()
+            digest.update(struct.pack("<q", len(part)))
+            digest.update(part)
+        return digest.digest()
 
     def _folder_part(self, tenant: str) -> str:
-        """What the files of a tenant begin with. It says nothing of who that is."""
+        """Returns the first part of the names of a tenant's files, a hash that doesn't tell who the tenant is."""
         return self._hash("tenant", tenant.encode()).hex()[:16]
 
     def _checked(self, name: bytes, data: memoryview, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload]:
@@ -272,10 +273,10 @@ class BlockStore:
         return payloads
 
     def _seal(self, name: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
-        made = hashlib.blake2b(name, digest_size=_HASH_BYTES, key=self._key, person=b"ew-record")
+        digest = hashlib.blake2b(name, digest_size=_HASH_BYTES, key=self._key, person=b"ew-record")
         for part in parts:
-            made.update(part)
-        return made.digest()
+            digest.update(part)
+        return digest.digest()
 
     def _write_all(self) -> None:
         """Writes what comes, until it gets None. Whatever goes wrong, each block that came is done in the end: others
@@ -350,8 +351,8 @@ class BlockStore:
             self._say(f"{self.folder}: another process writes it; this one only reads", raises=True)
 
     def _look(self) -> None:
-        """What is there. Files that aren't ours stay as they are, and count for nothing."""
-        now, found = time.time(), []
+        """Lists the folder's records, and deletes those that are too old. Files that aren't ours stay uncounted."""
+        now, records = time.time(), []
         for entry in os.scandir(self.folder):
             status = entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
@@ -359,13 +360,13 @@ class BlockStore:
             old = now - status.st_mtime > self._most_age
             if match := _NAME.fullmatch(entry.name):
                 if not old:
-                    found.append((status.st_mtime_ns, bytes.fromhex(match[2]), entry.name, status.st_size))
+                    records.append((status.st_mtime_ns, bytes.fromhex(match[2]), entry.name, status.st_size))
                 elif self.writable:
                     Path(entry.path).unlink(missing_ok=True)
                     self.use.deleted += 1
             elif _UNFINISHED.fullmatch(entry.name) and self.writable:  # of a process that was killed: we have the lock
                 Path(entry.path).unlink(missing_ok=True)
-        for _, name, file, size in sorted(found):
+        for _, name, file, size in sorted(records):
             self._files[name] = file, size
             self._bytes += size
 
@@ -403,12 +404,12 @@ def own_folder(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise OSError(0, "it is not a folder (a link to one is not taken)", os.fspath(folder))
-    if found.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise OSError(0, "it belongs to another user", os.fspath(folder))
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise OSError(0, "others may read or write it: chmod 700", os.fspath(folder))
 
 
@@ -425,8 +426,8 @@ def _read_key(path: Path) -> bytes:
                 os.link(unfinished, path)
         finally:
             unfinished.unlink()
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise OSError(0, "this key is another user's, or others may read it: chmod 600", os.fspath(path))
     key = read_regular(path, most=_HASH_BYTES)
     if len(key) != _HASH_BYTES:

@@ -23,7 +23,7 @@ from .prefixes import IndexedPrefixes, Prefixes, PrefixUse
 
 
 class CacheManager(HeldBlocks):
-    """See the module.
+    """The KV cache as the scheduler sees it: the blocks that requests hold, and the prefixes that others find.
 
     Args:
         groups, blocks, caps, step_tokens: see ``HeldBlocks``.
@@ -60,7 +60,7 @@ class CacheManager(HeldBlocks):
 
     @property
     def use(self) -> PrefixUse:
-        """What the prefix cache did so far."""
+        """The counts of the prefix cache so far."""
         return self.prefixes.use
 
     @property
@@ -125,7 +125,7 @@ class CacheManager(HeldBlocks):
 
     @property
     def goes_back(self) -> bool:
-        """Whether a request can go back to any of its tokens without ``before_drafts``."""
+        """Returns True if a request can go back to any of its tokens without ``before_drafts``."""
         return not self._rollbacks
 
     def before_drafts(self, request: Request) -> bool:
@@ -153,14 +153,14 @@ class CacheManager(HeldBlocks):
         self.changes += 1
 
     def _clear(self, request: Request) -> None:
-        """What only this request holds is made zero before another gets it, and isn't found any more."""
+        """Has blocks that only this request holds set to zero before another gets them; they aren't found any more."""
         for i, (name, pool) in enumerate(self.pools.items()):
             held = [block for block in request.tables.get(name, ()) if block != NO_BLOCK]
-            own = [block for block in held if pool.holders(block) - pool.pins(block) == 1]
-            for block in own:
+            sole = [block for block in held if pool.holders(block) - pool.pins(block) == 1]
+            for block in sole:
                 self.prefixes.discard(i, block)
                 pool.drop(block)
-            self.clears.setdefault(name, []).extend(own)
+            self.clears.setdefault(name, []).extend(sole)
 
     def forget(self, tenant: str | None) -> int:
         """Nothing of a tenant, or of any, is found any more; returns how many files that were."""
@@ -179,7 +179,7 @@ class CacheManager(HeldBlocks):
             disk.leaving(node, wait=True)
 
     def statistics(self, running: Sequence[Request]) -> dict[str, Any] | None:
-        """What the prefix cache did so far, and what blocks are for, of each group; None without a prefix cache.
+        """Returns the counts of the prefix cache so far, and of each group's blocks by use; None without a cache.
 
         ``unused_tokens`` is the waste: places in held blocks that no token of their requests has come to yet.
         """
@@ -187,10 +187,18 @@ class CacheManager(HeldBlocks):
             return None
         blocks = {}
         for name, pool in self.pools.items():
-            kind, kept = self.kinds[name], pool.kept_blocks
+            kind, kept_blocks = self.kinds[name], pool.kept_blocks
             unused = sum(max(kind.tokens_in(len(r.tables.get(name, ()))) - r.computed, 0) for r in tuple(running))
-            blocks[name] = {"held": pool.total_blocks - pool.free_blocks, "shared": pool.shared_blocks, "kept": kept}
-            blocks[name] |= {"free": pool.free_blocks - kept, "evictions": pool.evictions, "unused_tokens": unused}
+            blocks[name] = {
+                "held": pool.total_blocks - pool.free_blocks,
+                "shared": pool.shared_blocks,
+                "kept": kept_blocks,
+            }
+            blocks[name] |= {
+                "free": pool.free_blocks - kept_blocks,
+                "evictions": pool.evictions,
+                "unused_tokens": unused,
+            }
         return asdict(self.use) | {"blocks": blocks, "disk": self.disk and self.disk.describe()}
 
     def _evicted(self, group: int, block: int) -> None:

@@ -22,7 +22,8 @@ class BlockMemory(Protocol):
 
     @property
     def cache_identity(self) -> bytes:
-        """What keys and values depend on but tokens: program, weights, instruction set, order of sums."""
+        """The bytes of all that keys and values depend on but tokens: program, weights, instruction set, order of
+        sums."""
 
     def read_block(self, group: str, block: int) -> Payload:
         """A copy of a block's memory in all layers."""
@@ -32,7 +33,7 @@ class BlockMemory(Protocol):
 
 
 class DiskTier:
-    """See the module.
+    """Writes evicted blocks of the pools to a folder, and reads blocks that are found there.
 
     Args:
         store: the folder.
@@ -63,7 +64,7 @@ class DiskTier:
             self.store.write(self._name(node), node.namespace, node.items, payloads, wait=wait)
 
     def holds(self, node: Node) -> bool:
-        """Whether a node is on the disk."""
+        """Returns True if a node's block is in the folder."""
         return self.store.has(self._name(node))
 
     def find(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:

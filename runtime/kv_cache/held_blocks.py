@@ -119,7 +119,7 @@ class HeldBlocks:
         )
 
     def fitting(self, request: Request, count: int, *, force: bool = False) -> int:
-        """How many of the next ``count`` tokens fit into the blocks that it has and those that are available."""
+        """Returns how many of a request's next ``count`` tokens fit into its blocks and those that are available."""
         for name, kind in self.kinds.items():
             table = request.tables.get(name, ())
             more = max(kind.blocks_for(request.computed + count) - len(table), 0)

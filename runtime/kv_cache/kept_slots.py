@@ -1,4 +1,4 @@
-"""What slots keep: the tokens of the request that sat there last, for executors whose blocks are slots.
+"""Prefixes in slots: a slot keeps the tokens of its last request, for executors whose blocks are slots.
 
 A request takes the free slot that shares the longest beginning with it, and computes the rest. What it doesn't share is
 overwritten, so a slot is of use to one request at a time, and nothing is copied.
@@ -27,7 +27,7 @@ class _Kept:
 
 
 class KeptSlots(Prefixes):
-    """See the module. A slot is the same block in all groups."""
+    """Finds prefixes in the slots of requests that have ended. A slot is the same block in all groups."""
 
     finds = True
 
@@ -44,7 +44,7 @@ class KeptSlots(Prefixes):
         force: bool,
         disk: DiskTier | None,
     ) -> bool:
-        """See ``CacheManager.begin``."""
+        """Implements ``CacheManager.begin``."""
         if not self.held.has_blocks_for(request, promised, force):
             return False
         if not request.wants_prompt:
@@ -59,7 +59,7 @@ class KeptSlots(Prefixes):
         return True
 
     def leave(self, request: Request, *, partly: bool) -> None:
-        """See ``Prefixes``. What a request has computed stays in its slot."""
+        """Implements ``Prefixes``. The tokens that a request has computed stay in its slot."""
         table = next(iter(request.tables.values()), None)
         if table and request.computed and request.error is None:
             self.kept[table[0]] = _Kept(request.namespace, list(request.items[: request.computed]))
@@ -67,24 +67,24 @@ class KeptSlots(Prefixes):
                 pool.keep(table[0], request.tenant)
 
     def forget(self, tenant: str | None) -> None:
-        """See ``Prefixes``."""
-        for slot, kept in list(self.kept.items()):
-            if tenant in (None, kept.namespace.tenant):
+        """Implements ``Prefixes``."""
+        for slot, contents in list(self.kept.items()):
+            if tenant in (None, contents.namespace.tenant):
                 del self.kept[slot]
                 for pool in self.held.pools.values():
                     pool.drop(slot)
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """See ``Prefixes``."""
+        """Implements ``Prefixes``."""
         self.kept.pop(block, None)
 
     def _best(self, request: Request) -> tuple[int | None, int]:
         """The slot that shares most with a request, and how many tokens; the last token is always computed."""
         best, most = None, 0
-        for slot, kept in self.kept.items():
-            if kept.namespace == request.namespace:
-                common = _common(kept.items, list(request.items[:-1]))
-                if common > most and common >= LEAST_SHARE * min(len(kept.items), len(request.items)):
+        for slot, contents in self.kept.items():
+            if contents.namespace == request.namespace:
+                common = _common(contents.items, list(request.items[:-1]))
+                if common > most and common >= LEAST_SHARE * min(len(contents.items), len(request.items)):
                     best, most = slot, common
         return best, most
 

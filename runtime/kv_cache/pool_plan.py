@@ -1,4 +1,4 @@
-"""How many KV blocks each cache group gets from a memory budget, and what they hold."""
+"""Plans the number of KV blocks of each cache group within a memory budget, and the tokens that they hold."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ MOST_OFFLOADED = 4
 
 @dataclass(frozen=True)
 class Offloadable:
-    """What of a cache group may wait on a disk.
+    """The part of a cache group that may wait on a disk.
 
     Attributes:
         layers: how many of its layers choose what they look at; the others have memory for all blocks.
@@ -131,8 +131,8 @@ def plan_offload(
             for g in groups
             if g.name in some
         }
-        kept = sum(blocks[g.name] * (cache_block_bytes(g) - moved(g)) for g in groups)
-        memory = kept + sum(slots.get(g.name, 0) * moved(g) for g in groups)
+        unmoved = sum(blocks[g.name] * (cache_block_bytes(g) - moved(g)) for g in groups)
+        memory = unmoved + sum(slots.get(g.name, 0) * moved(g) for g in groups)
         return memory, sum(blocks[g.name] * moved(g) for g in groups), slots, blocks
 
     most = range(1, -(-most_tokens // unit) + 1)

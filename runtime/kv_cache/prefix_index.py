@@ -45,7 +45,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Match:
-    """What is known of the beginning of some tokens.
+    """The longest known beginning of some tokens.
 
     Attributes:
         nodes: one after the other. The last may have more tokens, or other ones behind those that match.
@@ -57,7 +57,7 @@ class Match:
 
 
 class PrefixIndex:
-    """See the module.
+    """The tree of blocks in which prefixes are found by the items of their keys.
 
     Args:
         block_size: tokens of a block (K), the same in every group.
@@ -74,7 +74,7 @@ class PrefixIndex:
         self._node_of: list[dict[int, Node]] = [{} for _ in may_lose]  # of each group: block -> node
 
     def root(self, namespace: Namespace) -> Node:
-        """Where a prefix begins."""
+        """Returns the root of a namespace's nodes, after which a prefix begins; makes it if there is none."""
         if namespace not in self._roots:
             self._roots[namespace] = self._node(namespace, None, (), [NO_BLOCK] * len(self._may_lose))
         return self._roots[namespace]
@@ -84,11 +84,11 @@ class PrefixIndex:
         node, nodes, size = self._roots.get(namespace), [], self.block_size
         matched = 0
         while node is not None and node.children and matched < most:
-            wanted = tuple(items[matched : min(matched + size, most)])
-            at = bisect_left(node.children, wanted, key=_items)
+            next_items = tuple(items[matched : min(matched + size, most)])
+            at = bisect_left(node.children, next_items, key=_items)
             near = node.children[max(at - 1, 0) : at + 1]  # of a sorted list, one of these shares the most with it
-            node = max(near, key=lambda child: _common(child.items, wanted))
-            common = _common(node.items, wanted)
+            node = max(near, key=lambda child: _common(child.items, next_items))
+            common = _common(node.items, next_items)
             if not common:
                 break
             nodes.append(node)
@@ -126,10 +126,10 @@ class PrefixIndex:
 
     def nodes(self) -> list[Node]:
         """All but the roots; each comes after its parent."""
-        found = list(self._roots.values())
-        for node in found:
-            found += node.children
-        return [node for node in found if node.parent is not None]
+        nodes = list(self._roots.values())
+        for node in nodes:
+            nodes += node.children
+        return [node for node in nodes if node.parent is not None]
 
     def discard(self, group: int, block: int) -> None:
         """``forget``, if the block is one that ``find`` gives."""

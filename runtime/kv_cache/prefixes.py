@@ -1,4 +1,4 @@
-"""What requests begin with: the longest prefix of their tokens that others have computed, and that is still there."""
+"""Finds the longest prefix of a request's tokens that others have computed, and whose blocks still have it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ LEAST_COPIED = 4
 
 @dataclass
 class PrefixUse:
-    """What the prefix cache did so far.
+    """Counts of the prefix cache so far.
 
     Attributes:
-        requests, hits: that began (after a preemption, too) and might have found a prefix, and those that did.
-        tokens, reused: that they had, and that they found.
-        copied_blocks: of prefixes that end within a block, over all groups.
+        requests: requests that began, after a preemption too, and might have found a prefix.
+        hits: those of them that found one.
+        tokens: tokens of these requests.
+        reused: tokens of the prefixes that were found.
+        copied_blocks: blocks that were copied, as a prefix ends within them, over all groups.
         from_disk: tokens of ``reused`` that were read from a disk.
     """
 
@@ -66,7 +68,7 @@ class Prefixes:
         force: bool,
         disk: DiskTier | None,
     ) -> bool:
-        """See ``CacheManager.begin``."""
+        """Implements ``CacheManager.begin``."""
         return self.held.has_blocks_for(request, promised, force)
 
     def after_step(self, request: Request) -> None:
@@ -144,7 +146,7 @@ class IndexedPrefixes(Prefixes):
         force: bool,
         disk: DiskTier | None,
     ) -> bool:
-        """See ``CacheManager.begin``."""
+        """Implements ``CacheManager.begin``."""
         index, held, size, match = self.index, self.held, self.index.block_size, Match((), 0)
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.items, len(request.items) - 1)
@@ -193,13 +195,13 @@ class IndexedPrefixes(Prefixes):
         self.held.changes += 1
 
     def fork(self, source: Request, request: Request) -> None:
-        """See ``Prefixes``."""
+        """Implements ``Prefixes``."""
         if (place := self.places.get(source)) is not None:
             place.node.users += 1
             self.places[request] = _Place(place.node, place.blocks)
 
     def leave(self, request: Request, *, partly: bool) -> None:
-        """See ``Prefixes``. The request's last block, which isn't full, can be found too, unless it failed."""
+        """Implements ``Prefixes``. The request's last block, if it isn't full, can be found too, unless it failed."""
         if (place := self.places.pop(request, None)) is None:
             return
         whole, part = divmod(request.computed, self.index.block_size)
@@ -210,17 +212,17 @@ class IndexedPrefixes(Prefixes):
         self.index.prune(place.node)
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """See ``Prefixes``."""
+        """Implements ``Prefixes``."""
         if disk is not None:
             disk.leaving(self.index.node(group, block))
         self.index.forget(group, block)
 
     def discard(self, group: int, block: int) -> None:
-        """See ``Prefixes``."""
+        """Implements ``Prefixes``."""
         self.index.discard(group, block)
 
     def forget(self, tenant: str | None) -> None:
-        """See ``Prefixes``."""
+        """Implements ``Prefixes``."""
         self.index.clear(tenant)
 
     def _usable(self, match: Match, least_part: int) -> int:
@@ -270,8 +272,8 @@ class IndexedPrefixes(Prefixes):
             if count < self.index.block_size and all(block == NO_BLOCK for block in blocks):
                 return parent
         node = self.index.add(parent, items, blocks)
-        for pool, block, kept in zip(self._pools, blocks, node.blocks, strict=True):
-            if block == kept != NO_BLOCK:
+        for pool, block, indexed in zip(self._pools, blocks, node.blocks, strict=True):
+            if block == indexed != NO_BLOCK:
                 pool.keep(block, request.tenant)
         return node
 

@@ -167,7 +167,7 @@ class CacheKind:
         """Takes note that a step has computed ``request.computed`` tokens: what no later step needs is given back."""
 
     def after_read(self, request: Request, since: int) -> None:
-        """As ``after_step``, where the blocks from place ``since`` on were read from a disk."""
+        """Does the work of ``after_step`` where the blocks from place ``since`` on were read from a disk."""
 
     def before_drafts(self, request: Request) -> bool:
         """Keeps what ``rollback`` needs, as the next step has drafts; returns False if there is no block for it."""

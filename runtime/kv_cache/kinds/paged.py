@@ -20,17 +20,17 @@ class PagedCache(CacheKind):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return not group.kind
 
     @classmethod
     def bytes_of(cls, group: CacheGroup) -> int:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return cls._bytes_in(group, len(group.layers))
 
     @classmethod
     def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return cls._bytes_in(group, layers)
 
     @staticmethod

@@ -26,11 +26,11 @@ class SlotCache(PagedCache):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return caps.kept_slots and super().takes(group, caps)
 
     def begin(self, request: Request, blocks: Sequence[int], tokens: int) -> int:
-        """See ``CacheKind``. ``blocks``: the slot."""
+        """Implements ``CacheKind``. ``blocks`` is the slot alone."""
         for slot in blocks:
             self.pool.share(slot)
         request.tables.put(self.name, blocks)

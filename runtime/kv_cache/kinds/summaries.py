@@ -20,12 +20,12 @@ class SummariesCache(PagedCache):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return group.summaries and super().takes(group, caps)
 
     @classmethod
     def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return super().movable_bytes(group, layers) - cls.summary_bytes(group) * layers
 
     @staticmethod

@@ -25,12 +25,12 @@ class WindowCache(PagedCache):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return group.window > 0 and caps.shared_blocks and super().takes(group, caps)
 
     @classmethod
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
-        """See ``CacheKind``.
+        """Implements ``CacheKind``.
 
         The pool holds the blocks of the requests and the chunk of a request that begins after another's, and as many
         blocks again for prefixes: ``BlockPool`` leaves other tenants up to half of the pool.
@@ -43,26 +43,29 @@ class WindowCache(PagedCache):
         self._unit = pool.split * group.block_size  # tokens whose blocks are given back together
 
     def room(self, tokens: int, sequences: int) -> int:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         blocks, _ = self.pool.certain(sequences)
         return tokens if self._window_tokens(sequences) <= blocks * self.size else super().room(tokens, sequences)
 
     def lacking(self, request: Request, tokens: int) -> int:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         held = len(request.tables.get(self.name, ())) - self.first_block(request.computed)
         most = self.blocks_for(min(tokens, self._window_tokens(1)))
         return max(min(super().lacking(request, tokens), most - held), 0)
 
     def first_block(self, position: int) -> int:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         return max(position - self._window + 1, 0) // self._unit * self._split
 
     def after_step(self, request: Request) -> None:
-        """See ``CacheKind``."""
+        """Implements ``CacheKind``."""
         self._give_back(request, self.first_block(request.computed) - 1)
 
     def after_read(self, request: Request, since: int) -> None:
-        """See ``CacheKind``. Blocks that lie side by side end where those from the disk begin."""
+        """Implements ``CacheKind``.
+
+        Blocks from ``since`` on that the window doesn't see are holes already: the row to give back ends there.
+        """
         self._give_back(request, min(self.first_block(request.computed), since) - 1)
 
     def _window_tokens(self, sequences: int) -> int:
