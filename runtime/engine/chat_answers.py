@@ -1,4 +1,4 @@
-"""What a conversation's answer is held to, and how it is read: tools, ``tool_choice`` and ``response_format``."""
+"""The form and the parsing of a conversation's answer: tools, ``tool_choice`` and ``response_format``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHOICES = ("auto", "required", "none")
 
 @dataclass(frozen=True)
 class ChatAnswers:
-    """What a caller says of the answers of a conversation, besides what the template reads.
+    """A caller's options for the answers of a conversation, besides the variables that the template alone reads.
 
     Attributes:
         tools: JSON schemas of the tools that are offered; None where the caller says nothing of tools.
@@ -59,18 +59,18 @@ class ChatAnswers:
             )
         if parallel is not None and not isinstance(parallel, bool):
             raise RequestError(f"parallel_tool_calls: {shown(parallel)} isn't True or False")
-        found: list[Mapping[str, Any]] | None = None
+        schemas: list[Mapping[str, Any]] | None = None
         if isinstance(tools, Sequence) and not isinstance(tools, str):
             from ..text.tool_schema import tool_schema  # inspect and ast, which no other request needs
 
-            found = [tool_schema(tool) for tool in tools]
-        if choice not in (None, "auto", "none") and not found:
+            schemas = [tool_schema(tool) for tool in tools]
+        if choice not in (None, "auto", "none") and not schemas:
             raise RequestError(f"tool_choice: {shown(choice)}, and no tools are offered", hint="Pass tools.")
-        return cls(found, choice or "auto", parallel is not False, schema, variables.get("chat_template"))
+        return cls(schemas, choice or "auto", parallel is not False, schema, variables.get("chat_template"))
 
     @property
     def free(self) -> bool:
-        """Whether answers are held to nothing, so that no form of them is needed."""
+        """Returns True if no option limits the answers, so that no grammar is needed."""
         strict = any(_function(tool).get("strict") is True for tool in self.tools or ())
         limited = strict or (not self.parallel and bool(self.tools))
         return self.schema is None and self.choice in ("auto", "none") and not (limited and self.choice == "auto")
@@ -94,7 +94,7 @@ class ChatAnswers:
         return params.updated(structured_outputs=StructuredOutputsParams(grammar=grammar))
 
     def reader(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> Callable[[Sequence[int]], Message]:
-        """What takes an answer's token ids apart."""
+        """Returns the function that parses an answer's token ids into a message."""
         return partial(self._read, tokenizer, prompt)
 
     def _read(self, tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> Message:
@@ -102,8 +102,8 @@ class ChatAnswers:
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = tool.get("function", tool)
-    return found if isinstance(found, Mapping) else {}
+    function = tool.get("function", tool)
+    return function if isinstance(function, Mapping) else {}
 
 
 def _schema(form: Any) -> Mapping[str, Any] | None:
@@ -115,7 +115,7 @@ def _schema(form: Any) -> Mapping[str, Any] | None:
         return None
     make = getattr(form, "model_json_schema", None)
     if callable(make):
-        found: Any = make()
+        schema: Any = make()
     elif not isinstance(form, Mapping) or form.get("type") not in ("text", "json_object", "json_schema"):
         raise RequestError(f"response_format: {shown(form)} isn't taken", hint=hint)
     elif form["type"] == "text":
@@ -124,7 +124,7 @@ def _schema(form: Any) -> Mapping[str, Any] | None:
         return {"type": "object"}
     else:
         inner = form.get("json_schema")
-        found = inner.get("schema") if isinstance(inner, Mapping) else None
-    if not isinstance(found, Mapping):
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if not isinstance(schema, Mapping):
         raise RequestError("response_format: it has no JSON schema", hint=hint)
-    return found
+    return schema

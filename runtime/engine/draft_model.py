@@ -137,7 +137,7 @@ class DraftModel(TimedProposer):
         self._executor.close()
 
     def _draw(self, wanted: Sequence[tuple[Generation, int]]) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in wanted]
+        drafts: list[list[int]] = [[] for _ in wanted]
         chunks: list[tuple[int, Chunk]] = []  # of which request, and what is computed of it next
         tokens_left = CHUNK
         for i, (request, length) in enumerate(wanted):
@@ -148,15 +148,15 @@ class DraftModel(TimedProposer):
         while chunks:
             drawn = iter(self._run([chunk for _, chunk in chunks]))
             drawing, chunks = [(i, chunk.request) for i, chunk in chunks if chunk.samples], []
-            for i, own in drawing:
+            for i, drafting_request in drawing:
                 token = next(drawn)
                 if token == NO_TOKEN:
                     raise EnginewrightError("its logits aren't finite")
-                own.tokens.append(token)
-                found[i].append(token)
-                if len(found[i]) < wanted[i][1] and token not in wanted[i][0].end_tokens:
-                    chunks.append((i, Chunk(own, own.computed, 1)))
-        return found
+                drafting_request.tokens.append(token)
+                drafts[i].append(token)
+                if len(drafts[i]) < wanted[i][1] and token not in wanted[i][0].end_tokens:
+                    chunks.append((i, Chunk(drafting_request, drafting_request.computed, 1)))
+        return drafts
 
     def _run(self, chunks: Sequence[Chunk]) -> list[int]:
         """A step; what it draws for those that have their last token in it."""
@@ -183,20 +183,20 @@ class DraftModel(TimedProposer):
             follower = None
         if follower is None and (follower := self._begun(request)) is None:
             return None
-        own = follower.request
-        if not self.cache.grow(own, len(own.tokens) + length - 1):
+        drafting = follower.request
+        if not self.cache.grow(drafting, len(drafting.tokens) + length - 1):
             return None
         follower.ran = True
-        return own
+        return drafting
 
     def _begun(self, request: Generation) -> _Follower | None:
         params = replace(request.params, logprobs=None, prompt_logprobs=None)
-        own = Generation(request.tokens, params, max_tokens=request.max_tokens, **request.identity)
-        own.prompt_length, own.seed, own.rules = request.prompt_length, request.seed, request.rules
+        drafting = Generation(request.tokens, params, max_tokens=request.max_tokens, **request.identity)
+        drafting.prompt_length, drafting.seed, drafting.rules = request.prompt_length, request.seed, request.rules
         others = [follower.request for follower in self._followers.values()]
-        if not self.cache.begin(own, others, dict.fromkeys(self.cache.pools, 0), force=False):
+        if not self.cache.begin(drafting, others, dict.fromkeys(self.cache.pools, 0), force=False):
             return None
-        self._followers[request] = follower = _Follower(own, len(request.tokens))
+        self._followers[request] = follower = _Follower(drafting, len(request.tokens))
         return follower
 
     def _go_back(self, follower: _Follower, request: Request) -> bool:
@@ -204,18 +204,18 @@ class DraftModel(TimedProposer):
 
         Returns False if the caches can't, so that the request has to begin again.
         """
-        own, known = follower.request, request.tokens
-        end = min(own.computed, len(known) - 1)
+        drafting, known = follower.request, request.tokens
+        end = min(drafting.computed, len(known) - 1)
         at = min(follower.known, end)
-        while at < end and own.tokens[at] == known[at]:
+        while at < end and drafting.tokens[at] == known[at]:
             at += 1
-        if at < own.computed and not self.cache.goes_back:
+        if at < drafting.computed and not self.cache.goes_back:
             return False
-        own.computed = at
-        own.tokens[follower.known :] = known[follower.known :]
+        drafting.computed = at
+        drafting.tokens[follower.known :] = known[follower.known :]
         follower.known = len(known)
         if follower.ran:
-            self.cache.after_step(own)
+            self.cache.after_step(drafting)
         return True
 
     def _switch_off(self, cause: Exception) -> None:
@@ -280,17 +280,17 @@ def open_draft(setup: ProposerSetup) -> DraftModel | None:
 
 
 def _disagreement(bundle: Bundle, draft: Bundle, tokenizer: TokenizerFiles) -> str | None:
-    """What differs in two bundles' vocabularies: their sizes, or the text of a token."""
+    """Returns how two bundles' vocabularies differ, in their sizes or a token's text; None if they agree."""
     sizes = draft.model.vocab_size, bundle.model.vocab_size
     if sizes[0] != sizes[1]:
         return f"{sizes[0]} tokens, and {sizes[1]} there"
-    own = bundle.tokenizer_files()
-    if own.tokenizer_json == tokenizer.tokenizer_json:
+    model_files = bundle.tokenizer_files()
+    if model_files.tokenizer_json == tokenizer.tokenizer_json:
         return None
-    if own.tokenizer_json is None or tokenizer.tokenizer_json is None:
+    if model_files.tokenizer_json is None or tokenizer.tokenizer_json is None:
         return "one of the two has no tokenizer"
-    found, wanted = Tokenizer(tokenizer).vocabulary, Tokenizer(own).vocabulary
-    for index in sorted(found.keys() | wanted.keys()):
-        if found.get(index) != wanted.get(index):
-            return f"token {index} is {found.get(index)!r}, and {wanted.get(index)!r} there"
+    draft_tokens, model_tokens = Tokenizer(tokenizer).vocabulary, Tokenizer(model_files).vocabulary
+    for index in sorted(draft_tokens.keys() | model_tokens.keys()):
+        if draft_tokens.get(index) != model_tokens.get(index):
+            return f"token {index} is {draft_tokens.get(index)!r}, and {model_tokens.get(index)!r} there"
     return None

@@ -48,7 +48,7 @@ class Engine:
 
     @property
     def preemptions(self) -> int:
-        """How often a request had to give its blocks up."""
+        """The number of times that a request had to give its blocks up."""
         return self.scheduler.preemptions
 
     @property

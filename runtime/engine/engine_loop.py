@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 
 class EngineLoop:
-    """See the module. Every method may be called from any thread, and from a signal handler.
+    """The engine's thread, its inbox and its listeners. Any thread or signal handler may call every method.
 
     Attributes:
         steps: that were taken.
@@ -92,21 +92,24 @@ class EngineLoop:
             self._post(partial(self.engine.abort, request))
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """What ``action`` returns or raises, called between two steps. Raises EnginewrightError after ``close``."""
-        found: Future[Result] = Future()
+        """Calls ``action`` between two steps, and returns what it returns.
+
+        Raises what ``action`` raises, and EnginewrightError after ``close``.
+        """
+        future: Future[Result] = Future()
 
         def run() -> None:
             try:
                 if self._ended is not None:
                     raise self._ended()
-                found.set_result(action())
+                future.set_result(action())
             except Exception as e:  # noqa: BLE001  the caller gets it
-                found.set_exception(e)
+                future.set_exception(e)
 
         if self._ended is not None:
             raise self._ended()
         self._post(run)
-        return found.result()
+        return future.result()
 
     def close(self) -> bool:
         """Ends every request (listeners get an error) and waits for the step that runs. May be called again.
@@ -267,8 +270,8 @@ def _nothing() -> None:
 def _engine_error(cause: BaseException) -> EnginewrightError:
     hint = "The requests that were running are lost."
     kind = CapacityError if isinstance(cause, CapacityError) else EnginewrightError
-    said = cause.message if isinstance(cause, EnginewrightError) else shown(cause, 1000)
-    error: EnginewrightError = kind(f"the engine failed: {said}", hint=hint)
+    reason = cause.message if isinstance(cause, EnginewrightError) else shown(cause, 1000)
+    error: EnginewrightError = kind(f"the engine failed: {reason}", hint=hint)
     if isinstance(cause, BundleError):  # a file of the bundle changed: its hint says what to do
         error = BundleError(f"{cause.message}; the requests that were running are lost", hint=cause.hint)
     error.__cause__ = cause

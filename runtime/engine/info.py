@@ -1,4 +1,4 @@
-"""What an ``LLM`` is given, and what it says of itself."""
+"""Checks the options of an ``LLM``, and describes a loaded one."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def check_options(**given: object) -> None:
 def partition_of(ranks: int | None, partition: str | None) -> Partition:
     """Makes the partition of what ``LLM`` was given, one rank where it was given nothing. Raises RequestError."""
     check_options(ranks=ranks, partition=partition)
-    wanted = None if ranks is None else check_int("ranks", ranks, 1, MOST_RANKS)
+    count = None if ranks is None else check_int("ranks", ranks, 1, MOST_RANKS)
     if partition is None:
-        return Partition.parse(str(wanted or 1))
-    found = Partition.parse(partition)
-    if wanted not in (None, found.ranks):
+        return Partition.parse(str(count or 1))
+    parsed = Partition.parse(partition)
+    if count not in (None, parsed.ranks):
         hint = "Leave one of the two out."
-        raise RequestError(f"ranks: {ranks} isn't the {found.ranks} of partition {partition}", hint=hint)
-    return found
+        raise RequestError(f"ranks: {ranks} isn't the {parsed.ranks} of partition {partition}", hint=hint)
+    return parsed
 
 
 def check_ray(ray: str | None, cut: Partition, prefix_folder: object) -> None:
@@ -128,7 +128,7 @@ def scheduler_config(
 
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
-    """See ``LLM.info``."""
+    """Implements ``LLM.info``."""
     plan, scheduler = PoolPlan.from_blocks(executor.cache_groups, executor.blocks), engine.scheduler
     divided = {name: pool.parts for name, pool in engine.pools.items() if isinstance(pool, DividedPool)}
     held = {name: [part.total_blocks - part.free_blocks for part in parts] for name, parts in divided.items()}

@@ -252,7 +252,7 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether ``chat`` and ``stream_chat`` work."""
+        """True if the model has a chat template, so that ``chat`` and ``stream_chat`` work."""
         return self._has_chat_template
 
     @takes_vllm_names(OF_GENERATE, of_params=_OF_PARAMS)
@@ -356,9 +356,9 @@ class LLM:
         """
         check_nothing("lora_request", lora_request, OF_GENERATE)
         arguments.check_type("params", params, (BeamSearchParams,), "BeamSearchParams(beam_width=..., max_tokens=...)")
-        found = self.generate(prompts, params.sampling(), use_tqdm=use_tqdm, raise_errors=True)
+        results = self.generate(prompts, params.sampling(), use_tqdm=use_tqdm, raise_errors=True)
         decode = partial(self.tokenizer.decode, skip_special_tokens=False) if self._context.has_tokenizer else None
-        return [BeamSearchOutput.from_result(result, decode) for result in found]
+        return [BeamSearchOutput.from_result(result, decode) for result in results]
 
     async def agenerate(
         self,
@@ -499,7 +499,7 @@ class LLM:
             self._loop.abort(request)
 
     def pulse(self) -> Pulse:
-        """How the engine is doing, without waiting for its step: for a watchdog."""
+        """Returns the engine's load and the duration of its step, without waiting for it: for a watchdog."""
         return Pulse.measured(self._loop)
 
     @property
@@ -530,11 +530,11 @@ class LLM:
         return self.default_params()
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """What the model's makers recommend (temperature, top_k, ...), with your own values on top."""
+        """Returns the parameters that the model's makers recommend (temperature, top_k, ...), with ``overrides``."""
         return SamplingParams.from_defaults(self.model.generation_defaults, **overrides)
 
     def info(self) -> dict[str, Any]:
-        """What is loaded: the model, how it runs, and what the KV cache holds."""
+        """Describes the loaded model, its executor and scheduler, and the use of the KV cache, for people and JSON."""
         return describe(self.model, self._executor, self.engine)
 
     def save_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:

@@ -1,4 +1,4 @@
-"""What the rows of ``PROPOSERS`` get to open a proposer with."""
+"""The argument with which the rows of ``PROPOSERS`` open a proposer."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _all_counts(values: Sequence[Sequence[tuple[str, int]]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True)
 class Pulse:
-    """How an engine is doing, or several as one.
+    """The load of an engine, or of several as one.
 
     Attributes:
         step: seconds that the step which runs has taken, 0 for none, and seconds that it should take, 0 where that

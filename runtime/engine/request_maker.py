@@ -19,7 +19,7 @@ _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller says of prompts, whichever method is called; see ``LLM.generate``."""
+    """A caller's options for prompts, of all methods that take prompts; see ``LLM.generate``."""
 
     tenant: str = ""
     priority: int | Sequence[int] | None = None

@@ -25,7 +25,7 @@ Advance = Callable[[int, bool], None]
 """Called with how many new tokens there are, and whether a request has ended."""
 
 MANY_PROMPTS = 8
-"""So many on a terminal get a bar unless told otherwise."""
+"""Prompts from which on a bar is shown on a terminal, unless ``progress`` says otherwise."""
 
 
 def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | None = False) -> None:
@@ -126,14 +126,19 @@ def results(tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Resul
 
 
 def wanted(progress: bool | None, use_tqdm: bool | Callable[..., object] | None) -> bool | None:
-    """Whether a bar is wanted, from what was said under either name. Raises RequestError."""
+    """Returns True if a bar is shown, False if none is, None if that depends on the terminal. Raises RequestError.
+
+    Args:
+        progress: the argument under our name; None for none.
+        use_tqdm: the argument under vLLM's name, used if ``progress`` is None.
+    """
     for name, value in (("progress", progress), ("use_tqdm", use_tqdm)):
         if value is not None and not isinstance(value, bool) and not (name == "use_tqdm" and callable(value)):
             raise RequestError(
                 f"{name}: {shown(value)} isn't True, False or None", hint="None shows a bar on terminals."
             )
-    found = use_tqdm if progress is None else progress
-    return True if callable(found) else found  # vLLM takes what makes a bar, too: it gets ours
+    shows = use_tqdm if progress is None else progress
+    return True if callable(shows) else shows  # vLLM takes what makes a bar, too: it gets ours
 
 
 @contextmanager
