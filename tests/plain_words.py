@@ -34,7 +34,6 @@ NOT_CLEAN: tuple[str, ...] = (
     "benchmarks/notes",
     "docs/inside",
     "docs/use",
-    "runtime/server",
 )
 """Folders with older texts that break a rule; a name of one part covers its own files, one of two all below it.
 

@@ -41,7 +41,7 @@ class Given:
 
 @dataclass(frozen=True)
 class News:
-    """What an answer has newly: what its tokens say, and what the engine says of them.
+    """New tokens of an answer, and the deltas that are parsed from them.
 
     Attributes:
         deltas: reasoning, content and calls, in their order.
@@ -146,7 +146,7 @@ class Shape:
 
 
 class OpenAIShape(Shape):
-    """What the answers of ``/v1/chat/completions`` and ``/v1/completions`` have both."""
+    """The fields and events that the answers of ``/v1/chat/completions`` and ``/v1/completions`` have in common."""
 
     whole, chunk = "", ""
 
@@ -196,10 +196,10 @@ class OpenAIShape(Shape):
     def _chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         """One event of a stream. The first says what is special to us, too."""
         about, self._about = self._about, {}
-        found = {**self._head, "object": self.chunk, "choices": list(choices), **about}
+        chunk = {**self._head, "object": self.chunk, "choices": list(choices), **about}
         if usage is not None or self._usage_at_end:
-            found["usage"] = usage
-        return found
+            chunk["usage"] = usage
+        return chunk
 
     def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
         """One of the whole answer's."""
@@ -215,20 +215,20 @@ class OpenAIShape(Shape):
 
     def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
         """vLLM's shape: token id -> its log-probability, for each token of a prompt but the first."""
-        found: list[dict[str, Any] | None] = []
+        entries: list[dict[str, Any] | None] = []
         for entry in ended.result.prompt_logprobs or ():
             if entry is None:
-                found.append(None)
+                entries.append(None)
                 continue
             ranks = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry[2], 1)}
             ranks.setdefault(entry[0], (entry[1], 0))
-            found.append(
+            entries.append(
                 {
                     str(token): {"logprob": max(p, _LEAST), "rank": rank or None, "decoded_token": self.token(token)[0]}
                     for token, (p, rank) in ranks.items()
                 }
             )
-        return found
+        return entries
 
 
 def usage(prompt: int, new: int, ended: Iterable[Ended] = (), reasoning: int = 0) -> dict[str, Any]:
@@ -256,20 +256,20 @@ class ChatShape(OpenAIShape):
 
     def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
         """One of the whole answer's."""
-        said = self._said(news)
-        content = (given.text if self._echo else "") + said.pop("content", "")
-        calls = said.get("tool_calls", ())
+        parts = self._said(news)
+        content = (given.text if self._echo else "") + parts.pop("content", "")
+        calls = parts.get("tool_calls", ())
         for call in calls:
             del call["index"]
-        message = {"role": "assistant", "content": content if content or not calls else None, "refusal": None, **said}
-        found: dict[str, Any] = {
+        message = {"role": "assistant", "content": content if content or not calls else None, "refusal": None, **parts}
+        choice: dict[str, Any] = {
             "index": index,
             "message": message,
             "logprobs": None if one.logprobs is None else self._logprobs(one.logprobs),
             "finish_reason": news.finish_reason,
             "stop_reason": one.stop_reason,
         }
-        return found | ({"token_ids": one.token_ids} if self._ids else {})
+        return choice | ({"token_ids": one.token_ids} if self._ids else {})
 
     def first_choice(self, index: int, prompt: str) -> dict[str, Any]:
         """The first of a stream's."""
@@ -279,13 +279,13 @@ class ChatShape(OpenAIShape):
     def piece(self, index: int, news: News) -> dict[str, Any]:
         """A further one."""
         piece = news.piece
-        found: dict[str, Any] = {
+        choice: dict[str, Any] = {
             "index": index,
             "delta": self._said(news),
             "logprobs": None if piece.logprobs is None else self._logprobs(piece.logprobs),
             "finish_reason": news.finish_reason,
         }
-        return found | ({"token_ids": piece.token_ids} if self._ids else {})
+        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
 
     def _said(self, news: News) -> dict[str, Any]:
         """Content, reasoning under both of its names, and calls: a delta's, which are a whole message's as well."""
@@ -304,10 +304,10 @@ class ChatShape(OpenAIShape):
                 call["custom"]["input"] += delta.arguments
             else:
                 call.setdefault("function", {"arguments": ""})["arguments"] += delta.arguments
-        found: dict[str, Any] = {"content": content} if content else {}
+        parts: dict[str, Any] = {"content": content} if content else {}
         if reasoning and getattr(self._body, "shows_reasoning", True):
-            found |= {"reasoning": reasoning, "reasoning_content": reasoning}
-        return found | ({"tool_calls": [*calls.values()]} if calls else {})
+            parts |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return parts | ({"tool_calls": [*calls.values()]} if calls else {})
 
     def _logprobs(self, entries: Sequence[Logprobs]) -> dict[str, Any]:
         return {
@@ -336,14 +336,14 @@ class CompletionShape(OpenAIShape):
             scored = ended.result.prompt_logprobs if self._echo else None
             entries = [given.ids[0] if entry is None else entry for entry in scored or ()]
             entries += () if alone else one.logprobs
-        found: dict[str, Any] = {
+        choice: dict[str, Any] = {
             "index": index,
             "text": (given.text if self._echo else "") + ("" if alone else one.text),
             "logprobs": None if one.logprobs is None else self._legacy(entries, 0),
             "finish_reason": "length" if alone else one.finish_reason,
             "stop_reason": one.stop_reason,
         }
-        return found | ({"token_ids": one.token_ids} if self._ids else {})
+        return choice | ({"token_ids": one.token_ids} if self._ids else {})
 
     def first_choice(self, index: int, prompt: str) -> dict[str, Any] | None:
         """The first of a stream's; None: there is nothing to say yet."""
@@ -357,13 +357,13 @@ class CompletionShape(OpenAIShape):
         piece = news.piece
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(piece.text)
-        found: dict[str, Any] = {
+        choice: dict[str, Any] = {
             "index": index,
             "text": piece.text,
             "logprobs": None if piece.logprobs is None else self._legacy(piece.logprobs, offset),
             "finish_reason": piece.finish_reason,
         }
-        return found | ({"token_ids": piece.token_ids} if self._ids else {})
+        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
 
     def _legacy(self, entries: Sequence[Logprobs | int], offset: int) -> dict[str, Any]:
         """``entries`` of tokens in their order; a prompt's first token is an id, as it has no probability."""

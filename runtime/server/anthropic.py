@@ -117,7 +117,10 @@ class MessagesBody(Fields, kw_only=True):
     }
 
     def chat(self) -> tuple[ChatBody, list[str], bool]:
-        """The same in OpenAI's words, what of it is ignored, and whether a line was left out. Raises RequestError."""
+        """Returns the body in OpenAI's words, its ignored fields, and True if a line was left out.
+
+        Raises RequestError.
+        """
         unsupported = Unsupported()
         system, left_out = _system(self.system, unsupported)
         last = max((i for i, message in enumerate(self.messages) if _is_of_user(message)), default=-1)
@@ -147,7 +150,7 @@ class MessagesBody(Fields, kw_only=True):
         return body, ignored, left_out
 
     def _effort(self) -> tuple[str, dict[str, Any] | None]:
-        """How much the model reasons, and the form of its answer."""
+        """Returns the effort of the reasoning, "none" without any, and the form of the answer. Raises RequestError."""
         config = _known("output_config", self.output_config or {}, ("effort", "format"))
         form = config.get("format") or self.output_format
         if form is not None:
@@ -175,7 +178,7 @@ class MessagesBody(Fields, kw_only=True):
 
     @property
     def omits(self) -> bool:
-        """Whether the reasoning isn't shown."""
+        """Returns True if the reasoning isn't shown."""
         return self.thinking is not None and self.thinking.get("display") == "omitted"
 
 
@@ -187,8 +190,8 @@ def _known(place: str, value: Any, names: Sequence[str]) -> Mapping[str, Any]:
     """An object that has no other fields. Raises RequestError."""
     if not isinstance(value, Mapping):
         raise RequestError(f"{place}: {shown(value)} isn't an object", hint=f"It has {', '.join(names)}.")
-    for name, own in value.items():
-        if name not in names and own is not None:
+    for name, field in value.items():
+        if name not in names and field is not None:
             raise RequestError(f"{place}: there is no {shown(name)}", hint=f"It has {', '.join(names)}.")
     return value
 
@@ -217,9 +220,9 @@ def _system(
     for i, block in enumerate(blocks):
         place = f"system[{i}]"
         text = block if isinstance(block, str) else _text_or_note(place, block, unsupported)
-        kept = _BILLING.sub("", text)
-        left_out |= kept != text
-        texts += [kept] if kept or kept == text else []
+        rest = _BILLING.sub("", text)
+        left_out |= rest != text
+        texts += [rest] if rest or rest == text else []
     return [{"role": "system", "content": _joined(texts)}] if texts else [], left_out
 
 
@@ -251,14 +254,14 @@ def _message(
     if not isinstance(content, list):
         raise RequestError(f"{place}: its content is missing", hint="Pass a text, or a list of blocks.")
     kinds = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}[role]
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     texts, thoughts, calls = [], [], []
-    for j, own in enumerate(content):
+    for j, part in enumerate(content):
         spot = f"{place}.content[{j}]"
-        if (kind := type_of(own)) is not None and kind not in _BLOCKS:
+        if (kind := type_of(part)) is not None and kind not in _BLOCKS:
             texts.append(unsupported.note(spot, kind, refused))
             continue
-        block = _block(spot, own, kinds)
+        block = _block(spot, part, kinds)
         if block["type"] == "text":
             texts.append(_text(spot, block))
         elif block["type"] == "thinking":
@@ -268,9 +271,9 @@ def _message(
             calls.append({"id": _text(spot, block, "id"), "type": "function", "function": function})
         else:
             called = _text(spot, block, "tool_use_id")
-            found.append({"role": "tool", "tool_call_id": called, "content": _result(spot, block, unsupported)})
+            messages.append({"role": "tool", "tool_call_id": called, "content": _result(spot, block, unsupported)})
     if role != "assistant":
-        return [*found, *([{"role": role, "content": _joined(texts)}] if texts or not found else [])]
+        return [*messages, *([{"role": role, "content": _joined(texts)}] if texts or not messages else [])]
     turn: dict[str, Any] = {"role": role, "content": _joined(texts) if texts else ""}
     turn |= {"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}
     return [turn | ({"tool_calls": calls} if calls else {})]
@@ -303,19 +306,23 @@ def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"{place}: {shown(kind)} isn't run for a client", hint="Describe it by its input_schema.")
     names = ("type", "name", "description", "input_schema", "strict", "eager_input_streaming", *_HINTS)
     nothing = {"defer_loading": False, "allowed_callers": ["direct"]}  # values that ask for nothing
-    asked = {name: value for name, value in tool.items() if name not in nothing or value != nothing[name]}
-    own = _known(place, asked, names)
-    function = {"name": own.get("name"), "description": own.get("description"), "parameters": own.get("input_schema")}
-    return {"type": "function", "function": function | {"strict": bool(own.get("strict"))}}
+    used = {name: value for name, value in tool.items() if name not in nothing or value != nothing[name]}
+    fields = _known(place, used, names)
+    function = {
+        "name": fields.get("name"),
+        "description": fields.get("description"),
+        "parameters": fields.get("input_schema"),
+    }
+    return {"type": "function", "function": function | {"strict": bool(fields.get("strict"))}}
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
     """``tool_choice`` and ``parallel_tool_calls`` in OpenAI's words."""
     if choice is None:
         return None, None
-    own = _known("tool_choice", choice, ("type", "name", "disable_parallel_tool_use"))
-    kind, name = own.get("type"), own.get("name")
-    parallel = False if own.get("disable_parallel_tool_use") else None
+    fields = _known("tool_choice", choice, ("type", "name", "disable_parallel_tool_use"))
+    kind, name = fields.get("type"), fields.get("name")
+    parallel = False if fields.get("disable_parallel_tool_use") else None
     if kind == "tool" and isinstance(name, str):
         return {"type": "function", "function": {"name": name}}, parallel
     if kind in ("auto", "any", "none"):
@@ -338,10 +345,10 @@ class MessagesShape(Shape):
         self._stop: int | str | None = None
 
     def _message(self, usage: Mapping[str, Any], ended: bool) -> dict[str, Any]:
-        found: dict[str, Any] = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
+        message: dict[str, Any] = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
         reason, sequence = self._stopped(usage) if ended else (None, None)
-        found |= {"content": self._blocks if ended else [], "stop_reason": reason, "stop_sequence": sequence}
-        return found | {"usage": self._usage(usage)}
+        message |= {"content": self._blocks if ended else [], "stop_reason": reason, "stop_sequence": sequence}
+        return message | {"usage": self._usage(usage)}
 
     def _usage(self, usage: Mapping[str, Any]) -> dict[str, int]:
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -362,11 +369,11 @@ class MessagesShape(Shape):
 
     def _take(self, news: News) -> list[dict[str, Any]]:
         """Puts what is new into the blocks, and gives the events of that."""
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         for delta in news.deltas:
             kind = "thinking" if delta.reasoning else "text" if delta.call is None else "tool_use"
             if not self._open or self._blocks[-1]["type"] != kind or delta.name is not None:
-                found += self._closed()
+                events += self._closed()
                 begin: dict[str, Any] = {"type": kind}
                 if kind == "tool_use":
                     begin |= {"id": delta.id, "name": delta.name, "input": {}}
@@ -375,24 +382,24 @@ class MessagesShape(Shape):
                 self._blocks.append({**begin, "input": ""} if kind == "tool_use" else dict(begin))
                 self._open = True
                 at = len(self._blocks) - 1
-                found.append({"type": "content_block_start", "index": at, "content_block": begin})
+                events.append({"type": "content_block_start", "index": at, "content_block": begin})
             block, at = self._blocks[-1], len(self._blocks) - 1
             if kind == "tool_use":
-                said, change = delta.arguments, {"type": "input_json_delta", "partial_json": delta.arguments}
-                block["input"] += said
+                addition, change = delta.arguments, {"type": "input_json_delta", "partial_json": delta.arguments}
+                block["input"] += addition
             elif kind == "thinking":
-                said = "" if self._asked.omits else delta.reasoning
-                change = {"type": "thinking_delta", "thinking": said}
-                block["thinking"] += said
+                addition = "" if self._asked.omits else delta.reasoning
+                change = {"type": "thinking_delta", "thinking": addition}
+                block["thinking"] += addition
             else:
-                said, change = delta.content, {"type": "text_delta", "text": delta.content}
-                block["text"] += said
-            if said:
-                found.append({"type": "content_block_delta", "index": at, "delta": change})
+                addition, change = delta.content, {"type": "text_delta", "text": delta.content}
+                block["text"] += addition
+            if addition:
+                events.append({"type": "content_block_delta", "index": at, "delta": change})
         if news.finish_reason is not None:
             self._finish = news.finish_reason
-            found += self._closed()
-        return found
+            events += self._closed()
+        return events
 
     def _closed(self) -> list[dict[str, Any]]:
         """Ends the block that is open."""
@@ -400,13 +407,13 @@ class MessagesShape(Shape):
             return []
         block, at = self._blocks[-1], len(self._blocks) - 1
         self._open = False
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         if block["type"] == "tool_use":
             block["input"] = call_arguments(block["input"]) or {}  # none if it was cut off, as stop_reason says
         elif block["type"] == "thinking":
             signature = {"type": "signature_delta", "signature": block["signature"]}
-            found.append({"type": "content_block_delta", "index": at, "delta": signature})
-        return [*found, {"type": "content_block_stop", "index": at}]
+            events.append({"type": "content_block_delta", "index": at, "delta": signature})
+        return [*events, {"type": "content_block_stop", "index": at}]
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
         """Takes the answer."""
@@ -446,16 +453,16 @@ def add_messages(routes: Routes, front: Front) -> None:
     @routes.post("/v1/messages")
     async def messages(request: Request) -> Response:
         """Anthropic's messages."""
-        asked, ignored, charge = await front.body(request, MessagesBody)
+        messages_body, ignored, charge = await front.body(request, MessagesBody)
 
         def order(model: Model) -> Order:
-            if asked.max_tokens is None:
+            if messages_body.max_tokens is None:
                 raise RequestError("max_tokens: it is missing", hint="Say how many tokens the answer may have.")
-            body, more, left_out = asked.chat()
+            body, more, left_out = messages_body.chat()
             notes = {LEFT_OUT_HEADER: "x-anthropic-billing-header"} if left_out else {}
-            return Order(body, partial(MessagesShape, asked), [*ignored, *more], notes)
+            return Order(body, partial(MessagesShape, messages_body), [*ignored, *more], notes)
 
-        return await answer(front, request, charge, asked.model, order)
+        return await answer(front, request, charge, messages_body.model, order)
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:

@@ -260,19 +260,19 @@ class Body(Fields, kw_only=True):
 
     def form(self) -> dict[str, Any] | None:
         """The form that an answer has, as fields of StructuredOutputsParams. Raises RequestError."""
-        found: dict[str, dict[str, Any]] = {}
-        if self.response_format is not None and (own := form_of(self.response_format)) is not None:
-            found["response_format"] = own
+        forms: dict[str, dict[str, Any]] = {}
+        if self.response_format is not None and (response_form := form_of(self.response_format)) is not None:
+            forms["response_format"] = response_form
         if self.structured_outputs:
-            found["structured_outputs"] = self.structured_outputs
+            forms["structured_outputs"] = self.structured_outputs
         if self.json_schema is not None:
-            found["json_schema"] = {"json": self.json_schema}
+            forms["json_schema"] = {"json": self.json_schema}
         for name in ("json", "regex", "choice", "grammar", "json_object"):
             if (value := getattr(self, f"guided_{name}")) not in (None, False, "", []):
-                found[f"guided_{name}"] = {name: value}
-        if len(found) > 1:
-            raise RequestError(f"{' and '.join(found)} are both given", hint="An answer has one form: give one.")
-        form = next(iter(found.values()), None)
+                forms[f"guided_{name}"] = {name: value}
+        if len(forms) > 1:
+            raise RequestError(f"{' and '.join(forms)} are both given", hint="An answer has one form: give one.")
+        form = next(iter(forms.values()), None)
         if form is not None and isinstance(form.get("json"), dict):
             # A schema goes to the engine as text: it may have numbers of any size.
             form = form | {"json": json.dumps(form["json"])}
@@ -427,20 +427,20 @@ class CompletionBody(Body, kw_only=True):
 
     def prompts(self) -> list[str | list[int]]:
         """Raises RequestError."""
-        given: Any = self.prompt
-        if isinstance(given, str) or (isinstance(given, list) and given and all(_is_id(one) for one in given)):
-            given = [given]
-        fit = isinstance(given, list) and all(
-            isinstance(one, str) or (isinstance(one, list) and all(_is_id(index) for index in one)) for one in given
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(_is_id(one) for one in prompt)):
+            prompt = [prompt]
+        fit = isinstance(prompt, list) and all(
+            isinstance(one, str) or (isinstance(one, list) and all(_is_id(index) for index in one)) for one in prompt
         )
-        if not fit or not given:
+        if not fit or not prompt:
             raise RequestError(
-                f"prompt: {shown(given)} isn't a prompt", hint="Pass text or token ids, or a list of either."
+                f"prompt: {shown(prompt)} isn't a prompt", hint="Pass text or token ids, or a list of either."
             )
-        if len(given) > MOST_PROMPTS:
-            raise RequestError(f"prompt: {len(given)} prompts", hint=f"Pass {MOST_PROMPTS} at most.")
-        found: list[str | list[int]] = given
-        return found
+        if len(prompt) > MOST_PROMPTS:
+            raise RequestError(f"prompt: {len(prompt)} prompts", hint=f"Pass {MOST_PROMPTS} at most.")
+        prompts: list[str | list[int]] = prompt
+        return prompts
 
 
 class InfillExtra(msgspec.Struct):
@@ -516,7 +516,7 @@ def decoded(
     """
     fields = split(data)
     model = value_of("model", fields["model"], LARGEST) if "model" in fields else None
-    known, given, ignored = sizes(model), dict[str, Any](), list[str]()
+    known, values, ignored = sizes(model), dict[str, Any](), list[str]()
     names: dict[str, str] = {}  # field -> its name in the body
     for name, raw in fields.items():
         if bytes(raw) == b"null" and name not in kind.needed:
@@ -528,9 +528,9 @@ def decoded(
                 value = _whole(value)
             elif field == "stream_options" and isinstance(value, dict):
                 value = {part: one for part, one in value.items() if one is not None}
-            if field in names and value != given[field]:
+            if field in names and value != values[field]:
                 raise RequestError(f"{name}: {names[field]} says something else", hint="Pass one of them.")
-            given[field], names[field] = value, name
+            values[field], names[field] = value, name
         elif name in kind.refused:
             rule = kind.refused[name]
             value = value_of(name, raw, known) if len(bytes(raw)) <= _LONGEST_TAKEN else ...
@@ -542,7 +542,7 @@ def decoded(
             hint = "Leave it out; with --unknown-fields ignore, the server leaves such fields out itself."
             raise RequestError(f"{shown(name)}: there is no such field", hint=_near_field(name, kind) + hint)
     try:
-        return msgspec.convert(given, kind, strict=True), ignored
+        return msgspec.convert(values, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
         field, colon, rest = field_first(str(e), "the body").partition(":")
         raise RequestError(names.get(field, field) + colon + rest) from e
@@ -592,8 +592,8 @@ def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
         schema = given.get("schema")  # llama.cpp's
         return {"json_object": True} if schema is None else {"json": schema}
     if kind == "json_schema":
-        own = given.get("json_schema", given)
-        schema = own.get("schema") if isinstance(own, Mapping) else None
+        fields = given.get("json_schema", given)
+        schema = fields.get("schema") if isinstance(fields, Mapping) else None
         if not isinstance(schema, (dict, bool)):
             hint = 'Write {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}.'
             raise RequestError("response_format: its schema is missing", hint=hint)

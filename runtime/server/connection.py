@@ -26,9 +26,9 @@ URL_BYTES = 16 << 10
 PIPELINED = 8
 """The most requests that may wait for the answer of an earlier one on their connection."""
 WASTE_BYTES = 32 << 10
-"""What a body may take on the wire beyond twice its own bytes."""
+"""Bytes that a body may take on the wire beyond twice its own bytes."""
 PIECE_BYTES = 32
-"""What each piece of a body costs, as bytes on the wire: a piece is a chunk, or what one read brings of it."""
+"""The cost of each piece of a body, as bytes on the wire: a piece is a chunk, or the bytes of it in one read."""
 READ_RATE = 256
 """The fewest bytes a second that a client reads of an answer that waits for it, on average over ``stall_seconds``."""
 LINGER_SECONDS = 1.0

@@ -59,7 +59,7 @@ _LOG = logging.getLogger("enginewright.server")
 _MOST_DEATHS = 2
 _MOST_SUSPECTS = 4096
 _FAILED_SECONDS = 60.0
-"""What clients are told to wait for a model that failed: only another start of the server helps."""
+"""Seconds that clients are told to wait for a model that failed: only another start of the server helps."""
 _STABLE_SECONDS = 60.0
 """After an engine has run for this time, or has finished a request, the pauses begin with the shortest one again."""
 
@@ -110,10 +110,10 @@ class Running:
                 if not self._events:
                     self._waiting = asyncio.get_running_loop().create_future()
                     await self._waiting
-                found, self._events = self._events, []
-                if pieces := [one for one in found if isinstance(one, Piece)]:
+                events, self._events = self._events, []
+                if pieces := [one for one in events if isinstance(one, Piece)]:
                     yield pieces
-                last = found[-1]
+                last = events[-1]
                 if isinstance(last, Ended):
                     self.ended = last
                     if last.problem is not None:
@@ -169,13 +169,14 @@ class Link(asyncio.Protocol):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How long an engine may take, in seconds.
+    """The time limits of an engine, in seconds.
 
     Attributes:
-        loading: to open its bundle.
-        step: a step may take so long, and ``step_times`` as long as is expected, before the engine is killed.
-        silence: without a beat.
-        pause, longest_pause: before a first new start, and the limit of the doubled ones.
+        loading: time to open its bundle.
+        step, step_times: the engine is killed if a step takes longer than ``step`` and longer than ``step_times``
+            times what is expected.
+        silence: time without a beat.
+        pause, longest_pause: the pause before the first new start, and the limit of the doubled ones.
     """
 
     loading: float = 1800.0
@@ -337,7 +338,7 @@ class Model:
             self._send(Abort(number))
 
     async def ask(self, question: Ask | Look | Forget) -> dict[str, Any]:
-        """What the engine answers."""
+        """Returns the engine's answer. Raises what ``check`` raises, and TimeoutError after ``limits.silence``."""
         self.check()
         question.number = next(self._numbers)
         future = self._questions[question.number] = asyncio.get_running_loop().create_future()
@@ -385,7 +386,7 @@ class Model:
 
     @property
     def overdue(self) -> bool:
-        """Whether a step takes much longer than it should, or nothing was heard for long."""
+        """Returns True if a step takes much longer than it should, or the engine has been silent for too long."""
         beat, limits = self.beat, self.limits
         if self.state != "ready":
             return False
@@ -533,5 +534,7 @@ def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingP
     Raises BundleError for one that can't be opened, and RequestError for a wrong option.
     """
     limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
-    given = options.for_each_model()
-    return {name: Model(name, path, dict(given), limits, engines.get(name)) for name, path in options.models.items()}
+    llm_options = options.for_each_model()
+    return {
+        name: Model(name, path, dict(llm_options), limits, engines.get(name)) for name, path in options.models.items()
+    }

@@ -1,4 +1,4 @@
-"""What the front end has: models, tenants, finished turns, and what is done for a request before its engine has it."""
+"""The front end: models, tenants, finished turns, and the work for a request before its engine gets it."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Front:
         return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     def exact(self, model: Model) -> bool:
-        """Whether a request's tokens hang on nothing but itself, on the model's target."""
+        """Returns True if a request's tokens depend on nothing but itself, on the model's target."""
         opening = TARGETS[model.target].opening if model.target in TARGETS else None
         return opening is not None and opening.exact
 
@@ -225,19 +225,19 @@ class Front:
             before(body)
 
             def count() -> int:
-                own = chat(body)
-                tools = tool_choice(own.tools, own.tool_choice, own.parallel_tool_calls)
-                return len(self.chat_prompt(self.model(own.model), own, tools, "", splice=False)[0].ids)
+                chat_body = chat(body)
+                tools = tool_choice(chat_body.tools, chat_body.tool_choice, chat_body.parallel_tool_calls)
+                return len(self.chat_prompt(self.model(chat_body.model), chat_body, tools, "", splice=False)[0].ids)
 
             charge.tokens = await self.in_thread(charge.tenant.name, count, charge.size)
             return charge.tokens
 
     def _variables(self, tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: ToolChoice) -> dict[str, Any]:
-        """What a template gets besides the messages."""
+        """Returns the template's variables besides the messages."""
         effort = body.effort() if isinstance(body, ChatBody) else None
-        found = {} if effort is None else effort_variables(effort[1], template_reads(tokenizer, tools))
-        found |= checked_kwargs(body.chat_template_kwargs, tuple(tokenizer.special_names))
-        return found if tools.shown is None else found | {"tools": tools.shown}
+        variables = {} if effort is None else effort_variables(effort[1], template_reads(tokenizer, tools))
+        variables |= checked_kwargs(body.chat_template_kwargs, tuple(tokenizer.special_names))
+        return variables if tools.shown is None else variables | {"tools": tools.shown}
 
     def remember(
         self, model: Model, tenant: str, given: Given, text: str, ids: Sequence[int], turn: Turn | None = None
@@ -260,9 +260,13 @@ class Front:
         except RequestError:
             return  # the template doesn't take such a turn back
         at = whole.rfind(end, len(given.guarded))
-        said = message.get("reasoning_content") or ""
+        reasoning = message.get("reasoning_content") or ""
         # Reasoning that the template leaves out isn't to come back by the tokens.
-        if at >= 0 and whole.startswith(given.guarded) and said in tokenizer.unguarded(whole[len(given.guarded) :]):
+        if (
+            at >= 0
+            and whole.startswith(given.guarded)
+            and reasoning in tokenizer.unguarded(whole[len(given.guarded) :])
+        ):
             self.turns(model).add(tenant, whole[: at + len(end)], [*given.ids, *ids])
 
 
@@ -287,10 +291,12 @@ def reasoning_switches(tokenizer: Tokenizer | None) -> list[str]:
 
 
 def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
-    """What a template gets of ``reasoning_effort``, by the names that it reads: how much, and whether at all, which is
-    all that "none" and "on" say."""
-    found: dict[str, Any] = {name: effort != "none" for name in _SWITCHES if name in reads}
-    return found | ({_EFFORT: effort} if _EFFORT in reads and effort != "on" else {})
+    """Returns the values of the variables by which a template controls reasoning, of those in ``reads``.
+
+    A switch is True unless the effort is "none". ``reasoning_effort`` is the effort; "on" leaves it out.
+    """
+    switches: dict[str, Any] = {name: effort != "none" for name in _SWITCHES if name in reads}
+    return switches | ({_EFFORT: effort} if _EFFORT in reads and effort != "on" else {})
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:

@@ -97,11 +97,11 @@ class Gate:
             if incoming is not None:
                 self._front.intake.end(incoming)
             path = _PATH.sub("?", scope["path"])[:200]
-            own = scope["state"]["tenant"]
+            caller = scope["state"]["tenant"]
             log_request(
                 {
                     **{"method": scope["method"], "path": path, "status": status},
-                    **{"tenant": None if own is None else own.name or None, **log, "request_id": request_id},
+                    **{"tenant": None if caller is None else caller.name or None, **log, "request_id": request_id},
                     "seconds": round(time.monotonic() - began, 4),
                 }
             )
@@ -152,14 +152,14 @@ class Gate:
         origin = headers.get("origin")
         if origin is None or not self._may(origin, headers.get("host", "").lower()):
             return []
-        found = {"access-control-allow-origin": origin, "vary": "Origin"}
+        fields = {"access-control-allow-origin": origin, "vary": "Origin"}
         if "access-control-request-method" in headers:
-            found |= {"access-control-allow-methods": "GET, HEAD, POST, DELETE", "access-control-max-age": "600"}
-            found["vary"] = "Origin, Access-Control-Request-Headers"
-            wanted = headers.get("access-control-request-headers", "")
-            if _HEADER_NAMES.fullmatch(wanted):
-                found["access-control-allow-headers"] = wanted
-        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in found.items()]
+            fields |= {"access-control-allow-methods": "GET, HEAD, POST, DELETE", "access-control-max-age": "600"}
+            fields["vary"] = "Origin, Access-Control-Request-Headers"
+            names = headers.get("access-control-request-headers", "")
+            if _HEADER_NAMES.fullmatch(names):
+                fields["access-control-allow-headers"] = names
+        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
 
     def _check_length(self, headers: Mapping[str, str]) -> None:
         """Raises ApiError for a body that says that it is too long."""

@@ -28,11 +28,11 @@ def application(args: dict[str, Any]) -> Any:
     Raises RequestError naming what is wrong with them.
     """
     options = _options(args)
-    limits, given = _limits(options), options.for_each_replica()
-    if not given.get("threads"):
+    limits, llm_options = _limits(options), options.for_each_replica()
+    if not llm_options.get("threads"):
         raise RequestError("llm: how many threads a replica has isn't said", hint="Add llm: {threads: 4} to the args.")
     replicas = {
-        name: deployment_of(name, path, dict(given), limits, options, cpus_of(given), "")
+        name: deployment_of(name, path, dict(llm_options), limits, options, cpus_of(llm_options), "")
         for name, path in options.models.items()
     }
     door = serve.deployment(serve.ingress()(Door)).options(
@@ -55,9 +55,9 @@ class Door:
 
     async def __init__(self, args: dict[str, Any], handles: dict[str, Any]) -> None:  # type: ignore[misc]
         options = _options(args)
-        limits, given, host = _limits(options), options.for_each_replica(), str(ray.util.get_node_ip_address())
+        limits, llm_options, host = _limits(options), options.for_each_replica(), str(ray.util.get_node_ip_address())
         models: dict[str, Model] = {
-            name: Replicated(name, path, dict(given), limits, options, cpus_of(given), host, handles[name])
+            name: Replicated(name, path, dict(llm_options), limits, options, cpus_of(llm_options), host, handles[name])
             for name, path in options.models.items()
         }
         self._front = Front(options, models)

@@ -113,7 +113,7 @@ class Job:
 
     @property
     def requests(self) -> int:
-        """How many there are of it: its prompts, with their answers."""
+        """The number of the job's requests: its prompts, times the answers of each."""
         return len(self.given) * self.answers
 
     async def prepare(self) -> None:
@@ -150,14 +150,14 @@ class Job:
         """Makes a conversation's prompt, and says how its answers are read."""
         body, model = self.body, self.model
         assert isinstance(body, ChatBody)
-        given, self.spliced = self.front.chat_prompt(model, body, self.tools, self.scope, self.splices)
-        self.given = [given]
+        prompt, self.spliced = self.front.chat_prompt(model, body, self.tools, self.scope, self.splices)
+        self.given = [prompt]
         effort = body.effort()
         raw, reasons = not self._sampling.skip_special_tokens, effort is None or effort[1] != "none"
-        self._reading = Reading(model.tokenizer, self.tools, given.ids, raw=raw, reasons=reasons)
+        self._reading = Reading(model.tokenizer, self.tools, prompt.ids, raw=raw, reasons=reasons)
         form = self.params.structured_outputs
         plain = form.to_plain() if isinstance(form, StructuredOutputsParams) else None
-        held = self._reading.form(plain, self._budget(body, len(given.ids)))
+        held = self._reading.form(plain, self._budget(body, len(prompt.ids)))
         self.ignored += sorted(self._reading.ignored.difference(self.ignored))
         if held is not None and held is not plain:
             self._hold(held)
@@ -202,18 +202,18 @@ class Job:
         if model.running + len(self.given) > most:
             raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
         sender = Sender(self.scope, *self.tenant.rank(body.priority, body.request_class))
-        self.charge.tokens = sum(len(given.ids) for given in self.given)  # also of a client that leaves
-        found: list[Running] = []
+        self.charge.tokens = sum(len(prompt.ids) for prompt in self.given)  # also of a client that leaves
+        submitted: list[Running] = []
         try:
-            for given in self.given:
-                task = Generate(given.ids, self.params)
-                found.append(model.run(task, sender, whole=not body.streamed, version=self._version))
+            for prompt in self.given:
+                task = Generate(prompt.ids, self.params)
+                submitted.append(model.run(task, sender, whole=not body.streamed, version=self._version))
         except EnginewrightError:
-            for running in found:
+            for running in submitted:
                 model.abort(running.number)
             raise
-        self._running = found
-        return found
+        self._running = submitted
+        return submitted
 
     def cancel(self, error: EnginewrightError) -> None:
         """Ends what runs. Its client gets the error: as the last event of a stream, or as the response."""
@@ -303,65 +303,65 @@ class Job:
                 task.cancel()  # where one fails, the others would wait for ever
             await asyncio.gather(*waiting, return_exceptions=True)
             if not isinstance(e, ReplacedError):
-                self.aborted(sum(len(given.ids) for given in self.given), 0, e)
+                self.aborted(sum(len(prompt.ids) for prompt in self.given), 0, e)
             raise
         new = reasoning = 0
-        for i, (given, ended) in enumerate(zip(self.given, results, strict=True)):
+        for i, (prompt, ended) in enumerate(zip(self.given, results, strict=True)):
             tokens = sum(len(one.token_ids) for one in ended.result.answers)
-            self.ended(given, ended, tokens)
+            self.ended(prompt, ended, tokens)
             new += tokens
             for j, answer in enumerate(ended.result.answers):
                 reader = self.reader()
                 news = reader.read(answer)
                 reasoning += reader.reasoning_tokens
-                self.shape.add(i * self.answers + j, news, answer, ended, given)
+                self.shape.add(i * self.answers + j, news, answer, ended, prompt)
                 if self.splices:
-                    await self._remember(given, answer.text, answer.token_ids, reader)
-        self.charge.tokens = sum(len(given.ids) for given in self.given) + new
-        counts = usage(sum(len(given.ids) for given in self.given), new, results, reasoning)
+                    await self._remember(prompt, answer.text, answer.token_ids, reader)
+        self.charge.tokens = sum(len(prompt.ids) for prompt in self.given) + new
+        counts = usage(sum(len(prompt.ids) for prompt in self.given), new, results, reasoning)
         if isinstance(self.body, CompletionBody) and self.body.scores_alone:
             counts = usage(counts["prompt_tokens"], 0, results)
-        found = self.shape.response(counts)
+        response = self.shape.response(counts)
         if self.body.prompt_logprobs is not None and results[0].result.prompt_logprobs is not None:
-            found["prompt_logprobs"] = self.shape.prompt_logprobs(results[0])
+            response["prompt_logprobs"] = self.shape.prompt_logprobs(results[0])
         if self.body.return_token_ids:
-            found["prompt_token_ids"] = self.given[0].ids
-        return found
+            response["prompt_token_ids"] = self.given[0].ids
+        return response
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         shape = self.shape
         running = self.submit()
         begun: dict[int, _Begun] = {}
-        prompt = sum(len(given.ids) for given in self.given)
+        prompt = sum(len(request_prompt.ids) for request_prompt in self.given)
         ends: dict[int, Ended] = {}  # place of a prompt -> how its request ended
         new = 0
         try:
             start = shape.start(prompt)
             async with contextlib.aclosing(_merged(running)) as events:
-                async for i, found in events:
-                    given = self.given[i]
-                    if isinstance(found, Ended):
-                        ends[i] = found
-                        mine = [own for index, own in begun.items() if index // self.answers == i]
-                        self.ended(given, found, sum(len(own.ids) for own in mine))
+                async for i, event in events:
+                    request_prompt = self.given[i]
+                    if isinstance(event, Ended):
+                        ends[i] = event
+                        mine = [choice for index, choice in begun.items() if index // self.answers == i]
+                        self.ended(request_prompt, event, sum(len(choice.ids) for choice in mine))
                         if self.splices:
-                            for own in mine:
-                                await self._remember(given, "".join(own.texts), own.ids, own.reader)
+                            for choice in mine:
+                                await self._remember(request_prompt, "".join(choice.texts), choice.ids, choice.reader)
                         continue
                     out, start = [start], b""
-                    for piece in found:
+                    for piece in event:
                         index = i * self.answers + piece.index
                         if index not in begun:
                             begun[index] = _Begun(self.reader(), [], [])
-                            out.append(shape.first(index, given.text))
-                        own = begun[index]
+                            out.append(shape.first(index, request_prompt.text))
+                        choice = begun[index]
                         new += len(piece.token_ids)
-                        own.texts.append(piece.text)
-                        own.ids.extend(piece.token_ids)
+                        choice.texts.append(piece.text)
+                        choice.ids.extend(piece.token_ids)
                         counts = usage(prompt, new) if shape.usage_always else None
-                        out.append(shape.news(index, own.reader.push(piece), counts))
+                        out.append(shape.news(index, choice.reader.push(piece), counts))
                     yield b"".join(out)
-            reasoning = sum(own.reader.reasoning_tokens for own in begun.values())
+            reasoning = sum(choice.reader.reasoning_tokens for choice in begun.values())
             yield start + shape.end(usage(prompt, new, ends.values(), reasoning), [*ends.values()])
         finally:
             self.charge.tokens = prompt + new
@@ -385,7 +385,7 @@ class _Begun:
 
 def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int, ...]]:
     """The prompts of a body, and further tokens that end their answers."""
-    found = []
+    prompts = []
     most = model.model.context_length - 1
     if body.suffix or isinstance(body, InfillBody):
         return _gaps(model, body, most)
@@ -393,15 +393,15 @@ def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int
         if isinstance(prompt, str):
             tokenizer = tokenizer_of(model)
             encode = partial(tokenizer.encode, add_special_tokens=body.add_special_tokens)
-            found.append(Given(prompt, arguments.encode_within(encode, prompt, most) if prompt else []))
+            prompts.append(Given(prompt, arguments.encode_within(encode, prompt, most) if prompt else []))
         else:
             text = ""
             if body.echo and model.tokenizer is not None:
                 text = model.tokenizer.decode([i for i in prompt if i >= 0], skip_special_tokens=False)
-            found.append(Given(text, prompt))
-        if not found[-1].ids:
+            prompts.append(Given(text, prompt))
+        if not prompts[-1].ids:
             raise RequestError("prompt: it is empty", hint="Pass a text, or at least one token.")
-    return found, ()
+    return prompts, ()
 
 
 def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], tuple[int, ...]]:
@@ -429,28 +429,28 @@ def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], t
     def encode(name: str, text: str) -> list[int]:
         return arguments.encode_within(tokenizer.encode_guarded, text, most, names.get(name, name)) if text else []
 
-    found = []
+    prompts = []
     for prompt in body.prompts():
         if not isinstance(prompt, str):
             raise RequestError("prompt: token ids with a suffix", hint="Pass text.")
-        found.append(Given(prompt, tokens.prompt(tokenizer, Gap(prompt, suffix, files), encode)))
-    return found, tokens.ends
+        prompts.append(Given(prompt, tokens.prompt(tokenizer, Gap(prompt, suffix, files), encode)))
+    return prompts, tokens.ends
 
 
 async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[Piece] | Ended], None]:
     """The events of several requests, with the place of each. Raises the first error."""
     if len(running) == 1:
         async with contextlib.aclosing(running[0].events()) as events:
-            async for found in events:
-                yield 0, found
+            async for update in events:
+                yield 0, update
         return
     queue: asyncio.Queue[tuple[int, list[Piece] | Ended | EnginewrightError]] = asyncio.Queue()
 
     async def forward(i: int, one: Running) -> None:
         try:
             async with contextlib.aclosing(one.events()) as events:
-                async for found in events:
-                    queue.put_nowait((i, found))
+                async for update in events:
+                    queue.put_nowait((i, update))
         except EnginewrightError as e:
             queue.put_nowait((i, e))
 
@@ -517,12 +517,12 @@ class Work(Response):
         finally:
             for task in (work, gone, watch):
                 task.cancel()
-            found = await asyncio.gather(work, gone, watch, return_exceptions=True)
+            outcomes = await asyncio.gather(work, gone, watch, return_exceptions=True)
             self.front.running.pop(work, None)
             self.job.charge.end()
             self.at_end()
-        if isinstance(found[0], Exception):
-            raise found[0]
+        if isinstance(outcomes[0], Exception):
+            raise outcomes[0]
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         limit = self.front.options.request_seconds or None

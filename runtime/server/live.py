@@ -1,4 +1,4 @@
-"""What an engine is doing, for the page's live view: counts, states and times, never prompts or tenants.
+"""An engine's figures for the page's live view: counts, states and times, never prompts or tenants.
 
 Nothing is noted in a step. What is shown is put together when somebody looks, from what requests, pools and scheduler
 know anyway, by a thread that isn't the engine's. It reads while steps run, so that figures may be a step apart.
@@ -32,7 +32,7 @@ Times = tuple[float, float, float | None]
 
 
 class Live:
-    """See the module. ``left`` is called once for each request that is over, ``now`` when somebody looks."""
+    """Collects an engine's figures. ``left`` is called once for each request that is over, ``now`` for each look."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -60,7 +60,7 @@ class Live:
                 self._counts[of] = self._counts.get(of, 0) + 1
 
     def now(self, prepared: Iterable[Prepared[Any]]) -> dict[str, Any]:
-        """What is going on. ``prepared``: the requests that aren't over."""
+        """Returns the figures of this moment, ready for JSON. ``prepared``: the requests that aren't over."""
         engine = self._llm.engine
         scheduler = engine.scheduler
         pulse = self._llm.pulse()
@@ -95,15 +95,15 @@ class Live:
         now: dict[RequestClass, list[int]] = {of: [0, 0] for of in list(self._ended)}
         for one in requests:
             now.setdefault(one.request_class, [0, 0])[one not in running] += 1
-        found = []
+        rows = []
         for of, (runs, waits) in sorted(now.items(), key=lambda item: (item[0].priority, item[0].name)):
             times = list(self._ended.get(of, ()))
             row: dict[str, Any] = {"name": of.name, "priority": of.priority, "running": runs, "waiting": waits}
             row |= {"ended": self._counts.get(of, 0), "ttft_target": of.ttft, "tpot_target": of.tpot}
             for name, values in zip(("queued", "ttft", "tpot"), zip(*times, strict=True), strict=False):
                 row[name] = _middle_and_late([one for one in values if one is not None])
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
 
 def _read(request: Request) -> int:
@@ -130,7 +130,7 @@ def _row(request: Request, runs: bool, pauses: bool) -> dict[str, Any]:
 
 
 def _batch(scheduler: ContinuousScheduler) -> dict[str, int]:
-    """What the last step had: requests that write, tokens that were computed ahead, tokens of prompts."""
+    """Returns the counts of the last step: requests that write, tokens that were computed ahead, tokens of prompts."""
     chunks = scheduler.chunks
     drafted = sum(len(one.draft) for one in chunks)
     decodes = sum(one.samples and one.count - len(one.draft) == 1 for one in chunks)

@@ -95,8 +95,8 @@ def _json_only() -> IO[str]:
     except (OSError, ValueError, AttributeError):  # stderr isn't a file, as within tests
         return sys.stderr
     sys.stderr.flush()
-    kept = os.dup(number)
-    _stderr = os.fdopen(kept, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    saved = os.dup(number)
+    _stderr = os.fdopen(saved, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     reads, writes = os.pipe()
     os.dup2(writes, number, inheritable=True)
     os.close(writes)
@@ -112,7 +112,7 @@ def _json_only() -> IO[str]:
 
     def restore() -> None:
         sys.stderr.flush()
-        os.dup2(kept, number)  # the last end of the pipe, unless a process of ours still runs
+        os.dup2(saved, number)  # the last end of the pipe, unless a process of ours still runs
         reader.join(1.0)
 
     atexit.register(restore)

@@ -67,7 +67,7 @@ class ShowBody(Fields, kw_only=True):
 
 _TEXT_ONLY = Only((None, []), "models take text alone", "Leave them out.")
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Where the model recommends nothing."""
+"""Ollama's values of options for which the model recommends none."""
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", *SEQUENCE_OPTIONS)},
@@ -84,7 +84,7 @@ _OPTIONS_IGNORED = HINTS | frozenset(
 
 
 class _Asked(Fields, kw_only=True):
-    """What both kinds of body have."""
+    """The fields that the bodies of ``/api/chat`` and ``/api/generate`` have in common."""
 
     model: str
     stream: bool = True
@@ -100,16 +100,16 @@ class _Asked(Fields, kw_only=True):
 
     def common(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool) -> dict[str, Any]:
         """Fields of our bodies. Raises RequestError naming the option."""
-        found: dict[str, Any] = {"model": self.model.removesuffix(":latest"), "stream": self.stream}
-        found |= {name: value for name, value in _DEFAULTS.items() if name not in model.generation_defaults}
+        fields: dict[str, Any] = {"model": self.model.removesuffix(":latest"), "stream": self.stream}
+        fields |= {name: value for name, value in _DEFAULTS.items() if name not in model.generation_defaults}
         options = self.options or {}
         for name, value in options.items():
             if value is None:
                 continue
             if name in _SAMPLING:
-                found[_SAMPLING[name]] = value
+                fields[_SAMPLING[name]] = value
             elif name == "num_predict":
-                found["max_tokens"] = -1 if isinstance(value, (int, float)) and value < 0 else value
+                fields["max_tokens"] = -1 if isinstance(value, (int, float)) and value < 0 else value
             elif name == "repeat_last_n" and value in (-1, 0):
                 continue  # -1 is the whole text, as here; 0 is below
             elif name in _OPTIONS_IGNORED or ignore_unknown:
@@ -118,18 +118,18 @@ class _Asked(Fields, kw_only=True):
                 hint = "Leave it out; with --unknown-fields ignore, the server leaves such options out itself."
                 raise RequestError(f"options: there is no {shown(name)}", hint=hint)
         if (last := options.get("repeat_last_n")) == 0 and last is not False:  # nothing is penalised
-            found |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+            fields |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         if isinstance(self.format, dict):
-            found["response_format"] = {"type": "json_schema", "json_schema": {"schema": self.format}}
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": self.format}}
         elif self.format == "json":
-            found["response_format"] = {"type": "json_object"}
+            fields["response_format"] = {"type": "json_object"}
         elif self.format:
             raise RequestError(f"format: {shown(self.format)} isn't a form", hint='Pass "json" or a schema.')
-        return found
+        return fields
 
     @property
     def effort(self) -> str | None:
-        """How much the model reasons."""
+        """The effort of the reasoning: "on", "none" or a level; None if the body doesn't say."""
         if isinstance(self.think, bool):
             return "on" if self.think else "none"
         return self.think
@@ -142,17 +142,17 @@ class OllamaChatBody(_Asked, kw_only=True):
     tools: list[dict[str, Any]] | None = None
 
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
-        """The same in OpenAI's words."""
+        """Returns the body in OpenAI's words, and adds the names of ignored options to ``ignored``."""
         messages = []
         texts, replaced = text_only(self.messages)
         ignored += replaced
         for message in texts:
-            own = {name: value for name, value in message.items() if value is not None}
-            if (thinking := own.pop("thinking", None)) is not None:
-                own["reasoning_content"] = thinking
-            if (name := own.pop("tool_name", None)) is not None:
-                own["name"] = name
-            messages.append(own)
+            fields = {name: value for name, value in message.items() if value is not None}
+            if (thinking := fields.pop("thinking", None)) is not None:
+                fields["reasoning_content"] = thinking
+            if (name := fields.pop("tool_name", None)) is not None:
+                fields["name"] = name
+            messages.append(fields)
         return _converted(
             ChatBody,
             self.common(model, ignored, ignore_unknown)
@@ -175,7 +175,7 @@ class GenerateBody(_Asked, kw_only=True):
     }
 
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
-        """The same in OpenAI's words: by the model's template, but for a raw prompt."""
+        """Returns the body in OpenAI's words: a conversation, or a text if it is raw or has a suffix."""
         fields = self.common(model, ignored, ignore_unknown)
         if self.raw or self.suffix:
             if self.system or self.think:
@@ -183,8 +183,8 @@ class GenerateBody(_Asked, kw_only=True):
                 raise RequestError(f"{name}: the prompt is all that the model gets", hint="Leave out system and think.")
             texts = {"prompt": self.prompt, "suffix": self.suffix}
             return _converted(CompletionBody, {"max_tokens": model.context_length, **fields, **texts})
-        said = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*said, {"role": "user", "content": self.prompt}]
+        system_messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system_messages, {"role": "user", "content": self.prompt}]
         return _converted(ChatBody, fields | {"messages": messages, "reasoning_effort": self.effort})
 
 
@@ -209,32 +209,32 @@ class OllamaShape(Shape):
         self._ended: Ended | None = None
 
     def _line(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {"model": self._name, "created_at": _time(time.time())}
-        own = {name: value for name, value in parts.items() if value}
+        line: dict[str, Any] = {"model": self._name, "created_at": _time(time.time())}
+        fields = {name: value for name, value in parts.items() if value}
         if self.chat:
-            return found | {"message": {"role": "assistant", "content": "", **own}}
-        content = own.pop("content", "")
-        return found | {"response": content, **own}
+            return line | {"message": {"role": "assistant", "content": "", **fields}}
+        content = fields.pop("content", "")
+        return line | {"response": content, **fields}
 
     def _take(self, news: News) -> list[dict[str, Any]]:
         """The parts of what is new; a call when it is whole."""
-        found: list[dict[str, Any]] = []
+        parts: list[dict[str, Any]] = []
         for delta in news.deltas:
             if delta.call is None:
-                found += self._called()
-                found.append({"content": delta.content} if delta.content else {"thinking": delta.reasoning})
+                parts += self._called()
+                parts.append({"content": delta.content} if delta.content else {"thinking": delta.reasoning})
             elif delta.name is not None:
-                found += self._called()
+                parts += self._called()
                 self._call = delta.name, [delta.arguments]
             elif self._call is not None:
                 self._call[1].append(delta.arguments)
         if news.finish_reason is not None:
             self._finish = news.finish_reason
-            found += self._called()
-        for part in found:
+            parts += self._called()
+        for part in parts:
             for name, value in part.items():
                 self._parts[name] += value
-        return found
+        return parts
 
     def _called(self) -> list[dict[str, Any]]:
         if self._call is None:
@@ -299,20 +299,24 @@ def add_ollama(routes: Routes, front: Front) -> None:
     """Adds the routes."""
 
     async def generation(request: Request, kind: type[OllamaChatBody] | type[GenerateBody]) -> Response:
-        asked, ignored, charge = await front.body(request, kind)
-        name = asked.model.removesuffix(":latest")
-        shape = OllamaShape if isinstance(asked, OllamaChatBody) else GenerateShape
-        if not (asked.messages if isinstance(asked, OllamaChatBody) else asked.prompt or asked.suffix):
+        ollama_body, ignored, charge = await front.body(request, kind)
+        name = ollama_body.model.removesuffix(":latest")
+        shape = OllamaShape if isinstance(ollama_body, OllamaChatBody) else GenerateShape
+        if not (
+            ollama_body.messages
+            if isinstance(ollama_body, OllamaChatBody)
+            else ollama_body.prompt or ollama_body.suffix
+        ):
             with charge:
                 await front.loaded(front.model(name))
-            said = {"message": {"role": "assistant", "content": ""}} if shape.chat else {"response": ""}
-            found = {"model": asked.model, "created_at": _time(time.time()), **said}
-            return json_response(found | {"done": True, "done_reason": "load"})
+            empty = {"message": {"role": "assistant", "content": ""}} if shape.chat else {"response": ""}
+            line = {"model": ollama_body.model, "created_at": _time(time.time()), **empty}
+            return json_response(line | {"done": True, "done_reason": "load"})
 
         def order(model: Model) -> Order:
             more: list[str] = []
-            body = asked.inner(model.model, more, front.options.unknown_fields == "ignore")
-            return Order(body, partial(shape, asked.model), [*ignored, *more])
+            body = ollama_body.inner(model.model, more, front.options.unknown_fields == "ignore")
+            return Order(body, partial(shape, ollama_body.model), [*ignored, *more])
 
         return await answer(front, request, charge, name, order)
 
@@ -343,7 +347,7 @@ def add_ollama(routes: Routes, front: Front) -> None:
 
     @routes.post("/api/show")
     async def api_show(request: Request) -> Response:
-        """What is known of a model, as Ollama tells it."""
+        """The description of a model, as Ollama gives it."""
         body, _, charge = await front.body(request, ShowBody)
         with charge:
             model = front.model(body.asked())
@@ -402,16 +406,16 @@ def about(model: Model) -> dict[str, Any]:
 def _capabilities(model: Model) -> list[str]:
     if model.tokenizer is None:
         return ["completion"]
-    found = model.tokenizer.chat_format
+    chat_format = model.tokenizer.chat_format
     fills = model.tokenizer.fill_in_middle is not None
-    more = [("insert", fills), ("tools", found.has_calls), ("thinking", found.has_reasoning)]
+    more = [("insert", fills), ("tools", chat_format.has_calls), ("thinking", chat_format.has_reasoning)]
     return ["completion", *(name for name, has in more if has)]
 
 
 def _row(name: str, model: Model) -> dict[str, Any]:
     digest = model.hash.removeprefix("sha256:")
-    found = {"name": name, "model": name, "size": model.bytes, "digest": digest}
-    return {**found, "details": _details(model)}
+    row = {"name": name, "model": name, "size": model.bytes, "digest": digest}
+    return {**row, "details": _details(model)}
 
 
 def _details(model: Model) -> dict[str, Any]:

@@ -215,19 +215,19 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
         Memory that wasn't said is a share of this machine's where Ray is started here, and else left to each machine.
         """
-        given, models = dict(self.llm), len(self.models)
-        if given.get("threads"):
-            given["threads"] = max(1, int(given["threads"]) // models)
-        if given.get("memory") is not None:
-            given["memory"] = parse_size(given["memory"]) // models
+        llm_options, models = dict(self.llm), len(self.models)
+        if llm_options.get("threads"):
+            llm_options["threads"] = max(1, int(llm_options["threads"]) // models)
+        if llm_options.get("memory") is not None:
+            llm_options["memory"] = parse_size(llm_options["memory"]) // models
         elif self.ray == "local":
-            given["memory"] = default_budget() // (models * max(self.replicas, self.max_replicas))
-        return given
+            llm_options["memory"] = default_budget() // (models * max(self.replicas, self.max_replicas))
+        return llm_options
 
     def begin_engines(self) -> dict[str, Engine]:
         """Begins the processes of the models that are loaded first. Who calls this kills them in the end."""
-        given = self.for_each_model()
-        return {name: Engine(path, given) for name, path in list(self.models.items())[: self.max_loaded or None]}
+        llm_options = self.for_each_model()
+        return {name: Engine(path, llm_options) for name, path in list(self.models.items())[: self.max_loaded or None]}
 
     @property
     def fixed_hosts(self) -> frozenset[str] | None:
@@ -243,16 +243,16 @@ def options_from_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Fields of ServerOptions in a TOML file. Raises RequestError naming the file and the key."""
     file = Path(path)
     try:
-        given = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES).decode())
+        values = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES).decode())
         known = ServerOptions.__struct_fields__
-        unknown = next((name for name in given if name not in known), None)
+        unknown = next((name for name in values if name not in known), None)
         if unknown is not None:
             raise ValueError(f"there is no option {unknown!r}")
-        msgspec.convert({"models": {}} | given, ServerOptions)
+        msgspec.convert({"models": {}} | values, ServerOptions)
     except (OSError, ValueError, msgspec.ValidationError) as e:
         why = getattr(e, "strerror", None) or str(e)
         raise RequestError(f"config: {file}: {why}", hint="`optimize serve --print-config` shows all options.") from e
-    return given
+    return values
 
 
 def as_toml(options: ServerOptions) -> str:

@@ -68,7 +68,7 @@ class _File:
 
 
 class _Looks:
-    """What engines are doing. Pages that look at the same time share an answer."""
+    """The figures of engines. Pages that look at the same time share an answer."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
@@ -107,15 +107,15 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/live")
     async def live(request: Request) -> Response:
-        """What an engine is doing now; the first model's unless one is named."""
+        """The figures of an engine at this moment; the first model's unless one is named."""
         name = from_query(request, "model", next(iter(models)))
         if name not in models:
             raise RequestError(f"model: there is no {name[:80]!r}", hint=f"There is {', '.join(models)}.")
-        found = {
+        status = {
             "model": name,
             "models": {name: one.describe() for name, one in models.items()},
             "engine": await looks.at(models[name]),
         }
         return Response(
-            msgspec.json.encode(found), headers={"cache-control": "no-store"}, media_type="application/json"
+            msgspec.json.encode(status), headers={"cache-control": "no-store"}, media_type="application/json"
         )

@@ -23,7 +23,7 @@ from .tools import ToolChoice, custom_input
 
 
 class Reading:
-    """How the answers of one conversation are read, and what form the model is held to.
+    """Reads the answers of one conversation, and makes the form to which the model is held.
 
     Args:
         tokenizer: None where the bundle has none: then answers are the engine's text, as those of a model are whose
@@ -53,14 +53,14 @@ class Reading:
         self.ignored: set[str] = set()
         if tokenizer is None:
             return
-        found, offered = tokenizer.chat_format, tools.shown is not None
-        if offered and not found.has_calls:
+        chat_format, offered = tokenizer.chat_format, tools.shown is not None
+        if offered and not chat_format.has_calls:
             hint = "Leave them out, or describe them in a message."
             raise RequestError("tools: it isn't known how this model writes calls", hint=hint)
-        if not offered and found.name != "harmony":  # calls that nobody offered are text
-            found = ChatFormat(replace(found.spelling, calls=None))
-        if offered or (found.has_reasoning and not raw):
-            self._format = found
+        if not offered and chat_format.name != "harmony":  # calls that nobody offered are text
+            chat_format = ChatFormat(replace(chat_format.spelling, calls=None))
+        if offered or (chat_format.has_reasoning and not raw):
+            self._format = chat_format
 
     @property
     def limits_reasoning(self) -> bool:
@@ -76,7 +76,7 @@ class Reading:
 
     @cached_property
     def _open(self) -> bool:
-        """Whether the prompt ends within the reasoning."""
+        """Returns True if the prompt ends within the reasoning."""
         assert self._format is not None and self._tokenizer is not None
         return self._format.reasoning_open(self._tokenizer, self._prompt)
 
@@ -167,19 +167,19 @@ class Reader:
         self.reasoning_tokens = 0
 
     def push(self, piece: Piece) -> News:
-        """What is new with a piece."""
+        """Returns the news of an answer with a further piece of it."""
         parser, finish = self._parser, piece.finish_reason
         if parser is None:
             return News([Delta(content=piece.text)] if piece.text else [], piece, finish)
-        found = []
+        deltas = []
         for token in piece.token_ids:
             self.reasoning_tokens += parser.in_reasoning
-            found += parser.push((token,))
+            deltas += parser.push((token,))
         if finish is not None:
-            found += parser.finish()
+            deltas += parser.finish()
             if finish == "stop" and parser.message.calls:
                 finish = "tool_calls"
-        return News(self._shaped(found, piece.finish_reason is not None), piece, finish)
+        return News(self._shaped(deltas, piece.finish_reason is not None), piece, finish)
 
     def read(self, one: Finished) -> News:
         """A whole answer."""
@@ -187,7 +187,7 @@ class Reader:
 
     @property
     def parses(self) -> bool:
-        """Whether the answer isn't the engine's text."""
+        """Returns True if the answer is parsed from its tokens, False if it is the engine's text."""
         return self._parser is not None
 
     @property
@@ -195,42 +195,42 @@ class Reader:
         """The answer as a message that a client sends back; None where the engine's text is all of it."""
         if self._parser is None:
             return None
-        said = self._parser.message
-        found: dict[str, Any] = {"role": "assistant", "content": said.content or ""}
-        if said.reasoning:
-            found["reasoning_content"] = said.reasoning
-        if said.calls:
-            found["tool_calls"] = [
+        message = self._parser.message
+        turn: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
+        if message.reasoning:
+            turn["reasoning_content"] = message.reasoning
+        if message.calls:
+            turn["tool_calls"] = [
                 {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 | ({} if call.id is None else {"id": call.id})
-                for call in said.calls
+                for call in message.calls
             ]
-        return found if said.complete else None
+        return turn if message.complete else None
 
     def _shaped(self, deltas: Sequence[Delta], last: bool) -> list[Delta]:
         """Cuts texts at stop strings, gives calls their ids, and puts those of custom tools together."""
-        found: list[Delta] = []
+        shaped: list[Delta] = []
         for delta in deltas:
             if delta.call is None:
-                found += self._sent()
-                found += self._cut(delta)
+                shaped += self._sent()
+                shaped += self._cut(delta)
             elif delta.name is not None:
-                found += self._sent()
-                own = replace(delta, id=delta.id or self._new_id())
+                shaped += self._sent()
+                call = replace(delta, id=delta.id or self._new_id())
                 if delta.name in self._custom:
-                    self._waiting = own, [delta.arguments]
+                    self._waiting = call, [delta.arguments]
                 else:
-                    found.append(own)
+                    shaped.append(call)
             elif self._waiting is not None:
                 self._waiting[1].append(delta.arguments)
             else:
-                found.append(delta)
+                shaped.append(delta)
         if last:
-            found += self._sent()
+            shaped += self._sent()
             for kind, cut in self._cuts.items():
                 cut.finish()
-                found += _said(kind, cut.take())
-        return found
+                shaped += _said(kind, cut.take())
+        return shaped
 
     def _cut(self, delta: Delta) -> list[Delta]:
         if not self._cuts:

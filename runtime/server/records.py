@@ -1,4 +1,4 @@
-"""What the front end and an engine's process tell each other: msgspec records, each with its length, through a socket.
+"""Messages of the front end and an engine's process: msgspec records, each with its length, through a socket.
 
     front end -> engine    Open, then Submit, Abort, Ask, Look, Forget and Close
     engine -> front end    Opened or Failed, then Events (all tokens of a step in one), Answer, Beat
@@ -182,7 +182,7 @@ class Ended(msgspec.Struct, array_like=True):
 
 
 class Events(msgspec.Struct, tag=True):
-    """What a step brought."""
+    """The new tokens and the ended requests of a step."""
 
     pieces: list[Piece] = []
     ended: list[Ended] = []

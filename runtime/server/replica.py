@@ -43,12 +43,12 @@ from .records import (
 )
 
 DONE, ELSEWHERE = b"", b"elsewhere"
-"""What a call returns: the request has ended, as the link has said; or this replica didn't take it."""
+"""The results of a call: the request has ended, as the link has said; or this replica didn't take it."""
 _MOST_ABORTED = 4096
 
 
 class Replica:
-    """See the module.
+    """An actor of Ray Serve with the process of an engine, whose requests come as calls.
 
     Args:
         name: the model's.
@@ -227,7 +227,7 @@ class _ToFrontEnd(Link):
             self._left.popitem(last=False)
 
     def left(self, number: int) -> bool:
-        """Whether a request was given up before it came."""
+        """Returns True if a request was given up before it came."""
         return self._left.pop(number, 0) is None
 
     def close(self) -> None:

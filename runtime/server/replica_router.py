@@ -15,7 +15,7 @@ from . import routing
 
 
 class PrefixRouter(RequestRouter):
-    """See the module. Ray Serve calls it from an event loop of its own."""
+    """Chooses the replicas of a call by its ticket. Ray Serve calls it from an event loop of its own."""
 
     queue_len_response_deadline_s = 5.0  # a machine that computes may answer late
     max_queue_len_response_deadline_s = 20.0

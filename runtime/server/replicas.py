@@ -67,7 +67,7 @@ _HANDSHAKE_SECONDS, _HANDSHAKE_BYTES = 10.0, 1 << 20
 _REACH_SECONDS = 5.0
 _STARTS = 4
 _FINISH_SECONDS = 3600.0
-"""What requests under way have to end before Ray Serve ends a replica that it takes away."""
+"""The time that requests under way have to end before Ray Serve ends a replica that it takes away."""
 
 
 class Cluster:
@@ -167,11 +167,11 @@ def open_replicas(options: ServerOptions, cluster: Cluster) -> dict[str, Model]:
 
     Raises BundleError for one that can't be opened, and RequestError where the cluster has too few CPUs.
     """
-    given = options.for_each_replica()
+    llm_options = options.for_each_replica()
     engines = len(options.models) * options.replicas
-    if not given.get("threads"):
-        given["threads"] = max(1, cluster.cpus // engines)
-    needed = cpus_of(given)
+    if not llm_options.get("threads"):
+        llm_options["threads"] = max(1, cluster.cpus // engines)
+    needed = cpus_of(llm_options)
     if engines * needed > cluster.cpus:
         raise RequestError(
             f"replicas: {engines} of {needed} CPUs each are {engines * needed}, and the cluster has {cluster.cpus}",
@@ -179,7 +179,7 @@ def open_replicas(options: ServerOptions, cluster: Cluster) -> dict[str, Model]:
         )
     limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
     return {
-        name: Replicated(name, path, dict(given), limits, options, needed, cluster.host)
+        name: Replicated(name, path, dict(llm_options), limits, options, needed, cluster.host)
         for name, path in options.models.items()
     }
 
@@ -190,7 +190,7 @@ def cpus_of(options: Mapping[str, Any]) -> int:
 
 
 def app_name(model: str) -> str:
-    """What Ray Serve calls the application of a model; its routes have the same name."""
+    """Returns the name of a model's application in Ray Serve; its routes have the same name."""
     return f"enginewright-{model}"
 
 
@@ -366,7 +366,7 @@ class Replicated(Model):
         self._task.add_done_callback(self._stopped)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        """What nobody foresaw isn't waited for."""
+        """Ends the wait for replicas if the task failed: nothing else would."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.error, self.state = EnginewrightError(f"replicas of {self.name!r} failed: {error}"), "failed"
             _LOG.error("replicas of %s failed", self.name, exc_info=error)
@@ -438,7 +438,7 @@ class Replicated(Model):
     # Links to replicas
 
     def greeted(self, link: _FromReplica, greeting: Greeting) -> bool:
-        """Whether a replica is ours: it has the key, and the bundle."""
+        """Links a replica that is ours, as it has the key and the bundle; returns False for another."""
         if self.state == "closed" or not hmac.compare_digest(greeting.key, self._key):
             return False
         version = greeting.opened.hash
@@ -547,7 +547,7 @@ class Replicated(Model):
         """Has a replica run a request; the link says what comes of it."""
         response = self._handle.run.remote(wire, self._key, packed(attempt.submit)[LENGTH_BYTES:])
         try:
-            found = await response
+            answer = await response
         except asyncio.CancelledError:
             response.cancel()
             raise
@@ -555,7 +555,7 @@ class Replicated(Model):
             if self._attempts.get(wire) is attempt:
                 self._lost(wire, attempt, attempt.ticket.replica or "", _last_line(e))
             return
-        if found == ELSEWHERE and self._attempts.get(wire) is attempt:
+        if answer == ELSEWHERE and self._attempts.get(wire) is attempt:
             self._drop(wire)
             avoid = attempt.ticket.avoid | {attempt.ticket.replica or ""}
             await asyncio.sleep(_LOOK_SECONDS / 5)
@@ -614,9 +614,9 @@ class Replicated(Model):
     def _ask(self, question: Ask | Look | Forget) -> None:
         """Asks one replica; all of them where they are to forget."""
         number, links = question.number, list(self._links.values())
-        asked = links if isinstance(question, Forget) else links[:1]
-        self._sums[number] = len(asked), {}
-        for link in asked:
+        chosen = links if isinstance(question, Forget) else links[:1]
+        self._sums[number] = len(chosen), {}
+        for link in chosen:
             question.number = next(self._wires)
             self._asked[question.number] = number
             link.send(question)
@@ -627,12 +627,12 @@ class Replicated(Model):
         if number not in self._questions:  # nobody waits for it any more
             self._sums.pop(number, None)
             return
-        left, found = self._sums[number]
-        found = _sum(found, answer.value)
-        self._sums[number] = left - 1, found
+        left, total = self._sums[number]
+        total = _sum(total, answer.value)
+        self._sums[number] = left - 1, total
         if left == 1:
             del self._sums[number]
-            self._take(Answer(number, found))
+            self._take(Answer(number, total))
 
     def _keep(self, work: Any, name: str = "") -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=name or None)
@@ -714,18 +714,18 @@ class _FromReplica(Link):
 
 
 async def _beside(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, done in a thread that nobody waits for at the end: Ray Serve may wait for machines."""
-    found: Future[Any] = Future()
+    """Returns what ``work`` returns, from a thread that no exit waits for: Ray Serve may wait for machines."""
+    future: Future[Any] = Future()
 
     def run() -> None:
-        found.set_running_or_notify_cancel()
+        future.set_running_or_notify_cancel()
         try:
-            found.set_result(work())
+            future.set_result(work())
         except BaseException as e:  # noqa: BLE001  who awaits it gets it
-            found.set_exception(e)
+            future.set_exception(e)
 
     threading.Thread(target=run, daemon=True).start()
-    return await asyncio.wrap_future(found)
+    return await asyncio.wrap_future(future)
 
 
 def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

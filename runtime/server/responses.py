@@ -111,11 +111,11 @@ def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, 
         raise RequestError(f"truncation: {shown(body.truncation)} isn't known", hint='Pass "auto" or "disabled".')
     ignored += ["truncation"] if body.truncation == "auto" else []  # a context is never cut
     text, reasoning = body.text or {}, body.reasoning or {}
-    for name, given, known in (
+    for name, fields, known in (
         ("text", text, ("format", "verbosity")),
         ("reasoning", reasoning, ("effort", "summary", "generate_summary", "context", "mode")),
     ):
-        for key, value in given.items():
+        for key, value in fields.items():
             if key not in known and value is not None:
                 raise RequestError(f"{name}: there is no {shown(key)}", hint=f"It has {', '.join(known)}.")
             if key not in ("format", "effort") and value is not None:
@@ -158,19 +158,19 @@ def _offered(tools: Any, choice: Any) -> tuple[list[Any] | None, list[str]]:
     """
     if not isinstance(tools, list):
         return tools, []
-    found: list[Any] = []
+    offered: list[Any] = []
     ignored = []
     for i, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if kind == "namespace" and isinstance(inner := tool.get("tools"), list):
-            found += [_in_namespace(tool.get("name"), one) for one in inner]
+            offered += [_in_namespace(tool.get("name"), one) for one in inner]
         elif isinstance(kind, str) and kind.startswith(_HOSTED):
             if isinstance(choice, Mapping) and choice.get("type") == kind:
                 raise RequestError(f"tool_choice: nobody runs {shown(kind)} here", hint="Choose a function.")
             ignored.append(f"tools[{i}] ({kind})")
         else:
-            found.append(tool)
-    return found, ignored
+            offered.append(tool)
+    return offered, ignored
 
 
 def _in_namespace(space: Any, tool: Any) -> Any:
@@ -401,15 +401,15 @@ class Stored:
 
     def end(self, name: str, response: dict[str, Any] | None) -> None:
         """Stores one that was on its way, if it is to be, or forgets it."""
-        kept = self._begun.pop(name, None)
-        if kept is None or response is None or not kept.stored:
+        entry = self._begun.pop(name, None)
+        if entry is None or response is None or not entry.stored:
             return
-        done = _Kept(kept.tenant, kept.items, lambda: response, None, True)
-        size = len(encoded((response, kept.items))) + _INDEX_BYTES * len(done.all_items)
+        done = _Kept(entry.tenant, entry.items, lambda: response, None, True)
+        size = len(encoded((response, entry.items))) + _INDEX_BYTES * len(done.all_items)
         for item in done.all_items:
-            key = kept.tenant, item["id"]
+            key = entry.tenant, item["id"]
             self._items[key] = item, self._items.get(key, (item, 0))[1] + 1
-        if not self._done.put(name, done, kept.tenant, size):
+        if not self._done.put(name, done, entry.tenant, size):
             self._forget_items(done)
 
     def item(self, tenant: str, name: str) -> Mapping[str, Any] | None:
@@ -427,10 +427,10 @@ class Stored:
 
     def find(self, tenant: str, name: str) -> _Kept:
         """Raises ApiError for one that isn't there."""
-        kept = self._begun.get(name) or self._done.get(name)
-        if kept is None or kept.tenant != tenant:
+        entry = self._begun.get(name) or self._done.get(name)
+        if entry is None or entry.tenant != tenant:
             raise ApiError(404, f"there is no response {shown(name[:80])}", param="response_id")
-        return kept
+        return entry
 
     def delete(self, tenant: str, name: str) -> None:
         """Forgets one that is done. Raises ApiError."""
@@ -475,10 +475,10 @@ class ResponsesShape(Shape):
 
     def begin(self, job: Job) -> None:
         """Keeps it while it is on its way, so that it can be cancelled."""
-        kept = _Kept(
+        entry = _Kept(
             self._tenant, self._items, partial(self._response, "in_progress"), job, self._asked.store is not False
         )
-        self._stored.begin(self.id, kept)
+        self._stored.begin(self.id, entry)
 
     def forget(self) -> None:
         """Ends the keeping of one that failed, or whose client has left."""
@@ -486,13 +486,13 @@ class ResponsesShape(Shape):
 
     def _response(self, status: str, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
         done = status != "in_progress"
-        found: dict[str, Any] = {"id": self.id, "object": "response", "created_at": int(self._created)}
-        found |= {"completed_at": int(time.time()) if status == "completed" else None, "status": status}
-        found |= {"model": self._model, **self._about, "error": None}
-        found["incomplete_details"] = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        found["output"] = [dict(item) for item in self._output] if done else []
-        found["usage"] = None if usage is None else self._usage(usage)
-        return found | {"enginewright": {"seed": self._seed, "spliced_tokens": self._spliced}}
+        response: dict[str, Any] = {"id": self.id, "object": "response", "created_at": int(self._created)}
+        response |= {"completed_at": int(time.time()) if status == "completed" else None, "status": status}
+        response |= {"model": self._model, **self._about, "error": None}
+        response["incomplete_details"] = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        response["output"] = [dict(item) for item in self._output] if done else []
+        response["usage"] = None if usage is None else self._usage(usage)
+        return response | {"enginewright": {"seed": self._seed, "spliced_tokens": self._spliced}}
 
     def _usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -505,13 +505,13 @@ class ResponsesShape(Shape):
 
     def _take(self, news: News) -> list[dict[str, Any]]:
         """Puts what is new into items, and gives the events of that."""
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         self._pending += [self._scored(*one) for one in news.piece.logprobs or ()]
         for delta in news.deltas:
             kind = self._kind(delta)
             if not self._open or self._output[-1]["type"] != kind or delta.name is not None:
-                found += self._closed("completed")
-                found += self._begun(kind, delta)
+                events += self._closed("completed")
+                events += self._begun(kind, delta)
             item, at = self._output[-1], len(self._output) - 1
             where = {"item_id": item["id"], "output_index": at}
             if kind in ("message", "reasoning"):
@@ -523,19 +523,19 @@ class ResponsesShape(Shape):
                     item["content"][0]["logprobs"] += scores
                     change["logprobs"] = scores
                 name = "output_text" if kind == "message" else "reasoning_text"
-                found.append({"type": f"response.{name}.delta", **change})
+                events.append({"type": f"response.{name}.delta", **change})
             else:
                 self._pending = []
                 field, name = _CALLS[kind]
                 item[field] += delta.arguments
                 if delta.arguments:
-                    found.append({"type": f"response.{name}.delta", **where, "delta": delta.arguments})
+                    events.append({"type": f"response.{name}.delta", **where, "delta": delta.arguments})
         if news.finish_reason is not None:
             self._finish = news.finish_reason
             if self._open and self._output[-1]["type"] == "message":
                 self._output[-1]["content"][0]["logprobs"] += self._pending
-            found += self._closed("incomplete" if self._finish == "length" else "completed")
-        return found
+            events += self._closed("incomplete" if self._finish == "length" else "completed")
+        return events
 
     def _kind(self, delta: Delta) -> str:
         if delta.call is None:
@@ -560,14 +560,14 @@ class ResponsesShape(Shape):
                 item |= {"namespace": space, "name": name}
         self._output.append(item)
         self._open, at = True, len(self._output) - 1
-        found = [{"type": "response.output_item.added", "output_index": at, "item": dict(item)}]
+        events = [{"type": "response.output_item.added", "output_index": at, "item": dict(item)}]
         if "content" in item:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             part = part if kind == "message" else {"type": "reasoning_text", "text": ""}
             item["content"] = [part]
             where = {"item_id": item["id"], "output_index": at, "content_index": 0}
-            found.append({"type": "response.content_part.added", **where, "part": _copy(part)})
-        return found
+            events.append({"type": "response.content_part.added", **where, "part": _copy(part)})
+        return events
 
     def _closed(self, status: str) -> list[dict[str, Any]]:
         """Ends the item that is open."""
@@ -577,31 +577,31 @@ class ResponsesShape(Shape):
         item, at = self._output[-1], len(self._output) - 1
         item["status"] = status
         where = {"item_id": item["id"], "output_index": at}
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         if "content" in item:
             (part,) = item["content"]
             where["content_index"] = 0
             done = {"type": f"response.{part['type']}.done", **where, "text": part["text"]}
-            found.append(done | ({"logprobs": part["logprobs"]} if "logprobs" in part else {}))
-            found.append({"type": "response.content_part.done", **where, "part": _copy(part)})
+            events.append(done | ({"logprobs": part["logprobs"]} if "logprobs" in part else {}))
+            events.append({"type": "response.content_part.done", **where, "part": _copy(part)})
         else:
             field, name = _CALLS[item["type"]]
             more = {"name": item["name"]} if field == "arguments" else {}
-            found.append({"type": f"response.{name}.done", **where, field: item[field], **more})
-        return [*found, {"type": "response.output_item.done", "output_index": at, "item": _copy(item)}]
+            events.append({"type": f"response.{name}.done", **where, field: item[field], **more})
+        return [*events, {"type": "response.output_item.done", "output_index": at, "item": _copy(item)}]
 
     def _done(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The response at its end, which is stored."""
-        found = self._response("incomplete" if self._finish == "length" else "completed", usage)
-        self._stored.end(self.id, found)
-        return found
+        response = self._response("incomplete" if self._finish == "length" else "completed", usage)
+        self._stored.end(self.id, response)
+        return response
 
     def _events(self, events: Sequence[dict[str, Any]]) -> bytes:
-        found = []
+        lines = []
         for one in events:
-            found.append(event({**one, "sequence_number": self._sequence}, one["type"]))
+            lines.append(event({**one, "sequence_number": self._sequence}, one["type"]))
             self._sequence += 1
-        return b"".join(found)
+        return b"".join(lines)
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
         """Takes the answer."""
@@ -658,13 +658,13 @@ def add_responses(routes: Routes, front: Front) -> None:
         """Returns the items of the responses before this one. Raises ApiError, and RequestError."""
         if body.previous_response_id is not None:
             try:
-                kept = stored.find(tenant, body.previous_response_id)
+                entry = stored.find(tenant, body.previous_response_id)
             except ApiError as e:
                 message = f"previous_response_id: {e}"
                 raise ApiError(404, message, param="previous_response_id", problem=NO_RESPONSE) from None
-            if kept.job is not None:
+            if entry.job is not None:
                 raise RequestError("previous_response_id: that response isn't done yet", hint="Wait for its end.")
-            return kept.all_items
+            return entry.all_items
         return []
 
     def about(body: ResponsesBody, chat: ChatBody, model: Model) -> dict[str, Any]:
@@ -672,9 +672,9 @@ def add_responses(routes: Routes, front: Front) -> None:
         params = chat.params(model.model)
         tools = [({"strict": None} if tool.get("type") == "function" else {}) | tool for tool in body.tools or ()]
         reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
-        given: Any = (body.text or {}).get("format")
-        schema = isinstance(given, dict) and given.get("type") == "json_schema"
-        form = {"format": {"description": None, "strict": True, **given}} if schema else {}
+        text_format: Any = (body.text or {}).get("format")
+        schema = isinstance(text_format, dict) and text_format.get("type") == "json_schema"
+        form = {"format": {"description": None, "strict": True, **text_format}} if schema else {}
         return {
             "background": False,
             "instructions": body.instructions,
@@ -755,14 +755,14 @@ def add_responses(routes: Routes, front: Front) -> None:
     async def cancel(request: Request) -> Response:
         """Ends a response that is on its way: its memory is free at the next step."""
         name = request.path_params["name"]
-        kept = stored.find(request.state.tenant.name, name)
-        if kept.job is None:
+        entry = stored.find(request.state.tenant.name, name)
+        if entry.job is None:
             raise ApiError(400, f"response {shown(name)} is done already", param="response_id")
-        shape = kept.job.shape
+        shape = entry.job.shape
         assert isinstance(shape, ResponsesShape)
         shape.cancelled = True
-        kept.job.cancel(RequestError("the response was cancelled", hint="Ask again."))
-        return json_response(kept.response() | {"status": "cancelled"})
+        entry.job.cancel(RequestError("the response was cancelled", hint="Ask again."))
+        return json_response(entry.response() | {"status": "cancelled"})
 
     @routes.get("/v1/responses/{name}/input_items")
     async def input_items(request: Request) -> Response:

@@ -85,11 +85,11 @@ def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Returns the JSON schema of a body, without references to other schemas."""
     (schema,), parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     name = schema["$ref"].rpartition("/")[2]
-    own: dict[str, Any] = parts.pop(name)
-    own.pop("title", None)
-    for part, found in parts.items():
-        own = _inlined(own, f"#/components/schemas/{part}", found)
-    return own
+    inlined: dict[str, Any] = parts.pop(name)
+    inlined.pop("title", None)
+    for part, definition in parts.items():
+        inlined = _inlined(inlined, f"#/components/schemas/{part}", definition)
+    return inlined
 
 
 def _inlined(value: Any, ref: str, found: Any) -> Any:

@@ -31,17 +31,17 @@ SPARE_REQUESTS = 2
 def block_names(scope: str, token_ids: Sequence[int]) -> tuple[bytes, ...]:
     """The names of a prompt's whole blocks, in order. ``scope``: its tenant and salt."""
     name = hashlib.blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    found = []
+    names = []
     for first in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         block = msgspec.msgpack.encode(list(token_ids[first : first + BLOCK_TOKENS]))
         name = hashlib.blake2b(block, key=name, digest_size=16).digest()
-        found.append(name)
-    return tuple(found)
+        names.append(name)
+    return tuple(names)
 
 
 @dataclass
 class Ticket:
-    """What is known of a request while a replica is chosen for it.
+    """A request for which a replica is chosen, with the facts that decide.
 
     Attributes:
         blocks: names of its prompt's blocks.
@@ -69,7 +69,7 @@ class _Linked:
     last: int = 0
 
     def known(self, names: Sequence[bytes]) -> int:
-        """How many blocks at the begin of a prompt it knows."""
+        """Returns the number of blocks at the beginning of a prompt that the replica knows."""
         for count, name in enumerate(names):
             if name not in self.blocks:
                 return count
@@ -122,10 +122,10 @@ class Routes:
             return {one.version for one in self._linked.values()}
 
     def requests(self, replica: str) -> int:
-        """How many requests a replica has."""
+        """Returns the number of a replica's requests; 0 if it isn't linked."""
         with self._lock:
-            found = self._linked.get(replica)
-            return 0 if found is None else found.requests
+            linked = self._linked.get(replica)
+            return 0 if linked is None else linked.requests
 
     def begin(self, number: int, ticket: Ticket) -> None:
         """A request needs a replica."""
@@ -155,16 +155,16 @@ class Routes:
             if ticket is None:
                 return []
             if ticket.only is not None or not ticket.version:
-                wanted = [one for one in candidates if one not in self._linked]
-                return wanted if ticket.only is None else [one for one in candidates if one == ticket.only]
+                unlinked = [one for one in candidates if one not in self._linked]
+                return unlinked if ticket.only is None else [one for one in candidates if one == ticket.only]
             self._give(ticket, None)
             fit = [one for one in candidates if one in self._linked and self._linked[one].version == ticket.version]
-            found = self._sorted([one for one in fit if one not in ticket.avoid] or fit, ticket)
-            if found:
+            ordered = self._sorted([one for one in fit if one not in ticket.avoid] or fit, ticket)
+            if ordered:
                 self._count += 1
-                self._linked[found[0]].last = self._count
-                self._give(ticket, found[0])
-            return found
+                self._linked[ordered[0]].last = self._count
+                self._give(ticket, ordered[0])
+            return ordered
 
     def _sorted(self, fit: Sequence[str], ticket: Ticket) -> list[str]:
         rows = {name: self._linked[name] for name in fit}

@@ -47,10 +47,10 @@ class _Server(uvicorn.Server):
 def listening(options: ServerOptions) -> socket.socket:
     """A socket that listens where the options say. Raises RequestError where it can't."""
     try:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as e:
         raise RequestError(f"host: {options.host}: {e.strerror}", hint="Pass an address of this machine.") from e
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -235,7 +235,7 @@ def address(options: ServerOptions, listener: socket.socket) -> str:
 def _raise_file_limit() -> None:
     """Each connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft < wanted:
+    limit = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft < limit:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

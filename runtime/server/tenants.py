@@ -1,4 +1,4 @@
-"""Who may ask for how much: API keys, and the tenants and quotas that they stand for."""
+"""Quotas: API keys, the tenants that they stand for, and the limits of each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class QuotaError(Exception):
 
 
 class Tenant:
-    """What a tenant uses now.
+    """A tenant, and its use of its quotas.
 
     Attributes:
         name: whose prefixes and turns are found.
@@ -197,7 +197,7 @@ class Tenants:
 
     @property
     def needed(self) -> bool:
-        """Whether requests need a key."""
+        """Returns True if requests need a key."""
         return self._path is not None
 
     def find(self, key: str | None) -> Tenant | None:
@@ -206,11 +206,11 @@ class Tenants:
             return self._everybody
         self._look()
         digest = "sha256:" + hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).hexdigest()
-        found = None
+        match = None
         for known, tenant in self._tenants.items():  # all of them, so that the time doesn't tell which
             if hmac.compare_digest(known, digest):
-                found = tenant
-        return found if key else None
+                match = tenant
+        return match if key else None
 
     def reload(self) -> None:
         """Reads the file again. Raises RequestError for one that is wrong, which leaves the keys as they are."""
@@ -235,15 +235,15 @@ class Tenants:
 
     def _stamp_of(self) -> tuple[int, int]:
         assert self._path is not None
-        found = self._path.stat()
-        return found.st_mtime_ns, found.st_size
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_size
 
     def _read(self) -> None:
         assert self._path is not None
         try:
             stamp = self._stamp_of()
-            given = tomllib.loads(read_regular(self._path, most=MOST_JSON_BYTES).decode())
-            keys = msgspec.convert(given, _File).keys
+            document = tomllib.loads(read_regular(self._path, most=MOST_JSON_BYTES).decode())
+            keys = msgspec.convert(document, _File).keys
         except (OSError, ValueError, msgspec.ValidationError) as e:
             why = getattr(e, "strerror", None) or e
             hint = "docs/use/commands/serve.md shows such a file."
@@ -312,4 +312,4 @@ class FairTurns:
                 future.set_result(None)
                 return
         self._free += 1
-        self._taken = {name: taken for name, taken in self._taken.items() if taken > self._least}
+        self._taken = {name: count for name, count in self._taken.items() if count > self._least}

@@ -69,26 +69,26 @@ def tool_choice(tools: Any, choice: Any = None, parallel: bool | None = None) ->
         raise RequestError(f"tools: {shown(tools)} isn't a list", hint="Pass a list of tools.")
     if (count := len(tools or ())) > MOST_TOOLS:
         raise RequestError(f"tools: there are {count:,}", hint=f"Pass {MOST_TOOLS:,} at most.")
-    found: dict[str, dict[str, Any]] = {}
+    offered: dict[str, dict[str, Any]] = {}
     custom = set()
     for i, tool in enumerate(tools or ()):
-        own, is_custom = _tool(f"tools[{i}]", tool)
-        name = own["name"]
-        if name in found:
+        function, is_custom = _tool(f"tools[{i}]", tool)
+        name = function["name"]
+        if name in offered:
             raise RequestError(f"tools[{i}]: there are two of the name {shown(name)}", hint="Give each its own name.")
-        found[name] = {"type": "function", "function": own}
+        offered[name] = {"type": "function", "function": function}
         if is_custom:
             custom.add(name)
     mode, name, only = _choice(choice)
     if only is not None:
-        if unknown := [one for one in only if one not in found]:
+        if unknown := [one for one in only if one not in offered]:
             raise RequestError(f"tool_choice: there is no tool {shown(unknown[0])}", hint="Name one of tools.")
-        found = {one: tool for one, tool in found.items() if one in only}
-    if name is not None and name not in found:
+        offered = {one: tool for one, tool in offered.items() if one in only}
+    if name is not None and name not in offered:
         raise RequestError(f"tool_choice: there is no tool {shown(name)}", hint="Name one of tools.")
-    if mode == "required" and not found:
+    if mode == "required" and not offered:
         raise RequestError("tool_choice: a call is required, and there are no tools", hint="Pass tools.")
-    return ToolChoice(tuple(found.values()), mode, name, parallel is not False, frozenset(custom))  # type: ignore[arg-type]
+    return ToolChoice(tuple(offered.values()), mode, name, parallel is not False, frozenset(custom))  # type: ignore[arg-type]
 
 
 def _tool(place: str, tool: Any) -> tuple[dict[str, Any], bool]:
@@ -97,24 +97,24 @@ def _tool(place: str, tool: Any) -> tuple[dict[str, Any], bool]:
     if kind not in ("function", "custom"):
         what = f"the type {shown(kind)}" if kind is not None else "no type"
         raise RequestError(f"{place}: it has {what}", hint='Tools are of the type "function" or "custom".')
-    own = tool.get(kind, tool)  # Responses has the fields in the tool itself
-    name = own.get("name") if isinstance(own, Mapping) else None
+    fields = tool.get(kind, tool)  # Responses has the fields in the tool itself
+    name = fields.get("name") if isinstance(fields, Mapping) else None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         hint = "A name has up to 128 letters, digits, underscores, dashes, dots, colons and slashes."
         raise RequestError(f"{place}: {shown(name)} isn't a name of a tool", hint=hint)
-    about = own.get("description")
+    about = fields.get("description")
     if about is not None and not isinstance(about, str):
         raise RequestError(f"{place}: its description isn't a text", hint="Pass a text.")
     if kind == "custom":
-        return _custom(place, name, about, own.get("format")), True
-    parameters = own.get("parameters")
+        return _custom(place, name, about, fields.get("format")), True
+    parameters = fields.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{place}: its parameters aren't a schema", hint='Pass {"type": "object", ...}.')
     schema = dict(parameters or {"type": "object", "properties": {}})
-    found: dict[str, Any] = {"name": name, **({} if about is None else {"description": about}), "parameters": schema}
-    if own.get("strict"):
-        found["strict"] = True
-    return found, False
+    function: dict[str, Any] = {"name": name, **({} if about is None else {"description": about}), "parameters": schema}
+    if fields.get("strict"):
+        function["strict"] = True
+    return function, False
 
 
 def _custom(place: str, name: str, about: str | None, form: Any) -> dict[str, Any]:
@@ -124,16 +124,16 @@ def _custom(place: str, name: str, about: str | None, form: Any) -> dict[str, An
         raise RequestError(f"{place}: {shown(kind)} isn't a format", hint='It is "text" or "grammar".')
     strict = False
     if kind == "grammar":
-        own = form.get("grammar", form)
-        syntax = own.get("syntax") if isinstance(own, Mapping) else None
-        definition = own.get("definition") if isinstance(own, Mapping) else None
+        grammar = form.get("grammar", form)
+        syntax = grammar.get("syntax") if isinstance(grammar, Mapping) else None
+        definition = grammar.get("definition") if isinstance(grammar, Mapping) else None
         if syntax != "regex" or not isinstance(definition, str):
             hint = 'The input of a custom tool is described by {"syntax": "regex", "definition": ...}.'
             raise RequestError(f"{place}: {shown(syntax)} isn't a syntax that a call's input can have", hint=hint)
         value["pattern"], strict = f"^(?:{definition})$", True
     schema = {"type": "object", "properties": {_INPUT: value}, "required": [_INPUT], "additionalProperties": False}
-    found = {"name": name, "description": about or "", "parameters": schema}
-    return found | ({"strict": True} if strict else {})
+    function = {"name": name, "description": about or "", "parameters": schema}
+    return function | ({"strict": True} if strict else {})
 
 
 def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
@@ -142,13 +142,13 @@ def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
         return choice or "auto", None, None
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind in ("function", "custom"):
-        own = choice.get(kind, choice)
-        name = own.get("name") if isinstance(own, Mapping) else None
+        fields = choice.get(kind, choice)
+        name = fields.get("name") if isinstance(fields, Mapping) else None
         if isinstance(name, str):
             return "required", name, None
     if kind == "allowed_tools":
-        own = choice.get(kind, choice)
-        mode, tools = (own.get("mode"), own.get("tools")) if isinstance(own, Mapping) else (None, None)
+        fields = choice.get(kind, choice)
+        mode, tools = (fields.get("mode"), fields.get("tools")) if isinstance(fields, Mapping) else (None, None)
         if mode in ("auto", "required") and isinstance(tools, list):
             return mode, None, [_choice(one)[1] or "" for one in tools]
     hint = 'It is "none", "auto", "required", or {"type": "function", "function": {"name": ...}}.'
@@ -181,42 +181,42 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
     Raises RequestError naming the message: for one of another role that says nothing, and for calls that aren't calls.
     """
-    found, names = [], dict[str, str]()
+    checked, names = [], dict[str, str]()
     for i, message in enumerate(messages):
-        own, place = dict(message), f"messages[{i}]"
-        if own.get("content") is None:
-            if own.get("role") != "assistant":
+        checked_message, place = dict(message), f"messages[{i}]"
+        if checked_message.get("content") is None:
+            if checked_message.get("role") != "assistant":
                 raise RequestError(f"{place}: its content is missing", hint='Write {"role": ..., "content": "..."}.')
-            own["content"] = ""  # many templates write it without a look
+            checked_message["content"] = ""  # many templates write it without a look
         for name in _REASONING:
-            if own.get(name) is not None and not isinstance(own[name], str):
+            if checked_message.get(name) is not None and not isinstance(checked_message[name], str):
                 raise RequestError(f"{place}: its {name} isn't a text", hint="Pass it as it was given.")
-        if own.get("function_call"):
+        if checked_message.get("function_call"):
             raise RequestError(f"{place}: function_call is the older name of tool_calls", hint="Use tool_calls.")
-        calls = own.get("tool_calls")
+        calls = checked_message.get("tool_calls")
         if not calls:
-            own.pop("tool_calls", None)
+            checked_message.pop("tool_calls", None)
         elif not isinstance(calls, list):
             raise RequestError(f"{place}: its tool_calls aren't a list", hint="Pass them as they were given.")
         else:
-            own["tool_calls"] = [_call(f"{place}.tool_calls[{j}]", call) for j, call in enumerate(calls)]
-            names |= {call["id"]: call["function"]["name"] for call in own["tool_calls"] if "id" in call}
-        called = own.get("tool_call_id")
-        if own.get("role") == "tool" and isinstance(called, str) and called in names:
-            own.setdefault("name", names[called])
-        found.append(own)
-    return found
+            checked_message["tool_calls"] = [_call(f"{place}.tool_calls[{j}]", call) for j, call in enumerate(calls)]
+            names |= {call["id"]: call["function"]["name"] for call in checked_message["tool_calls"] if "id" in call}
+        called = checked_message.get("tool_call_id")
+        if checked_message.get("role") == "tool" and isinstance(called, str) and called in names:
+            checked_message.setdefault("name", names[called])
+        checked.append(checked_message)
+    return checked
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:
     """A call whose arguments are an object, or a text that isn't one."""
     kind = call.get("type", "function") if isinstance(call, Mapping) else None
-    own = call.get(kind) if isinstance(kind, str) else None
-    name = own.get("name") if isinstance(own, Mapping) else None
-    if not isinstance(own, Mapping) or not isinstance(name, str):
+    called = call.get(kind) if isinstance(kind, str) else None
+    name = called.get("name") if isinstance(called, Mapping) else None
+    if not isinstance(called, Mapping) or not isinstance(name, str):
         hint = 'Write {"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}.'
         raise RequestError(f"{place}: it isn't a call", hint=hint)
-    arguments: Any = {_INPUT: own.get("input")} if kind == "custom" else own.get("arguments")
+    arguments: Any = {_INPUT: called.get("input")} if kind == "custom" else called.get("arguments")
     if arguments is None:
         arguments = {}
     elif isinstance(arguments, str):

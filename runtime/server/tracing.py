@@ -68,7 +68,7 @@ class Tracing:
         end = time.time_ns()
         seconds = (0.0, 0.0, 0.0) if ended is None else ended.metrics.times
         begin = end - int(sum(seconds) * 1e9)
-        found: dict[str, Any] = {
+        span_attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "enginewright",
             "gen_ai.request.model": model,
@@ -76,17 +76,19 @@ class Tracing:
             "gen_ai.usage.output_tokens": new,
             **(attributes or {}),
         }
-        found |= {
+        span_attributes |= {
             f"gen_ai.request.{n}": value
             for n in ("max_tokens", "temperature", "top_p")
             if (value := getattr(params, n))
         }
         if ended is not None:
-            found["gen_ai.response.finish_reasons"] = [answer.finish_reason for answer in ended.result.answers]
-            found["enginewright.cached_tokens"] = ended.metrics.cached_tokens
+            span_attributes["gen_ai.response.finish_reasons"] = [
+                answer.finish_reason for answer in ended.result.answers
+            ]
+            span_attributes["enginewright.cached_tokens"] = ended.metrics.cached_tokens
         context = TraceContextTextMapPropagator().extract({} if parent is None else {"traceparent": parent})
         kind = trace.SpanKind.SERVER
-        span = self._tracer.start_span(f"{operation} {model}", context, kind, found, start_time=begin)
+        span = self._tracer.start_span(f"{operation} {model}", context, kind, span_attributes, start_time=begin)
         below = trace.set_span_in_context(span)
         for name, one in zip(_PARTS, seconds, strict=True):
             part = self._tracer.start_span(name, below, start_time=begin)

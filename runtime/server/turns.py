@@ -57,19 +57,19 @@ class Turns:
         """The token ids of a text, and how many of them are a kept turn's. ``encode`` encodes any part of it that
         begins with the end of a turn, or the whole."""
         digest = hashlib.blake2b(tenant.encode() + b"\0", digest_size=32)
-        found: Turn | None = None
+        longest: Turn | None = None
         begun = begin = 0
         for end in self._ends.finditer(text):
             digest.update(text[begun : end.end()].encode())
             begun = end.end()
             turn = self._turns.get(digest.digest())
             if turn is not None and turn.tenant == tenant and text.startswith(turn.text):
-                found, begin = turn, end.start()
-        if found is None:
+                longest, begin = turn, end.start()
+        if longest is None:
             return encode(text), 0
         # Behind the token that ends a turn, as in the middle of a text: without the space before a first word.
         rest = encode(text[begin:])
-        return [*found.token_ids, *rest[1:]], len(found.token_ids)
+        return [*longest.token_ids, *rest[1:]], len(longest.token_ids)
 
     def _key(self, tenant: str, text: str) -> bytes:
         digest = hashlib.blake2b(tenant.encode() + b"\0", digest_size=32)
