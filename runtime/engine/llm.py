@@ -530,7 +530,7 @@ class LLM:
         return self.default_params()
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """Returns the parameters that the model's makers recommend (temperature, top_k, ...), with ``overrides``."""
+        """Returns the sampling parameters that the model's makers recommend, changed by ``overrides``."""
         return SamplingParams.from_defaults(self.model.generation_defaults, **overrides)
 
     def info(self) -> dict[str, Any]:
