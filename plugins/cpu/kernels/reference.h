@@ -9,9 +9,9 @@
 
 namespace ew::reference {
 
-// A function for each kernel, by its name and with its arguments: whoever adds a kernel adds the function's body
-// alone, to one of the reference*.cpp, which say how exact it is. Those of the add_ norms are in rms_norm and
-// layer_norm, where sum is not null; some kernels have none.
+// A function for each kernel, by its name and with its arguments: whoever adds a kernel adds the function's
+// body alone, to one of the reference*.cpp, which say how exact it is. Those of the add_ norms are in
+// rms_norm and layer_norm, where sum is not null; some kernels have none.
 #define EW_REFERENCE(name, args, ...) void name(const args& a);
 EW_KERNELS(EW_REFERENCE)
 #undef EW_REFERENCE

@@ -71,8 +71,8 @@ struct Indices {
 
 struct Op {
   const char* name = "";
-  // What the op asks of operands and attributes besides its declaration, whatever the sizes of a step; sets the
-  // step's attributes.
+  // What the op asks of operands and attributes besides its declaration, whatever the sizes of a step; sets
+  // the step's attributes.
   void (*verify)(StepVerifier&) = nullptr;
   // The kernel with its arguments, for one set of sizes.
   Call (*bind)(const StepResolver&) = nullptr;
