@@ -81,6 +81,7 @@ class Codebook:
         signs: 8 bits for 8 weights, 1 for less than 0; of a width of 7 the eighth makes their number even.
         scales: the integers s, of which a block has ``groups``.
         unit: the factor of all weights.
+        since: the version of weights/index.json that added it.
     """
 
     magnitudes: tuple[int, ...]
@@ -93,16 +94,17 @@ class Codebook:
     groups: int
     unit: float
     high: BitField | None = None
+    since: int = 8
 
     def join(self, values: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> Bytes:
-        """Blocks of their bytes without d, [.., blocks * bytes], and of each d, [.., blocks]."""
+        """Returns blocks of their bytes without d, [.., blocks * bytes], and of each d, [.., blocks]."""
         blocks = np.empty((*scales.shape, self.block_bytes), np.uint8)
         blocks[..., :2] = scales[..., None].view(np.uint8)
         blocks[..., 2:] = values.view(np.uint8).reshape(*scales.shape, -1)
         return blocks
 
     def expand(self, blocks: Bytes) -> npt.NDArray[np.float32]:
-        """The weights that blocks stand for, exactly: [.., bytes of a block] -> float32 [.., 256]."""
+        """Returns the exact weights of blocks: [.., bytes of a block] -> float32 [.., 256]."""
         flat = blocks.reshape(-1, self.block_bytes)
         weights = np.empty((len(flat), VALUES), np.float32)
         for start in range(0, len(flat), _CHUNK_BLOCKS):

@@ -154,7 +154,7 @@ FORMATS: Mapping[Storage, StoredFormat] = {
         "i2", "planes32", "u2", activation="int8", group_sizes=(16, 32, 64, 128), multiple=16, since=7, everywhere=False
     ),
     **{
-        name: StoredFormat("i8", None, group_sizes=(VALUES,), multiple=VALUES, codebook=codebook, since=8)
+        name: StoredFormat("i8", None, group_sizes=(VALUES,), multiple=VALUES, codebook=codebook, since=codebook.since)
         for name, codebook in CODEBOOKS.items()
     },
 }
