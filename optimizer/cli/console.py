@@ -52,6 +52,11 @@ Found = TypeVar("Found", bound=ToJson)
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+EXIT_TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: with all that cleans up."""
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
@@ -64,8 +69,14 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that knows no emoji shows ?, and the rest
+        terminated = threading.Event()
         try:
-            with _no_interrupt_dropped(), _interrupts_kept(), warnings_shown(hidden=bool(kwargs.get("quiet", False))):
+            with (
+                raises_terminated(terminated, unless=command.__module__.endswith(".serve")),
+                _no_interrupt_dropped(),
+                _interrupts_kept(),
+                warnings_shown(hidden=bool(kwargs.get("quiet", False))),
+            ):
                 command(*args, **kwargs)
             sys.stdout.flush()
         except EnginewrightError as e:
@@ -73,8 +84,8 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             print_error(shown, as_json=bool(kwargs.get("as_json", False)), exit_code=code)
             raise typer.Exit(code) from e
         except KeyboardInterrupt as e:
-            print("\ninterrupted", file=sys.stderr)
-            raise typer.Exit(EXIT_INTERRUPTED) from e
+            print("\nterminated" if terminated.is_set() else "\ninterrupted", file=sys.stderr)
+            raise typer.Exit(EXIT_TERMINATED if terminated.is_set() else EXIT_INTERRUPTED) from e
         except BrokenPipeError as e:
             if _reader_is_gone():  # as with `| head`: nothing to say
                 drop_stdout()
@@ -152,6 +163,32 @@ def _came_of_interrupt(error: BaseException) -> bool:
             seen.add(id(e))
             waiting += [e.__cause__, e.__context__]
     return False
+
+
+@contextmanager
+def raises_terminated(terminated: threading.Event, *, unless: bool = False) -> Iterator[None]:
+    """Makes ``Terminated`` of the first SIGTERM, and ignores those that follow while it cleans up.
+
+    Args:
+        terminated: set by the signal.
+        unless: True for a command that handles SIGTERM itself.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if unless or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        del number, frame
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        terminated.set()
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

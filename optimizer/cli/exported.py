@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from enginewright.runtime.bundle.hub_id import check_there, is_model
 from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 
+from .console import Terminated
 from .progress import stage_bars
 
 _CHILD = ("-P", "-m", "enginewright.optimizer.cli.exported")
@@ -89,7 +91,9 @@ def _export_apart(wanted: WantedExport, quiet: bool) -> Path:
     child = subprocess.Popen([sys.executable, *_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         sent, _ = child.communicate(pickle.dumps((wanted, quiet)))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
+        if isinstance(e, Terminated):  # a terminal's Ctrl-C reaches the child by itself
+            child.terminate()
         with suppress(subprocess.TimeoutExpired):
             child.wait(_SECONDS_TO_CLEAN_UP)
         raise
@@ -110,7 +114,7 @@ def _export_apart(wanted: WantedExport, quiet: bool) -> Path:
 
 def _run_export() -> None:
     """Runs in the other process: reads the export from stdin, writes the bundle's folder, or the error, to stdout."""
-    from .console import warnings_shown
+    from .console import raises_terminated, warnings_shown
 
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the answer is alone there, whatever libraries print
@@ -119,7 +123,7 @@ def _run_export() -> None:
         from enginewright.optimizer.export import export_to_keep
 
         export, quiet = pickle.load(sys.stdin.buffer)  # noqa: S301  our own process's
-        with warnings_shown(hidden=quiet), stage_bars(hidden=quiet) as show:
+        with raises_terminated(threading.Event()), warnings_shown(hidden=quiet), stage_bars(hidden=quiet) as show:
             outcome = export_to_keep(export, show)
     except (EnginewrightError, KeyboardInterrupt) as e:
         outcome = e

@@ -173,6 +173,10 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
+    def say_rest(count: int) -> None:
+        if count > MOST_PROMPTS:
+            say(f"  and {count - MOST_PROMPTS} more")
+
     say(f"\n{found.bundle} against the {found.kind} {found.against}, on target {found.target}")
     say(f"{found.tokens:,} tokens of {found.prompts} prompts and their answers; budget: {budget or 'the default'}\n")
     table = Table(box=None, pad_edge=False)
@@ -195,14 +199,17 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
                 f"  {one.where}: {one.changed} of {one.tokens} tokens; at token {one.first} {one.expected} became "
                 f"{one.found}"
             )
+        say_rest(len(found.changed))
     if found.files:
         say("\nfiles that differ, A the older:")
         for line in found.files[:MOST_PROMPTS]:
             say(f"  {line}")
+        say_rest(len(found.files))
     verdict = "within the budget"
     if found.failed:
         names = ", ".join(check.name for check in found.failed)
-        verdict = f"over the budget: {len(found.failed)} of {len(found.checks)} checks: {names}"
+        compared = sum(check.outcome != "not compared" for check in found.checks)
+        verdict = f"over the budget: {len(found.failed)} of {compared} checks: {names}"
     elif found.inconclusive:
         names = ", ".join(check.name for check in found.inconclusive)
         verdict = f"inconclusive: times vary too much on this machine: {names}; all else is within the budget"

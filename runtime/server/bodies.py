@@ -539,8 +539,8 @@ def decoded(
         elif name in kind.harmless or name in HINTS or ignore_unknown:
             ignored.append(name)
         else:
-            hint = "Leave it out; with --unknown-fields ignore, the server leaves such fields out itself."
-            raise RequestError(f"{shown(name)}: there is no such field", hint=_near_field(name, kind) + hint)
+            rest = "it out; with --unknown-fields ignore, the server leaves such fields out itself."
+            raise RequestError(f"{shown(name)}: there is no such field", hint=f"{_near_field(name, kind)} {rest}")
     try:
         return msgspec.convert(values, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
@@ -549,10 +549,10 @@ def decoded(
 
 
 def _near_field(name: str, kind: type[Fields]) -> str:
-    """Returns a question that names the body's field with nearly this name; empty if there is none."""
+    """Returns a hint's beginning: a question that names the field with nearly this name, and "Leave"."""
     known = (*kind.__struct_fields__, *kind.renamed)
     near = difflib.get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
-    return f"Did you mean {near[0]}? " if near else ""
+    return f"Did you mean {near[0]}? Otherwise leave" if near else "Leave"
 
 
 @cache

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import typer
 from enginewright.optimizer.cli.console import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
     command_line,
     print_error,
     print_json,
@@ -126,6 +128,26 @@ def test_ctrl_c_is_said_briefly(capsys: pytest.CaptureFixture[str]) -> None:
         command()
     assert caught.value.exit_code == EXIT_INTERRUPTED == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:
+    cleaned = []
+
+    @reported
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(HANG)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # a second one doesn't break what cleans up
+            cleaned.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == EXIT_TERMINATED == 143 and cleaned
+    assert capsys.readouterr().err == "\nterminated\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ctrl_c_in_a_finalizer_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_against_an_older_build(tiny_bundle: Path, tmp_path: Path) -> None:
     (other / "manifest.json").write_text(sealed(manifest))
     code, out, _ = run(other, *options, "--quiet")
     assert code == 16
-    assert "over the budget: 1 of 13 checks: generation" in out and "eos_token_ids [2] became [2, 3]" in out
+    assert "over the budget: 1 of 10 checks: generation" in out and "eos_token_ids [2] became [2, 3]" in out
     assert ElementTree.parse(junit).getroot().get("failures") == "1"
     code, out, _ = run(other, *options, "--json")
     document = json.loads(out)
