@@ -21,6 +21,7 @@ from enginewright.runtime.kv_cache.kinds.summaries import SummariesCache
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes, kind_of
 from enginewright.runtime.kv_cache.kinds.window import WindowCache
 from enginewright.runtime.kv_cache.pool_plan import enough_for_windows, plan_pools
+from enginewright.runtime.requests.lookup import OwnText, PastAnswers
 from enginewright.runtime.requests.request import BeamSearch, Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -115,7 +116,8 @@ def opened(_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)  # whether a draft pays is a matter of ``row_seconds``
 
     def make(groups: Sequence[CacheGroup], blocks: int = 64, states: int = 16, **config: Any) -> Engine:
-        engine = Engine(StateExecutor(groups, blocks, states), SchedulerConfig(**({"prefix_cache": True} | config)))
+        scheduling = SchedulerConfig(**({"prefix_cache": True} | config))
+        engine = Engine(StateExecutor(groups, blocks, states), scheduling, (OwnText(), PastAnswers()))
         engines.append(engine)
         return engine
 

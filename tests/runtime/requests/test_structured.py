@@ -30,6 +30,7 @@ from enginewright.runtime.requests.logit_rules import LogitRules, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammar, Grammars, Guided, Masks, StructuredOutputsParams
 from enginewright.runtime.text.chat_format import ChatFormat
+from enginewright.runtime.text.formats.grammar import AnswerRules
 from enginewright.runtime.text.formats.notation import Reasoning
 from enginewright.runtime.text.formats.table import PLAIN
 from tests.runtime.shared.closed_schemas import CLOSED, validator
@@ -502,7 +503,10 @@ def test_a_budget_ends_the_reasoning_alone_and_in_company(tiny_bundle: Path) -> 
             for form in [
                 {
                     "grammar": ChatFormat(marks).grammar(
-                        llm.tokenizer, None, choice="none", reasoning_open=True, reasoning_budget=budget
+                        llm.tokenizer,
+                        None,
+                        AnswerRules(choice="none", reasoning_budget=budget),
+                        reasoning_open=True,
                     )
                 }
             ]

@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from enginewright.runtime.text.chat_format import ChatFormat, Spelling
+from enginewright.runtime.text.formats.grammar import AnswerRules
 from enginewright.runtime.text.formats.notation import Calls, Notation, Reasoning
 from enginewright.runtime.text.formats.reader import AnswerReader, Steps, Stops
 from enginewright.runtime.text.formats.rules import RuleWriter, json_rule, quoted
@@ -56,7 +57,7 @@ def test_an_unknown_notation_is_parsed_in_pieces_of_any_size() -> None:
     [(CALL, True), (CALL.replace("city", "town"), False), (CALL.replace("->", "="), False), ("get_weather", False)],
 )
 def test_its_grammar_holds_calls_to_their_form_and_schemas(text: str, accepted: bool) -> None:
-    grammar = ARROWS.grammar(TOKENIZER, TOOLS, choice="required")
+    grammar = ARROWS.grammar(TOKENIZER, TOOLS, AnswerRules(choice="required"))
     tokens = LLTokenizer(TOKENIZER.to_json(), eos_token=[TOKENIZER.added_tokens["<end>"]])
     matcher = LLMatcher(tokens, grammar)
     assert not matcher.get_error()
