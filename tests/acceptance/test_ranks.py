@@ -290,6 +290,7 @@ def test_heads_that_choose_together_stay_together(text: str, exported: Callable[
         partition(program, Partition.parse(text))
 
 
+@pytest.mark.matrix
 def test_ranks_have_no_room_for_columns_of_others(exported: Callable[..., Path]) -> None:
     """Values that each rank computes for itself, such as norms, are a small part of a step's memory."""
     program = Bundle.open(exported("llama", "f32", "f32", intermediate_size=512)).program("cpu")

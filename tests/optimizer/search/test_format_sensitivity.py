@@ -42,6 +42,7 @@ def measured(
     return mean_kl(reference, changed.evaluate(packed_inputs(changed, TOKENS))[0])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [

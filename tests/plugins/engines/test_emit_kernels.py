@@ -98,6 +98,7 @@ def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):
     assert [(e.stage, e.done, e.total) for e in events] == [("kernels", 1, 1)]
 
 
+@pytest.mark.matrix
 def test_large_tiles_use_more_than_a_launch_may_without_asking():
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
     shape = AttentionShape(8, 2, head_size=128, value_size=128, block_size=16, dtype="f16", cache="f16", scale=0.1)

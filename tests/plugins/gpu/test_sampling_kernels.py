@@ -49,6 +49,7 @@ def test_lists_and_typical_tokens(vocab: int, seed: int, interpreter: ProcessPoo
         assert expected[1:3] == [-1, -1]  # a NaN, an infinity
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("vocab", [300, 2500])
 def test_typical_tokens(vocab: int, seed: int, interpreter: ProcessPoolExecutor) -> None:

@@ -341,6 +341,7 @@ def unpacked_in_pieces(bias: bool) -> tuple[list[int], float]:
     return pieces, float((out.float() - want).abs().max() / want.abs().max())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_weight_is_made_floats_in_pieces(bias: bool, interpreter: ProcessPoolExecutor) -> None:
     pieces, apart = interpreter.submit(unpacked_in_pieces, bias).result()
@@ -792,6 +793,7 @@ def out_of_memory(times: int) -> tuple[list[str], int]:
     return outcomes, steps.late["late_memory"]
 
 
+@pytest.mark.matrix
 def test_where_memory_runs_out_a_step_is_tried_again(interpreter: ProcessPoolExecutor) -> None:
     outcomes, count = interpreter.submit(out_of_memory, 1).result()
     assert outcomes == ["tokens"] * 3 and count == 1

@@ -44,6 +44,7 @@ def test_another_size_in_every_type(family: str, dtype: str, make_bundle: MakeBu
     check(str(make_bundle(lowered(model), name)), rtx, dtype, 3)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("stored", "weights"),
     [
