@@ -35,15 +35,15 @@ _NAME = "enginewright_watched"
 
 
 class SourceRun:
-    """A Hugging Face directory, a GGUF file or a transformers model, which is not touched.
+    """Runs a source model in transformers, and records the values of its modules. The source itself stays unchanged.
 
     Args:
-        source: what an export takes.
-        context_length: rotary frequencies that depend on the longest position are those of that length.
+        source: a Hugging Face folder, a GGUF file, or a transformers model.
+        context_length: tokens; rotary frequencies that depend on the longest position are those of this length.
 
     Attributes:
-        leaves: paths of the modules that have none in them.
-        model: what runs, for a look at its weights.
+        leaves: paths of the modules without modules of their own.
+        model: the transformers model that runs.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.

@@ -56,7 +56,12 @@ class KindReport:
 
     @classmethod
     def from_curve(cls, kind: str, histogram: Histogram, curve: list[Sizes], count: int, multiple: int) -> KindReport:
-        """Makes a report of the first ``count`` sets of ``solve``'s."""
+        """Makes the report of the set of ``count`` sizes.
+
+        Args:
+            curve: the best sets of 1, 2, ... sizes, as ``solve`` returns them.
+            multiple: sizes are multiples of it.
+        """
         chosen = curve[count - 1]
         largest = chosen.sizes[-1]
         powers = powers_of_two(largest, len(chosen.sizes), multiple)

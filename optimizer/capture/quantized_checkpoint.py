@@ -684,7 +684,7 @@ def _of_whole(module: _Module, scale: Source) -> str:
 
 
 def _e2m1(octets: torch.Tensor) -> torch.Tensor:
-    """uint8 [.., n] -> int8 [.., 2n]: twice the numbers, low nibble first."""
+    """Unpacks E2M1: uint8 [.., n] -> int8 [.., 2n], each element its value times 2; the low nibble comes first."""
     return torch.tensor(TWICE_E2M1, dtype=torch.int8)[_halves(octets).int()]
 
 

@@ -150,7 +150,7 @@ def name_of(gpu: Gpu | None) -> str:
 
 
 def processes_waiting() -> float:
-    """Processes that wanted a core over the last minute, for each core; 0 where the system doesn't say."""
+    """Returns the load average of the last minute per core, running processes included; 0 if the system has none."""
     try:
         return os.getloadavg()[0] / available_threads()
     except OSError:

@@ -69,7 +69,9 @@ class _Step:
 
 
 class PassMeasurements:
-    """Called with every pass, measures where it pays, and fails where a pass changed more than it may.
+    """Measures the program after passes, and raises VerificationError if a pass changed logits by more than it may.
+
+    It is called with every pass. Measurements that aren't required are left out if they would take too long.
 
     An exact pass must be within rounding of the source; after a pass that loses precision, within rounding of the
     program before it. A pass that loses precision is held to ``max_kl``. If a later pass repairs its losses, the two
@@ -77,9 +79,9 @@ class PassMeasurements:
     and the last of all.
 
     Args:
-        source: its logits.
+        source: the source model's logits.
         captured: the program before the first pass.
-        max_kl: the budget; None if the recipe is exact.
+        max_kl: the budget, in nats a token; None if the recipe is exact.
         cache: for weights, while programs run.
         few: measure only what must be measured: for a model that the cache doesn't hold.
         started: when the export began, by ``time.perf_counter``.
@@ -87,7 +89,7 @@ class PassMeasurements:
         advice: what to say of a pass that changed more than it may.
 
     Raises:
-        VerificationError: the program is not the source's as it was captured.
+        VerificationError: the captured program computes other logits than the source.
     """
 
     def __init__(

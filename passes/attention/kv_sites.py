@@ -50,7 +50,7 @@ class Branch:
 
     @property
     def rope(self) -> Node | None:
-        """The rotation, if there is one."""
+        """The op that rotates this branch by position (RoPE); None if there is none."""
         return next((node for node in self.post if node.target is ew.rope.default), None)
 
 

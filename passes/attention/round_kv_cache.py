@@ -34,7 +34,7 @@ class RoundKvCache(Pass):
     exact = False
 
     def __init__(self, formats: Collection[CacheDtype] = KV_FORMATS.keys() - {"f32"}) -> None:
-        """``formats``: those that the target has; a recipe's other one it leaves to the target."""
+        """``formats``: those to which this pass rounds. A cache of another format is left to the target."""
         self._formats = formats
 
     ensures = (Condition("keys and values are written in their group's format", _writes_as_groups_say),)

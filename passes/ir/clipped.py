@@ -48,7 +48,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Clipped(Prequantized):
-    """``base`` [.., N, K] in 4 bits, each group with its share of the range."""
+    """The weight ``base`` [.., N, K] in 4 bits. Each group along K is scaled to its chosen share of its range.
+
+    ``choices`` [.., N, K / group_size]: the index of each group's share.
+    """
 
     of_source = False
     base: WeightExpr

@@ -116,7 +116,7 @@ def keeps_integers(program: Program, linear: Node) -> bool:
 
 
 def _origin(value: object) -> Node:
-    """The value behind ops that keep channels apart."""
+    """Returns the value from which ``value`` was made by ops that don't mix channels."""
     assert isinstance(value, Node)
     while value.target in _SAME_CHANNELS:
         first = value.args[0]
@@ -126,7 +126,7 @@ def _origin(value: object) -> Node:
 
 
 def _users(value: Node) -> Iterator[tuple[Node, Node]]:
-    """Yields the readers of a value, after ops that keep channels, each with the very value that it reads."""
+    """Yields the readers of a value, and of results of ops that don't mix its channels, each with what it reads."""
     for user in value.users:
         if user.target in _SAME_CHANNELS:
             yield from _users(user)

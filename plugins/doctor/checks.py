@@ -68,7 +68,7 @@ def gpu_problem(
 
 
 def choose_gpu(gpus: Sequence[InstalledGpu], capabilities: Sequence[str]) -> InstalledGpu | None:
-    """The first GPU of one of the capabilities; of none, the first at all."""
+    """Returns the first GPU with one of these capabilities ("8.9"); without capabilities, the first GPU."""
     return next((gpu for gpu in gpus if not capabilities or gpu.capability in capabilities), None)
 
 

@@ -167,10 +167,10 @@ class PackedProgram(HoldsSteps, Protocol):
         """Returns the work of a step of these sizes, to be run now or, with ``keep`` (for a graph), at any time."""
 
     def describe(self) -> dict[str, str | int]:
-        """Returns notes on its engines, by name."""
+        """Returns facts about its engines for ``LLM.info``: name of the fact -> value."""
 
     def close(self) -> None:
-        """Destroys contexts and engines, but for what was kept: before the memory that they use is freed."""
+        """Destroys contexts and engines that aren't kept for other runs. It precedes freeing the memory they use."""
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ class Context:
 
 
 def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
-    """Returns notes on engines, by name."""
+    """Returns facts about engines together, for ``LLM.info``: name of the fact -> value."""
     caches = ", ".join(dict.fromkeys(engine.runtime_cache for engine in engines))
     notes: dict[str, str | int] = {
         "contexts": sum(engine.contexts for engine in engines),

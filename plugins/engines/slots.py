@@ -32,18 +32,18 @@ FREE_SHARE = 0.8
 
 
 class TensorRtExecutor(EngineExecutor[EngineSlots]):
-    """Blocks are slots, and prefill and decode alternate.
+    """Runs a model's engines. A KV block is a slot with room for one request; prefill and decode alternate.
 
     Args:
-        bundle: a bundle with a ready target whose engines are of the whole model.
-        blocks: cache group -> slots to allocate; the same number for each.
+        bundle: a bundle with a target whose engines are built, each of the whole model.
+        blocks: cache group -> slots to allocate; the smallest number counts for all.
         target: the target's name.
         threads: the number of threads of the sampler on the CPU; 0 takes one for each core.
 
     Raises:
         BundleError: the bundle has no such target, or an engine is damaged or not what the manifest says.
         MissingDependencyError: the library is missing.
-        TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
+        TargetError: the library is of another version, or a driver, a GPU of the right kind or a plugin is missing.
         CapacityError: there is no memory for the slots.
     """
 

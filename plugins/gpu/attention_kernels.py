@@ -177,10 +177,10 @@ def decode_work_kernel(
     q_start: tl.tensor = None,
     MIXED: tl.constexpr = False,
 ) -> None:
-    """kv_len [B] -> work int32 [1 + 2 B splits]: how many parts there are, and of each its request and split.
+    """kv_len [B] -> work int32 [1 + 2 parts]: the number of parts, then a pair of request and split for each part.
 
-    A request of kv_len 0 has none; MIXED: nor one that by ``q_start`` [B + 1] hasn't exactly one token. Grid (B);
-    REQUESTS is a power of 2 that is at least B.
+    A part is SPLIT_KEYS keys of a request, from the last WINDOW on. A request of kv_len 0 has none; with MIXED, only
+    requests of exactly one token by ``q_start`` [B + 1] have parts. Grid (B); REQUESTS is a power of 2, B at least.
     """
     request = tl.program_id(0)
     index = tl.arange(0, REQUESTS)

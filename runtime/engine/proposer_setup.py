@@ -39,5 +39,5 @@ class ProposerSetup:
         return default_budget() if self.memory is None else self.memory
 
     def after(self, proposer: Proposer) -> ProposerSetup:
-        """Returns the setup with the memory that a proposer has left."""
+        """Returns the setup for the next proposer: its memory is smaller by the bytes that ``proposer`` takes."""
         return replace(self, memory=self.budget - proposer.bytes) if proposer.bytes else self

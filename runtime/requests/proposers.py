@@ -86,7 +86,7 @@ class TimedProposer(Proposer):
 
     @abstractmethod
     def seconds(self, rows: int) -> float:
-        """Returns the time of one more token for each of ``rows`` requests."""
+        """Returns the estimated seconds to propose one more token for each of ``rows`` requests, together."""
 
     def behind(self, request: Generation) -> float:
         """Returns the seconds that it needs for a request before it can propose; 0 if it lacks few tokens."""

@@ -318,7 +318,7 @@ class SamplingParams:
 
     @classmethod
     def restored(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Returns parameters that were checked in another process, from all their fields as a socket gives them."""
+        """Returns parameters from all their fields as a socket gives them, unchecked: the sender has checked them."""
         fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
         fields["bad_words"] = tuple(tuple(w) if isinstance(w, list) else w for w in fields["bad_words"])
         fields["logit_bias"] = _Biases(fields["logit_bias"])

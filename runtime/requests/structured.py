@@ -577,7 +577,7 @@ def _refused(kind: str, problem: str) -> RequestError:
 
 
 def _plainly(problem: str) -> str:
-    """The first line of an error of llguidance's, in which it names the keyword."""
+    """Returns the first line of llguidance's error message, which names the keyword; 400 characters at most."""
     lines = [line.strip() for line in problem.strip().splitlines() if line.strip()]
     first = re.sub(r"^at \d+\(\d+\): ", "", lines[0]) if lines else "it can't be compiled"
     if first.endswith("regex parse error:"):

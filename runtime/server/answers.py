@@ -210,7 +210,7 @@ class OpenAIShape(Shape):
         raise NotImplementedError
 
     def piece(self, index: int, news: News) -> dict[str, Any]:
-        """A further one of a stream's."""
+        """Returns a further event of a stream: the new tokens and text of the answer ``index``."""
         raise NotImplementedError
 
     def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:

@@ -227,7 +227,7 @@ class _ToFrontEnd(Link):
             self._left.popitem(last=False)
 
     def left(self, number: int) -> bool:
-        """Returns True if a request was given up before it came."""
+        """Returns True, once, if the request ``number`` was aborted before it arrived."""
         return self._left.pop(number, 0) is None
 
     def close(self) -> None:

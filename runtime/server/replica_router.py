@@ -22,7 +22,7 @@ class PrefixRouter(RequestRouter):
 
     @property
     def max_num_routing_tasks(self) -> int:
-        """One for each call that waits: calls that wait for another bundle must not keep others from being routed."""
+        """The most calls that Ray routes at a time: enough for all, since a call may wait long for its bundle."""
         return 1 << 16
 
     def initialize_state(self, app: str) -> None:

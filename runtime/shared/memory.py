@@ -51,7 +51,9 @@ def default_budget() -> int:
 
 
 def check_free(needed: int, what: str) -> None:
-    """Raises CapacityError if the system, or the container, hasn't so many bytes free, swap included.
+    """Raises CapacityError if less than ``needed`` bytes are free in the system or container, swap included.
+
+    ``what``: their use, for the message.
 
     The system promises more memory than it has and ends the process that uses it. Other processes may still take what
     is free now.

@@ -165,7 +165,7 @@ def _tokenizer_from(known: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _with_names(model: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The tokenizer's model with other names of some tokens, which keep their ids."""
+    """Returns the tokenizer's model with renamed tokens, which keep their ids. ``names``: old name -> new name."""
     vocab = model["vocab"]
     if isinstance(vocab, dict):
         vocab = {names.get(token, token): index for token, index in vocab.items()}

@@ -48,14 +48,14 @@ class TemplateProcess:
         os.register_at_fork(after_in_child=self.after_fork)
 
     def after_fork(self) -> None:
-        """Called in the child: the process is the parent's."""
+        """Drops the parent's process in a forked child, which starts its own at the next request."""
         self._lock, self._busy = threading.RLock(), False
         if self._child is not None:
             self._child.close()
             self._child = None
 
     def start(self) -> None:
-        """Starts the process if there is none, and doesn't wait for it: who will need it soon has it start meanwhile.
+        """Starts the process if there is none, and doesn't wait for it, for a caller that will need it soon.
 
         If it can't be started, the first request says so.
         """

@@ -75,7 +75,7 @@ class GpuModel:
         return memory, products, self._shares.kernel
 
     def _narrow_weight(self, step: Step) -> WeightUse | None:
-        """Finds a product's weight, if that has fewer than 16 bits."""
+        """Returns the weight of a step that multiplies by one of fewer than 16 bits; None for other steps."""
         if self._halved or counted_as(step) not in ("product", "experts"):  # another target's program says less
             return None
         uses = (self._uses[o.name] for o in step.inputs if o.kind == "weight")

@@ -79,5 +79,5 @@ def iree_level_problem(section: IreeSection) -> Problem:
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """Returns the fields of ``Machine`` that this target reads."""
+    """Returns values for the fields of ``Machine`` that this target reads; ``problems`` would get errors by field."""
     return {"xla_handlers": find_handlers() is not None, "pjrt_plugins": tuple(plugins())}

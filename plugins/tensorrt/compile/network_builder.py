@@ -97,7 +97,7 @@ class NetworkBuilder:
         return layer
 
     def out(self, layer: trt.ILayer | None) -> trt.ITensor:
-        """The only result of a layer that was added."""
+        """Names a layer, and returns its only output. Raises TargetError for None, by which TensorRT refuses it."""
         return self.add(layer).get_output(0)
 
     def refused(self, reason: str) -> TargetError:

@@ -215,7 +215,7 @@ class Kernel:
         return len(self.arguments) - 1
 
     def _terms(self, operand: Operand) -> list[tuple[str, int]]:
-        """Returns the symbols and factors of its place; that of T even if it is 0, as it is in some layers."""
+        """Returns the terms of an operand's place: T, B, R or "", and the factor. T is always there, even with 0."""
         constant, t, b, r = self._at(operand).coefficients()
         return [("T", t), *((symbol, n) for symbol, n in (("B", b), ("R", r), ("", constant)) if n)]
 

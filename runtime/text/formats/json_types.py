@@ -78,7 +78,12 @@ def listed_values(schema: Any, document: Any) -> list[Any] | None:
 def merged_object(schema: Mapping[str, Any], document: Any, depth: int = 0) -> dict[str, Any]:
     """Returns one object with the properties of ``allOf``, ``anyOf``, ``oneOf`` and ``$ref``.
 
-    Notations other than JSON have no alternatives of objects: each property is that of one of the alternatives.
+    Notations other than JSON can't express alternatives of objects. A property that several alternatives define may
+    have the schema of any of them; only what all alternatives require is required.
+
+    Args:
+        document: the schema that references point into.
+        depth: references and parts followed so far.
     """
     if isinstance(schema.get("$ref"), str) and depth <= MOST_DEPTH:
         target = resolve(schema["$ref"], document)

@@ -17,14 +17,14 @@ from .rules import RuleWriter, json_rule, quoted, unmet
 
 @dataclass(frozen=True)
 class TaggedCall(Notation):
-    """A call is a name and parameters between tags; a text parameter is written as it is, others as JSON.
+    """A tool call is a name and parameters between tags; a text parameter is written as it is, others as JSON.
 
     Attributes:
         name_begin, name_end: around the name.
         key_begin, key_end: around a parameter's key; its value follows.
         value_end: after the value.
         end: after the parameters.
-        typed: after a key, before "true" or "false" for a value that is text or isn't, as ``" string="``.
+        typed: after a key, as ``" string="``; then follows "true" if the value is text, "false" if it is JSON.
     """
 
     name_begin: str
