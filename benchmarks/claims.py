@@ -154,7 +154,8 @@ def serve(
     """All requests, ``most`` at a time at most."""
     bundle = Bundle.open(options.bundle)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
-    executor = Counted(bundle, dict.fromkeys(groups, RESERVED * CONTEXT // BLOCK), threads=options.threads)
+    blocks = dict.fromkeys(groups, RESERVED * CONTEXT // BLOCK)
+    executor = Counted(bundle, blocks, Placement(threads=options.threads))
     engine = Engine(executor, SchedulerConfig(max_requests=most))
     executor.count(engine)
     seconds = finished(engine, work)

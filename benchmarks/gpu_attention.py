@@ -29,11 +29,11 @@ from gpu_kernels import (
     OUT_OF_L2,
     Attention,
     AttentionStep,
-    NotMeasuredError,
     Run,
     microseconds,
     note,
 )
+from gpu_machine import NotMeasuredError
 from gpu_places import Place, section_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention

@@ -66,7 +66,7 @@ def test_the_source_s_bytes_are_those_of_its_weights_files(tmp_path: Path) -> No
 
 def _gguf(**elements: int) -> SimpleNamespace:
     """An open file with a matrix of each type."""
-    bits = {"IQ3_S": 3.4375, "Q4_K": 4.5, "Q4_1": 5.0, "Q6_K": 6.5625, "Q8_0": 8.5, "F16": 16.0}
+    bits = {"IQ1_S": 1.5625, "IQ3_S": 3.4375, "Q4_K": 4.5, "Q4_1": 5.0, "Q6_K": 6.5625, "Q8_0": 8.5, "F16": 16.0}
     tensors = {
         name: SimpleNamespace(
             shape=(n, 1), n_elements=n, n_bytes=n * bits[name] / 8, tensor_type=SimpleNamespace(name=name)
@@ -84,7 +84,8 @@ def _gguf(**elements: int) -> SimpleNamespace:
             {"Q4_K": 1000, "Q6_K": 300},
             "5.0 bits a weight already .Q4_K., and recipe int4 .* --recipe gguf keeps",
         ),
-        ("int4", {"IQ3_S": 1000, "Q6_K": 300}, "4.2 bits a weight already .IQ3_S., .* --recipe int8 loses"),
+        ("int4", {"IQ3_S": 1000, "Q6_K": 300}, "4.2 bits a weight already .IQ3_S., .* --recipe gguf keeps"),
+        ("int4", {"IQ1_S": 1000, "Q6_K": 300}, "2.7 bits a weight already .IQ1_S., .* --recipe int8 loses"),
         ("int4-gptq", {"Q4_1": 1000, "Q8_0": 300}, "5.8 bits a weight already .Q4_1., .* --recipe gguf keeps"),
         ("int4", {"Q8_0": 1000}, None),
         ("int4", {"F16": 1000}, None),

@@ -29,6 +29,7 @@ from enginewright.runtime.requests import grammar_process, structured
 from enginewright.runtime.requests.logit_rules import LogitRules, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammar, Grammars, Guided, Masks, StructuredOutputsParams
+from enginewright.runtime.tasks import generate
 from enginewright.runtime.text.chat_format import ChatFormat
 from enginewright.runtime.text.formats.grammar import AnswerRules
 from enginewright.runtime.text.formats.notation import Reasoning
@@ -750,7 +751,7 @@ def test_a_failure_of_the_masks_ends_requests_with_a_form_alone(llm: ew.LLM, mon
         unsafe_compute_mask_ptr_with_draft_token = unsafe_compute_mask_ptr
 
     llm.generate("a", SamplingParams(max_tokens=1, structured_outputs={"regex": "a"}))
-    grammars = llm._requests._grammars
+    grammars = llm._context.shared(generate._Maker)._grammars
     assert grammars is not None
     monkeypatch.setitem(grammars.__dict__, "_pool", Broken())
     params = [

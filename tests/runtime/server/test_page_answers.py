@@ -145,7 +145,7 @@ def test_an_answer_has_the_form_of_a_schema(browser: Browser) -> None:
     assert form == {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     if "ended at the limit" not in browser.run("document.querySelector('.about').textContent"):
         assert set(json.loads(text)) == {"done", "size"}
-    assert browser.run("document.querySelector('.assistant .code-head span').textContent") == "json"
+    browser.until("document.querySelector('.assistant .code-head span')?.textContent === 'json'")
     # The text of a schema that rows can't describe is used as it is; one that isn't JSON says so.
     browser.click("#form")
     for value, rows in (('{"type": "array"}', 0), (json.dumps(schema), 2), ("{", 0)):
