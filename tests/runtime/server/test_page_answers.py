@@ -61,7 +61,7 @@ def test_the_time_to_the_first_token_has_the_wait_for_the_server(browser: Browse
     browser.run(f"window.real = window.fetch, window.fetch = (...given) => {wait}.then(() => window.real(...given)), 0")
     parameters(browser, max_tokens="5")
     browser.say("Hello")
-    answered(browser, 2)
+    browser.until(f"!{BUSY} && document.querySelector('.about')?.textContent.startsWith('5 tokens')")
     turn = "import('/assets/chat.js').then((page) => page.current.turns.at(-1)"
     first = browser.run(f"{turn}.seconds.first)")
     assert first >= 0.4
