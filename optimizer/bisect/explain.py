@@ -256,7 +256,7 @@ _MOST = 0.1
 def program_reasons(lowered: LoweredProgram, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:
     """The differences between the steps ``calls`` of a stored program and those of the program that the export makes.
 
-    Empty if they agree, or if so many steps differ that another version lowered the stored program.
+    Empty if they agree, or if over a tenth of the steps differ: another version has lowered the stored program then.
     """
     ours, theirs = ([repr(step) for step in program.steps] for program in (stored, lowered))
     matcher = SequenceMatcher(None, theirs, ours, autojunk=False)

@@ -73,7 +73,7 @@ class GroupKvHeads(Pass):
         if options.calibrated:
             sweep = _Sweep(program, sites, options, context)
             sweep.run()
-            mixes_of_sites = sweep.found
+            mixes_of_sites = sweep.mixes
             result.metrics += sweep.metrics
         else:
             mixes_of_sites = {site: plain_mixes(program, site, count) for site, count in sites.items()}
@@ -136,7 +136,7 @@ class _Sweep:
     sites: Mapping[Site, int]
     options: KvOptions
     context: PassContext
-    found: dict[Site, HeadMixes] = field(default_factory=dict)
+    mixes: dict[Site, HeadMixes] = field(default_factory=dict)
     metrics: list[Metric] = field(default_factory=list)
 
     def run(self) -> None:
@@ -152,9 +152,9 @@ class _Sweep:
         self._observer.before(node, args)
         if node in self._attentions:
             site = self._attentions[node]
-            self.context.progress(len(self.found), len(self.sites), site.path)
+            self.context.progress(len(self.mixes), len(self.sites), site.path)
             one = regroup(self._observer.seen(site, args, kwargs), self.sites[site], self.options)
-            self.found[site], self._outputs[site.output] = one.mixes, one.output
+            self.mixes[site], self._outputs[site.output] = one.mixes, one.output
             self.metrics.append(Metric(site.path, "relative error of what attention adds", one.error))
             return one.context
         weight = self._outputs.pop(node, None)

@@ -57,7 +57,7 @@ class ApplyAwq(Pass):
         clipping = _Clipping()
         sweep = ScaleSweep(program, channels, linears, context, ALPHAS, False, clipping.choose)
         sweep.run()
-        _rewrite(program, sweep.found, clipping.choices)
+        _rewrite(program, sweep.scaled, clipping.choices)
         rejected = [
             Rejection(c.origin.name, join_where(where_of(c.readers)), c.reason) for c in channels if c.producer is None
         ]

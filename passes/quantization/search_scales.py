@@ -269,7 +269,7 @@ class ScaleSweep:
     alphas: Sequence[float]
     by_weights: bool
     found_one: Callable[[ScaledValue, Mapping[Node, Seen], list[Scales]], None]
-    found: list[ScaledValue] = field(default_factory=list)
+    scaled: list[ScaledValue] = field(default_factory=list)
 
     def run(self) -> None:
         self._of = {n: c for c in self.channels for n in c.readers if n in set(self.linears)}
@@ -290,7 +290,7 @@ class ScaleSweep:
         return self._fast.compute(node, args, kwargs)
 
     def _search(self, channels: Channels, seen: dict[Node, Seen]) -> None:
-        self.context.progress(len(self.found), len(self.channels), join_where(where_of(seen)))
+        self.context.progress(len(self.scaled), len(self.channels), join_where(where_of(seen)))
         producer, first = channels.producer, next(iter(seen.values()))
         count, size = first.magnitude.shape  # [1 or E, K]
         factors, scales = torch.ones(count, size), list[Scales]()
@@ -304,8 +304,8 @@ class ScaleSweep:
                 factors[e] = one.factors
         changed = bool((factors != 1).any())
         folded = _untied(factors, producer) if changed and producer is not None else None
-        self.found.append(ScaledValue(channels, factors if changed else None, folded))
-        self.found_one(self.found[-1], seen, scales)
+        self.scaled.append(ScaledValue(channels, factors if changed else None, folded))
+        self.found_one(self.scaled[-1], seen, scales)
 
 
 def _some(sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:

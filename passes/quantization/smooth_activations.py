@@ -79,7 +79,7 @@ class SmoothActivations(Pass):
             program.weights = trained
         scalings = [
             Scaling(one.channels, one.factors, one.folded)
-            for one in sweep.found
+            for one in sweep.scaled
             if one.factors is not None and one.folded is not None
         ]
         put_weights(program, scaled_weights(program, scalings))

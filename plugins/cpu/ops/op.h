@@ -26,7 +26,7 @@ struct RingCounts {
   std::atomic<int64_t> pairs[kMostOwners] = {};
 };
 
-// What runtime/shared/op_schema.py declares of an op: write_declarations.py makes a table of it.
+// The declaration of an op in runtime/shared/op_schema.py; write_declarations.py makes the table.
 enum class AttributeKind { number, flag, integer, string };
 struct InputDeclaration {
   const char* name;

@@ -85,7 +85,7 @@ class Clock:
 def test_the_time_is_kept_to(
     opening: float, step: float, seconds: float, tried: int, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With too little time fewer choices are tried; without time for any, nothing is written."""
+    """The time limits the choices that are tried; without time for any, nothing is written."""
     clock = Clock(opening, step)
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "Contender", clock.contender)
