@@ -336,7 +336,7 @@ def engine(socket: int) -> None:
     """The engine's process, with a script in place of a model. Notes each prompt and what of it was cached."""
     from enginewright import LLM
     from enginewright.runtime.bundle.reader import Bundle
-    from enginewright.runtime.server import engine_process
+    from enginewright.runtime.server.engines import engine_process
     from enginewright.runtime.text.tokenizer import Tokenizer
 
     tokenizers: list[Tokenizer] = []
@@ -375,7 +375,7 @@ def engine(socket: int) -> None:
 def serve(bundle: str) -> None:
     """``optimize serve`` of a bundle, whose engine is ``engine``."""
     from enginewright.__main__ import main as optimize
-    from enginewright.runtime.server.records import Engine
+    from enginewright.runtime.server.engines.records import Engine
 
     Engine.program = (str(HERE), "--engine")
     sys.argv = ["optimize", "serve", bundle, "--port", "0", "--json"]

@@ -45,7 +45,7 @@ SCHEMA: Mapping[str, Any] = {
 
 START = """
 import json, sys
-from enginewright.runtime.server.options import ServerOptions
+from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.server.serve import serve
 
 llm = {"target": "cuda", "trust": "code", "context": 128, "memory": "64MiB", "max_requests": 4}

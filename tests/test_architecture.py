@@ -314,6 +314,22 @@ def test_bundles_are_read_without_what_serves_them() -> None:
     assert offences("runtime.bundle", HEAVY | above) == []
 
 
+SERVER_ROOMS = ("engines", "http", "replicas", "protocols")
+"""The folders of ``runtime/server/``, in order: a module imports from its own folder and from the ones before it."""
+
+
+def test_rooms_of_the_server_are_in_order() -> None:
+    """The modules in ``runtime/server/`` itself (app, serve, ingress) join the rooms, and no room imports them."""
+    server = REPOSITORY / "runtime" / "server"
+    assert {path.parent.name for path in server.glob("*/*.py")} == set(SERVER_ROOMS)
+    joining = {f"runtime.server.{path.stem}" for path in server.glob("*.py") if path.stem != "__init__"}
+    assert {"runtime.server.app", "runtime.server.serve"} <= joining
+    for i, room in enumerate(SERVER_ROOMS):
+        later = {f"runtime.server.{other}" for other in SERVER_ROOMS[i + 1 :]}
+        assert offences(f"runtime.server.{room}", later | joining) == []
+    assert offences("runtime.server.protocols", {"runtime.server.replicas"}) == []
+
+
 def test_passes_stand_on_what_is_shared() -> None:
     assert offences("passes", {"transformers", "gguf", "plugins", "optimizer"}) == []
     lines = [line for line in offences("passes", {"runtime"}) if " imports runtime.shared." not in line]

@@ -16,14 +16,22 @@ import typer.main
 
 from enginewright.optimizer.cli.app import app
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.server.anthropic import MessagesBody
 from enginewright.runtime.server.app import make_app
-from enginewright.runtime.server.bodies import HARMLESS, IGNORED_HEADER, REFUSED, Body, ChatBody, CompletionBody, Fields
-from enginewright.runtime.server.front import Front
-from enginewright.runtime.server.metrics import Metrics
-from enginewright.runtime.server.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
-from enginewright.runtime.server.options import ServerOptions
-from enginewright.runtime.server.responses import ResponsesBody
+from enginewright.runtime.server.http.fields import Fields
+from enginewright.runtime.server.http.front import Front
+from enginewright.runtime.server.http.metrics import Metrics
+from enginewright.runtime.server.http.options import ServerOptions
+from enginewright.runtime.server.protocols.anthropic import MessagesBody
+from enginewright.runtime.server.protocols.bodies import (
+    HARMLESS,
+    IGNORED_HEADER,
+    REFUSED,
+    Body,
+    ChatBody,
+    CompletionBody,
+)
+from enginewright.runtime.server.protocols.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
+from enginewright.runtime.server.protocols.response_items import ResponsesBody
 from tests.doc_snippets import BLOCK, run_python, run_with_server, script_of
 from tests.waiting import HANG
 

@@ -17,7 +17,7 @@ import pytest
 import typer.main
 
 from enginewright.optimizer.cli.app import app
-from enginewright.runtime.server.options import ServerOptions, options_from_file
+from enginewright.runtime.server.http.options import ServerOptions, options_from_file
 from enginewright.runtime.shared.errors import RequestError
 
 REPOSITORY = Path(__file__).resolve().parent.parent

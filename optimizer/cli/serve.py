@@ -21,9 +21,9 @@ from .exported import exported
 from .options import AsJson, ModelRecipe, Serving, grouped
 
 if TYPE_CHECKING:
-    from enginewright.runtime.server.engine_client import Model
-    from enginewright.runtime.server.front import Front
-    from enginewright.runtime.server.options import ServerOptions
+    from enginewright.runtime.server.engines.engine_client import Model
+    from enginewright.runtime.server.http.front import Front
+    from enginewright.runtime.server.http.options import ServerOptions
 
 NAME = "serve"
 EPILOG = (
@@ -153,7 +153,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Serves models over HTTP, by the protocols of OpenAI, Anthropic and Ollama, with a page to chat and metrics."""
-    from enginewright.runtime.server.options import as_toml
+    from enginewright.runtime.server.http.options import as_toml
 
     if missing := next(
         (name for name in ("httptools", "prometheus_client", "starlette", "uvicorn") if find_spec(name) is None), None
@@ -195,7 +195,7 @@ def command(
         print(as_toml(options), end="")
         return
 
-    from enginewright.runtime.server.logs import set_up_logs
+    from enginewright.runtime.server.http.logs import set_up_logs
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server reads its keys and options again at it, once it answers
     options.check_files()
@@ -232,7 +232,7 @@ def command(
         return
     engines = options.begin_engines()  # they open their bundles while this process imports what it needs
     try:
-        from enginewright.runtime.server.engine_client import open_models
+        from enginewright.runtime.server.http.front import open_models
         from enginewright.runtime.server.serve import serve
 
         serve(options, ready, open_models(options, engines), reread)
@@ -256,7 +256,7 @@ def _options(config: Path | None, flags: Mapping[str, Any], llm: Mapping[str, An
 
     Raises RequestError naming the file.
     """
-    from enginewright.runtime.server.options import ServerOptions, options_from_file
+    from enginewright.runtime.server.http.options import ServerOptions, options_from_file
 
     fields: dict[str, Any] = {"models": {}} | ({} if config is None else options_from_file(config)) | dict(flags)
     engine = dict(llm)
@@ -268,7 +268,8 @@ def _options(config: Path | None, flags: Mapping[str, Any], llm: Mapping[str, An
 def _serve_replicas(
     options: ServerOptions, ready: Callable[[str, Front], None], reread: Callable[[], ServerOptions]
 ) -> None:
-    from enginewright.runtime.server.replicas import Cluster, open_replicas
+    from enginewright.runtime.server.replicas.cluster import Cluster
+    from enginewright.runtime.server.replicas.replicas import open_replicas
     from enginewright.runtime.server.serve import serve
 
     clusters: list[Cluster] = []

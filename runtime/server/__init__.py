@@ -1,1 +1,1 @@
-"""The HTTP server: a front end, and behind it an engine process for each model."""
+"""The HTTP server: a front end in this process, and an engine's process for each model."""

@@ -13,21 +13,24 @@ from starlette.responses import Response
 
 from ..shared.errors import EnginewrightError, RequestError
 from ..tasks.arguments import encode_within
-from .answers import ChatShape, CompletionShape, InfillShape, Shape
-from .anthropic import ANTHROPIC_VERSION, CountBody, MessagesBody, add_messages, model_info, model_page
-from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, InfillBody, TokenizeBody
-from .engine_client import Model
-from .errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
-from .front import VERSION, Front, reasoning_switches, tokenizer_of
-from .gate import Gate
-from .jobs import Order, answer
-from .ollama import GenerateBody, OllamaChatBody, ShowBody, add_ollama
-from .page import add_page
-from .responses import InputTokensBody, ResponsesBody, add_responses
-from .routes import Routes
-from .tenants import QuotaError
-from .tools import tool_choice
-from .unsupported import text_only
+from .engines.engine_client import Model
+from .http.errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
+from .http.fields import Fields
+from .http.front import VERSION, Front
+from .http.gate import Gate
+from .http.page import add_page
+from .http.routes import Routes
+from .http.tenants import QuotaError
+from .protocols.answers import ChatShape, CompletionShape, InfillShape, Shape
+from .protocols.anthropic import ANTHROPIC_VERSION, CountBody, MessagesBody, add_messages, model_info, model_page
+from .protocols.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, InfillBody, TokenizeBody
+from .protocols.conversations import chat_prompt, reasoning_switches, tokenizer_of
+from .protocols.jobs import Order, answer
+from .protocols.ollama import GenerateBody, OllamaChatBody, ShowBody, add_ollama
+from .protocols.response_items import InputTokensBody, ResponsesBody
+from .protocols.responses import add_responses
+from .protocols.tools import tool_choice
+from .protocols.unsupported import text_only
 
 BODIES: Mapping[str, type[Fields]] = {
     "/v1/chat/completions": ChatBody,
@@ -282,7 +285,7 @@ def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]
     tokenizer = tokenizer_of(model)
     if body.messages is not None:
         body.messages, _ = text_only(body.messages)
-        prompt, _ = front.chat_prompt(model, body, tool_choice(body.tools), "", splice=False)
+        prompt, _ = chat_prompt(front, model, body, tool_choice(body.tools), "", splice=False)
         ids = list(prompt.ids)
     else:
         text = body.prompt if body.prompt is not None else body.content

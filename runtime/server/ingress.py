@@ -15,11 +15,12 @@ from ray import serve
 
 from ..shared.errors import RequestError
 from .app import make_app
-from .engine_client import Limits, Model
-from .front import Front
-from .gate import Gate
-from .options import ServerOptions
-from .replicas import QUIET, Replicated, cpus_of, deployment_of
+from .engines.engine_client import Limits, Model
+from .http.front import Front
+from .http.gate import Gate
+from .http.options import ServerOptions
+from .replicas.cluster import QUIET
+from .replicas.replicas import Replicated, cpus_of, deployment_of
 
 
 def application(args: dict[str, Any]) -> Any:

@@ -21,11 +21,11 @@ import uvicorn
 from ..shared.errors import EnginewrightError, RequestError
 from ..shared.memory import return_large_blocks_at_once
 from .app import make_app
-from .connection import Connection
-from .engine_client import Model, UnavailableError
-from .front import Front
-from .logs import set_up_logs
-from .options import ServerOptions
+from .engines.engine_client import Model, UnavailableError
+from .http.connection import Connection
+from .http.front import Front
+from .http.logs import set_up_logs
+from .http.options import ServerOptions
 
 _LOG = logging.getLogger("enginewright.server")
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from enginewright import LLM, SamplingParams
 from enginewright.runtime.engine.pulse import METRICS, Pulse
-from enginewright.runtime.server.metrics import Metrics
+from enginewright.runtime.server.http.metrics import Metrics
 
 BUSY = Pulse((4.0, 0.5), 3, 1, 0.75, 100, 2, (("lookup", 1), ("grammar", 2)))
 IDLE = Pulse((0.0, 2.0), 0, 0, 0.25, 11, 1, (("lookup", 5),))

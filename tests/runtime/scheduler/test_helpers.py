@@ -24,7 +24,7 @@ from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.policy import Policy, RankedPolicy
 from enginewright.runtime.scheduler.step_times import StepTimes
 from enginewright.runtime.scheduler.waiting import Shares
-from enginewright.runtime.server.metrics import Metrics
+from enginewright.runtime.server.http.metrics import Metrics
 from enginewright.runtime.shared.contracts import ExecutorCaps
 from enginewright.runtime.shared.errors import OverloadError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from enginewright.runtime.server.app import make_app
-from enginewright.runtime.server.front import Front
-from enginewright.runtime.server.options import ServerOptions
+from enginewright.runtime.server.http.front import Front
+from enginewright.runtime.server.http.options import ServerOptions
 
 from .conftest import Reply
 

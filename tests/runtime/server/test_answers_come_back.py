@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.server.answers import ChatShape, Given, News, Shape, usage
-from enginewright.runtime.server.anthropic import MessagesBody, MessagesShape
-from enginewright.runtime.server.bodies import ChatBody, decoded
-from enginewright.runtime.server.front import Front
-from enginewright.runtime.server.ollama import OllamaChatBody, OllamaShape
-from enginewright.runtime.server.options import ServerOptions
-from enginewright.runtime.server.reading import Reader
-from enginewright.runtime.server.records import Ended
-from enginewright.runtime.server.responses import ResponsesBody, ResponsesShape, Stored, chat_of, items_of
-from enginewright.runtime.server.tools import call_arguments, checked_messages, tool_choice
+from enginewright.runtime.server.engines.records import Ended
+from enginewright.runtime.server.http.fields import decoded
+from enginewright.runtime.server.http.front import Front
+from enginewright.runtime.server.http.options import ServerOptions
+from enginewright.runtime.server.protocols.answers import ChatShape, Given, News, Shape, usage
+from enginewright.runtime.server.protocols.anthropic import MessagesBody, MessagesShape
+from enginewright.runtime.server.protocols.bodies import ChatBody
+from enginewright.runtime.server.protocols.conversations import chat_prompt
+from enginewright.runtime.server.protocols.ollama import OllamaChatBody, OllamaShape
+from enginewright.runtime.server.protocols.reading import Reader
+from enginewright.runtime.server.protocols.response_items import ResponsesBody, chat_of, items_of
+from enginewright.runtime.server.protocols.responses import ResponsesShape, Stored
+from enginewright.runtime.server.protocols.tools import call_arguments, checked_messages, tool_choice
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.tasks.generate import Finished, Generated
@@ -60,7 +63,7 @@ def prompt_of(body: ChatBody, template: str) -> str:
     """The prompt of a conversation."""
     front = Front(ServerOptions(models={}), {})
     model: Any = SimpleNamespace(tokenizer=tokenizer_with(template), model=INFO)
-    return front.chat_prompt(model, body, tool_choice(body.tools), "", splice=False)[0].text
+    return chat_prompt(front, model, body, tool_choice(body.tools), "", splice=False)[0].text
 
 
 def shape_of(protocol: str, body: ChatBody) -> Shape:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.server.options import ServerOptions
-from enginewright.runtime.server.tenants import Key, Tenant
+from enginewright.runtime.server.http.options import ServerOptions
+from enginewright.runtime.server.http.tenants import Key, Tenant
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import free_memory
 from tests.runtime.server.conftest import START, Reply, Server

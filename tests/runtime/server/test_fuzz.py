@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
-from enginewright.runtime.server import ollama
-from enginewright.runtime.server.anthropic import CountBody, MessagesBody
 from enginewright.runtime.server.app import make_app
-from enginewright.runtime.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from enginewright.runtime.server.front import Front
-from enginewright.runtime.server.ollama import GenerateBody, OllamaChatBody, ShowBody
-from enginewright.runtime.server.options import ServerOptions
-from enginewright.runtime.server.responses import InputTokensBody, ResponsesBody
+from enginewright.runtime.server.http.front import Front
+from enginewright.runtime.server.http.options import ServerOptions
+from enginewright.runtime.server.protocols import ollama
+from enginewright.runtime.server.protocols.anthropic import CountBody, MessagesBody
+from enginewright.runtime.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from enginewright.runtime.server.protocols.ollama import GenerateBody, OllamaChatBody, ShowBody
+from enginewright.runtime.server.protocols.response_items import InputTokensBody, ResponsesBody
 from tests.runtime.server.conftest import Server
 
 SAID = [{"role": "user", "content": "Hi"}]

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from enginewright import LLM
-from enginewright.runtime.server.bodies import HARMLESS, REFUSED, ChatBody, CompletionBody
+from enginewright.runtime.server.protocols.bodies import HARMLESS, REFUSED, ChatBody, CompletionBody
 from tests.runtime.server.conftest import Server
 
 Answer = dict[str, Any]

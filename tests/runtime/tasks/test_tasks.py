@@ -13,8 +13,8 @@ import pytest
 
 from enginewright import LLM, SamplingParams
 from enginewright.runtime.requests.outputs import RequestMetrics, RequestOutput
-from enginewright.runtime.server import records
-from enginewright.runtime.server.engine_client import Limits, Model
+from enginewright.runtime.server.engines import records
+from enginewright.runtime.server.engines.engine_client import Limits, Model
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.tasks.base import Task
 from enginewright.runtime.tasks.context import Sender

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from enginewright.runtime.server.engine_process import main
+from enginewright.runtime.server.engines.engine_process import main
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.step_schema import LOGITS
 from enginewright.runtime.tasks.arguments import check_int

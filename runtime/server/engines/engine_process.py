@@ -1,0 +1,282 @@
+"""An engine's process: opens one bundle, runs the requests that come through a socket, and sends back what they give.
+
+Started by ``engine_client`` with the number of the socket that it inherits. Four threads: the engine's, which takes
+steps; this one, which reads; one that sends, all tokens of a step together; one that says each second how the step
+goes. When the socket is closed the process ends, so that none is left behind a front end that has died.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ...engine.llm import LLM
+from ...requests.outputs import StreamPiece, plain_logprobs
+from ...shared.errors import CapacityError, EnginewrightError, shown
+from ...tasks.base import Prepared, Task
+from ...tasks.table import received
+from .live import Live
+from .records import (
+    LENGTH_BYTES,
+    MOST_BYTES,
+    Abort,
+    Answer,
+    Ask,
+    Beat,
+    Close,
+    Ended,
+    Events,
+    Failed,
+    Forget,
+    Look,
+    Open,
+    Opened,
+    Piece,
+    Problem,
+    Submit,
+    ToEngine,
+    ToFrontEnd,
+    packed,
+)
+
+BEAT_SECONDS = 1.0
+_WAITING = 256
+"""Threads of requests with a form. Most of them wait: grammars are compiled a few at a time, by tenant in turn."""
+
+
+def main(number: int) -> None:
+    """Serves until the socket is closed. ``number``: the socket's file descriptor."""
+    for one in (signal.SIGINT, signal.SIGHUP):  # they are the front end's
+        signal.signal(one, signal.SIG_IGN)
+    link = socket.socket(fileno=number)
+    link.set_inheritable(False)
+    decoder = msgspec.msgpack.Decoder(ToEngine)
+    if not (body := _read(link)):  # the front end has ended before it was served
+        return
+    opening = decoder.decode(body)
+    assert isinstance(opening, Open)
+    try:
+        llm = LLM(opening.path, **opening.options)
+    except EnginewrightError as e:
+        link.sendall(packed(Failed(Problem.from_error(e))))
+        return
+    engine = _Serving(llm, link)
+    engine.send(Opened(llm.bundle_hash, llm.target, asdict(llm.model), llm.info(), os.getpid()))
+    engine.start()
+    while body := _read(link):
+        message = decoder.decode(body)
+        if isinstance(message, Close):
+            break
+        engine.take(message)
+    engine.stop()
+
+
+def _read(link: socket.socket) -> bytes:
+    """The next message; empty at the end."""
+    header = _read_all(link, LENGTH_BYTES)
+    size = int.from_bytes(header, "little")
+    if len(header) < LENGTH_BYTES or size > MOST_BYTES:
+        return b""
+    body = _read_all(link, size)
+    return body if len(body) == size else b""
+
+
+def _read_all(link: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = link.recv(min(size - len(data), 1 << 20))
+        except OSError:
+            break
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+class _Serving:
+    """The requests of a front end, by its numbers."""
+
+    def __init__(self, llm: LLM, link: socket.socket) -> None:
+        self._llm, self._link = llm, link
+        self._out: queue.SimpleQueue[ToFrontEnd | None] = queue.SimpleQueue()
+        self._news = Events()  # of the step that was just taken
+        self._prepared: dict[int, Prepared[Any]] = {}
+        self._unfinished: dict[int, int] = {}  # of a request's answers
+        self._submitting = threading.Lock()
+        self._compiling: set[int] = set()  # requests whose grammars are being compiled
+        self._compilers = ThreadPoolExecutor(_WAITING, "compiling")
+        self._live = Live(llm)
+        self._sender = threading.Thread(target=self._send_all, daemon=True)
+        llm.after_step(self._send_news)
+
+    def start(self) -> None:
+        self._sender.start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def stop(self) -> None:
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self._llm.close()
+        self._send_news()
+        self._out.put(None)
+        self._sender.join(5)
+
+    def send(self, message: ToFrontEnd) -> None:
+        self._out.put(message)
+
+    def take(self, message: ToEngine) -> None:
+        """Does what a message says."""
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            with self._submitting:
+                self._compiling.discard(message.number)
+                prepared = self._forget(message.number)
+            if prepared is not None:
+                self._llm.abort(prepared)
+        elif isinstance(message, Ask):
+            self.send(Answer(message.number, self._llm.info()))
+        elif isinstance(message, Look):
+            threading.Thread(target=self._look, args=(message,), daemon=True).start()
+        elif isinstance(message, Forget):
+            threading.Thread(target=self._forget_prefixes, args=(message,), daemon=True).start()
+
+    def _submit(self, message: Submit) -> None:
+        with self._reporting(message.number):
+            task = received(message.task)
+            if task.slow:
+                self._compiling.add(message.number)
+                self._compilers.submit(self._start_slow, message, task)
+            else:
+                self._start(message, task)
+
+    def _start_slow(self, message: Submit, task: Task[Any]) -> None:
+        with self._reporting(message.number):
+            self._start(message, task)
+
+    @contextmanager
+    def _reporting(self, number: int) -> Iterator[None]:
+        """Sends an error as the end of a request: on a thread that compiles, nobody else would see it."""
+        try:
+            yield
+        except Exception as e:  # noqa: BLE001
+            self._compiling.discard(number)
+            self._forget(number)
+            self.send(Events(ended=[Ended(number, problem=_problem(e))]))
+
+    def _start(self, message: Submit, task: Task[Any]) -> None:
+        prepared = self._llm.prepare(
+            task, tenant=message.tenant, priority=message.priority, request_class=message.request_class
+        )
+        whole = message.whole or not prepared.streams
+        with self._submitting:
+            if task.slow:
+                if message.number not in self._compiling:  # its client has left
+                    return
+                self._compiling.discard(message.number)
+            self._prepared[message.number] = prepared
+            self._unfinished[message.number] = len(prepared.requests)
+            self._llm.submit(prepared, partial(self._heard, message.number, whole))
+
+    def _heard(self, number: int, whole: bool, event: StreamPiece | EnginewrightError) -> None:
+        """Called by the engine's thread."""
+        if isinstance(event, EnginewrightError):
+            if self._forget(number) is not None:
+                self._news.ended.append(Ended(number, problem=Problem.from_error(event)))
+            return
+        prepared = self._prepared.get(number)
+        if prepared is None:
+            return
+        if not whole:
+            logprobs = plain_logprobs(event.logprobs)
+            piece = Piece(number, event.index, event.token_ids, event.text, event.finish_reason, logprobs)
+            self._news.pieces.append(piece)
+        if event.finish_reason is not None:
+            self._unfinished[number] -= 1
+            if not self._unfinished[number]:
+                self._forget(number)
+                ended = _ended(number, prepared, whole)
+                if prepared.streams:
+                    self._news.ended.append(ended)
+                else:  # arrays may be large: each has a message of its own
+                    self.send(Events(ended=[ended]))
+
+    def _send_news(self) -> None:
+        """Sends all that a step brought, in one message. Called by the engine's thread."""
+        if self._news.pieces or self._news.ended:
+            news, self._news = self._news, Events()
+            self._out.put(news)
+
+    def _forget(self, number: int) -> Prepared[Any] | None:
+        self._unfinished.pop(number, None)
+        prepared = self._prepared.pop(number, None)
+        if prepared is not None:
+            self._live.left(prepared)
+        return prepared
+
+    def _look(self, message: Look) -> None:
+        self.send(Answer(message.number, self._live.now(list(self._prepared.values()))))
+
+    def _forget_prefixes(self, message: Forget) -> None:
+        files = self._llm.delete_prefixes(tenant=message.tenant)
+        self.send(Answer(message.number, {"files": files}))
+
+    def _send_all(self) -> None:
+        """Sends what comes until the end: messages wait here for a front end that is slow, and no step does."""
+        while (message := self._out.get()) is not None:
+            try:
+                self._link.sendall(packed(message))
+            except OSError:  # the front end is gone, as the thread that reads sees too
+                return
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            if self._llm.lost:  # the requests have been told; the front end starts another process
+                print(f"the engine ends: {self._llm.lost}", file=sys.stderr, flush=True)
+                self._out.put(None)
+                self._sender.join(5)
+                with suppress(OSError):  # giving memory of a GPU back may take long: the front end hears of it now
+                    self._link.shutdown(socket.SHUT_RDWR)
+                os._exit(1)
+            self.send(Beat(self._llm.pulse()))
+
+
+def _ended(number: int, prepared: Prepared[Any], whole: bool) -> Ended:
+    metrics = prepared.requests[0].metrics
+    try:
+        if prepared.error is not None:
+            raise prepared.error
+        result = prepared.sent(whole)
+        if (size := getattr(result, "nbytes", 0)) > MOST_BYTES:
+            raise CapacityError(
+                f"the result has {size:,} bytes, and a message {MOST_BYTES:,} at most", hint="Shorten the prompt."
+            )
+    except Exception as e:  # noqa: BLE001  a type of task may be another package's
+        return Ended(number, problem=_problem(e), metrics=metrics)
+    return Ended(number, result, metrics=metrics)
+
+
+def _problem(error: Exception) -> Problem:
+    """Returns an error on its way; an untyped one names the engine."""
+    if not isinstance(error, EnginewrightError):
+        hint = "Please report it."
+        error = EnginewrightError(f"the request failed in the engine: {shown(error, 300)}", hint=hint)
+    return Problem.from_error(error)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

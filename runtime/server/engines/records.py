@@ -1,0 +1,255 @@
+"""Messages of the front end and an engine's process: msgspec records, each with its length, through a socket.
+
+    front end -> engine    Open, then Submit, Abort, Ask, Look, Forget and Close
+    engine -> front end    Opened or Failed, then Events (all tokens of a step in one), Answer, Beat
+
+The socket is a pair that the front end makes, and the engine inherits one end of: nobody else can reach it.
+
+Importing this takes little: the command begins its engines with it before it imports what a front end needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from ...engine.pulse import Pulse
+from ...requests.outputs import Logprobs, RequestMetrics
+from ...shared.errors import (
+    BundleError,
+    CapacityError,
+    ContextError,
+    EnginewrightError,
+    OverloadError,
+    RequestError,
+    TrustError,
+)
+
+LENGTH_BYTES = 4
+MOST_BYTES = 1 << 28
+"""The most bytes of a message."""
+
+_KINDS: Mapping[str, type[EnginewrightError]] = {
+    kind.__name__: kind
+    for kind in (EnginewrightError, RequestError, ContextError, CapacityError, OverloadError, BundleError, TrustError)
+}
+
+
+class Problem(msgspec.Struct, array_like=True):
+    """An ``EnginewrightError`` on its way."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+    retry_after: float | None = None
+    lengths: tuple[int, int, bool] | None = None
+
+    @classmethod
+    def from_error(cls, error: EnginewrightError) -> Problem:
+        known = next(kind for kind in type(error).__mro__ if _KINDS.get(kind.__name__) is kind)
+        lengths = (error.context, error.tokens, error.exact) if isinstance(error, ContextError) else None
+        return cls(known.__name__, error.message, error.hint, getattr(error, "retry_after", None), lengths)
+
+    def error(self) -> EnginewrightError:
+        """The error again."""
+        if self.kind == OverloadError.__name__:
+            return OverloadError(self.message, retry_after=self.retry_after or 1.0)
+        if self.lengths is not None:
+            context, tokens, exact = self.lengths
+            return ContextError(self.message, hint=self.hint, context=context, tokens=tokens, exact=exact)
+        return _KINDS.get(self.kind, EnginewrightError)(self.message, hint=self.hint)
+
+
+class Open(msgspec.Struct, tag=True):
+    """Opens a bundle; ``options`` are ``LLM``'s."""
+
+    path: str
+    options: dict[str, Any]
+
+
+class Submit(msgspec.Struct, tag=True):
+    """Starts the requests of a task.
+
+    Attributes:
+        task: a record of ``tasks.table``, which the engine's process reads and checks.
+        tenant, priority, request_class: those of ``tasks.context.Sender``.
+        whole: nobody wants pieces, but the result alone.
+        version: the hash of the bundle that the prompt was made for.
+    """
+
+    number: int
+    task: Any
+    tenant: str = ""
+    priority: int | None = None
+    request_class: str | None = None
+    whole: bool = False
+    version: str = ""
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Ends a request: nothing more comes of it."""
+
+    number: int
+
+
+class Ask(msgspec.Struct, tag=True):
+    """Asks for ``LLM.info``."""
+
+    number: int
+
+
+class Look(msgspec.Struct, tag=True):
+    """Asks for what the engine is doing: ``Live.now``."""
+
+    number: int
+
+
+class Forget(msgspec.Struct, tag=True):
+    """Forgets the prefixes of a tenant."""
+
+    number: int
+    tenant: str
+
+
+class Close(msgspec.Struct, tag=True):
+    """Ends the process once what is kept is written."""
+
+
+ToEngine = Open | Submit | Abort | Ask | Look | Forget | Close
+
+
+class Opened(msgspec.Struct, tag=True):
+    """The bundle is open. ``hash`` is the bundle's, ``model`` are fields of ModelInfo, ``info`` is ``LLM.info``."""
+
+    hash: str
+    target: str
+    model: dict[str, Any]
+    info: dict[str, Any]
+    pid: int
+
+
+class Greeting(msgspec.Struct, tag=True):
+    """The first message of a replica to the front end that asked for it.
+
+    ``key``: the front end's secret, which it gave the replica through Ray. ``node``: where the replica runs. ``pid``:
+    its process, whose child the engine is.
+    """
+
+    key: bytes
+    replica: str
+    node: str
+    pid: int
+    opened: Opened
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The bundle can't be opened."""
+
+    problem: Problem
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """A ``StreamPiece`` of a request."""
+
+    number: int
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+
+
+class Ended(msgspec.Struct, array_like=True):
+    """A task has ended: with its result, or with a problem before the first token.
+
+    Attributes:
+        result: as ``tasks.table.received_result`` reads it.
+        metrics: of its first request.
+    """
+
+    number: int
+    result: Any = None
+    problem: Problem | None = None
+    metrics: RequestMetrics = RequestMetrics(0.0)
+
+
+class Events(msgspec.Struct, tag=True):
+    """The new tokens and the ended requests of a step."""
+
+    pieces: list[Piece] = []
+    ended: list[Ended] = []
+
+
+class Answer(msgspec.Struct, tag=True):
+    """Answers ``Ask``, ``Look`` or ``Forget``."""
+
+    number: int
+    value: dict[str, Any]
+
+
+class Beat(msgspec.Struct, tag=True):
+    """Comes each second."""
+
+    pulse: Pulse
+
+
+ToFrontEnd = Opened | Failed | Events | Answer | Beat
+
+Sent = ToEngine | ToFrontEnd | Greeting
+
+
+def _plain(value: Any) -> Any:
+    """Returns an array as its shape, type and bytes, and anything else as a text. numpy isn't imported here."""
+    return (value.shape, value.dtype.str, value.tobytes()) if hasattr(value, "tobytes") else str(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def digest(task: Any) -> bytes:
+    """Returns a digest by which the same task is known when it comes again."""
+    return hashlib.sha256(_encoder.encode(task)).digest()
+
+
+def packed(message: Sent) -> bytes:
+    """A message as it goes through the socket."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class Engine:
+    """An engine's process, which opens a bundle from the first moment on.
+
+    Args:
+        path, options: see ``Open``.
+
+    Attributes:
+        program: what it runs, by Python; the number of its side of the socket follows.
+        process: it.
+        socket: the front end's side of the socket to it.
+    """
+
+    program: ClassVar[tuple[str, ...]] = ("-m", "enginewright.runtime.server.engines.engine_process")
+
+    def __init__(self, path: str, options: dict[str, Any]) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            program = [sys.executable, *self.program, str(theirs.fileno())]
+            self.process = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        with contextlib.suppress(OSError):  # it has died already, as who reads from the socket sees
+            self.socket.sendall(packed(Open(path, options)))
+        self.socket.setblocking(False)
+
+    def kill(self) -> None:
+        """Ends the process at once, if it runs."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGKILL)

@@ -1,0 +1,77 @@
+"""Finished turns, so that an assistant's turn goes back in as the tokens that it was.
+
+A text that a model wrote may be tokenized otherwise than it was written, and then nothing behind it is found in the
+prefix cache. So the tokens of a conversation are kept with its text, by tenant and model. A later conversation whose
+text begins with that one, the answer included, gets those tokens, and only the rest of it is encoded. That its template
+puts nothing before or into what it wrote earlier follows from the texts being equal; an edited turn has another text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...shared.shares import Shares
+
+MOST_BYTES = 64 << 20
+"""The most bytes of texts and token ids, of all tenants together."""
+_TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A conversation up to the end of an answer."""
+
+    tenant: str
+    text: str
+    token_ids: Sequence[int]
+
+    @property
+    def bytes(self) -> int:
+        return len(self.text) + _TOKEN_BYTES * len(self.token_ids)
+
+
+class Turns:
+    """The turns of one model; see the module.
+
+    Args:
+        ends: texts that end a turn, guarded as ``Tokenizer.guarded_chat`` has them: where two texts are compared.
+        most_bytes: of all turns. The tenant with the most bytes loses its least recently used turn first.
+    """
+
+    def __init__(self, ends: Sequence[str], most_bytes: int = MOST_BYTES) -> None:
+        self._ends = re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))) or r"(?!)")
+        self._turns: Shares[bytes, Turn] = Shares(most_bytes)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def add(self, tenant: str, text: str, token_ids: Sequence[int]) -> None:
+        """Keeps a conversation. ``text`` ends with an end of a turn; others couldn't be found."""
+        turn = Turn(tenant, text, tuple(token_ids))
+        self._turns.put(self._key(tenant, text), turn, tenant.partition("\0")[0], turn.bytes)
+
+    def encode(self, tenant: str, text: str, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
+        """The token ids of a text, and how many of them are a kept turn's. ``encode`` encodes any part of it that
+        begins with the end of a turn, or the whole."""
+        digest = hashlib.blake2b(tenant.encode() + b"\0", digest_size=32)
+        longest: Turn | None = None
+        begun = begin = 0
+        for end in self._ends.finditer(text):
+            digest.update(text[begun : end.end()].encode())
+            begun = end.end()
+            turn = self._turns.get(digest.digest())
+            if turn is not None and turn.tenant == tenant and text.startswith(turn.text):
+                longest, begin = turn, end.start()
+        if longest is None:
+            return encode(text), 0
+        # Behind the token that ends a turn, as in the middle of a text: without the space before a first word.
+        rest = encode(text[begin:])
+        return [*longest.token_ids, *rest[1:]], len(longest.token_ids)
+
+    def _key(self, tenant: str, text: str) -> bytes:
+        digest = hashlib.blake2b(tenant.encode() + b"\0", digest_size=32)
+        digest.update(text.encode())
+        return digest.digest()

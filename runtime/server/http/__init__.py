@@ -1,0 +1,1 @@
+"""HTTP: connections, limits on clients, and the front end that all protocols share."""

@@ -1,0 +1,135 @@
+"""Bodies of requests, decoded within limits. Every field of a body is in one of three tables of its class.
+
+Honoured: the fields of the class, with their types. Refused: fields that would change the result in a way that the
+server lacks, except with values that ask for nothing. Harmless: fields on which no result depends; the answer's header
+``x-enginewright-ignored`` names them. Any other field is refused, or with ``--unknown-fields ignore`` treated as
+harmless. A field that is null counts as left out, and an integer may be written as a float.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from ...requests.vllm_names import Only
+from ...shared.errors import RequestError, shown
+from ...tasks.table import field_first
+from .limits import LARGEST, Sizes, split, value_of
+
+B = TypeVar("B", bound="Fields")
+
+HINTS = frozenset(
+    {
+        # Caches, slots and speed, which the server sees to itself
+        *("cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "data_parallel_rank"),
+        *("session_params", "stream_interval", "draft_model", "t_max_predict_ms", "t_max_prompt_ms"),
+        # The context and the machine, which are the bundle's and the server's
+        *("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread", "context_length", "keep_alive", "ttl"),
+        # Parts of samplers that do nothing alone
+        *("repeat_last_n", "penalty_last_n", "penalize_nl", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"),
+        *("min_keep", "samplers"),
+        # What an answer shows besides
+        *("timings_per_token", "return_progress", "post_sampling_probs", "reasoning_format", "separate_reasoning"),
+        *("stream_reasoning", "parse_tool_calls", "tool_stream", "usage", "verbose"),
+        # Who asks, and for what conversation
+        *("session_id", "chat_id", "conversation_id", "thread_id", "message_id", "id", "rid", "trace", "trace_id"),
+        *("tags", "title", "features", "variables", "background_tasks", "model_item", "tool_ids", "filter_ids"),
+        # Gateways: other models and providers, of which there are none
+        *("provider", "models", "route", "transforms", "fallbacks", "drop_params", "timeout", "num_retries"),
+    }
+)
+"""Hints of clients of other servers. Every endpoint takes them, and no answer here depends on them."""
+
+
+class Fields(msgspec.Struct, kw_only=True):
+    """A body whose fields are in one of three tables: its own, those that are refused, and the harmless ones."""
+
+    refused: ClassVar[Mapping[str, Only]] = {}
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    renamed: ClassVar[Mapping[str, str]] = {}
+    needed: ClassVar[frozenset[str]] = frozenset()
+
+
+def decoded(
+    data: bytes,
+    kind: type[B],
+    sizes: Callable[[Any], Sizes] = lambda name: LARGEST,
+    ignore_unknown: bool = False,
+) -> tuple[B, list[str]]:
+    """Returns a body, and the names of its harmless fields, which aren't looked at.
+
+    Args:
+        sizes: gives the sizes of the model that a body names.
+        ignore_unknown: whether fields of no table are harmless.
+
+    Raises RequestError naming the field.
+    """
+    fields = split(data)
+    model = value_of("model", fields["model"], LARGEST) if "model" in fields else None
+    known, values, ignored = sizes(model), dict[str, Any](), list[str]()
+    names: dict[str, str] = {}  # field -> its name in the body
+    for name, raw in fields.items():
+        if bytes(raw) == b"null" and name not in kind.needed:
+            continue
+        if name in kind.__struct_fields__ or name in kind.renamed:
+            field = kind.renamed.get(name, name)
+            value = value_of(field, raw, known)
+            if field in _whole_fields(kind):
+                value = whole(value)
+            elif field == "stream_options" and isinstance(value, dict):
+                value = {part: one for part, one in value.items() if one is not None}
+            if field in names and value != values[field]:
+                raise RequestError(f"{name}: {names[field]} says something else", hint="Pass one of them.")
+            values[field], names[field] = value, name
+        elif name in kind.refused:
+            rule = kind.refused[name]
+            value = value_of(name, raw, known) if len(bytes(raw)) <= _LONGEST_TAKEN else ...
+            if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
+                raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
+        elif name in kind.harmless or name in HINTS or ignore_unknown:
+            ignored.append(name)
+        else:
+            rest = "it out; with --unknown-fields ignore, the server leaves such fields out itself."
+            raise RequestError(f"{shown(name)}: there is no such field", hint=f"{_near_field(name, kind)} {rest}")
+    try:
+        return msgspec.convert(values, kind, strict=True), ignored
+    except (msgspec.ValidationError, RecursionError) as e:
+        field, colon, rest = field_first(str(e), "the body").partition(":")
+        raise RequestError(names.get(field, field) + colon + rest) from e
+
+
+def _near_field(name: str, kind: type[Fields]) -> str:
+    """Returns a hint's beginning: a question that names the field with nearly this name, and "Leave"."""
+    known = (*kind.__struct_fields__, *kind.renamed)
+    near = difflib.get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
+    return f"Did you mean {near[0]}? Otherwise leave" if near else "Leave"
+
+
+@cache
+def _whole_fields(kind: type[Fields]) -> frozenset[str]:
+    """Returns the fields of a body that are integers, or lists of them, and never other numbers."""
+    types = {field.name: repr(field.type) for field in msgspec.structs.fields(kind)}
+    return frozenset(
+        name for name, text in types.items() if re.search(r"\b(int|Any)\b", text) and not re.search(r"\bfloat\b", text)
+    )
+
+
+def whole(value: Any) -> Any:
+    """Returns a value whose numbers such as 8.0 are integers, also in lists: many languages have floats alone."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _EXACT else value
+    if isinstance(value, list):
+        return [whole(one) if isinstance(one, (float, list)) else one for one in value]
+    return value
+
+
+_EXACT = 2**53
+"""Floats below it have all whole numbers."""
+_LONGEST_TAKEN = 1024
+_LONGEST_NAME = 64
+"""The most bytes of a field that is refused unless it asks for nothing."""

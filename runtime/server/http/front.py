@@ -1,0 +1,200 @@
+"""The front end: the models, tenants, limits and threads that all protocols share."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import resource
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any
+
+from starlette.requests import Request
+
+from ...executors.open import TARGETS
+from ...scheduler.helpers import helper
+from ...shared.errors import EnginewrightError
+from ...shared.helpers import HelperErrors
+from ..engines.engine_client import Limits, Model, UnavailableError
+from ..engines.records import Engine
+from ..engines.turns import Turns
+from .errors import NO_MODEL, ApiError
+from .fields import B, decoded
+from .intake import FREE_BYTES, Intake
+from .limits import LARGEST, Sizes
+from .metrics import Metrics
+from .options import ServerOptions
+from .tenants import Charge, FairTurns, Tenants
+from .tracing import Tracing, exporter_to
+
+VERSION = metadata.version("enginewright")
+_LATEST = ":latest"
+_MOST_NAME = 80
+"""The most characters of a model's name in the log."""
+_AT_ONCE = 16 << 10
+"""The bytes of a body that the event loop decodes itself: less than a thread takes to be asked."""
+
+
+class Front:
+    """The front end: models, tenants, turns, and what is done for a request before its engine has it.
+
+    Args:
+        options: see there.
+        models: that were opened already.
+    """
+
+    def __init__(self, options: ServerOptions, models: dict[str, Model] | None = None) -> None:
+        self.options = options
+        self.models = open_models(options) if models is None else models
+        self.tenants = Tenants(options.api_keys)
+        self.intake = Intake(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        errors = HelperErrors()
+        self.metrics = helper("metrics", Metrics(self.models, errors, options.tenant_metrics), errors)
+        self._turns_of_small, self._turns_of_large = FairTurns(), FairTurns()
+        self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
+        self.stopping = False
+        self.running: dict[asyncio.Future[Any], Callable[[EnginewrightError], None]] = {}
+        """The answers that are being sent -> what ends each with an error."""
+        self._pool = ThreadPoolExecutor(2, "text")  # one for small bodies, one for large ones
+        self._turns: dict[str, Turns] = {}
+        self._loading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Starts the engines, without waiting for them."""
+        for model in list(self.models.values())[: self.options.max_loaded or None]:
+            model.start()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(model.close() for model in self.models.values()))
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
+    def reload(self, options: ServerOptions) -> tuple[list[str], list[str]]:
+        """Takes over options that may change while the server runs.
+
+        Returns the names of those that it took over, and of those that need a restart. Raises RequestError for options
+        that are wrong, which leaves all as they are.
+        """
+        self.options, now, later = self.options.reloaded(options)
+        self.intake.options = self.options
+        return now, later
+
+    def model(self, name: str | None) -> Model:
+        """Raises ApiError for one that isn't there."""
+        name = self.options.aliases.get(name or "", name)
+        if name is None or self.options.any_model:
+            return self.models.get(name or "", next(iter(self.models.values())))
+        if name not in self.models:
+            values = {"model": name[:80], "models": ", ".join(self.models)}
+            raise ApiError(404, f"there is no model {name[:80]!r}", param="model", problem=NO_MODEL, values=values)
+        return self.models[name]
+
+    @property
+    def names(self) -> dict[str, Model]:
+        """Every name that requests may use -> its model: the models' own, then the aliases."""
+        return self.models | {name: self.models[model] for name, model in self.options.aliases.items()}
+
+    def name(self, asked: str | None, model: Model) -> str:
+        """Returns a model's name as an answer has it: an alias where a request named that."""
+        return asked if asked is not None and asked in self.options.aliases else model.name
+
+    def sizes(self, name: Any) -> Sizes:
+        """Returns the sizes of the model that a body names. Raises ApiError for one that isn't there."""
+        if name is not None and not isinstance(name, str):
+            return LARGEST  # what is wrong with the name is said where its type is checked
+        about = self.model(name if name is None or name in self.names else name.removesuffix(_LATEST)).model
+        return Sizes(about.vocab_size, about.context_length)
+
+    async def body(self, request: Request, kind: type[B]) -> tuple[B, list[str], Charge]:
+        """Returns a request's body, the names of its harmless fields, and its share of the tenant's quotas.
+
+        The caller ends the charge. Raises RequestError, and QuotaError.
+        """
+        data = await request.body()
+        charge = Charge(request.state.tenant, len(data))
+
+        def sizes(name: Any) -> Sizes:
+            if isinstance(name, str):
+                request.state.log["model"] = name[:_MOST_NAME]
+            return self.sizes(name)
+
+        try:
+            work = partial(decoded, data, kind, sizes, self.options.unknown_fields == "ignore")
+            body, ignored = (
+                work() if len(data) <= _AT_ONCE else await self.in_thread(charge.tenant.name, work, len(data))
+            )
+        except BaseException:
+            charge.end()
+            raise
+        return body, ignored, charge
+
+    async def loaded(self, model: Model) -> Model:
+        """The model, once it answers. Another one that is idle is unloaded for it where only so many may be.
+
+        Raises UnavailableError if none is idle, or it is starting again.
+        """
+        if model.state != "unloaded":
+            return model
+        async with self._loading:
+            others = [one for one in self.models.values() if one.state not in ("unloaded", "failed", "closed")]
+            if model.state == "unloaded" and self.options.max_loaded and len(others) >= self.options.max_loaded:
+                idle = [one for one in others if one.state == "ready" and not one.running]
+                if not idle:
+                    raise UnavailableError(f"model {model.name!r} isn't loaded, and those that are are busy", 5.0)
+                await min(idle, key=lambda one: one.last_used).close(unload=True)
+            if model.state == "unloaded":
+                model.start()
+            await model.wait_for_start()
+        return model
+
+    def turns(self, model: Model) -> Turns:
+        """The finished turns of a model."""
+        if model.hash not in self._turns:
+            ends, tokenizer = list[str](), model.tokenizer
+            if tokenizer is not None:
+                ends = [tokenizer.guarded(tokenizer.spelled(index)) for index in model.model.eos_token_ids]
+            self._turns[model.hash] = Turns([end for end in ends if end])
+        return self._turns[model.hash]
+
+    async def in_thread(self, tenant: str, work: Callable[[], Any], size: int = 0) -> Any:
+        """Returns what ``work`` returns, done beside the event loop in fair turns.
+
+        Works on small bodies have turns and a thread of their own, and so never wait for a large body.
+
+        Args:
+            tenant: whose work it is.
+            work: runs on a thread.
+            size: of its body, in bytes.
+        """
+        async with (self._turns_of_small if size <= FREE_BYTES else self._turns_of_large).turn(tenant, size):
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def fingerprint(self, model: Model) -> str | None:
+        """Changes whenever the same request might get other tokens. None for a model that was never loaded."""
+        if not model.info:
+            return None
+        executor = model.info.get("executor", {})
+        how = executor.get("isa"), executor.get("numerics")
+        about = (model.hash, model.target, *how, VERSION)
+        return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+
+    def exact(self, model: Model) -> bool:
+        """Returns True if a request's tokens depend on nothing but itself, on the model's target."""
+        opening = TARGETS[model.target].opening if model.target in TARGETS else None
+        return opening is not None and opening.exact
+
+
+def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingProxyType({})) -> dict[str, Model]:
+    """The models of a server by their names. ``engines``: of some of them, which run already.
+
+    Raises BundleError for one that can't be opened, and RequestError for a wrong option.
+    """
+    limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
+    llm_options = options.for_each_model()
+    return {
+        name: Model(name, path, dict(llm_options), limits, engines.get(name)) for name, path in options.models.items()
+    }

@@ -1,0 +1,210 @@
+"""Metrics for Prometheus: under our names, and under vLLM's, which dashboards and routers know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as PrometheusMetric
+from prometheus_client.registry import Collector
+
+from ...engine.pulse import METRICS, Metric
+from ...shared.helpers import HelperErrors
+
+if TYPE_CHECKING:
+    from ..engines.engine_client import Model
+    from ..engines.records import Ended
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TIMES = {
+    "time_to_first_token_seconds": "From the request to its first token.",
+    "inter_token_latency_seconds": "For each further token, over an answer.",
+    "e2e_request_latency_seconds": "From the request to its last token.",
+    "request_queue_time_seconds": "Before its prompt was begun.",
+    "request_prefill_time_seconds": "From there to its first token.",
+    "request_decode_time_seconds": "From the first token to the last.",
+    "request_inference_time_seconds": "From the prompt's begin to the last token.",
+}
+_COUNTS = {
+    "prompt_tokens": "Tokens of prompts.",
+    "generation_tokens": "New tokens.",
+    "prefix_cache_queries": "Tokens of prompts that were looked for in the prefix cache.",
+    "prefix_cache_hits": "Of these, those that were there.",
+    "spec_decode_num_draft_tokens": "Tokens that were computed ahead.",
+    "spec_decode_num_accepted_tokens": "Of these, those that were right.",
+}
+_PREFIXES = ("enginewright_", "vllm:")
+_USAGE = {
+    "tenant_requests": "Requests of a tenant that have ended.",
+    "tenant_prompt_tokens": "Tokens of a tenant's prompts.",
+    "tenant_generation_tokens": "New tokens of a tenant's answers.",
+}
+OTHER_TENANTS = "(other)"
+"""The label of all tenants that have no series of their own."""
+_OF_MODELS: tuple[tuple[Metric, Callable[[Model], float]], ...] = (
+    (Metric("engine_deaths", "Engines that were lost.", counts=True), lambda model: model.deaths),
+    (Metric("engine_ready", "Whether a model answers."), lambda model: float(model.state == "ready")),
+    (Metric("replicas", "Engines that answer."), lambda model: model.replicas),
+    (Metric("requests_retried", "Requests that another replica was asked.", counts=True), lambda model: model.retried),
+)
+"""Metrics of a model that its front end knows, under our name; its engine's are those of ``Pulse``."""
+
+
+class Metrics:
+    """Counts what requests took.
+
+    Args:
+        models: by their names, for what they do now.
+        errors: those of the front end's helpers, for a metric.
+        most_tenants: tenants with series of their own, the first that have ended a request; 0: there is no usage by
+            tenant.
+    """
+
+    def __init__(self, models: Mapping[str, Model], errors: HelperErrors | None = None, most_tenants: int = 0) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each other one, which nobody's dashboards look at
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_Now(models, errors or HelperErrors()))
+        self._times = {
+            name: [_histogram(prefix + name, text, self._registry) for prefix in _PREFIXES]
+            for name, text in _TIMES.items()
+        }
+        self._counts = {
+            name: [Counter(prefix + name, text, ["model_name"], registry=self._registry) for prefix in _PREFIXES]
+            for name, text in _COUNTS.items()
+        }
+        self._ends = [
+            Counter(
+                f"{prefix}request_success",
+                "Requests by how they ended.",
+                ["model_name", "finished_reason"],
+                registry=self._registry,
+            )
+            for prefix in _PREFIXES
+        ]
+        self._most_tenants = most_tenants
+        self._tenants: set[str] = set()
+        self._usage = {
+            name: Counter(f"enginewright_{name}", text, ["tenant", "model_name"], registry=self._registry)
+            for name, text in (_USAGE if most_tenants else {}).items()
+        }
+        self._responses = Counter(
+            "enginewright_http_responses", "Responses by status.", ["status"], registry=self._registry
+        )
+
+    def ended(self, model: str, prompt: int, new: int, ended: Ended, tenant: str = "") -> None:
+        """Counts a request that has ended."""
+        waited, read, wrote = ended.metrics.times
+        self._count(model, prompt_tokens=prompt, generation_tokens=new)
+        self._count(model, prefix_cache_queries=prompt, prefix_cache_hits=ended.metrics.cached_tokens)
+        self._count(model, spec_decode_num_draft_tokens=ended.metrics.drafted)
+        self._count(model, spec_decode_num_accepted_tokens=ended.metrics.accepted)
+        self._time(model, request_queue_time_seconds=waited, request_prefill_time_seconds=read)
+        self._time(model, request_decode_time_seconds=wrote, request_inference_time_seconds=read + wrote)
+        self._time(model, time_to_first_token_seconds=waited + read, e2e_request_latency_seconds=waited + read + wrote)
+        if new > 1:
+            self._time(model, inter_token_latency_seconds=wrote / (new - 1))
+        reason = ended.result.answers[0].finish_reason
+        for counter in self._ends:
+            counter.labels(model, reason).inc()
+        self._use(model, tenant, prompt, new)
+
+    def aborted(self, model: str, prompt: int = 0, new: int = 0, tenant: str = "") -> None:
+        """Counts a request that was aborted or whose engine died."""
+        for counter in self._ends:
+            counter.labels(model, "abort").inc()
+        self._use(model, tenant, prompt, new)
+
+    def _use(self, model: str, tenant: str, prompt: int, new: int) -> None:
+        """Counts what a tenant's request took, if tenants are counted."""
+        if not self._usage:
+            return
+        if len(self._tenants) < self._most_tenants:
+            self._tenants.add(tenant)
+        label = tenant if tenant in self._tenants else OTHER_TENANTS
+        for name, count in zip(_USAGE, (1, prompt, new), strict=True):
+            self._usage[name].labels(label, model).inc(count)
+
+    def responded(self, status: int) -> None:
+        """Counts a response that was begun."""
+        self._responses.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        """Returns the page of ``/metrics``."""
+        return generate_latest(self._registry)
+
+    def _count(self, model: str, **found: int) -> None:
+        for name, value in found.items():
+            for counter in self._counts[name]:
+                counter.labels(model).inc(value)
+
+    def _time(self, model: str, **found: float) -> None:
+        for name, value in found.items():
+            for histogram in self._times[name]:
+                histogram.labels(model).observe(max(value, 0.0))
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ["model_name"], buckets=_SECONDS, registry=registry)
+
+
+class _Now(Collector):
+    """The state of the models at the time of a look."""
+
+    def __init__(self, models: Mapping[str, Model], errors: HelperErrors) -> None:
+        self._models, self._errors = models, errors
+
+    def collect(self) -> Iterable[PrometheusMetric]:
+        for prefix in _PREFIXES:
+            yield from self._of(prefix)
+
+    def _of(self, prefix: str) -> Iterator[PrometheusMetric]:
+        for field, metric in METRICS.items():
+            yield self._family(prefix, metric, attrgetter(f"beat.{field}"))
+        if prefix == "vllm:":
+            config = GaugeMetricFamily(
+                "vllm:cache_config_info", "The KV cache.", labels=["model_name", "block_size", "num_gpu_blocks"]
+            )
+            for model in self._models.values():
+                tokens = int(model.info.get("kv_cache_tokens", 0))
+                config.add_metric([model.name, "32", str(tokens // 32)], 1)
+            yield config
+            adapters = GaugeMetricFamily(
+                "vllm:lora_requests_info",
+                "Adapters.",
+                labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            )
+            adapters.add_metric(["0", "", ""], 1)
+            yield adapters
+        else:
+            for metric, value in _OF_MODELS:
+                yield self._family(prefix, metric, value)
+            failed = CounterMetricFamily(
+                prefix + "helper_errors",
+                "Errors of helpers, whose results were left out.",
+                labels=["model_name", "helper"],
+            )
+            for helper, count in self._errors.counts.items():
+                failed.add_metric(["", helper], count)
+            for model in self._models.values():
+                for helper, count in model.beat.helper_errors:
+                    failed.add_metric([model.name, helper], count)
+            yield failed
+
+    def _family(self, prefix: str, metric: Metric, value: Callable[[Model], float]) -> PrometheusMetric:
+        """Returns a metric with the value of each model."""
+        kind = CounterMetricFamily if metric.counts else GaugeMetricFamily
+        family = kind(prefix + metric.name, metric.text, labels=["model_name"])
+        for model in self._models.values():
+            family.add_metric([model.name], value(model))
+        return family

@@ -1,0 +1,315 @@
+"""Quotas: API keys, the tenants that they stand for, and the limits of each."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import hmac
+import itertools
+import logging
+import os
+import re
+import time
+import tomllib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import msgspec
+
+from ...bundle.regular_file import MOST_JSON_BYTES, read_regular
+from ...shared.errors import RequestError
+
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_LOG = logging.getLogger("enginewright.server")
+_LOOK_SECONDS = 2.0
+_BYTES_A_TOKEN = 16
+"""Bytes of a body that count as a token, where the body has fewer tokens or was refused: most texts have 3 to 5."""
+
+
+class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_class": "class"}):
+    """One key of the file.
+
+    Attributes:
+        hash: "sha256:" and the SHA-256 of the key, in hexadecimal.
+        tenant: whose it is: tenants share no prefixes, turns or quotas.
+        of_class: ``request_class`` of its requests; they may name no other.
+        priority: of its requests; they may name a later one.
+        requests: at a time; tokens_per_minute: of prompts and answers. None: as many as there are.
+        admin: whether it may see ``/live``, ``/metrics`` and ``/props``, where keys are needed.
+    """
+
+    hash: str
+    tenant: str
+    of_class: str | None = None
+    priority: int | None = None
+    requests: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    admin: bool = False
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[Key] = []
+
+
+class QuotaError(Exception):
+    """A tenant has used up what it may. ``retry_after``: seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Tenant:
+    """A tenant, and its use of its quotas.
+
+    Attributes:
+        name: whose prefixes and turns are found.
+        key: with its quotas; None where no keys are needed.
+    """
+
+    def __init__(self, name: str, key: Key | None = None) -> None:
+        self.name, self.key = name, key
+        self.running = self._bodies = 0
+        self._tokens = float(key.tokens_per_minute) if key is not None and key.tokens_per_minute else 0.0
+        self._filled = time.monotonic()
+
+    def begin_body(self) -> None:
+        """Counts a body that is being read, before a byte of it is: it will be a request. Raises QuotaError."""
+        self._check(self.running + self._bodies)
+        self._bodies += 1
+
+    def end_body(self) -> None:
+        """Ends that: the body is whole, or won't be."""
+        self._bodies -= 1
+
+    def begin(self) -> None:
+        """Counts a request. Raises QuotaError."""
+        self._check(self.running)
+        self.running += 1
+
+    def _check(self, requests: int) -> None:
+        key = self.key
+        if key is not None and key.requests is not None and requests >= key.requests:
+            raise QuotaError(f"{requests} requests run, and this key may have {key.requests} at a time", 1.0)
+        if key is not None and key.tokens_per_minute is not None:
+            self._fill(key.tokens_per_minute)
+            if self._tokens <= 0:
+                wait = (1 - self._tokens) * 60 / key.tokens_per_minute
+                raise QuotaError(f"this key may have {key.tokens_per_minute} tokens a minute", wait)
+
+    def widen(self, more: int) -> None:
+        """Counts further requests of the same body: several prompts, several answers. Raises QuotaError."""
+        key = self.key
+        if key is not None and key.requests is not None and self.running + more > key.requests:
+            raise QuotaError(f"{self.running + more} requests, and this key may have {key.requests} at a time", 1.0)
+        self.running += more
+
+    def rank(self, priority: int | None, of_class: str | None) -> tuple[int | None, str | None]:
+        """Gives the priority and the class of a request that names these. Raises RequestError where its key has others.
+
+        A request may come behind others of its key, but not before them.
+        """
+        key = self.key
+        if key is None:
+            return priority, of_class
+        if key.of_class is not None and of_class not in (None, key.of_class):
+            raise RequestError(
+                f"request_class: this key's requests are of the class {key.of_class!r}", hint="Leave it out."
+            )
+        if key.priority is not None:
+            priority = key.priority if priority is None else max(priority, key.priority)
+        return priority, key.of_class if of_class is None else of_class
+
+    def end(self, tokens: int, requests: int = 1) -> None:
+        """Counts what a body's requests took."""
+        self.running -= requests
+        self._tokens -= tokens
+
+    def _fill(self, rate: int) -> None:
+        now = time.monotonic()
+        self._tokens = min(self._tokens + (now - self._filled) * rate / 60, rate)
+        self._filled = now
+
+
+class Charge:
+    """A body's share of its tenant's quotas, from before it is decoded until its answer ends.
+
+    As a context manager it ends with the block, unless ``handed_on`` was set.
+
+    Args:
+        tenant: whose body it is.
+        size: of the body, in bytes: a body that is refused has taken work, too.
+
+    Attributes:
+        size: of the body, in bytes.
+        tokens: of prompts and answers.
+        requests: that run at a time.
+        handed_on: whether ``end`` is called elsewhere.
+
+    Raises QuotaError where the quota is used up.
+    """
+
+    def __init__(self, tenant: Tenant, size: int) -> None:
+        tenant.begin()
+        self.tenant, self.size = tenant, size
+        self.tokens, self.requests = 0, 1
+        self.handed_on = False
+
+    def widen(self, more: int) -> None:
+        """Counts further requests of the same body. Raises QuotaError."""
+        self.tenant.widen(more)
+        self.requests += more
+
+    def end(self) -> None:
+        """Counts the tokens, and frees the places of the requests."""
+        self.tenant.end(max(self.tokens, self.size // _BYTES_A_TOKEN), self.requests)
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.handed_on:
+            self.end()
+
+
+class Tenants:
+    """The tenants by their keys; the file is read again when it changes.
+
+    Args:
+        path: a TOML file with a ``[[keys]]`` for each; None: no keys are needed, and all are one tenant.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._everybody = Tenant("")
+        self._tenants: dict[str, Tenant] = {}
+        self._stamp: tuple[int, int] | None = None
+        self._looked = 0.0
+        self.problem: str | None = None
+        if self._path is not None:
+            self._read()
+
+    @property
+    def needed(self) -> bool:
+        """Returns True if requests need a key."""
+        return self._path is not None
+
+    def find(self, key: str | None) -> Tenant | None:
+        """The tenant of a key; None if there is none."""
+        if self._path is None:
+            return self._everybody
+        self._look()
+        digest = "sha256:" + hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).hexdigest()
+        match = None
+        for known, tenant in self._tenants.items():  # all of them, so that the time doesn't tell which
+            if hmac.compare_digest(known, digest):
+                match = tenant
+        return match if key else None
+
+    def reload(self) -> None:
+        """Reads the file again. Raises RequestError for one that is wrong, which leaves the keys as they are."""
+        if self._path is not None:
+            self._read()
+            self.problem = None
+
+    def _look(self) -> None:
+        """Reads the file again if it has changed. One that is wrong then leaves the keys as they are."""
+        assert self._path is not None
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            if self._stamp_of() != self._stamp:
+                self._read()
+                self.problem = None
+        except (RequestError, OSError) as e:
+            if str(e) != self.problem:
+                _LOG.error("keys stay as they were: %s", e)
+            self.problem = str(e)
+
+    def _stamp_of(self) -> tuple[int, int]:
+        assert self._path is not None
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_size
+
+    def _read(self) -> None:
+        assert self._path is not None
+        try:
+            stamp = self._stamp_of()
+            document = tomllib.loads(read_regular(self._path, most=MOST_JSON_BYTES).decode())
+            keys = msgspec.convert(document, _File).keys
+        except (OSError, ValueError, msgspec.ValidationError) as e:
+            why = getattr(e, "strerror", None) or e
+            hint = "docs/use/commands/serve.md shows such a file."
+            raise RequestError(f"api keys: {self._path}: {why}", hint=hint) from e
+        wrong = next((key for key in keys if not _HASH.fullmatch(key.hash)), None)
+        if wrong is not None or not keys:
+            what = "it has no [[keys]]" if wrong is None else f"the hash of tenant {wrong.tenant!r} isn't sha256:..."
+            raise RequestError(f"api keys: {self._path}: {what}", hint='printf %s "$KEY" | sha256sum')
+        tenants: dict[str, Tenant] = {}
+        for key in keys:
+            old = self._tenants.get(key.hash)
+            tenants[key.hash] = old if old is not None and old.key == key else Tenant(key.tenant, key)
+        self._tenants, self._stamp = tenants, stamp
+
+
+class FairTurns:
+    """Has callers go one after the other. The tenant that has taken least time goes first, so that neither many works
+    of another one nor long ones delay its short ones by more than one work. A tenant's small works go before its large
+    ones.
+
+    Args:
+        at_once: callers whose turn it is at a time.
+        clock: seconds.
+    """
+
+    def __init__(self, at_once: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._free, self._clock = at_once, clock
+        self._waiting: dict[str, list[tuple[int, int, asyncio.Future[None]]]] = {}
+        self._numbers = itertools.count()
+        self._taken: dict[str, float] = {}
+        self._least = 0.0  # what the tenant had taken whose turn came last: nobody saves up more
+
+    @asynccontextmanager
+    async def turn(self, tenant: str, size: int = 0) -> AsyncIterator[None]:
+        """Within it, it is this caller's turn. ``size``: of the work, in bytes."""
+        if self._free:
+            self._free -= 1
+        else:
+            future = asyncio.get_running_loop().create_future()
+            size_class = (size >> 16).bit_length()  # works below 64 KiB are alike
+            heapq.heappush(self._waiting.setdefault(tenant, []), (size_class, next(self._numbers), future))
+            try:
+                await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self._next()
+                raise
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._taken[tenant] = self._taken_by(tenant) + self._clock() - began
+            self._next()
+
+    def _taken_by(self, tenant: str) -> float:
+        return max(self._taken.get(tenant, 0.0), self._least)
+
+    def _next(self) -> None:
+        while self._waiting:
+            tenant = min(self._waiting, key=self._taken_by)
+            _, _, future = heapq.heappop(self._waiting[tenant])
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+            if not future.done():
+                self._least = self._taken_by(tenant)
+                future.set_result(None)
+                return
+        self._free += 1
+        self._taken = {name: count for name, count in self._taken.items() if count > self._least}

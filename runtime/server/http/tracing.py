@@ -1,0 +1,118 @@
+"""Spans of requests for OpenTelemetry, by its conventions for generative models; none has a prompt or an answer.
+
+A request is a span, with one below it for the time that it waited, for its prompt, and for its answer. It belongs to
+the trace that the client's ``traceparent`` names (https://www.w3.org/TR/trace-context/). Names of attributes:
+https://opentelemetry.io/docs/specs/semconv/gen-ai/. They are sent by OTLP over HTTP, by a thread of the library's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from ...shared.errors import EnginewrightError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from ...requests.sampling import SamplingParams
+    from ..engines.records import Ended
+
+_PARTS = ("queue", "prefill", "decode")
+
+
+class Tracing:
+    """Makes a span of each request that ends.
+
+    Args:
+        exporter: takes the spans, such as ``exporter_to(URL)``.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        about = {"service.name": "enginewright", "service.version": metadata.version("enginewright")}
+        self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("enginewright.server")
+
+    def request(
+        self,
+        model: str,
+        operation: str,
+        params: SamplingParams,
+        parent: str | None,
+        prompt: int,
+        new: int,
+        ended: Ended | None,
+        problem: str = "",
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Makes the spans of a request that has just ended.
+
+        Args:
+            model: its name. operation: "chat" or "text_completion".
+            params: of the request.
+            parent: the client's ``traceparent``; what isn't one begins a trace of its own.
+            prompt, new: tokens.
+            ended: how it ended; None: with ``problem``, before anything was said of its times.
+            attributes: more of them.
+        """
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        end = time.time_ns()
+        seconds = (0.0, 0.0, 0.0) if ended is None else ended.metrics.times
+        begin = end - int(sum(seconds) * 1e9)
+        span_attributes: dict[str, Any] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "enginewright",
+            "gen_ai.request.model": model,
+            "gen_ai.usage.input_tokens": prompt,
+            "gen_ai.usage.output_tokens": new,
+            **(attributes or {}),
+        }
+        span_attributes |= {
+            f"gen_ai.request.{n}": value
+            for n in ("max_tokens", "temperature", "top_p")
+            if (value := getattr(params, n))
+        }
+        if ended is not None:
+            span_attributes["gen_ai.response.finish_reasons"] = [
+                answer.finish_reason for answer in ended.result.answers
+            ]
+            span_attributes["enginewright.cached_tokens"] = ended.metrics.cached_tokens
+        context = TraceContextTextMapPropagator().extract({} if parent is None else {"traceparent": parent})
+        kind = trace.SpanKind.SERVER
+        span = self._tracer.start_span(f"{operation} {model}", context, kind, span_attributes, start_time=begin)
+        below = trace.set_span_in_context(span)
+        for name, one in zip(_PARTS, seconds, strict=True):
+            part = self._tracer.start_span(name, below, start_time=begin)
+            begin += int(one * 1e9)
+            part.end(begin)
+        if problem:
+            span.set_status(trace.StatusCode.ERROR, problem)
+        span.end(end)
+
+    def close(self) -> None:
+        """Sends what is left, for a few seconds at most."""
+        self._provider.shutdown()
+
+
+def exporter_to(url: str) -> SpanExporter:
+    """Sends spans to a collector, such as "http://127.0.0.1:4318/v1/traces".
+
+    Raises MissingDependencyError without the extra ``otel``, and EnginewrightError for what isn't an address.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ModuleNotFoundError as e:
+        hint = "Install it with: pip install 'enginewright[serve,otel]'"
+        raise MissingDependencyError(f"otlp: spans need {e.name}, which is not installed", hint=hint) from e
+    if not url.startswith(("http://", "https://")):
+        raise EnginewrightError(f"otlp: {url} isn't an address", hint="Pass http://127.0.0.1:4318/v1/traces.")
+    return OTLPSpanExporter(endpoint=url, timeout=5)

@@ -1,0 +1,1 @@
+"""The protocols of OpenAI, Anthropic and Ollama: bodies, requests made of them, and answers."""

@@ -1,0 +1,456 @@
+"""Answers in the shapes of OpenAI's API, whole and as server-sent events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...requests.outputs import Logprobs
+from ...tasks.generate import Finished
+from ...text.chat_format import Delta
+from ...text.tokenizer import Tokenizer
+from ..engines.records import Ended, Piece
+from ..http.errors import ApiError, encoded
+from .bodies import Body, CompletionBody
+from .tools import ToolChoice
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_LEAST = -9999.0
+"""Stands for minus infinity, which JSON hasn't."""
+
+
+def event(value: Any, name: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + encoded(value) + b"\n\n"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A prompt: its text and token ids. ``guarded``: a conversation's text as ``Tokenizer.guarded_chat`` has it."""
+
+    text: str
+    ids: Sequence[int]
+    guarded: str | None = None
+
+
+@dataclass(frozen=True)
+class News:
+    """New tokens of an answer, and the deltas that are parsed from them.
+
+    Attributes:
+        deltas: reasoning, content and calls, in their order.
+        piece: the tokens. Its text is the engine's, which ``deltas`` replace.
+        finish_reason: "stop", "length", ..., or "tool_calls"; None: it goes on.
+    """
+
+    deltas: Sequence[Delta]
+    piece: Piece
+    finish_reason: str | None
+
+
+class Shape:
+    """The answer to one body, in the shape of a protocol.
+
+    A whole answer is made of ``add`` for each of its choices, then ``response``. A stream is ``start``, then ``first``
+    and ``news`` for each choice, then ``end``, or ``failed``.
+
+    Args:
+        body: what was asked.
+        model: the name that requests use.
+        tokenizer: None where the bundle has none.
+        fingerprint: ``system_fingerprint``.
+        seed: of the random numbers.
+        tools: that may be called.
+        spliced: tokens that came from a kept turn.
+
+    Attributes:
+        media_type: of a stream.
+        keep_alive: what is sent where a stream has nothing else.
+        usage_always: whether every event of a stream has the counts.
+        call_prefix: of the ids of calls.
+    """
+
+    prefix = ""
+    media_type = "text/event-stream; charset=utf-8"
+    keep_alive = KEEP_ALIVE
+    usage_always = False
+    call_prefix = "call_"
+
+    def __init__(
+        self,
+        body: Body,
+        model: str,
+        tokenizer: Tokenizer | None,
+        fingerprint: str | None,
+        seed: int,
+        tools: ToolChoice,
+        spliced: int | None = None,
+    ) -> None:
+        self._body, self._tokenizer, self._tools, self._model = body, tokenizer, tools, model
+        self._fingerprint, self._seed, self._spliced = fingerprint, seed, spliced
+        self._strings: dict[int, tuple[str, list[int]]] = {}
+        self.id = f"{self.prefix}{secrets.token_hex(16)}"
+
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes one choice of a whole answer."""
+        raise NotImplementedError
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+        raise NotImplementedError
+
+    def start(self, prompt: int) -> bytes:
+        """A stream's first events. ``prompt``: its tokens."""
+        return b""
+
+    def first(self, index: int, prompt: str) -> bytes:
+        """The first events of a choice."""
+        return b""
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """Events of what is new."""
+        raise NotImplementedError
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last events."""
+        raise NotImplementedError
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last events of a stream that fails."""
+        return event(error.body_for("")) + DONE
+
+    def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
+        """The log-probabilities of a prompt's tokens."""
+        raise NotImplementedError
+
+    def entry(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token with its log-probability."""
+        text, data = self.token(token)
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": data}
+
+    def token(self, index: int) -> tuple[str, list[int]]:
+        """A token's text, and its bytes."""
+        if index not in self._strings:
+            if self._tokenizer is None or self._body.return_tokens_as_token_ids:
+                self._strings[index] = f"token_id:{index}", []
+            else:
+                data = self._tokenizer.token_bytes(index)
+                self._strings[index] = data.decode("utf-8", "replace"), list(data)
+        return self._strings[index]
+
+
+class OpenAIShape(Shape):
+    """The fields and events that the answers of ``/v1/chat/completions`` and ``/v1/completions`` have in common."""
+
+    whole, chunk = "", ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        body = self._body
+        self._echo = bool(getattr(body, "echo", None))
+        self._ids = bool(body.return_token_ids)
+        about: dict[str, Any] = {"seed": self._seed}
+        if self._spliced is not None:
+            about["spliced_tokens"] = self._spliced
+        self._head = {
+            "id": self.id,
+            "created": int(time.time()),
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+        }
+        self._about = {"enginewright": about}
+        options = body.stream_options
+        self._usage_at_end = options is not None and bool(options.include_usage)
+        self.usage_always = options is not None and bool(options.continuous_usage_stats)
+        self._choices: list[dict[str, Any]] = []
+
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes one choice of a whole answer."""
+        self._choices.append(self.choice(index, news, one, ended, given))
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+        return {**self._head, "object": self.whole, "choices": self._choices, "usage": usage, **self._about}
+
+    def first(self, index: int, prompt: str) -> bytes:
+        """The first event of a choice, where there is something to say."""
+        choice = self.first_choice(index, prompt)
+        return b"" if choice is None else event(self._chunk([choice]))
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """The event of what is new; none where it says nothing, as of a part of a character."""
+        if not (news.deltas or news.finish_reason or news.piece.logprobs or self._ids):
+            return b""
+        return event(self._chunk([self.piece(index, news)], usage))
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last events."""
+        return (event(self._chunk([], usage)) if self._usage_at_end else b"") + DONE
+
+    def _chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One event of a stream. The first says what is special to us, too."""
+        about, self._about = self._about, {}
+        chunk = {**self._head, "object": self.chunk, "choices": list(choices), **about}
+        if usage is not None or self._usage_at_end:
+            chunk["usage"] = usage
+        return chunk
+
+    def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
+        """One of the whole answer's."""
+        raise NotImplementedError
+
+    def first_choice(self, index: int, prompt: str) -> dict[str, Any] | None:
+        """The first of a stream's; None: there is nothing to say yet."""
+        raise NotImplementedError
+
+    def piece(self, index: int, news: News) -> dict[str, Any]:
+        """Returns a further event of a stream: the new tokens and text of the answer ``index``."""
+        raise NotImplementedError
+
+    def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
+        """vLLM's shape: token id -> its log-probability, for each token of a prompt but the first."""
+        entries: list[dict[str, Any] | None] = []
+        for entry in ended.result.prompt_logprobs or ():
+            if entry is None:
+                entries.append(None)
+                continue
+            ranks = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry[2], 1)}
+            ranks.setdefault(entry[0], (entry[1], 0))
+            entries.append(
+                {
+                    str(token): {"logprob": max(p, _LEAST), "rank": rank or None, "decoded_token": self.token(token)[0]}
+                    for token, (p, rank) in ranks.items()
+                }
+            )
+        return entries
+
+
+def usage(prompt: int, new: int, ended: Iterable[Ended] = (), reasoning: int = 0) -> dict[str, Any]:
+    """Counts of tokens, in the shape of chat completions."""
+    ended = list(ended)
+    accepted, drafted = sum(one.metrics.accepted for one in ended), sum(one.metrics.drafted for one in ended)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {"cached_tokens": sum(one.metrics.cached_tokens for one in ended), "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": reasoning,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+class ChatShape(OpenAIShape):
+    """The answer of ``/v1/chat/completions``."""
+
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
+        """One of the whole answer's."""
+        parts = self._said(news)
+        content = (given.text if self._echo else "") + parts.pop("content", "")
+        calls = parts.get("tool_calls", ())
+        for call in calls:
+            del call["index"]
+        message = {"role": "assistant", "content": content if content or not calls else None, "refusal": None, **parts}
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message,
+            "logprobs": None if one.logprobs is None else self._logprobs(one.logprobs),
+            "finish_reason": news.finish_reason,
+            "stop_reason": one.stop_reason,
+        }
+        return choice | ({"token_ids": one.token_ids} if self._ids else {})
+
+    def first_choice(self, index: int, prompt: str) -> dict[str, Any]:
+        """The first of a stream's."""
+        delta = {"role": "assistant", "content": prompt if self._echo else ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def piece(self, index: int, news: News) -> dict[str, Any]:
+        """A further one."""
+        piece = news.piece
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": self._said(news),
+            "logprobs": None if piece.logprobs is None else self._logprobs(piece.logprobs),
+            "finish_reason": news.finish_reason,
+        }
+        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
+
+    def _said(self, news: News) -> dict[str, Any]:
+        """Content, reasoning under both of its names, and calls: a delta's, which are a whole message's as well."""
+        content = "".join(delta.content for delta in news.deltas)
+        reasoning = "".join(delta.reasoning for delta in news.deltas)
+        calls: dict[int, dict[str, Any]] = {}
+        for delta in news.deltas:
+            if delta.call is None:
+                continue
+            call = calls.setdefault(delta.call, {"index": delta.call})
+            if delta.name:
+                custom = delta.name in self._tools.custom
+                call |= {"id": delta.id, "type": "custom" if custom else "function"}
+                call[call["type"]] = {"name": delta.name, "input" if custom else "arguments": delta.arguments}
+            elif "custom" in call:
+                call["custom"]["input"] += delta.arguments
+            else:
+                call.setdefault("function", {"arguments": ""})["arguments"] += delta.arguments
+        parts: dict[str, Any] = {"content": content} if content else {}
+        if reasoning and getattr(self._body, "shows_reasoning", True):
+            parts |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return parts | ({"tool_calls": [*calls.values()]} if calls else {})
+
+    def _logprobs(self, entries: Sequence[Logprobs]) -> dict[str, Any]:
+        return {
+            "content": [
+                self.entry(t, p) | {"top_logprobs": [self.entry(*one) for one in top]} for t, p, top in entries
+            ],
+            "refusal": None,
+        }
+
+
+class CompletionShape(OpenAIShape):
+    """The answer of ``/v1/completions``; log-probabilities have the shape that this protocol began with."""
+
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._offsets: dict[int, int] = {}
+
+    def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
+        """One of the whole answer's."""
+        assert isinstance(self._body, CompletionBody)
+        alone = self._body.scores_alone
+        entries: list[Logprobs | int] = []
+        if one.logprobs is not None:
+            scored = ended.result.prompt_logprobs if self._echo else None
+            entries = [given.ids[0] if entry is None else entry for entry in scored or ()]
+            entries += () if alone else one.logprobs
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": (given.text if self._echo else "") + ("" if alone else one.text),
+            "logprobs": None if one.logprobs is None else self._legacy(entries, 0),
+            "finish_reason": "length" if alone else one.finish_reason,
+            "stop_reason": one.stop_reason,
+        }
+        return choice | ({"token_ids": one.token_ids} if self._ids else {})
+
+    def first_choice(self, index: int, prompt: str) -> dict[str, Any] | None:
+        """The first of a stream's; None: there is nothing to say yet."""
+        if not self._echo:
+            return None
+        self._offsets[index] = len(prompt)
+        return {"index": index, "text": prompt, "logprobs": None, "finish_reason": None}
+
+    def piece(self, index: int, news: News) -> dict[str, Any]:
+        """A further one."""
+        piece = news.piece
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + len(piece.text)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": piece.text,
+            "logprobs": None if piece.logprobs is None else self._legacy(piece.logprobs, offset),
+            "finish_reason": piece.finish_reason,
+        }
+        return choice | ({"token_ids": piece.token_ids} if self._ids else {})
+
+    def _legacy(self, entries: Sequence[Logprobs | int], offset: int) -> dict[str, Any]:
+        """``entries`` of tokens in their order; a prompt's first token is an id, as it has no probability."""
+        tokens, logprobs, tops, offsets = [], [], [], []
+        for entry in entries:
+            text = self.token(entry if isinstance(entry, int) else entry[0])[0]
+            tokens.append(text)
+            offsets.append(offset)
+            offset += len(text)
+            logprobs.append(None if isinstance(entry, int) else max(entry[1], _LEAST))
+            tops.append(None if isinstance(entry, int) else {self.token(t)[0]: max(p, _LEAST) for t, p in entry[2]})
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+class InfillShape(Shape):
+    """The answer of llama.cpp's ``/infill``. Its stream has no mark at its end but ``stop``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._text, self._finish, self._word, self._prompt = "", "", "", 0
+        self._ended: Ended | None = None
+
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes the answer."""
+        self._take(one.text, one.finish_reason)
+        self._ended = ended
+        if isinstance(one.stop_reason, str):
+            self._word = one.stop_reason
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+        return self._end(self._text, usage)
+
+    def start(self, prompt: int) -> bytes:
+        """Nothing yet."""
+        self._prompt = prompt
+        return b""
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """The event of what is new."""
+        self._take(news.piece.text, news.piece.finish_reason)
+        if not news.piece.text:
+            return b""
+        head = {"index": 0, "content": news.piece.text, "tokens": news.piece.token_ids, "stop": False, "id_slot": -1}
+        return event({**head, "tokens_evaluated": self._prompt})
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last event."""
+        self._ended = next(iter(ended), None)
+        reason = None if self._ended is None else self._ended.result.answers[0].stop_reason
+        if isinstance(reason, str):
+            self._word = reason
+        return event(self._end("", usage))
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails."""
+        return event(error.body_for(""))
+
+    def _take(self, text: str, finish: str | None) -> None:
+        self._text += text
+        self._finish = finish or self._finish
+
+    def _end(self, content: str, usage: dict[str, Any]) -> dict[str, Any]:
+        ended = self._ended
+        _, read, wrote = (0.0, 0.0, 0.0) if ended is None else ended.metrics.times
+        new, prompt = usage["completion_tokens"], usage["prompt_tokens"]
+        known = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": new,
+            "tokens_evaluated": prompt,
+            "has_new_line": "\n" in self._text,
+            "truncated": False,
+            "stop_type": "limit" if self._finish == "length" else "word" if self._word else "eos",
+            "stopping_word": self._word,
+            "tokens_cached": known,
+            "timings": {
+                "prompt_n": prompt - known,
+                "prompt_ms": 1000 * read,
+                "prompt_per_second": (prompt - known) / read if read else 0.0,
+                "predicted_n": new,
+                "predicted_ms": 1000 * wrote,
+                "predicted_per_second": new / wrote if wrote else 0.0,
+            },
+        }

@@ -1,0 +1,592 @@
+"""One body's way: its prompts, the requests that run, and how what they give is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...requests.sampling import SamplingParams
+from ...requests.structured import StructuredOutputsParams
+from ...shared.errors import EnginewrightError, OverloadError, RequestError
+from ...tasks import arguments
+from ...tasks.context import Sender
+from ...tasks.generate import Generate
+from ...text.fill_in_middle import Gap
+from ..engines.engine_client import Model, ReplacedError, Running
+from ..engines.records import Ended, Piece
+from ..http.errors import NO_INFILL, ApiError, api_error, clean_headers, error_response, json_response
+from ..http.front import Front
+from ..http.tenants import Charge
+from .answers import Given, Shape, usage
+from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, InfillBody, held_form
+from .conversations import chat_prompt, effort_variables, remember, template_reads, tokenizer_of
+from .reading import Reader, Reading
+from .tools import ToolChoice, tool_choice
+
+
+@dataclass(frozen=True)
+class Order:
+    """A body in OpenAI's words: other protocols' bodies are turned into these.
+
+    Attributes:
+        body: the prompts and parameters.
+        kind: makes the shape of the answer.
+        ignored: fields on which no answer depends.
+        notes: further headers of the answer.
+    """
+
+    body: Body
+    kind: Callable[..., Shape]
+    ignored: Sequence[str] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Job:
+    """One body on its way: its prompts and parameters, then the requests that run.
+
+    Args:
+        charge: its share of the tenant's quotas.
+        order: makes the order for the model. It runs on a thread, as everything that grows with a body does.
+        streamed: whether the answer comes in pieces.
+        trace: the client's ``traceparent``.
+        log: fields of the request's line in the log.
+
+    Attributes:
+        ignored: fields on which no answer depends.
+        notes: headers of the answer besides.
+    """
+
+    body: Body
+    ignored: list[str]
+    params: SamplingParams
+    shape: Shape
+
+    def __init__(
+        self,
+        front: Front,
+        charge: Charge,
+        model: Model,
+        order: Callable[[Model], Order],
+        trace: str | None = None,
+        request_id: str = "",
+        log: dict[str, Any] | None = None,
+    ) -> None:
+        self.front, self.charge, self.tenant, self.model = front, charge, charge.tenant, model
+        self._trace, self._request_id = trace, request_id
+        self._order = order
+        self._log: dict[str, Any] = {} if log is None else log
+        self._log["model"] = model.name
+        self._checked = False
+        self.notes: Mapping[str, str] = {}
+        self.answers = 1
+        self.tools = ToolChoice()
+        self.given: list[Given] = []
+        self.spliced: int | None = None
+        self.splices = False
+        self._running: list[Running] = []
+        self._cancelled: EnginewrightError | None = None
+
+    def _check(self) -> None:
+        """Makes the order and its parameters. Raises RequestError naming the field."""
+        order = self._order(self.model)
+        self.body, self._kind, self.notes = order.body, order.kind, order.notes
+        body, self._ignored = order.body, order.ignored
+        self._sampling = body.sampling(self.model.model)
+        self.answers = self._sampling.n
+        if body.streamed and (self._sampling.num_beams > 1 or self._sampling.best_of is not None):
+            name = "num_beams" if self._sampling.num_beams > 1 else "best_of"
+            raise RequestError(f"{name}: which answers are given is known at their end", hint="Leave stream out.")
+        self._form, self._unenforced = held_form(self._sampling.structured_outputs)
+        if isinstance(body, ChatBody):
+            self.tools = tool_choice(body.tools, body.tool_choice, body.parallel_tool_calls)
+            self.splices = body.splice and self.front.options.splice
+        self._checked = True
+
+    @property
+    def requests(self) -> int:
+        """The number of the job's requests: its prompts, times the answers of each."""
+        return len(self.given) * self.answers
+
+    async def prepare(self) -> None:
+        """Makes the prompts; again where the model's bundle has been replaced since."""
+        await self.front.in_thread(self.tenant.name, self._prepare, self.charge.size)
+
+    def _prepare(self) -> None:
+        if not self._checked:
+            self._check()
+        body, front, model = self.body, self.front, self.model
+        self.ignored, self.params = [*self._ignored], self._sampling
+        self._version = model.hash
+        if self._form is not None:
+            self._hold(self._form)
+        self.ignored += self._unenforced
+        scope = self.tenant.name + (f"\0{body.cache_salt}" if body.cache_salt else "")
+        self.scope = arguments.checked_name("cache_salt", scope)
+        (self._chat if isinstance(body, ChatBody) else self._texts)()
+        self.shape = self._kind(
+            body,
+            front.name(body.model, model),
+            model.tokenizer,
+            front.fingerprint(model),
+            self.params.seed,
+            self.tools,
+            self.spliced,
+        )
+
+    def _hold(self, form: Mapping[str, Any]) -> None:
+        """Gives the answer another form. Raises RequestError."""
+        self.params = self.params.updated(structured_outputs=StructuredOutputsParams.checked(form))
+
+    def _chat(self) -> None:
+        """Makes a conversation's prompt, and says how its answers are read."""
+        body, model = self.body, self.model
+        assert isinstance(body, ChatBody)
+        prompt, self.spliced = chat_prompt(self.front, model, body, self.tools, self.scope, self.splices)
+        self.given = [prompt]
+        effort = body.effort()
+        raw, reasons = not self._sampling.skip_special_tokens, effort is None or effort[1] != "none"
+        self._reading = Reading(model.tokenizer, self.tools, prompt.ids, raw=raw, reasons=reasons)
+        form = self.params.structured_outputs
+        plain = form.to_plain() if isinstance(form, StructuredOutputsParams) else None
+        held = self._reading.form(plain, self._budget(body, len(prompt.ids)))
+        self.ignored += sorted(self._reading.ignored.difference(self.ignored))
+        if held is not None and held is not plain:
+            self._hold(held)
+        self.ignored += body.ignored_parts()
+        if effort is not None and model.tokenizer is not None:
+            reads = template_reads(model.tokenizer, self.tools)
+            self.ignored += [] if effort_variables(effort[1], reads) else [effort[0]]
+
+    def _budget(self, body: ChatBody, prompt: int) -> int | None:
+        """Returns the most tokens of the reasoning; None for no limit, and for one that the answer ends before."""
+        budget = body.reasoning_budget()
+        if budget is None:
+            return None
+        name, tokens = budget
+        if not self._reading.limits_reasoning:
+            if self._reading.reasons and name == "thinking_token_budget":
+                hint = "Leave it out, and limit the whole answer."
+                raise RequestError(f"{name}: this model's reasoning doesn't end with a token of its own", hint=hint)
+            self.ignored.append(name)
+            return None
+        room = self.model.model.context_length - prompt
+        most = self.params.max_tokens
+        return tokens if tokens < (room if most is None else min(room, most)) else None
+
+    def _texts(self) -> None:
+        assert isinstance(self.body, CompletionBody)
+        self.given, ends = _prompts(self.model, self.body)
+        if ends:
+            self.params = self.params.updated(stop_token_ids=(*self.params.stop_token_ids, *ends))
+        self._reading = Reading(None, self.tools, ())
+
+    def reader(self) -> Reader:
+        """A reader of one answer."""
+        return self._reading.reader(self._sampling, self.shape.call_prefix)
+
+    def submit(self) -> list[Running]:
+        """Starts the requests. Raises what ``Model.submit`` raises, and OverloadError where too many wait."""
+        model, body = self.model, self.body
+        if self._cancelled is not None:
+            raise self._cancelled
+        most = model.slots + self.front.options.max_waiting
+        if model.running + len(self.given) > most:
+            raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
+        sender = Sender(self.scope, *self.tenant.rank(body.priority, body.request_class))
+        self.charge.tokens = sum(len(prompt.ids) for prompt in self.given)  # also of a client that leaves
+        submitted: list[Running] = []
+        try:
+            for prompt in self.given:
+                task = Generate(prompt.ids, self.params)
+                submitted.append(model.run(task, sender, whole=not body.streamed, version=self._version))
+        except EnginewrightError:
+            for running in submitted:
+                model.abort(running.number)
+            raise
+        self._running = submitted
+        return submitted
+
+    def cancel(self, error: EnginewrightError) -> None:
+        """Ends what runs. Its client gets the error: as the last event of a stream, or as the response."""
+        self._cancelled = error
+        for running in self._running:
+            self.model.abort(running.number)
+            running.put(self._cancelled)
+
+    def ended(self, given: Given, ended: Ended, new: int) -> None:
+        """Counts a request that has ended."""
+        self.front.metrics.ended(self.model.name, len(given.ids), new, ended, self.tenant.name)
+        self._note(len(given.ids), new, ended)
+        self._span(len(given.ids), new, ended)
+
+    def aborted(self, prompt: int, new: int, error: BaseException | None) -> None:
+        """Counts requests whose client has left, or whose engine was lost."""
+        self.front.metrics.aborted(self.model.name, prompt, new, self.tenant.name)
+        why = str(error) if isinstance(error, EnginewrightError) else "the client left"
+        self._count(prompt_tokens=prompt, completion_tokens=new)
+        self._log["reason"] = why
+        self._span(prompt, new, None, why)
+
+    def _note(self, prompt: int, new: int, ended: Ended) -> None:
+        """Adds the counts and times of a request to its line in the log."""
+        log = self._log
+        self._count(prompt_tokens=prompt, completion_tokens=new, cached_tokens=ended.metrics.cached_tokens)
+        names = ("queue_seconds", "prefill_seconds", "decode_seconds")
+        log |= {
+            name: round(max(log.get(name, 0.0), one), 4) for name, one in zip(names, ended.metrics.times, strict=True)
+        }
+
+    def _count(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self._log[name] = self._log.get(name, 0) + count
+
+    def _span(self, prompt: int, new: int, ended: Ended | None, problem: str = "") -> None:
+        if self.front.tracing is not None:
+            operation = "chat" if isinstance(self.body, ChatBody) else "text_completion"
+            about = {"gen_ai.response.id": self.shape.id, "enginewright.request_id": self._request_id}
+            self.front.tracing.request(
+                self.model.name, operation, self.params, self._trace, prompt, new, ended, problem, about
+            )
+
+    async def _remember(self, given: Given, text: str, ids: Sequence[int], reader: Reader) -> None:
+        """Keeps a finished turn for the conversation that continues it."""
+        keep = partial(remember, self.front, self.model, self.scope, given, text, ids)
+        turn = reader.turn
+        if turn is None and reader.parses:  # it is cut off, and doesn't come back as it was
+            return
+        if turn is None or (turn.keys() == {"role", "content"} and turn["content"] == text):
+            keep()
+        elif ids and ids[-1] in self.model.model.eos_token_ids:
+            assert isinstance(self.body, ChatBody)
+            await self.front.in_thread(self.tenant.name, partial(keep, turn=(self.body, self.tools, turn)))
+
+    async def whole(self) -> dict[str, Any]:
+        """The whole answer."""
+        while True:
+            try:
+                return await self._whole()
+            except ReplacedError:
+                await self.prepare()
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The answer's events, several together where they have come together."""
+        begun = False
+        while True:
+            try:
+                async with contextlib.aclosing(self._stream()) as events:
+                    async for data in events:
+                        begun = True
+                        yield data
+                return
+            except ReplacedError:
+                if begun:  # another prompt of the body is being answered already
+                    raise
+                await self.prepare()
+
+    async def _whole(self) -> dict[str, Any]:
+        running = self.submit()
+        waiting = [asyncio.ensure_future(one.result()) for one in running]
+        try:
+            results = await asyncio.gather(*waiting)
+        except BaseException as e:
+            for one, task in zip(running, waiting, strict=True):
+                self.model.abort(one.number)
+                task.cancel()  # where one fails, the others would wait for ever
+            await asyncio.gather(*waiting, return_exceptions=True)
+            if not isinstance(e, ReplacedError):
+                self.aborted(sum(len(prompt.ids) for prompt in self.given), 0, e)
+            raise
+        new = reasoning = 0
+        for i, (prompt, ended) in enumerate(zip(self.given, results, strict=True)):
+            tokens = sum(len(one.token_ids) for one in ended.result.answers)
+            self.ended(prompt, ended, tokens)
+            new += tokens
+            for j, answer in enumerate(ended.result.answers):
+                reader = self.reader()
+                news = reader.read(answer)
+                reasoning += reader.reasoning_tokens
+                self.shape.add(i * self.answers + j, news, answer, ended, prompt)
+                if self.splices:
+                    await self._remember(prompt, answer.text, answer.token_ids, reader)
+        self.charge.tokens = sum(len(prompt.ids) for prompt in self.given) + new
+        counts = usage(sum(len(prompt.ids) for prompt in self.given), new, results, reasoning)
+        if isinstance(self.body, CompletionBody) and self.body.scores_alone:
+            counts = usage(counts["prompt_tokens"], 0, results)
+        response = self.shape.response(counts)
+        if self.body.prompt_logprobs is not None and results[0].result.prompt_logprobs is not None:
+            response["prompt_logprobs"] = self.shape.prompt_logprobs(results[0])
+        if self.body.return_token_ids:
+            response["prompt_token_ids"] = self.given[0].ids
+        return response
+
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
+        shape = self.shape
+        running = self.submit()
+        begun: dict[int, _Begun] = {}
+        prompt = sum(len(request_prompt.ids) for request_prompt in self.given)
+        ends: dict[int, Ended] = {}  # place of a prompt -> how its request ended
+        new = 0
+        try:
+            start = shape.start(prompt)
+            async with contextlib.aclosing(_merged(running)) as events:
+                async for i, event in events:
+                    request_prompt = self.given[i]
+                    if isinstance(event, Ended):
+                        ends[i] = event
+                        mine = [choice for index, choice in begun.items() if index // self.answers == i]
+                        self.ended(request_prompt, event, sum(len(choice.ids) for choice in mine))
+                        if self.splices:
+                            for choice in mine:
+                                await self._remember(request_prompt, "".join(choice.texts), choice.ids, choice.reader)
+                        continue
+                    out, start = [start], b""
+                    for piece in event:
+                        index = i * self.answers + piece.index
+                        if index not in begun:
+                            begun[index] = _Begun(self.reader(), [], [])
+                            out.append(shape.first(index, request_prompt.text))
+                        choice = begun[index]
+                        new += len(piece.token_ids)
+                        choice.texts.append(piece.text)
+                        choice.ids.extend(piece.token_ids)
+                        counts = usage(prompt, new) if shape.usage_always else None
+                        out.append(shape.news(index, choice.reader.push(piece), counts))
+                    yield b"".join(out)
+            reasoning = sum(choice.reader.reasoning_tokens for choice in begun.values())
+            yield start + shape.end(usage(prompt, new, ends.values(), reasoning), [*ends.values()])
+        finally:
+            self.charge.tokens = prompt + new
+            if len(ends) < len(running):
+                if not isinstance(error := sys.exception(), ReplacedError):
+                    left = [i for i in range(len(running)) if i not in ends]
+                    cut = sum(len(one.ids) for index, one in begun.items() if index // self.answers in left)
+                    self.aborted(sum(len(self.given[i].ids) for i in left), cut, error)
+                for one in running:
+                    self.model.abort(one.number)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """One answer of a stream: its reader, and its texts and token ids so far."""
+
+    reader: Reader
+    texts: list[str]
+    ids: list[int]
+
+
+def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int, ...]]:
+    """The prompts of a body, and further tokens that end their answers."""
+    prompts = []
+    most = model.model.context_length - 1
+    if body.suffix or isinstance(body, InfillBody):
+        return _gaps(model, body, most)
+    for prompt in body.prompts():
+        if isinstance(prompt, str):
+            tokenizer = tokenizer_of(model)
+            encode = partial(tokenizer.encode, add_special_tokens=body.add_special_tokens)
+            prompts.append(Given(prompt, arguments.encode_within(encode, prompt, most) if prompt else []))
+        else:
+            text = ""
+            if body.echo and model.tokenizer is not None:
+                text = model.tokenizer.decode([i for i in prompt if i >= 0], skip_special_tokens=False)
+            prompts.append(Given(text, prompt))
+        if not prompts[-1].ids:
+            raise RequestError("prompt: it is empty", hint="Pass a text, or at least one token.")
+    return prompts, ()
+
+
+def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], tuple[int, ...]]:
+    """Returns the same where the text before a suffix is asked for.
+
+    Raises ApiError where the model can't fill in the middle.
+    """
+    tokenizer = tokenizer_of(model)
+    if (tokens := tokenizer.fill_in_middle) is None:
+        raise ApiError(
+            400,
+            "its tokenizer has no tokens for filling in the middle, as models for code have",
+            param=None if isinstance(body, InfillBody) else "suffix",
+            problem=NO_INFILL,
+            values={"model": model.name},
+        )
+    files: list[tuple[str, str]] = []
+    suffix, names = body.suffix or "", {"input_prefix": "prompt", "input_suffix": "suffix"}
+    if isinstance(body, InfillBody):
+        if body.suffix:
+            raise RequestError("suffix: it is input_suffix here", hint="Leave it out.")
+        files = [(one.filename, one.text) for one in body.input_extra]
+        suffix, names = body.input_suffix, {}
+
+    def encode(name: str, text: str) -> list[int]:
+        return arguments.encode_within(tokenizer.encode_guarded, text, most, names.get(name, name)) if text else []
+
+    prompts = []
+    for prompt in body.prompts():
+        if not isinstance(prompt, str):
+            raise RequestError("prompt: token ids with a suffix", hint="Pass text.")
+        prompts.append(Given(prompt, tokens.prompt(tokenizer, Gap(prompt, suffix, files), encode)))
+    return prompts, tokens.ends
+
+
+async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[Piece] | Ended], None]:
+    """The events of several requests, with the place of each. Raises the first error."""
+    if len(running) == 1:
+        async with contextlib.aclosing(running[0].events()) as events:
+            async for update in events:
+                yield 0, update
+        return
+    queue: asyncio.Queue[tuple[int, list[Piece] | Ended | EnginewrightError]] = asyncio.Queue()
+
+    async def forward(i: int, one: Running) -> None:
+        try:
+            async with contextlib.aclosing(one.events()) as events:
+                async for update in events:
+                    queue.put_nowait((i, update))
+        except EnginewrightError as e:
+            queue.put_nowait((i, e))
+
+    tasks = [asyncio.create_task(forward(i, one)) for i, one in enumerate(running)]
+    left = len(running)
+    try:
+        while left:
+            i, event = await queue.get()
+            if isinstance(event, EnginewrightError):
+                raise event
+            left -= isinstance(event, Ended)
+            yield i, event
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def answer(
+    front: Front, request: Request, charge: Charge, name: str | None, order: Callable[[Model], Order]
+) -> Work:
+    """Returns the response to one body: what every route does that has something generated.
+
+    Args:
+        charge: the body's share of the tenant's quotas, which is ended here.
+        name: of the model.
+        order: makes the order for the model, on a thread.
+    """
+    with charge:
+        model = await front.loaded(front.model(name))
+        model.check()
+        job = Job(
+            front, charge, model, order, request.headers.get("traceparent"), request.state.request_id, request.state.log
+        )
+        await job.prepare()
+        charge.widen(job.requests - 1)
+        charge.handed_on = True
+    return Work(front, job)
+
+
+class Work(Response):
+    """Sends what a job gives, whole or as a stream; ends the job where the client leaves.
+
+    Attributes:
+        at_end: is called when all is over, however it ended.
+    """
+
+    def __init__(self, front: Front, job: Job) -> None:
+        super().__init__()
+        self.front, self.job = front, job
+        self.at_end: Callable[[], None] = lambda: None
+        self.extra = dict(job.notes) | ({IGNORED_HEADER: ", ".join(job.ignored)} if job.ignored else {})
+        self._begun = False
+        self._sent = time.monotonic()  # when something was sent last
+        self._sending = False  # and the client hasn't taken it yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        streamed, send = self.job.body.streamed, scope["state"]["send"]
+        work = asyncio.ensure_future(self._stream(scope, send) if streamed else self._whole(scope, receive, send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        watch = asyncio.ensure_future(self._watch(work, send))
+        self.front.running[work] = self.job.cancel
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, gone, watch):
+                task.cancel()
+            outcomes = await asyncio.gather(work, gone, watch, return_exceptions=True)
+            self.front.running.pop(work, None)
+            self.job.charge.end()
+            self.at_end()
+        if isinstance(outcomes[0], Exception):
+            raise outcomes[0]
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self.front.options.request_seconds or None
+        try:
+            async with asyncio.timeout(limit):
+                response = json_response(await self.job.whole(), headers=self.extra)
+        except (TimeoutError, EnginewrightError) as e:
+            response = error_response(scope, self._error(e))
+        await response(scope, receive, send)
+
+    def _error(self, error: TimeoutError | EnginewrightError) -> ApiError:
+        if isinstance(error, EnginewrightError):
+            return api_error(error)
+        return ApiError(408, f"the answer took more than {self.front.options.request_seconds:g} s")
+
+    async def _stream(self, scope: Scope, send: Send) -> None:
+        try:
+            async with (
+                asyncio.timeout(self.front.options.request_seconds or None),
+                contextlib.aclosing(self.job.stream()) as events,
+            ):
+                async for data in events:
+                    await self._send(send, data)
+        except (TimeoutError, EnginewrightError) as e:
+            error = self._error(e)
+            if not self._begun:
+                response = error_response(scope, error)
+                headers = _headers("application/json", error.headers)
+                await send({"type": "http.response.start", "status": error.status, "headers": headers})
+                await send({"type": "http.response.body", "body": response.body})
+                return
+            scope["state"]["log"]["reason"] = str(error)
+            await self._send(send, self.job.shape.failed(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            more = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.extra}
+            headers = _headers(self.job.shape.media_type, more)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._sending, self._sent = True, time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending = False
+
+    async def _keep_alive(self, send: Send) -> None:
+        if alive := self.job.shape.keep_alive:
+            await self._send(send, alive)
+
+    async def _watch(self, work: asyncio.Future[None], send: Send) -> None:
+        """Sends comments where a stream has nothing else."""
+        options = self.front.options
+        while True:
+            await asyncio.sleep(min(1.0, options.keep_alive_seconds / 2))
+            silent = not self._sending and time.monotonic() - self._sent > options.keep_alive_seconds
+            if silent and self.job.body.streamed and not work.done():
+                await self._keep_alive(send)
+
+
+def _headers(kind: str, more: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in clean_headers({"content-type": kind, **more}).items()]
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,329 @@
+"""Bodies of ``/v1/responses``, and how their items become the messages of chat completions."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ...requests.vllm_names import Only
+from ...shared.errors import RequestError, shown
+from ..http.errors import NO_ITEM, ApiError
+from ..http.fields import Fields
+from .bodies import MOST_TOP_LOGPROBS, ChatBody, StreamOptions
+from .unsupported import Unsupported, type_of
+
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = frozenset(
+    {
+        *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
+        *("web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs"),
+        *("computer_call_output.output.image_url",),
+    }
+)
+"""Values of ``include`` that an answer never has here. Reasoning is in its item as it is."""
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_LATER = "it isn't there yet"
+
+
+class ResponseFields(Fields, kw_only=True):
+    """The fields of a response and of its count of tokens."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: str | None = None
+
+    refused: ClassVar[Mapping[str, Only]] = {
+        "background": Only((None, False), _LATER, "Stream the answer."),
+        "background_options": Only((None, {}), _LATER, "Leave it out."),
+        "conversation": Only((None,), "conversations aren't kept by name", "Use previous_response_id."),
+        "prompt": Only((None,), "there are no stored prompts", "Write it into instructions and input."),
+        "context_management": Only((None, []), "a context is never cut", "Leave out what is old."),
+        "image": Only((None, {}), "models answer with text alone", "Leave it out."),
+        "personality": Only((None,), _LATER, "Say it in the instructions."),
+    }
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
+            *("prompt_cache_options", "max_tool_calls", "access_programs", "client_metadata"),
+        }
+    )
+
+
+class ResponsesBody(ResponseFields, kw_only=True):
+    """The body of ``/v1/responses``. ``seed`` is ours."""
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    seed: int | None = None
+
+
+class InputTokensBody(ResponseFields, kw_only=True):
+    """The body of ``/v1/responses/input_tokens``."""
+
+
+def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, Any]]) -> tuple[ChatBody, list[str]]:
+    """The body in the words of chat completions, and what of it is ignored. Raises RequestError.
+
+    Args:
+        items: of the conversation: those of the previous responses, and the body's own.
+    """
+    tools, ignored = _offered(body.tools, body.tool_choice)
+    if body.truncation not in (None, "disabled", "auto"):
+        raise RequestError(f"truncation: {shown(body.truncation)} isn't known", hint='Pass "auto" or "disabled".')
+    ignored += ["truncation"] if body.truncation == "auto" else []  # a context is never cut
+    text, reasoning = body.text or {}, body.reasoning or {}
+    for name, fields, known in (
+        ("text", text, ("format", "verbosity")),
+        ("reasoning", reasoning, ("effort", "summary", "generate_summary", "context", "mode")),
+    ):
+        for key, value in fields.items():
+            if key not in known and value is not None:
+                raise RequestError(f"{name}: there is no {shown(key)}", hint=f"It has {', '.join(known)}.")
+            if key not in ("format", "effort") and value is not None:
+                ignored.append(f"{name}.{key}")
+    effort, form = reasoning.get("effort"), text.get("format")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError(f"reasoning: effort: {shown(effort)} isn't an effort", hint='Such as "low".')
+    if form is not None and not isinstance(form, Mapping):
+        raise RequestError(f"text: format: {shown(form)} isn't a format", hint='Such as {"type": "json_object"}.')
+    messages, replaced = messages_of(items, body.instructions)
+    ignored += replaced
+    chat = ChatBody(
+        messages=messages,
+        model=body.model,
+        tools=tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=None if form is None else dict(form),
+        reasoning_effort=effort,
+    )
+    if isinstance(body, ResponsesBody):
+        include = set(body.include or ())
+        if unknown := include - _INCLUDES - {_LOGPROBS}:
+            raise RequestError(f"include: {shown(min(unknown))} isn't known", hint=f"It may have {_LOGPROBS}.")
+        chat.max_tokens, chat.temperature, chat.top_p = body.max_output_tokens, body.temperature, body.top_p
+        chat.stream, chat.seed = body.stream, body.seed
+        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MOST_TOP_LOGPROBS:
+            hint = f"It must be from 0 to {MOST_TOP_LOGPROBS}."
+            raise RequestError(f"top_logprobs: {body.top_logprobs} is out of range", hint=hint)
+        if _LOGPROBS in include:
+            chat.logprobs, chat.top_logprobs = True, body.top_logprobs
+        elif body.top_logprobs:
+            raise RequestError("top_logprobs: nothing shows them", hint=f'Add "{_LOGPROBS}" to include.')
+    return chat, ignored
+
+
+def _offered(tools: Any, choice: Any) -> tuple[list[Any] | None, list[str]]:
+    """The tools that a model can be offered: those of a namespace under names of their own. And those that are left
+    out, as OpenAI runs them itself (agents send them always). Raises RequestError where one of these has to be called.
+    """
+    if not isinstance(tools, list):
+        return tools, []
+    offered: list[Any] = []
+    ignored = []
+    for i, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if kind == "namespace" and isinstance(inner := tool.get("tools"), list):
+            offered += [_in_namespace(tool.get("name"), one) for one in inner]
+        elif isinstance(kind, str) and kind.startswith(_HOSTED):
+            if isinstance(choice, Mapping) and choice.get("type") == kind:
+                raise RequestError(f"tool_choice: nobody runs {shown(kind)} here", hint="Choose a function.")
+            ignored.append(f"tools[{i}] ({kind})")
+        else:
+            offered.append(tool)
+    return offered, ignored
+
+
+def _in_namespace(space: Any, tool: Any) -> Any:
+    if not isinstance(tool, Mapping) or not isinstance(space, str):
+        return tool
+    return {**tool, "name": f"{space}{NAMESPACE_SEPARATOR}{tool.get('name')}"}
+
+
+NAMESPACE_SEPARATOR = "__"
+_HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "tool_search")
+"""The beginnings of the types of tools that a server would have to run itself."""
+
+
+def items_of(
+    sent: str | Sequence[Mapping[str, Any]] | None,
+    stored: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
+) -> list[dict[str, Any]]:
+    """Returns a body's ``input`` as items, each with an id.
+
+    Args:
+        stored: returns the stored item of an id, which stands for a reference to it; None for one that isn't there.
+
+    Raises RequestError, and ApiError for a reference to an item that isn't there.
+    """
+    if sent is None:
+        raise RequestError("input: it is missing", hint="Pass a text, or a list of items.")
+    if isinstance(sent, str):
+        sent = [{"role": "user", "content": sent}]
+    items = []
+    for i, item in enumerate(sent):
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else _REFERENCE if "id" in item else None
+        if kind == _REFERENCE:
+            items.append(dict(_referenced(i, item.get("id"), stored)))
+            continue
+        if not isinstance(kind, str):
+            hint = f"It is {', '.join((*_PREFIXES, _REFERENCE))}."
+            raise RequestError(f"input[{i}]: {shown(kind)} isn't a type of item", hint=hint)
+        whole = dict(item) | {"type": kind}
+        if not isinstance(whole.get("id"), str):
+            whole["id"] = new_id(kind)
+        if kind == "message" and isinstance(whole.get("content"), str):
+            part = "output_text" if whole.get("role") == "assistant" else "input_text"
+            whole["content"] = [{"type": part, "text": whole["content"]}]
+        items.append(whole)
+    return items
+
+
+def _referenced(i: int, name: Any, stored: Callable[[str], Mapping[str, Any] | None]) -> Mapping[str, Any]:
+    """Returns the item of a reference. Raises RequestError for one without an id, and ApiError."""
+    if not isinstance(name, str):
+        raise RequestError(f"input[{i}]: a reference has no id", hint="Pass the id of an item of a stored response.")
+    item = stored(name)
+    if item is None:
+        values = {"item": name[:80]}
+        raise ApiError(404, "the item isn't there", param="input", problem=NO_ITEM, values=values)
+    return item
+
+
+_REFERENCE = "item_reference"
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+"""Types of items, and how their ids begin."""
+
+
+def new_id(kind: str) -> str:
+    return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
+
+
+def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the messages of a conversation, and what of it notes replace (see ``unsupported``).
+
+    Reasoning, text and calls in a row are one turn of the assistant. What the system says at the beginning is one
+    message, as templates want it. The user's last message is the last item with the role "user".
+
+    Raises RequestError.
+    """
+    messages: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None  # the assistant's, which may go on
+    noted = False  # the turn's content is notes, which the assistant's text may follow
+    unsupported = Unsupported()
+    of_user = (i for i, item in enumerate(items) if item["type"] == "message" and item.get("role") == "user")
+    last = max(of_user, default=-1)
+
+    def assistant_turn(ends: bool) -> dict[str, Any]:
+        nonlocal turn, noted
+        if turn is None or ends:
+            turn, noted = {"role": "assistant", "content": ""}, False
+            messages.append(turn)
+        return turn
+
+    for i, item in enumerate(items):
+        kind, place = item["type"], f"input[{i}]"
+        if kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            thoughts = _texts(f"{place}.content", parts, unsupported)
+            assistant_turn((turn is not None and len(turn) > 2) or bool(turn and turn["content"]))
+            if turn is not None and thoughts:
+                turn["reasoning_content"] = thoughts
+        elif kind in ("function_call", "custom_tool_call"):
+            calls = assistant_turn(False).setdefault("tool_calls", [])
+            name, called = _text(place, item, "name"), _text(place, item, "call_id")
+            if isinstance(space := item.get("namespace"), str):
+                name = f"{space}{NAMESPACE_SEPARATOR}{name}"
+            if kind == "custom_tool_call":
+                call = {"type": "custom", "custom": {"name": name, "input": _text(place, item, "input")}}
+            else:
+                arguments = _text(place, item, "arguments")
+                call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+            calls.append({"id": called, **call})
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            turn = None
+            output = item.get("output")
+            content = output if isinstance(output, str) else _texts(f"{place}.output", output, unsupported)
+            messages.append({"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content})
+        elif kind != "message":
+            if i > last and not _SERVER_ITEMS.fullmatch(kind):
+                hint = f"It is {', '.join((*_PREFIXES, _REFERENCE))}."
+                raise RequestError(f"{place}: {shown(kind)} isn't a type of item that is read here", hint=hint)
+            note = unsupported.note(place, kind)
+            message = assistant_turn(bool(turn and turn["content"] and not noted))
+            message["content"] = _joined(message["content"], note)
+            noted = True
+        elif item.get("role") == "assistant":
+            text = _texts(f"{place}.content", item.get("content"), unsupported)
+            message = assistant_turn(bool(turn and ((turn["content"] and not noted) or "tool_calls" in turn)))
+            message["content"], noted = _joined(message["content"], text), False
+        else:
+            turn = None
+            role = item.get("role")
+            if role not in ("user", "system", "developer"):
+                raise RequestError(f"{place}: its role is {shown(role)}", hint="It is user, assistant or system.")
+            text = _texts(f"{place}.content", item.get("content"), unsupported, i == last)
+            messages.append({"role": role, "content": text})
+    begin = 0
+    while begin < len(messages) and messages[begin]["role"] in ("system", "developer"):
+        begin += 1
+    system = [text for text in (instructions, *(one["content"] for one in messages[:begin])) if text]
+    head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    return [*head, *messages[begin:]], unsupported.replaced
+
+
+_SERVER_ITEMS = re.compile(r".+_(?:call|output)|mcp_.+|compaction")
+"""Types of items that OpenAI's servers make. They may follow the user's last message, and aren't part of it."""
+
+
+def _joined(text: str, more: str) -> str:
+    return f"{text}\n{more}" if text and more else text or more
+
+
+def _text(place: str, item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{place}: its {name} isn't a text", hint="Pass it as it was given.")
+    return value
+
+
+def _texts(place: str, content: Any, unsupported: Unsupported, refused: bool = False) -> str:
+    """Returns the text of parts, with a note for each that isn't text. Raises RequestError where it is refused."""
+    if not isinstance(content, list):
+        raise RequestError(f"{place}: it is missing", hint="Pass a text, or a list of parts.")
+    texts = []
+    for j, part in enumerate(content):
+        kind, spot = type_of(part), f"{place}[{j}]"
+        if kind is not None and kind not in (*_TEXTS, "refusal"):
+            texts.append(unsupported.note(spot, kind, refused))
+            continue
+        text = part.get("refusal" if kind == "refusal" else "text") if kind is not None else None
+        if not isinstance(text, str):
+            raise RequestError(f"{spot}: it has no text", hint='Parts look like {"type": "input_text", "text": "Hi"}.')
+        texts.append(text)
+    return "\n".join(texts)

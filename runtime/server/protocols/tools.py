@@ -1,0 +1,290 @@
+"""Tools and conversations with calls: from what protocols say to what chat templates and formats read.
+
+A tool of any protocol becomes OpenAI's ``{"type": "function", "function": {...}}``. A custom tool, whose input is a
+text, becomes a function with one parameter, ``input``; ``ToolChoice.custom`` has its name, so that its calls go back as
+they were asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ...shared.errors import RequestError, shown
+from ..http.limits import ARGUMENTS, LARGEST, value_of
+
+MOST_TOOLS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_INPUT = "input"
+_SHORT = 9
+_REASONING = ("reasoning_content", "reasoning")
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """The tools of a request, and what it says of their use.
+
+    Attributes:
+        tools: functions, in OpenAI's shape.
+        mode: "none": no call; "auto": as the model likes; "required": at least one.
+        name: of the one that is called, where ``mode`` is "required" and one was named.
+        parallel: whether there may be several calls.
+        custom: names of those that are custom tools.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    mode: Literal["none", "auto", "required"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+    custom: frozenset[str] = frozenset()
+
+    @property
+    def strict(self) -> bool:
+        """Returns True if a tool asks that its calls fit its schema."""
+        return any(tool["function"].get("strict") for tool in self.tools)
+
+    @property
+    def shown(self) -> list[dict[str, Any]] | None:
+        """The tools as a template gets them; None where there are none, or none may be called."""
+        if not self.tools or self.mode == "none":
+            return None
+        return [
+            {"type": "function", "function": {k: v for k, v in tool["function"].items() if k != "strict"}}
+            for tool in self.tools
+        ]
+
+
+def tool_choice(tools: Any, choice: Any = None, parallel: bool | None = None) -> ToolChoice:
+    """Reads OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``, of chat completions or of Responses.
+
+    Raises RequestError naming the field.
+    """
+    if tools is not None and not isinstance(tools, list):
+        raise RequestError(f"tools: {shown(tools)} isn't a list", hint="Pass a list of tools.")
+    if (count := len(tools or ())) > MOST_TOOLS:
+        raise RequestError(f"tools: there are {count:,}", hint=f"Pass {MOST_TOOLS:,} at most.")
+    offered: dict[str, dict[str, Any]] = {}
+    custom = set()
+    for i, tool in enumerate(tools or ()):
+        function, is_custom = _tool(f"tools[{i}]", tool)
+        name = function["name"]
+        if name in offered:
+            raise RequestError(f"tools[{i}]: there are two of the name {shown(name)}", hint="Give each its own name.")
+        offered[name] = {"type": "function", "function": function}
+        if is_custom:
+            custom.add(name)
+    mode, name, only = _choice(choice)
+    if only is not None:
+        if unknown := [one for one in only if one not in offered]:
+            raise RequestError(f"tool_choice: there is no tool {shown(unknown[0])}", hint="Name one of tools.")
+        offered = {one: tool for one, tool in offered.items() if one in only}
+    if name is not None and name not in offered:
+        raise RequestError(f"tool_choice: there is no tool {shown(name)}", hint="Name one of tools.")
+    if mode == "required" and not offered:
+        raise RequestError("tool_choice: a call is required, and there are no tools", hint="Pass tools.")
+    return ToolChoice(tuple(offered.values()), mode, name, parallel is not False, frozenset(custom))  # type: ignore[arg-type]
+
+
+def _tool(place: str, tool: Any) -> tuple[dict[str, Any], bool]:
+    """A tool's function, and whether it is a custom tool."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind not in ("function", "custom"):
+        what = f"the type {shown(kind)}" if kind is not None else "no type"
+        raise RequestError(f"{place}: it has {what}", hint='Tools are of the type "function" or "custom".')
+    fields = tool.get(kind, tool)  # Responses has the fields in the tool itself
+    name = fields.get("name") if isinstance(fields, Mapping) else None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        hint = "A name has up to 128 letters, digits, underscores, dashes, dots, colons and slashes."
+        raise RequestError(f"{place}: {shown(name)} isn't a name of a tool", hint=hint)
+    about = fields.get("description")
+    if about is not None and not isinstance(about, str):
+        raise RequestError(f"{place}: its description isn't a text", hint="Pass a text.")
+    if kind == "custom":
+        return _custom(place, name, about, fields.get("format")), True
+    parameters = fields.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise RequestError(f"{place}: its parameters aren't a schema", hint='Pass {"type": "object", ...}.')
+    schema = dict(parameters or {"type": "object", "properties": {}})
+    function: dict[str, Any] = {"name": name, **({} if about is None else {"description": about}), "parameters": schema}
+    if fields.get("strict"):
+        function["strict"] = True
+    return function, False
+
+
+def _custom(place: str, name: str, about: str | None, form: Any) -> dict[str, Any]:
+    value: dict[str, Any] = {"type": "string"}
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if form is not None and kind not in ("text", "grammar"):
+        raise RequestError(f"{place}: {shown(kind)} isn't a format", hint='It is "text" or "grammar".')
+    strict = False
+    if kind == "grammar":
+        grammar = form.get("grammar", form)
+        syntax = grammar.get("syntax") if isinstance(grammar, Mapping) else None
+        definition = grammar.get("definition") if isinstance(grammar, Mapping) else None
+        if syntax != "regex" or not isinstance(definition, str):
+            hint = 'The input of a custom tool is described by {"syntax": "regex", "definition": ...}.'
+            raise RequestError(f"{place}: {shown(syntax)} isn't a syntax that a call's input can have", hint=hint)
+        value["pattern"], strict = f"^(?:{definition})$", True
+    schema = {"type": "object", "properties": {_INPUT: value}, "required": [_INPUT], "additionalProperties": False}
+    function = {"name": name, "description": about or "", "parameters": schema}
+    return function | ({"strict": True} if strict else {})
+
+
+def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
+    """A mode, the name of the tool that is to be called, and those that may be: None for all."""
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice or "auto", None, None
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind in ("function", "custom"):
+        fields = choice.get(kind, choice)
+        name = fields.get("name") if isinstance(fields, Mapping) else None
+        if isinstance(name, str):
+            return "required", name, None
+    if kind == "allowed_tools":
+        fields = choice.get(kind, choice)
+        mode, tools = (fields.get("mode"), fields.get("tools")) if isinstance(fields, Mapping) else (None, None)
+        if mode in ("auto", "required") and isinstance(tools, list):
+            return mode, None, [_choice(one)[1] or "" for one in tools]
+    hint = 'It is "none", "auto", "required", or {"type": "function", "function": {"name": ...}}.'
+    raise RequestError(f"tool_choice: {shown(choice)} isn't a choice", hint=hint)
+
+
+def custom_input(arguments: str) -> str:
+    """The text of a custom tool's call, from the arguments that the model wrote: as they are where they are cut off."""
+    value = (call_arguments(arguments) or {}).get(_INPUT)
+    return value if isinstance(value, str) else arguments
+
+
+def call_arguments(text: str) -> dict[str, Any] | None:
+    """Returns a call's arguments as an object; None if the text isn't one, as in a call that was cut off.
+
+    A text beyond the limits of bodies isn't taken for an object either: an answer with it couldn't be sent back.
+    """
+    try:
+        value = value_of("arguments", msgspec.Raw(text.encode() or b"{}"), LARGEST, ARGUMENTS)
+    except RequestError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates read them: the arguments of calls are objects, and a tool's result has its name.
+
+    Arguments that aren't an object stay a text, as a model wrote them that was cut off within a call. An assistant's
+    content may be missing.
+
+    Raises RequestError naming the message: for one of another role that says nothing, and for calls that aren't calls.
+    """
+    checked, names = [], dict[str, str]()
+    for i, message in enumerate(messages):
+        checked_message, place = dict(message), f"messages[{i}]"
+        if checked_message.get("content") is None:
+            if checked_message.get("role") != "assistant":
+                raise RequestError(f"{place}: its content is missing", hint='Write {"role": ..., "content": "..."}.')
+            checked_message["content"] = ""  # many templates write it without a look
+        for name in _REASONING:
+            if checked_message.get(name) is not None and not isinstance(checked_message[name], str):
+                raise RequestError(f"{place}: its {name} isn't a text", hint="Pass it as it was given.")
+        if checked_message.get("function_call"):
+            raise RequestError(f"{place}: function_call is the older name of tool_calls", hint="Use tool_calls.")
+        calls = checked_message.get("tool_calls")
+        if not calls:
+            checked_message.pop("tool_calls", None)
+        elif not isinstance(calls, list):
+            raise RequestError(f"{place}: its tool_calls aren't a list", hint="Pass them as they were given.")
+        else:
+            checked_message["tool_calls"] = [_call(f"{place}.tool_calls[{j}]", call) for j, call in enumerate(calls)]
+            names |= {call["id"]: call["function"]["name"] for call in checked_message["tool_calls"] if "id" in call}
+        called = checked_message.get("tool_call_id")
+        if checked_message.get("role") == "tool" and isinstance(called, str) and called in names:
+            checked_message.setdefault("name", names[called])
+        checked.append(checked_message)
+    return checked
+
+
+def _call(place: str, call: Any) -> dict[str, Any]:
+    """A call whose arguments are an object, or a text that isn't one."""
+    kind = call.get("type", "function") if isinstance(call, Mapping) else None
+    called = call.get(kind) if isinstance(kind, str) else None
+    name = called.get("name") if isinstance(called, Mapping) else None
+    if not isinstance(called, Mapping) or not isinstance(name, str):
+        hint = 'Write {"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}.'
+        raise RequestError(f"{place}: it isn't a call", hint=hint)
+    arguments: Any = {_INPUT: called.get("input")} if kind == "custom" else called.get("arguments")
+    if arguments is None:
+        arguments = {}
+    elif isinstance(arguments, str):
+        parsed = call_arguments(arguments)
+        arguments = arguments if parsed is None else parsed
+    elif not isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call["id"], **function} if isinstance(call.get("id"), str) else function
+
+
+def call_forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yields checked messages with their calls in each of the forms that templates read.
+
+    The first are the messages themselves. Then all arguments are objects, as some templates take each one's items, and
+    then all are JSON texts, as others put them between texts. Last come the same with ids of nine letters and digits,
+    which Mistral's templates want. Messages without calls have one form.
+    """
+    yield messages
+    if not any(message.get("tool_calls") for message in messages):
+        return
+    for form in (_as_object, _as_text):
+        yield [_with_arguments(message, form) for message in messages]
+    named = _with_short_ids(messages)
+    yield named
+    for form in (_as_object, _as_text):
+        yield [_with_arguments(message, form) for message in named]
+
+
+def _with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns messages whose calls have ids of nine letters and digits; results without an id answer in order."""
+    changed: list[Mapping[str, Any]] = []
+    open_ids: list[str] = []  # of calls without a result
+    for i, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            calls = [{**call, "id": _short_id(call.get("id") or f"{i}-{j}")} for j, call in enumerate(calls)]
+            open_ids = [call["id"] for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool":
+            called = message.get("tool_call_id")
+            if isinstance(called, str) and called:
+                called = _short_id(called)
+            elif open_ids:
+                called = open_ids[0]
+            open_ids = [one for one in open_ids if one != called]
+            message = {**message, "tool_call_id": called}
+        changed.append(message)
+    return changed
+
+
+def _short_id(name: str) -> str:
+    fits = len(name) == _SHORT and name.isascii() and name.isalnum()
+    return name if fits else hashlib.blake2b(name.encode()).hexdigest()[:_SHORT]
+
+
+def _with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        calls.append({**call, "function": {**function, "arguments": form(function["arguments"])}})
+    return {**message, "tool_calls": calls}
+
+
+def _as_object(arguments: Any) -> Mapping[str, Any]:
+    return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,121 @@
+"""The Ray cluster that replicas run on: one that is started here, or one that is joined."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from ...shared.errors import RequestError
+
+_LOG = logging.getLogger("enginewright.server")
+QUIET = {"log_level": "WARNING", "enable_access_log": False}
+_REACH_SECONDS = 5.0
+_STARTS = 4
+
+
+class Cluster:
+    """A Ray cluster: one that is started here, or one that is joined.
+
+    Args:
+        address: "local": start one; HOST:PORT, or "auto": join.
+
+    Raises:
+        RequestError: it can't be reached.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.local = address == "local"
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        if self.local:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            _hold_token()
+            cpus = len(os.sched_getaffinity(0))
+            _start(num_cpus=cpus, include_dashboard=False, object_store_memory=100 << 20, **quiet)
+        else:
+            if address != "auto":
+                _reach(address)
+            try:
+                ray.init(address, **quiet)
+            except (ConnectionError, ValueError, RuntimeError) as e:
+                hint = (
+                    "Start one with `ray start --head`, and pass its HOST:PORT. If it asks for a token, set "
+                    "RAY_AUTH_MODE=token where both are started."
+                )
+                raise RequestError(f"ray: {address}: {str(e).splitlines()[0]}", hint=hint) from e
+        self.host = "127.0.0.1" if self.local else str(ray.util.get_node_ip_address())
+        self.cpus = int(ray.cluster_resources().get("CPU", 0))
+        serve.start(proxy_location="Disabled", logging_config=QUIET)
+
+    def close(self) -> None:
+        """Leaves it, or ends it if it was started here."""
+        if ray.is_initialized():
+            if self.local:
+                with contextlib.suppress(RayError, RayServeException):
+                    serve.shutdown()
+            ray.shutdown()
+
+
+def _hold_token() -> None:
+    """Gives a Ray that is started here a token that its processes alone have, unless the environment says otherwise.
+
+    Ray's ports are open at all interfaces, and who has the token can run programs here. Ray itself would write a token
+    to ~/.ray/auth_token, which others may read.
+    """
+    if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # by which Ray asks for it, too
+
+
+def _start(**given: Any) -> None:
+    """Starts Ray here. It waits 30 s for its own processes, which are too few on a busy machine: so it is tried again.
+
+    Raises RequestError.
+    """
+    for left in reversed(range(_STARTS)):
+        before = _children()
+        try:
+            ray.init("local", **given)
+            return
+        except Exception as e:  # Ray raises just that
+            ray.shutdown()
+            for pid in _children() - before:  # which Ray leaves behind
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                hint = "See the folder that Ray keeps its logs in: /tmp/ray/session_latest/logs."
+                raise RequestError(f"ray: it can't be started here: {last_line(e)}", hint=hint) from e
+            _LOG.warning("ray can't be started: %s; it is tried again", last_line(e))
+
+
+def _children() -> set[int]:
+    """The processes that this one has started and that haven't been waited for."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def _reach(address: str) -> None:
+    """Raises RequestError for an address where nobody listens: Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        hint = "Pass HOST:PORT as `ray start --head` prints it, auto, or local."
+        raise RequestError(f"ray: {address} isn't an address of a cluster", hint=hint)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+    except (OSError, OverflowError) as e:
+        hint = "Start a cluster with `ray start --head`, and pass the address that it prints; or pass --ray local."
+        raise RequestError(f"ray: {address} can't be reached: {e}", hint=hint) from e
+
+
+def last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

@@ -1,0 +1,634 @@
+"""Replicas of a model on Ray Serve, as the front end has them: where they are placed, who gets a request, what is tried
+again.
+
+The front end stays one process, with protocols, keys and metrics; a ``Replicated`` takes the place of a ``Model``.
+Ray Serve places replicas, checks their health, scales them and starts them again. See ``replica`` for what travels
+how, and ``routing`` for who gets what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+
+from ...engine.info import partition_of
+from ...engine.pulse import Pulse
+from ...shared.contracts import ModelInfo
+from ...shared.errors import BundleError, EnginewrightError, RequestError
+from ..engines.engine_client import EngineLostError, Limits, Link, Model, ReplacedError, Running, UnavailableError
+from ..engines.records import (
+    LENGTH_BYTES,
+    Abort,
+    Answer,
+    Ask,
+    Beat,
+    Events,
+    Forget,
+    Greeting,
+    Look,
+    Submit,
+    ToEngine,
+    ToFrontEnd,
+    packed,
+)
+from ..http.options import ServerOptions
+from .cluster import QUIET, Cluster, last_line
+from .replica import ELSEWHERE, Replica
+from .routing import ROUTES, Routes, Ticket, block_names
+
+_LOG = logging.getLogger("enginewright.server")
+_ROUTER = "enginewright.runtime.server.replicas.replica_router.PrefixRouter"
+_MOST_DEATHS = 2
+_LOOK_SECONDS = 0.25
+"""Between two looks for replicas that have no link yet."""
+_HANDSHAKE_SECONDS, _HANDSHAKE_BYTES = 10.0, 1 << 20
+_FINISH_SECONDS = 3600.0
+"""The time that requests under way have to end before Ray Serve ends a replica that it takes away."""
+
+
+def open_replicas(options: ServerOptions, cluster: Cluster) -> dict[str, Model]:
+    """The models of a server by their names, each with replicas.
+
+    Raises BundleError for one that can't be opened, and RequestError where the cluster has too few CPUs.
+    """
+    llm_options = options.for_each_replica()
+    engines = len(options.models) * options.replicas
+    if not llm_options.get("threads"):
+        llm_options["threads"] = max(1, cluster.cpus // engines)
+    needed = cpus_of(llm_options)
+    if engines * needed > cluster.cpus:
+        raise RequestError(
+            f"replicas: {engines} of {needed} CPUs each are {engines * needed}, and the cluster has {cluster.cpus}",
+            hint="Pass fewer --replicas or --threads, or add machines to the cluster.",
+        )
+    limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
+    return {
+        name: Replicated(name, path, dict(llm_options), limits, options, needed, cluster.host)
+        for name, path in options.models.items()
+    }
+
+
+def cpus_of(options: Mapping[str, Any]) -> int:
+    """CPUs of a replica with these options of ``LLM``: each rank has so many threads."""
+    return int(options["threads"]) * partition_of(options.get("ranks"), options.get("partition")).ranks
+
+
+def app_name(model: str) -> str:
+    """Returns the name of a model's application in Ray Serve; its routes have the same name."""
+    return f"enginewright-{model}"
+
+
+def deployment_of(
+    name: str, path: str, options: dict[str, Any], limits: Limits, server: ServerOptions, cpus: int, version: str
+) -> Any:
+    """Describes the replicas of a model to Ray Serve. Arguments are as of ``Replicated``."""
+    scaling: dict[str, Any] = {"num_replicas": server.replicas}
+    if server.max_replicas > server.replicas:
+        config = AutoscalingConfig(
+            min_replicas=server.replicas,
+            max_replicas=server.max_replicas,
+            target_ongoing_requests=server.target_requests,
+        )
+        scaling = {"autoscaling_config": config}
+    deployment = serve.deployment(Replica).options(
+        name=f"replica-{name}",
+        **scaling,
+        max_ongoing_requests=int(options.get("max_requests", 64)) + server.max_waiting,
+        ray_actor_options={"num_cpus": cpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class=_ROUTER, request_router_kwargs={"app": app_name(name)}
+        ),
+        health_check_period_s=5.0,
+        health_check_timeout_s=60.0,
+        graceful_shutdown_timeout_s=_FINISH_SECONDS,
+        graceful_shutdown_wait_loop_s=0.2,
+        logging_config=QUIET,
+    )
+    return deployment.bind(name, path, options, msgspec.to_builtins(limits), version)
+
+
+@dataclass
+class _Attempt:
+    """A request on its way to a replica, or there."""
+
+    submit: Submit
+    running: Running
+    ticket: Ticket
+    again: bool
+    streamed: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Replicated(Model):
+    """A model with replicas; see the module.
+
+    Args:
+        name, path, options, limits: as of ``Model``.
+        server: how many replicas, how they scale, and who gets a request.
+        cpus: of each replica.
+        host: this machine's address, where replicas send what they compute.
+        handle: of its deployment, where Ray Serve has that from elsewhere; by default it is made here, and ended here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        options: dict[str, Any],
+        limits: Limits,
+        server: ServerOptions,
+        cpus: int,
+        host: str,
+        handle: Any = None,
+    ) -> None:
+        super().__init__(name, path, options, limits)
+        self.app = app_name(name)
+        self._server, self._cpus, self._host = server, cpus, host
+        self._routes = ROUTES[self.app] = Routes(server.routing)
+        self._key = secrets.token_bytes(32)
+        self._port = 0
+        self._links: dict[str, _FromReplica] = {}
+        self._attempts: dict[int, _Attempt] = {}
+        self._wires = itertools.count()
+        self._asked: dict[int, int] = {}
+        self._sums: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._greeting: set[str | None] = set()
+        self._next: Model | None = None
+        self._alone_since = time.monotonic()
+        self._handle, self._given = handle, handle is not None
+
+    @property
+    def slots(self) -> int:
+        """Requests that may run at a time, on all replicas."""
+        return super().slots * max(1, len(self._links))
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that answer."""
+        return len(self._links)
+
+    @property
+    def pid(self) -> int | None:
+        """None: engines are elsewhere."""
+        return None
+
+    @property
+    def overdue(self) -> bool:
+        """False: each replica sees to its engine."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """Tells how it is doing, with a row for each replica."""
+        rows = [
+            {
+                "replica": name,
+                "node": link.greeting.node,
+                "pid": link.greeting.pid,
+                "engine_pid": link.greeting.opened.pid,
+                "bundle": link.greeting.opened.hash,
+                "requests": self._routes.requests(name),
+                "kv_cache_used": link.beat.blocks_used,
+            }
+            for name, link in self._links.items()
+            if link.greeting is not None
+        ]
+        return super().describe() | {"replicas": rows, "retried": self.retried}
+
+    async def replace(self, path: str) -> None:
+        """Serves another bundle, or what is at the path now: replicas are replaced one after the other, and requests
+        under way end where they are. Returns once all are replaced.
+
+        Raises BundleError for one that can't be opened; then all stays as it is. Raises RequestError where the
+        deployment isn't ours.
+        """
+        if self._given:
+            raise RequestError(f"model {self.name!r} is deployed from elsewhere", hint="Deploy it anew there.")
+        fresh = await asyncio.to_thread(Model, self.name, path, self.options)
+        if fresh.hash == self.hash:
+            return
+        _LOG.info("%s: bundle %s takes the place of %s", self.name, fresh.hash, self.hash)
+        self._next = fresh
+        try:
+            await _beside(partial(self._deploy, path, fresh.hash))
+            self.path = path
+            async with asyncio.timeout(self.limits.loading):
+                while self._next is fresh:  # until the first replica of the new bundle has greeted
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError as e:
+            raise EngineLostError(f"{path}: no replica of it answers", hint="See Ray's logs.") from e
+        finally:
+            self._next = None
+            if not self._links and self.state == "ready":
+                self.state = "restarting"
+                self._ready.clear()
+
+    async def close(self, unload: bool = False) -> None:
+        """Ends the replicas, and what runs there."""
+        self.state = "closed"
+        self._fail_all(EngineLostError("the server is stopping", hint="Try again."))
+        for task in [*self._tasks, *([self._task] if self._task is not None else [])]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for link in list(self._links.values()):
+            link.close()
+        if not self._given:
+            with contextlib.suppress(RayError, RayServeException):
+                await _beside(partial(serve.delete, self.app))
+        ROUTES.pop(self.app, None)
+
+    def kill(self) -> None:
+        """Does nothing: replicas kill their engines."""
+
+    # Starting, and looking for replicas
+
+    def start(self) -> None:
+        """Has Ray Serve start its replicas, and links to them."""
+        super().start()
+        assert self._task is not None
+        self._task.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Ends the wait for replicas if the task failed: nothing else would."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.error, self.state = EnginewrightError(f"replicas of {self.name!r} failed: {error}"), "failed"
+            _LOG.error("replicas of %s failed", self.name, exc_info=error)
+            self._ready.set()
+
+    async def _supervise(self) -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: _FromReplica(self), self._host, 0)
+        self._port = server.sockets[0].getsockname()[1]
+        async with server:
+            try:
+                if not self._given:
+                    self._handle = await _beside(partial(self._deploy, self.path, self.hash))
+            except EnginewrightError as e:
+                self.error, self.state = e, "failed"
+                _LOG.error("%s: %s", self.name, e)
+                self._ready.set()
+                return
+            while True:
+                self._greet_all()
+                self._look_after()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    def _deploy(self, path: str, version: str) -> Any:
+        """Tells Ray Serve what there should be, and waits until it is so. Raises BundleError where it can't be."""
+        app = deployment_of(self.name, path, self.options, self.limits, self._server, self._cpus, version)
+        try:
+            return serve.run(app, name=self.app, route_prefix=None)
+        except (RuntimeError, RayError, RayServeException) as e:
+            hint = "See `ray logs`, or the folder that Ray keeps its logs in."
+            raise BundleError(f"{path}: its replicas didn't start: {last_line(e)}", hint=hint) from e
+
+    def _greet_all(self) -> None:
+        if None in self._greeting:  # that one may be any, so that naming it as well would greet it twice
+            return
+        missing: list[str | None] = [one for one in self._routes.there if one not in self._links]
+        if not self._routes.there:
+            missing = [None]  # Ray Serve makes the router with the first call
+        for one in missing:
+            if one not in self._greeting:
+                self._greeting.add(one)
+                self._keep(self._greet(one))
+
+    async def _greet(self, replica: str | None) -> None:
+        number = next(self._wires)
+        self._routes.begin(number, Ticket(only=replica))
+        response = self._handle.greet.remote(number, self._host, self._port, self._key)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                await response
+        except (RayError, RayServeException, OSError, TimeoutError) as e:
+            _LOG.debug("%s: replica %s doesn't answer yet: %s", self.name, replica, e)
+            response.cancel()
+        finally:
+            self._routes.end(number)
+            self._greeting.discard(replica)
+
+    def _look_after(self) -> None:
+        """Ends links that are silent, and requests that no replica is there for."""
+        now = time.monotonic()
+        for link in list(self._links.values()):
+            if now - link.heard > self.limits.silence:
+                _LOG.error("%s: nothing was heard of replica %s for %.0f s", self.name, link.name, now - link.heard)
+                link.abort()
+        if self._links or self._next is not None:
+            self._alone_since = now
+        elif self._attempts and now - self._alone_since > self.limits.silence:
+            self._fail_all(UnavailableError(f"model {self.name!r} has no replica that answers", 5.0))
+
+    # Links to replicas
+
+    def greeted(self, link: _FromReplica, greeting: Greeting) -> bool:
+        """Links a replica that is ours, as it has the key and the bundle; returns False for another."""
+        if self.state == "closed" or not hmac.compare_digest(greeting.key, self._key):
+            return False
+        version = greeting.opened.hash
+        if version != self.hash:
+            if self._next is None or self._next.hash != version:
+                _LOG.warning("%s: replica %s has another bundle: %s", self.name, greeting.replica, version)
+                if self._next is None and not self._tasks_named("replace"):
+                    self._keep(self._replace_again(), "replace")
+                return False
+            self._switch(self._next)
+        if (before := self._links.get(greeting.replica)) is not None:
+            before.abort()
+        self._links[greeting.replica] = link
+        self._routes.link(greeting.replica, version, int(greeting.opened.info.get("kv_cache_tokens", 0)))
+        self.info, self.target = greeting.opened.info, greeting.opened.target
+        self.model = msgspec.convert(greeting.opened.model, ModelInfo)
+        self.state = "ready"
+        self.starts += 1
+        self._ready.set()
+        return True
+
+    def take_from(self, link: _FromReplica, message: ToFrontEnd) -> None:
+        """Does what a replica says."""
+        if isinstance(message, Events):
+            self._carry_on(message)
+        elif isinstance(message, Beat):
+            link.beat = message.pulse
+            self.beat = Pulse.merged([one.beat for one in self._links.values()])
+        elif isinstance(message, Answer):
+            self._answered(message)
+
+    def left(self, link: _FromReplica) -> None:
+        """A replica is gone, or its engine."""
+        name = link.name
+        if self._links.get(name) is not link:
+            return
+        del self._links[name]
+        mine = [
+            (wire, one)
+            for wire, one in self._attempts.items()
+            if one.ticket.replica == name and (one.ticket.sent or one.streamed)
+        ]
+        self._routes.unlink(name)
+        if self.state == "closed":
+            return
+        if mine or name in self._routes.there:
+            self.deaths += 1
+            _LOG.error("%s: replica %s was lost, with %d requests", self.name, name, len(mine))
+        if not self._links and self._next is None:
+            self.state = "restarting"
+            self._ready.clear()
+        for wire, one in mine:
+            self._lost(wire, one, name, "its process ended")
+        self._release()
+
+    def _switch(self, fresh: Model) -> None:
+        """The first replica has the new bundle: requests are made for it from now on."""
+        for name in ("path", "tokenizer", "hash", "recipe", "bytes", "modified", "model"):
+            setattr(self, name, getattr(fresh, name))
+        self._next = None
+        asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
+        """Has requests made again that are for a bundle which no replica has any more."""
+        served = self._routes.versions()
+        for wire, one in list(self._attempts.items()):
+            version = one.ticket.version
+            if version != self.hash and version not in served and not (one.ticket.sent or one.streamed):
+                self._drop(wire, abort=True)
+                if self._requests.pop(one.running.number, None) is not None:
+                    one.running.put(ReplacedError("the bundle was replaced under the request", hint="Try again."))
+
+    async def _replace_again(self) -> None:
+        try:
+            await self.replace(self.path)
+        except EnginewrightError as e:
+            _LOG.error("%s: %s", self.name, e)
+
+    # Requests
+
+    def _send(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._begin(message, self._requests[message.number])
+        elif isinstance(message, Abort):
+            for wire, one in list(self._attempts.items()):
+                if one.running.number == message.number:
+                    self._drop(wire, abort=True)
+        elif isinstance(message, Ask | Look | Forget):
+            self._ask(message)
+
+    def _begin(
+        self, submit: Submit, running: Running, avoid: frozenset[str] = frozenset(), again: bool = False
+    ) -> None:
+        wire = next(self._wires)
+        prompt = submit.task.prompt
+        by_prefix = self._server.routing == "prefix" and not isinstance(prompt, str)  # a text is tokenized there
+        blocks = block_names(submit.tenant, prompt) if by_prefix else ()
+        ticket = Ticket(blocks, submit.version or self.hash, avoid)
+        attempt = self._attempts[wire] = _Attempt(submit, running, ticket, again)
+        self._routes.begin(wire, ticket)
+        attempt.task = self._keep(self._carry(wire, attempt))
+        if not again and ticket.version != self.hash:
+            asyncio.get_running_loop().call_soon(self._release)
+
+    async def _carry(self, wire: int, attempt: _Attempt) -> None:
+        """Has a replica run a request; the link says what comes of it."""
+        response = self._handle.run.remote(wire, self._key, packed(attempt.submit)[LENGTH_BYTES:])
+        try:
+            answer = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (RayError, RayServeException) as e:
+            if self._attempts.get(wire) is attempt:
+                self._lost(wire, attempt, attempt.ticket.replica or "", last_line(e))
+            return
+        if answer == ELSEWHERE and self._attempts.get(wire) is attempt:
+            self._drop(wire)
+            avoid = attempt.ticket.avoid | {attempt.ticket.replica or ""}
+            await asyncio.sleep(_LOOK_SECONDS / 5)
+            if attempt.running.number in self._requests:
+                self._begin(attempt.submit, attempt.running, avoid, attempt.again)
+
+    def _carry_on(self, events: Events) -> None:
+        ours = Events()
+        for piece in events.pieces:
+            if (attempt := self._attempts.get(piece.number)) is not None:
+                attempt.streamed = True
+                piece.number = attempt.running.number
+                ours.pieces.append(piece)
+        for ended in events.ended:
+            if (attempt := self._attempts.pop(ended.number, None)) is not None:
+                self._routes.end(ended.number)
+                ended.number = attempt.running.number
+                ours.ended.append(ended)
+        self._take(ours)
+
+    def _lost(self, wire: int, attempt: _Attempt, replica: str, why: str) -> None:
+        """A replica was lost under a request: it is tried once elsewhere if nothing of it was sent."""
+        self._drop(wire)
+        running = attempt.running
+        if running.number not in self._requests:
+            return
+        deaths = self._suspects[running.digest] = self._suspects.pop(running.digest, 0) + 1
+        self._trim_suspects()
+        if not attempt.streamed and not attempt.again and deaths < _MOST_DEATHS:
+            self.retried += 1
+            self._begin(attempt.submit, running, frozenset({replica}), again=True)
+            return
+        del self._requests[running.number]
+        running.put(EngineLostError(f"a replica of model {self.name!r} was lost: {why}", hint="Try again."))
+
+    def _drop(self, wire: int, abort: bool = False) -> None:
+        """Forgets an attempt. ``abort``: its replica hears of it."""
+        attempt = self._attempts.pop(wire, None)
+        if attempt is None:
+            return
+        replica = attempt.ticket.replica
+        self._routes.end(wire)
+        if abort:
+            if replica is not None and (link := self._links.get(replica)) is not None:
+                link.send(Abort(wire))
+            if attempt.task is not None and not attempt.ticket.sent:
+                attempt.task.cancel()
+
+    def _fail_all(self, error: EnginewrightError) -> None:
+        for wire in list(self._attempts):
+            self._drop(wire, abort=True)
+        super()._fail_all(error)
+
+    # Questions
+
+    def _ask(self, question: Ask | Look | Forget) -> None:
+        """Asks one replica; all of them where they are to forget."""
+        number, links = question.number, list(self._links.values())
+        chosen = links if isinstance(question, Forget) else links[:1]
+        self._sums[number] = len(chosen), {}
+        for link in chosen:
+            question.number = next(self._wires)
+            self._asked[question.number] = number
+            link.send(question)
+        question.number = number
+
+    def _answered(self, answer: Answer) -> None:
+        number = self._asked.pop(answer.number, -1)
+        if number not in self._questions:  # nobody waits for it any more
+            self._sums.pop(number, None)
+            return
+        left, total = self._sums[number]
+        total = _sum(total, answer.value)
+        self._sums[number] = left - 1, total
+        if left == 1:
+            del self._sums[number]
+            self._take(Answer(number, total))
+
+    def _keep(self, work: Any, name: str = "") -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=name or None)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _tasks_named(self, name: str) -> list[asyncio.Task[Any]]:
+        return [task for task in self._tasks if task.get_name() == name]
+
+
+class _FromReplica(Link):
+    """A connection to our port: a stranger's until it has shown the key.
+
+    Attributes:
+        greeting: what the replica said first; None before.
+        beat: how it was doing last; heard: when it said something.
+    """
+
+    def __init__(self, model: Replicated) -> None:
+        super().__init__(self._first, Greeting)
+        self._model = model
+        self.greeting: Greeting | None = None
+        self.beat = Pulse()
+        self.heard = time.monotonic()
+        self._transport: asyncio.Transport | None = None
+        self._limit: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        """The replica's."""
+        return "" if self.greeting is None else self.greeting.replica
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._limit = asyncio.get_running_loop().call_later(_HANDSHAKE_SECONDS, self.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._limit is not None:
+            self._limit.cancel()
+        if self.greeting is not None:
+            self._model.left(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = time.monotonic()
+        stranger = self.greeting is None
+        if stranger and len(self._data) + len(data) > _HANDSHAKE_BYTES:
+            self.abort()
+            return
+        try:
+            super().data_received(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            _LOG.warning("%s: what came through a link can't be read, and it is closed: %s", self._model.name, e)
+            self.abort()
+
+    def _first(self, greeting: Greeting) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self.greeting = greeting
+        if not self._model.greeted(self, greeting):
+            self.greeting = None
+            self.abort()
+            return
+        self._take = partial(self._model.take_from, self)
+        self._decode = msgspec.msgpack.Decoder(ToFrontEnd).decode
+
+    def send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(packed(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def _beside(work: Callable[[], Any]) -> Any:
+    """Returns what ``work`` returns, from a thread that no exit waits for: Ray Serve may wait for machines."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except BaseException as e:  # noqa: BLE001  who awaits it gets it
+            future.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: one[name] + value for name, value in other.items() if name in one and isinstance(value, int)}
+    return {**one, **other, **both}
