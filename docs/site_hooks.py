@@ -12,12 +12,17 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\.\./)([^)#]+\.md)\)")
 OUTSIDE = re.compile(r"\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
+ARCHITECTURE = "inside/architecture.md"
+"""The page whose tables have the pages on adding something."""
 REFERENCE = "use/python-reference.md"
 """The page that readers of the repository see as Markdown. The site has signatures, types and links in its place."""
 
 
-def navigation(index: str) -> list[dict[str, Any]]:
-    """The pages that docs/README.md names, by its headings; a list below a table has a level of its own."""
+def navigation(index: str, architecture: str) -> list[dict[str, Any]]:
+    """The pages that docs/README.md names, by its headings; a list below a table has a level of its own.
+
+    The last one has the pages of the tables in ``architecture``, which is the text of ARCHITECTURE.
+    """
     groups: list[dict[str, Any]] = [{"Enginewright": "README.md"}]
     for part in index.split("\n## ")[1:]:
         heading, *blocks = part.split("\n\n")
@@ -27,6 +32,8 @@ def navigation(index: str) -> list[dict[str, Any]]:
             if pages:
                 entries += pages if block.startswith("|") else [{re.split("[,:]", block)[0]: pages}]
         groups.append({heading.strip(): entries})
+    adding = [{f"Add {title}": f"inside/{page}"} for title, page in PAGE.findall(architecture) if "/" in page]
+    entries.append({"To add something": adding})
     return groups
 
 
@@ -35,7 +42,8 @@ def on_config(config: Any) -> Any:
     if not config.repo_url:
         project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         config.repo_url = project["urls"]["Repository"]
-    config.nav = navigation((DOCS / "README.md").read_text(encoding="utf-8"))
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("README.md", ARCHITECTURE)]
+    config.nav = navigation(*pages)
     return config
 
 

@@ -239,11 +239,3 @@ def test_the_tutorial_runs(tiny_folder: Path, repository: Path, tmp_path: Path) 
     folder = tmp_path / "python"
     folder.mkdir()
     run_python(page, folder, {"smollm2.bundle": tmp_path / "smollm2.bundle"})
-
-
-def test_the_architecture_page_is_two_screens_and_its_paths_exist(repository: Path) -> None:
-    text = (repository / "docs" / "inside" / "architecture.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
-    paths = re.findall(r"`((?:optimizer|passes|plugins|runtime|tests)/[\w./]*)`", text)
-    assert len(paths) > 60
-    assert [path for path in paths if not (repository / path).exists()] == []

@@ -122,7 +122,8 @@ def test_the_site_has_a_place_for_every_page_and_sends_other_links_to_the_reposi
     assert document["exclude_docs"] == Path(path).name
     hooks = runpy.run_path(str(REPOSITORY / path))
     docs = REPOSITORY / document["docs_dir"]
-    navigation = hooks["navigation"]((docs / "README.md").read_text(encoding="utf-8"))
+    pages = [(docs / name).read_text(encoding="utf-8") for name in ("README.md", hooks["ARCHITECTURE"])]
+    navigation = hooks["navigation"](*pages)
     assert [next(iter(part)) for part in navigation] == ["Enginewright", "Use", "Build", "Inside"]
     named = re.findall(r"'([\w/-]+\.md)'", str(navigation))
     assert set(named) == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
