@@ -11,9 +11,9 @@ schema can be written inside another one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from .errors import RequestError, shown
 from .json_schema_instances import (
@@ -46,6 +46,10 @@ MOST_NODES = 1 << 18
 _DEPTH = 100  # levels of a schema together with the references that are merged into one object
 _COMPARED = 64  # alternatives of a oneOf that are compared with one another
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
+_BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+"""Booleans of draft 4 -> the keyword that has their number."""
+_DEPENDENT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
+"""Keywords that say nothing without another one -> that keyword."""
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9bBkGZ]")
 
 
@@ -81,6 +85,34 @@ class _Outer:
 
 
 @dataclass
+class _Parts:
+    """The schemas that an instance meets together: a schema, and those of its ``allOf`` and ``$ref``.
+
+    Attributes:
+        parts: these schemas, without those that have ``unevaluatedProperties``, which are closed by themselves.
+        sealed: True if there are such schemas.
+    """
+
+    parts: list[dict[str, Any]]
+    sealed: bool = False
+
+    @property
+    def groups(self) -> list[list[Any]]:
+        """The lists of alternatives."""
+        return [group for part in self.parts for group in groups_of(part)]
+
+    @property
+    def says_others(self) -> bool:
+        """True if a schema says itself which other properties there may be."""
+        return self.sealed or any("additionalProperties" in part for part in self.parts)
+
+    @property
+    def is_typed(self) -> bool:
+        """True if a schema restricts the types or lists the values."""
+        return any(part.keys() & {"type", "enum", "const"} for part in self.parts)
+
+
+@dataclass
 class _Declared:
     """The properties that a schema and its alternatives name, in their order."""
 
@@ -89,10 +121,33 @@ class _Declared:
     declares: bool
 
     def add(self, other: _Declared) -> None:
-        """Adds those of another schema."""
+        """Adds the properties of another schema."""
         self.names |= other.names
         self.patterns |= other.patterns
         self.declares |= other.declares
+
+    def is_within(self, other: _Declared) -> bool:
+        """Returns True if another schema names these properties too."""
+        return self.names.keys() <= other.names.keys() and self.patterns.keys() <= other.patterns.keys()
+
+
+@dataclass
+class _Draft:
+    """A rewritten schema in the making.
+
+    Attributes:
+        source: the schema that is rewritten.
+        outers: the object that the alternatives of a group add to, by the ``id`` of the group.
+        depth: the levels of schemas around this one.
+        result: the rewritten keywords.
+        merged: the schemas that an instance meets besides ``result``.
+    """
+
+    source: dict[str, Any]
+    outers: Mapping[int, _Outer | None]
+    depth: int
+    result: dict[str, Any] = field(default_factory=dict)
+    merged: list[Any] = field(default_factory=list)
 
 
 _OPEN = _Outer(is_open=True)
@@ -182,51 +237,67 @@ class _Rewriter:
         return result
 
     def _closed_object(self, schema: dict[str, Any], outer: _Outer | None, depth: int) -> Any:
-        parts, sealed = self._parts(schema)
-        groups = [group for part in parts for group in groups_of(part)]
+        whole = self._parts(schema)
         rest = schema.get("unevaluatedProperties")
         rest = rest if is_schema(rest) else None
-        if rest is not None:  # it sees its own properties alone
-            outer = None
-        says = sealed or rest is True or rest == {} or any("additionalProperties" in part for part in parts)
-        if says or (outer is not None and outer.is_open):
-            return self._counted(self._written(schema, {id(group): _OPEN for group in groups}, depth))
-        if outer is None:
+        if outer is None or rest is not None:  # unevaluatedProperties applies to this object's own properties alone
             outer = _Outer()
+        if whole.says_others or rest in (True, {}) or outer.is_open:
+            return self._counted(self._written(schema, {id(group): _OPEN for group in whole.groups}, depth))
         declared = _Declared(dict.fromkeys(outer.names), dict.fromkeys(outer.patterns), outer.declares)
-        for part in parts:
+        for part in whole.parts:
             declared.add(self._declared_here(part, letter=rest is not None))
         closes = declared.declares or rest is not None
-        typed = outer.typed or any(part.keys() & {"type", "enum", "const"} for part in parts)
-        adding = []
-        for group in groups:
-            inner = self._declared_by(group)
-            if (inner.declares or closes) and not (
-                inner.names.keys() <= declared.names.keys() and inner.patterns.keys() <= declared.patterns.keys()
-            ):
-                adding.append((group, inner))
+        typed = outer.typed or whole.is_typed
+        adding = self._adding(whole.groups, declared, closes=closes)
         if isinstance(rest, dict) and adding:
             raise RequestError(
                 f"{self._place}: unevaluatedProperties with a schema can't be enforced next to anyOf or oneOf",
                 hint="Declare the properties in each alternative.",
             )
-        outers: dict[int, _Outer | None] = {id(group): _OPEN if closes else None for group in groups}
-        for group, _ in adding:
-            names, patterns = dict(declared.names), dict(declared.patterns)
-            for other, inner in adding:
-                if other is not group:
-                    names |= inner.names
-                    patterns |= inner.patterns
-            self._count(len(names))
-            if names or patterns or closes:
-                outers[id(group)] = _Outer(tuple(names), tuple(patterns), closes, typed)
+        outers = self._outers(whole.groups, adding, declared, closes=closes, typed=typed)
         result = self._written(schema, outers, depth)
         if not closes or adding or result is False:
             return self._counted(result)
-        if not typed and not groups:
+        if not typed and not whole.groups:
             result = {"type": "object", **result}
         others: Any = False if rest is None else self._close(rest, None, depth + 1)
         return self._closed(result, declared.names, declared.patterns, outer, others)
+
+    def _adding(self, groups: Sequence[list[Any]], declared: _Declared, *, closes: bool) -> dict[int, _Declared]:
+        """Returns the declared properties of the groups of alternatives that add some, by the ``id`` of the group.
+
+        Args:
+            groups: the lists of alternatives of an object.
+            declared: the properties of the object itself.
+            closes: True if the object is closed, so that a property that an alternative only requires counts too.
+        """
+        inner = {id(group): self._declared_by(group) for group in groups}
+        return {key: one for key, one in inner.items() if (one.declares or closes) and not one.is_within(declared)}
+
+    def _outers(
+        self,
+        groups: Sequence[list[Any]],
+        adding: Mapping[int, _Declared],
+        declared: _Declared,
+        *,
+        closes: bool,
+        typed: bool,
+    ) -> dict[int, _Outer | None]:
+        """Returns the object that the alternatives of each group add to, by the ``id`` of the group.
+
+        A group that adds properties may have those of the object and of the other groups: an instance meets all.
+        """
+        outers: dict[int, _Outer | None] = {id(group): _OPEN if closes else None for group in groups}
+        for key in adding:
+            together = _Declared(dict(declared.names), dict(declared.patterns), declares=closes)
+            for other, inner in adding.items():
+                if other != key:
+                    together.add(inner)
+            self._count(len(together.names))
+            names, patterns = tuple(together.names), tuple(together.patterns)
+            outers[key] = _Outer(names, patterns, closes, typed) if names or patterns or closes else None
+        return outers
 
     def _closed(
         self,
@@ -275,13 +346,9 @@ class _Rewriter:
                     self._ignore(keyword)
         return result
 
-    def _parts(self, schema: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the schemas that an instance meets together: this one, those of ``allOf`` and of ``$ref``.
-
-        The second value says that one of them has ``unevaluatedProperties``, which is closed by itself.
-        """
-        parts: list[dict[str, Any]] = []
-        sealed = False
+    def _parts(self, schema: dict[str, Any]) -> _Parts:
+        """Returns a schema with the schemas of its ``allOf`` and ``$ref``, which an instance meets together."""
+        whole = _Parts([])
         waiting: list[Any] = [schema]
         seen: set[int] = set()
         while waiting:
@@ -290,14 +357,14 @@ class _Rewriter:
                 continue
             seen.add(id(part))
             if part is not schema and "unevaluatedProperties" in part:
-                sealed = True
+                whole.sealed = True
                 continue
             self._count(1)
-            parts.append(part)
+            whole.parts.append(part)
             waiting += reversed(list_of(part, "allOf"))
             if isinstance(part.get("$ref"), str):
                 waiting.append(self._target(part))
-        return parts, sealed
+        return whole
 
     def _declared_here(self, part: dict[str, Any], *, letter: bool = False, depth: int = 0) -> _Declared:
         """Returns the properties that a schema itself names. By the ``letter`` a required one isn't declared."""
@@ -328,7 +395,7 @@ class _Rewriter:
                 continue
             if (known := self._declared.get(id(schema))) is None:
                 known = self._declared[id(schema)] = _Declared({}, {}, False)  # a cycle adds nothing
-                for part in self._parts(schema)[0]:
+                for part in self._parts(schema).parts:
                     known.add(self._declared_here(part, depth=depth))
                     for group in groups_of(part):
                         known.add(self._declared_by(group, depth + 1))
@@ -339,49 +406,83 @@ class _Rewriter:
     # Keywords
 
     def _written(self, part: dict[str, Any], outers: Mapping[int, _Outer | None], depth: int) -> Any:
-        """Returns a schema with what it is merged of; ``outers`` has an entry for each list of alternatives."""
+        """Returns a schema together with the schemas that are merged into it.
+
+        Args:
+            part: the schema.
+            outers: the object that the alternatives of a group add to, by the ``id`` of the group.
+            depth: the levels of schemas around this one.
+        """
         self._check(part, depth)
-        result: dict[str, Any] = {}
-        merged: list[Any] = []
+        draft = _Draft(part, outers, depth)
         for keyword, value in self._enforceable(part):
-            if keyword in ("properties", "patternProperties"):
-                each = {name: self._close(one, None, depth + 1) for name, one in value.items()}
-                if keyword == "patternProperties" and any(map(self._unsupported, each)):
-                    self._ignore(keyword)
-                    others = [one for name, one in each.items() if self._unsupported(name)]
-                    each = {name: one for name, one in each.items() if not self._unsupported(name)}
-                    result["additionalProperties"] = others[0] if len(others) == 1 else {"anyOf": others}
-                result[keyword] = each
-            elif keyword in ("additionalProperties", "additionalItems") or (
-                keyword == "items" and not isinstance(value, list)
-            ):
-                result.setdefault(keyword, self._close(value, None, depth + 1))
-            elif keyword in ("items", "prefixItems"):
-                result[keyword] = [self._close(one, None, depth + 1) for one in value]
-            elif keyword == "$ref":
-                target = self._target(part)
-                merged.append({"$ref": value} if target is None else self._merged(target, outers, depth))
-            elif keyword == "allOf":
-                merged += [self._merged(one, outers, depth) for one in value]
-            elif keyword in ("anyOf", "oneOf"):
-                alternatives = [self._close(one, outers.get(id(value)), depth + 1) for one in value]
-                if keyword == "oneOf" and not self._disjoint(alternatives, value):
-                    if self._lenient:
-                        self._ignore(keyword)
-                    else:  # the compiler looks whether they are, without what closing them adds
-                        merged.append({keyword: [self._close(one, _OPEN, depth + 1) for one in value]})
-                if "anyOf" in result:
-                    merged.append({"anyOf": alternatives})
-                else:
-                    result["anyOf"] = alternatives
-            elif keyword != "unevaluatedProperties":
-                result[keyword] = value
-        merged = [one for one in merged if one is not True and one != {}]
+            write = self._WRITERS.get(keyword)
+            if write is not None:
+                write(self, draft, keyword, value)
+            elif keyword != "unevaluatedProperties":  # _closed_object has applied it
+                draft.result[keyword] = value
+        merged = [one for one in draft.merged if one is not True and one != {}]
         if merged:
-            if not result and len(merged) == 1:
+            if not draft.result and len(merged) == 1:
                 return merged[0]
-            result["allOf"] = merged
-        return result
+            draft.result["allOf"] = merged
+        return draft.result
+
+    def _write_schema(self, draft: _Draft, keyword: str, value: Any) -> None:
+        draft.result.setdefault(keyword, self._close(value, None, draft.depth + 1))
+
+    def _write_schemas(self, draft: _Draft, keyword: str, value: Any) -> None:
+        draft.result[keyword] = [self._close(one, None, draft.depth + 1) for one in value]
+
+    def _write_items(self, draft: _Draft, keyword: str, value: Any) -> None:
+        write = self._write_schemas if isinstance(value, list) else self._write_schema
+        write(draft, keyword, value)
+
+    def _write_properties(self, draft: _Draft, keyword: str, value: Any) -> None:
+        draft.result[keyword] = {name: self._close(one, None, draft.depth + 1) for name, one in value.items()}
+
+    def _write_patterns(self, draft: _Draft, keyword: str, value: Any) -> None:
+        """Writes ``patternProperties``. A name that only an unsupported pattern could match may have its schema."""
+        by_pattern = {pattern: self._close(one, None, draft.depth + 1) for pattern, one in value.items()}
+        others = [by_pattern.pop(pattern) for pattern in value if self._unsupported(pattern)]
+        if others:
+            self._ignore(keyword)
+            draft.result["additionalProperties"] = others[0] if len(others) == 1 else {"anyOf": others}
+        draft.result[keyword] = by_pattern
+
+    def _write_reference(self, draft: _Draft, keyword: str, value: Any) -> None:
+        target = self._target(draft.source)
+        draft.merged.append({keyword: value} if target is None else self._merged(target, draft.outers, draft.depth))
+
+    def _write_parts(self, draft: _Draft, keyword: str, value: Any) -> None:
+        draft.merged += [self._merged(one, draft.outers, draft.depth) for one in value]
+
+    def _write_alternatives(self, draft: _Draft, keyword: str, value: Any) -> None:
+        """Writes ``anyOf``, and ``oneOf`` as ``anyOf``; a ``oneOf`` whose alternatives may overlap is noted."""
+        alternatives = [self._close(one, draft.outers.get(id(value)), draft.depth + 1) for one in value]
+        if keyword == "oneOf" and not self._disjoint(alternatives, value):
+            if self._lenient:
+                self._ignore(keyword)
+            else:  # the compiler checks that they are disjoint, without the properties that closing them adds
+                draft.merged.append({keyword: [self._close(one, _OPEN, draft.depth + 1) for one in value]})
+        if "anyOf" in draft.result:
+            draft.merged.append({"anyOf": alternatives})
+        else:
+            draft.result["anyOf"] = alternatives
+
+    _WRITERS: ClassVar[dict[str, Callable[[_Rewriter, _Draft, str, Any], None]]] = {
+        "properties": _write_properties,
+        "patternProperties": _write_patterns,
+        "additionalProperties": _write_schema,
+        "items": _write_items,
+        "additionalItems": _write_schema,
+        "prefixItems": _write_schemas,
+        "$ref": _write_reference,
+        "allOf": _write_parts,
+        "anyOf": _write_alternatives,
+        "oneOf": _write_alternatives,
+    }
+    """Keywords whose values have schemas -> the method that writes them. Others are written as they are."""
 
     def _merged(self, schema: Any, outers: Mapping[int, _Outer | None], depth: int) -> Any:
         if isinstance(schema, bool):
@@ -391,38 +492,42 @@ class _Rewriter:
         return self._counted(self._written(schema, outers, depth + 1))
 
     def _enforceable(self, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yields the keywords that an answer is held to, and says which others there are."""
+        """Yields the keywords that an answer is held to with their values, and notes the ignored ones."""
         part = _names_as_properties(part)
         for keyword, value in part.items():
             if keyword in COUNTS and isinstance(value, float) and value.is_integer():
                 value = int(value)
+            if keyword in _BOUNDS and isinstance(value, bool):  # draft 4
+                value = part.get(_BOUNDS[keyword]) if value else None
+                if not is_number(value):
+                    continue
             if keyword in NEUTRAL:
-                if value in NEUTRAL[keyword] or (keyword in ("then", "else") and "if" not in part):
+                if _is_neutral(part, keyword, value):
                     continue
-                if keyword in ("minContains", "maxContains") and "contains" not in part:
-                    continue
-                if self._lenient:
-                    self._ignore(keyword)
-                else:
-                    yield keyword, value
-            elif (fits := ENFORCED.get(keyword)) is not None:
-                if keyword == "format" and fits(value):
-                    if value not in ENFORCED_FORMATS and (self._lenient or value not in STANDARD_FORMATS):
-                        self._ignore(keyword)
-                        continue
-                elif keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):  # draft 4
-                    bound = part.get("minimum" if keyword == "exclusiveMinimum" else "maximum")
-                    if not value or not is_number(bound):
-                        continue
-                    value = bound
-                elif self._lenient and (not fits(value) or (keyword == "pattern" and self._unsupported(value))):
-                    self._ignore(keyword)
-                    continue
-                elif not fits(value):
-                    raise RequestError(
-                        f"{self._place}: {keyword}: {shown(value)} isn't taken", hint="Pass a valid JSON schema."
-                    )
+                enforceable = not self._lenient
+            elif keyword in ENFORCED:
+                enforceable = self._is_enforceable(keyword, value)
+            else:
+                continue
+            if enforceable:
                 yield keyword, value
+            else:
+                self._ignore(keyword)
+
+    def _is_enforceable(self, keyword: str, value: Any) -> bool:
+        """Returns True if an answer can be held to this value of a keyword of ``ENFORCED``.
+
+        Raises RequestError for a value that JSON Schema doesn't allow, if the rewriting isn't lenient.
+        """
+        if not ENFORCED[keyword](value):
+            if self._lenient:
+                return False
+            raise RequestError(
+                f"{self._place}: {keyword}: {shown(value)} isn't taken", hint="Pass a valid JSON schema."
+            )
+        if keyword == "format":
+            return value in ENFORCED_FORMATS or (not self._lenient and value in STANDARD_FORMATS)
+        return keyword != "pattern" or not self._unsupported(value)
 
     def _disjoint(self, closed: Sequence[Any], schemas: Sequence[Any]) -> bool:
         """Returns True if no instance of a closed alternative meets another one, closed or not.
@@ -441,7 +546,9 @@ class _Rewriter:
         waiting = next((target for target, known in self._waiting if known == name), None)
         if name in self._definitions or waiting is None:
             return self._definitions.get(name)
-        names = self._parts(waiting)[0] == [waiting] and not groups_of(waiting) and self._declared_here(waiting).names
+        names = (
+            self._parts(waiting).parts == [waiting] and not groups_of(waiting) and self._declared_here(waiting).names
+        )
         if not names or "additionalProperties" in waiting or "patternProperties" in waiting:
             return waiting
         return {"type": "object", **waiting, "properties": {**dict.fromkeys(names, True), **waiting["properties"]}} | {
@@ -514,6 +621,11 @@ class _Rewriter:
 
     def _ignore(self, keyword: str) -> None:
         self.ignored[keyword] = None
+
+
+def _is_neutral(part: Mapping[str, Any], keyword: str, value: Any) -> bool:
+    """Returns True if a keyword of ``NEUTRAL`` allows every instance, by its value or for want of another keyword."""
+    return value in NEUTRAL[keyword] or _DEPENDENT.get(keyword, keyword) not in part
 
 
 def _names_as_properties(part: dict[str, Any]) -> dict[str, Any]:

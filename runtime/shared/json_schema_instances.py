@@ -54,32 +54,26 @@ def _type_name(value: Any) -> str:
 
 def are_disjoint(a: Any, b: Any) -> bool:
     """Returns True if two schemas have no instance in common, as far as that is easily seen."""
-    if a is False or b is False:
+    if a is False or b is False or _differ(a, b):
         return True
-    if not isinstance(a, dict) or not isinstance(b, dict):
-        return False
-    types_a, types_b = types_of(a), types_of(b)
-    if types_a is not None and types_b is not None and not types_a & types_b:
-        return True
-    values_a, values_b = values_of(a), values_of(b)
-    if values_a is not None and values_b is not None:
-        return _have_none_in_common(values_a, values_b)
-    if types_a != {"object"}:
+    if types_of(a) != {"object"} or not isinstance(b, dict) or (values_of(a) is not None and values_of(b) is not None):
         return False
     required = set(filter(is_text, list_of(b, "required")))
     inner_a, inner_b = map_of(a, "properties"), map_of(b, "properties")
     closed = a.get("additionalProperties") is False and not a.get("patternProperties")
     if closed and required - inner_a.keys():
         return True
-    for name in required.intersection(filter(is_text, list_of(a, "required"))):
-        first, second = inner_a.get(name), inner_b.get(name)
-        values_a, values_b = values_of(first), values_of(second)
-        if values_a is not None and values_b is not None and _have_none_in_common(values_a, values_b):
-            return True
-        types_a, types_b = types_of(first), types_of(second)
-        if types_a is not None and types_b is not None and not types_a & types_b:
-            return True
-    return False
+    both = required.intersection(filter(is_text, list_of(a, "required")))
+    return any(_differ(inner_a.get(name), inner_b.get(name)) for name in both)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Returns True if two schemas have no type in common, or no value of those that both list."""
+    types_a, types_b = types_of(a), types_of(b)
+    if types_a is not None and types_b is not None and not types_a & types_b:
+        return True
+    values_a, values_b = values_of(a), values_of(b)
+    return values_a is not None and values_b is not None and _have_none_in_common(values_a, values_b)
 
 
 def _have_none_in_common(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -131,45 +125,55 @@ def is_endless(schema: Any, definitions: Mapping[str, Any]) -> bool:
 
 
 def _is_finite(schema: Any, finite: set[str]) -> bool:
-    """Returns True if a schema has an instance that ends, given the definitions that have one."""
+    """Returns True if a schema has a finite instance; ``finite`` are the definitions that are known to have one."""
     if not isinstance(schema, dict):
         return schema is not False
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/$defs/") and reference[8:] not in finite:
+    if any(name not in finite for name in _definition_names(schema)):
         return False
     if not all(_is_finite(one, finite) for one in list_of(schema, "allOf")):
         return False
-    for group in groups_of(schema):
-        if not any(_is_finite(one, finite) for one in group):
-            return False
+    if not all(any(_is_finite(one, finite) for one in group) for group in groups_of(schema)):
+        return False
     if "const" in schema or "enum" in schema:
         return "const" in schema or schema["enum"] != []
-    types = schema.get("type")
-    each = types if isinstance(types, list) else [types]
-    if types == [] or set(each) - {"object", "array"}:
+    types = as_list(schema.get("type")) or [schema.get("type")]
+    if schema.get("type") == [] or set(types) - {"object", "array"}:
         return True
-    properties = map_of(schema, "properties")
-    if "object" in each and all(
-        _is_finite(properties.get(name, True), finite) for name in list_of(schema, "required") if isinstance(name, str)
-    ):
-        return True
-    least = schema.get("minItems", 0)
-    first = [*list_of(schema, "prefixItems")[:1], schema.get("items", True)][0]
-    return "array" in each and (
-        not is_number(least) or least < 1 or isinstance(first, list) or _is_finite(first, finite)
+    return ("object" in types and _has_finite_object(schema, finite)) or (
+        "array" in types and _has_finite_array(schema, finite)
     )
 
 
+def _has_finite_object(schema: Mapping[str, Any], finite: set[str]) -> bool:
+    """Returns True if the schema of each required property has a finite instance."""
+    properties = map_of(schema, "properties")
+    return all(_is_finite(properties.get(name, True), finite) for name in filter(is_text, list_of(schema, "required")))
+
+
+def _has_finite_array(schema: Mapping[str, Any], finite: set[str]) -> bool:
+    """Returns True if no item is required, or the schema of the first one has a finite instance."""
+    least = schema.get("minItems", 0)
+    first = [*list_of(schema, "prefixItems")[:1], schema.get("items", True)][0]
+    return not is_number(least) or least < 1 or isinstance(first, list) or _is_finite(first, finite)
+
+
+def _definition_names(schema: Mapping[str, Any]) -> list[str]:
+    """Returns the name of the definition that ``$ref`` names, in a list; an empty list without such a reference."""
+    reference, prefix = schema.get("$ref"), "#/$defs/"
+    if isinstance(reference, str) and reference.startswith(prefix):
+        return [reference.removeprefix(prefix)]
+    return []
+
+
 def _referenced(schema: Any) -> Iterator[str]:
+    """Yields the name of the definition of each reference within a rewritten schema."""
     waiting = [schema]
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):
             waiting += value
         elif isinstance(value, dict):
-            reference = value.get("$ref")
-            if isinstance(reference, str) and reference.startswith("#/$defs/"):
-                yield reference[8:]
+            yield from _definition_names(value)
             waiting += _inner(value)
 
 

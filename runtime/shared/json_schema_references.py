@@ -1,4 +1,4 @@
-"""References of a JSON schema: which part of its document each ``$ref`` leads to."""
+"""References of a JSON schema: the part of the document that each ``$ref`` names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class References:
         self._anchors: dict[tuple[int, str], Any] = {}
 
     def target(self, schema: Mapping[str, Any]) -> Any:
-        """Returns the schema that a schema's ``$ref`` leads to, if that is within the document."""
+        """Returns the schema that the ``$ref`` of a schema names; None if the document doesn't have it."""
         if not self._indexed:
             self._index()
         resource, base = self._resources.get(id(schema), (self._root, self._base))
@@ -34,18 +34,10 @@ class References:
         else:
             fragment = reference[1:]
         fragment = unquote(fragment)
-        if not fragment.startswith("/"):
-            target = resource if not fragment else self._anchors.get((id(resource), fragment))
+        if fragment.startswith("/"):
+            target = at_pointer(resource, fragment)
         else:
-            target = resource
-            for part in fragment[1:].split("/"):
-                part = part.replace("~1", "/").replace("~0", "~")
-                if isinstance(target, dict):
-                    target = target.get(part)
-                elif isinstance(target, list) and part.isdecimal() and len(part) < 8 and int(part) < len(target):
-                    target = target[int(part)]
-                else:
-                    return None
+            target = resource if not fragment else self._anchors.get((id(resource), fragment))
         return target if isinstance(target, (dict, bool)) else None
 
     def _index(self) -> None:
@@ -74,6 +66,20 @@ class References:
                     for name, one in value.items()
                     if name not in ("const", "enum", "default", "examples") and isinstance(one, (dict, list))
                 ]
+
+
+def at_pointer(document: Any, pointer: str) -> Any:
+    """Returns the part of a document that a JSON pointer (RFC 6901) such as "/$defs/a" names; None without one."""
+    target = document
+    for part in pointer[1:].split("/"):
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, Mapping):
+            target = target.get(part)
+        elif isinstance(target, list) and part.isdecimal() and len(part) < 8 and int(part) < len(target):
+            target = target[int(part)]
+        else:
+            return None
+    return target
 
 
 def _joined(base: str, reference: str) -> str:

@@ -9,7 +9,7 @@ Analyzing Matching Time Behavior of Backtracking Regular Expression Matchers, 20
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -353,26 +353,41 @@ def _without_assertions(automaton: _Automaton) -> list[list[int]]:
 
 
 def _judge_loop(automaton: _Automaton, follow: Sequence[Sequence[int]], loop: Collection[int], ends: set[int]) -> None:
+    """Raises TooComplexError if a loop can read the same text in two ways, before a part that may fail.
+
+    Args:
+        automaton: the expression's.
+        follow: the positions after each position, without assertions.
+        loop: the positions of the loop.
+        ends: the positions at which the expression may end.
+    """
     members = set(loop)
     if len(loop) > _MOST_IN_LOOP:
         raise TooComplexError(f"it repeats a part of {len(loop)} places")
     inside = {p: [q for q in follow[p] if q in members] for p in loop}
-    ambiguous = "it repeats a part that can match the same text in two ways"
-    for p in loop:
-        if len(inside[p]) > len(set(inside[p])) and not {p, *inside[p]} <= ends:
-            raise TooComplexError(ambiguous)
+    twice = any(len(qs) > len(set(qs)) and not {p, *qs} <= ends for p, qs in inside.items())
+    if twice or any(not positions <= ends for positions in _ambiguous(automaton, inside)):
+        raise TooComplexError("it repeats a part that can match the same text in two ways")
+
+
+def _ambiguous(automaton: _Automaton, inside: Mapping[int, Collection[int]]) -> Iterator[set[int]]:
+    """Yields the positions of each cycle of pairs that begins with one position twice and passes two different ones.
+
+    A pair are the positions after two ways of reading the same text. ``inside`` has the positions after each position
+    of a loop.
+    """
     pairs = {
         (p, q): [(a, b) for a in set(inside[p]) for b in set(inside[q]) if a == b or _overlap(automaton, a, b)]
-        for p in loop
-        for q in loop
+        for p in inside
+        for q in inside
         if p == q or _overlap(automaton, p, q)
     }
     numbers = {pair: i for i, pair in enumerate(pairs)}
     for component in _components([[numbers[pair] for pair in following] for following in pairs.values()]):
         component_pairs = [list(pairs)[i] for i in component]
-        same = [p for p, q in component_pairs if p == q]
-        if same and len(same) < len(component_pairs) and not {p for pair in component_pairs for p in pair} <= ends:
-            raise TooComplexError(ambiguous)
+        same = sum(p == q for p, q in component_pairs)
+        if 0 < same < len(component_pairs):
+            yield {p for pair in component_pairs for p in pair}
 
 
 def _judge_chain(automaton: _Automaton, loops: list[list[int]], ends: set[int]) -> None:

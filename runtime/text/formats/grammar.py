@@ -1,4 +1,4 @@
-"""Writes the grammar that an answer with tool calls, or after reasoning, is held to: Lark, in llguidance's dialect.
+"""Writes the grammar of an answer with tool calls, or after reasoning: Lark, in llguidance's dialect.
 
 Calls are written as the model's chat template writes them. Parameters come in the order of their schema, as in the JSON
 that llguidance writes.
@@ -73,6 +73,16 @@ class AnswerRules:
     schema: Mapping[str, Any] | None = None
     reasoning_budget: int | None = None
 
+    @property
+    def names_tool(self) -> bool:
+        """True if ``choice`` is a tool's name, so that the answer is one call."""
+        return self.choice not in ("auto", "required", "none")
+
+    def enforces(self, offered: Sequence[Tool]) -> bool:
+        """Returns True if calls of the offered tools are held to their schemas."""
+        by_tool = self.strict is None and any(strict for _, _, strict in offered)
+        return self.choice != "auto" or self.strict is True or not self.parallel or by_tool
+
 
 def write_grammar(
     spelling: Spelling,
@@ -84,39 +94,42 @@ def write_grammar(
     ignored: set[str] | None = None,
 ) -> str | None:
     """Returns the grammar of an answer, as ``ChatFormat.grammar`` describes."""
-    choice, strict, parallel, schema = answer.choice, answer.strict, answer.parallel, answer.schema
-    offered = offered_tools(tools)
-    if choice not in ("auto", "required", "none"):
-        parallel = False  # it is called once
-        offered = [one for one in offered if one[0] == choice]
-        if not offered:
-            raise RequestError(f"tool_choice: there is no tool {shown(choice)}", hint="Name one that is offered.")
-    if choice == "none":
-        offered = []
-    elif choice != "auto" and not offered:
-        raise RequestError(f"tool_choice: {choice}: no tools are offered", hint="Pass tools.")
-    enforced = choice != "auto" or strict is True or not parallel or (strict is None and any(one[2] for one in offered))
+    offered = _chosen_tools(offered_tools(tools), answer.choice)
     budget = None if spelling.reasoning is None else answer.reasoning_budget
-    if schema is None and not (offered and enforced) and budget is None:
+    if answer.schema is None and not (offered and answer.enforces(offered)) and budget is None:
         return None
     if offered and spelling.calls is None:
         raise RequestError(
             "tool_choice: this model's chat template has no form of tool calls that is known",
             hint="Leave tool_choice and strict out, or use a model that calls tools.",
         )
-    if strict is False:
+    if answer.strict is False:
         offered = [(name, {"type": "object"}, False) for name, _, _ in offered]
     ignored = set() if ignored is None else ignored
     offered = [
         (name, _held(_object(one), f"tools: {name}", "tools", f"tool_{i}_", ignored), is_strict)
         for i, (name, one, is_strict) in enumerate(offered)
     ]
+    schema = answer.schema
     if schema is not None:
         schema = _held(schema, "response_format", "schema", "answer_", ignored)
-    rules = RuleWriter(tokenizer, exact=strict is True, ignored=ignored)
-    writer = _AnswerWriter(spelling, rules, offered, schema, parallel=parallel)
-    writer.write(required=choice not in ("auto", "none"), opened=reasoning_open, budget=budget)
+    rules = RuleWriter(tokenizer, exact=answer.strict is True, ignored=ignored)
+    writer = _AnswerWriter(spelling, rules, offered, schema, parallel=answer.parallel and not answer.names_tool)
+    writer.write(required=answer.choice not in ("auto", "none"), opened=reasoning_open, budget=budget)
     return rules.grammar
+
+
+def _chosen_tools(offered: list[Tool], choice: str) -> list[Tool]:
+    """Returns the offered tools that may be called. Raises RequestError if the choice requires one that isn't there."""
+    if choice == "none":
+        return []
+    if choice not in ("auto", "required"):
+        offered = [one for one in offered if one[0] == choice]
+        if not offered:
+            raise RequestError(f"tool_choice: there is no tool {shown(choice)}", hint="Name one that is offered.")
+    elif choice == "required" and not offered:
+        raise RequestError(f"tool_choice: {choice}: no tools are offered", hint="Pass tools.")
+    return offered
 
 
 class _AnswerWriter:

@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
+from ...shared.json_schema_references import at_pointer
 from .markers import MARKERS
 
 LONGEST_LITERAL = 100_000
@@ -31,9 +33,10 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | 
 
 
 def parameter_types(schema: Any, document: Any, depth: int = 0) -> set[str]:
-    """Returns the JSON types that a schema allows, as far as it names them; empty if it names none.
+    """Returns the JSON types that a schema allows, as far as the schema names them; empty if it names none.
 
     Args:
+        schema: the schema of a parameter, or any other value.
         document: the schema that references point into.
         depth: references and alternatives followed so far.
     """
@@ -56,15 +59,15 @@ def parameter_types(schema: Any, document: Any, depth: int = 0) -> set[str]:
 
 
 def resolve(reference: str, document: Any) -> Any:
-    """Returns the part of a document that a reference such as "#/$defs/a" names; None if it isn't there."""
-    target: Any = document
-    for part in reference.removeprefix("#/").split("/"):
-        target = target.get(part) if isinstance(target, Mapping) else None
-    return target
+    """Returns the part of a document that a reference such as "#/$defs/a" names; None if the document lacks it."""
+    return at_pointer(document, unquote(reference[1:])) if reference.startswith("#/") else None
 
 
 def listed_values(schema: Any, document: Any) -> list[Any] | None:
-    """Returns the values that a schema lists by ``const`` or ``enum``; None if it lists none."""
+    """Returns the values that a schema lists by ``const`` or ``enum``; None without either keyword.
+
+    ``document`` is the schema that references point into.
+    """
     if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
         schema = resolve(schema["$ref"], document)
     if not isinstance(schema, Mapping):
@@ -82,6 +85,7 @@ def merged_object(schema: Mapping[str, Any], document: Any, depth: int = 0) -> d
     have the schema of any of them; only what all alternatives require is required.
 
     Args:
+        schema: the schema of an object.
         document: the schema that references point into.
         depth: references and parts followed so far.
     """
@@ -100,19 +104,31 @@ def merged_object(schema: Mapping[str, Any], document: Any, depth: int = 0) -> d
     for group in groups:
         each = [merged_object(one, document, depth + 1) for one in group if isinstance(one, Mapping)]
         objects = [one for one in each if "object" in parameter_types(one, document) or "properties" in one]
-        if not objects:
+        if objects:
+            result |= _with_alternatives(result, objects)
+        else:
             result.setdefault("anyOf", group)
-            continue
-        common = set.intersection(*(set(one.get("required", ())) for one in objects))
-        result |= _joined_properties([result, *objects], "anyOf", result, {"required": [*common]})
-        result.setdefault("type", "object")
-        if all(one.get("additionalProperties") is False for one in objects):
-            result["additionalProperties"] = False
+    return result
+
+
+def _with_alternatives(schema: Mapping[str, Any], objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the keywords of an object that change if it may have the properties of each of some alternatives."""
+    common = set.intersection(*(set(one.get("required", ())) for one in objects))
+    result = _joined_properties([schema, *objects], "anyOf", schema, {"required": [*common]})
+    result["type"] = schema.get("type", "object")
+    if all(one.get("additionalProperties") is False for one in objects):
+        result["additionalProperties"] = False
     return result
 
 
 def _joined_properties(schemas: Sequence[Mapping[str, Any]], how: str, *requiring: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``properties`` and ``required`` of several objects together."""
+    """Returns ``properties`` and ``required`` of several objects together.
+
+    Args:
+        schemas: the objects.
+        how: the keyword that joins several schemas of one property, "allOf" or "anyOf".
+        requiring: the objects whose ``required`` counts.
+    """
     properties: dict[str, list[Any]] = {}
     for schema in schemas:
         for name, one in schema.get("properties", {}).items():
@@ -150,7 +166,10 @@ def text_pattern(schema: Any) -> str:
 
 
 def typed_json(text: str, types: set[str]) -> str:
-    """Returns a parameter's text as JSON of one of these types; without types, as JSON if it is any, else as a text."""
+    """Returns the text of a parameter as JSON of one of these types, and as a JSON string if it fits none.
+
+    Without types, the text stays if it is JSON already.
+    """
     word = text.strip()
     if word in ("null", "None") and (not types or "null" in types):
         return "null"
@@ -190,6 +209,7 @@ def python_as_json(text: str) -> str | None:
 
 
 def _type_of(value: Any) -> str:
+    """Returns the JSON type of a value."""
     if value is None:
         return "null"
     names = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array"}
@@ -197,6 +217,7 @@ def _type_of(value: Any) -> str:
 
 
 def _fits(value: Any, types: set[str]) -> bool:
+    """Returns True if a decoded value that isn't a string has one of these JSON types."""
     kind = _type_of(value)
     if kind == "string":
         return False  # the quotes are part of the text

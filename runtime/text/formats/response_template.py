@@ -1,7 +1,7 @@
 """Makes a format of a ``response_template``, by which transformers (5.13 and later) reads a model's answers.
 
-It says of each part of a message what it begins and ends with (``open``, ``close``, or patterns of these), and how a
-call is read. What transformers documents can be turned: markers around reasoning; and calls that are JSON objects, one
+A template has the texts before and after each part of a message (``open``, ``close``, or patterns of these), and the
+form of a call. The documented ones can be converted: markers around reasoning; and calls that are JSON objects, one
 between markers or a list of them, that have their name in the opening pattern, or that are parameters between tags.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from .gemma_call import GemmaCall
 from .harmony_call import HarmonyCall
 from .json_call import JsonCall
 from .named_call import NamedCall
-from .notation import Calls, Notation, Reasoning, Spelling
+from .notation import Calls, Reasoning, Spelling
 from .tagged_call import TaggedCall
 
 _THINKING = ("thinking", "reasoning", "reasoning_content")
@@ -30,11 +29,17 @@ _PART = re.compile(
 
 
 class UnknownShapeError(ValueError):
-    """A response template has a key that can't be turned into a format; the text names it."""
+    """A response template has a key that can't be converted into a format; the text names it."""
 
 
 def of_response_template(text: str, known: Spelling) -> Spelling | None:
-    """The format; ``known`` itself, the table's, where both say the same; None where it can't be turned."""
+    """Returns the format of a response template; None if the template can't be converted.
+
+    Args:
+        text: the template, as JSON.
+        known: the format of the table ``FORMATS`` that the chat template writes. It is returned itself if it has the
+            same markers.
+    """
     try:
         return converted(msgspec.json.decode(text), known)
     except (UnknownShapeError, msgspec.DecodeError):
@@ -42,59 +47,59 @@ def of_response_template(text: str, known: Spelling) -> Spelling | None:
 
 
 def converted(template: Any, known: Spelling) -> Spelling:
-    """The format of a response template.
+    """Returns the format of a response template; see ``of_response_template``.
 
-    ``known`` is what the chat template was found to write: it says more, so it stays where the markers are the same.
-    Raises UnknownShapeError naming the key that can't be turned.
+    Calls and reasoning of ``known`` with the same markers are taken as they are, since they say more.
+
+    Raises:
+        UnknownShapeError: a key of ``template`` can't be converted; the text names it.
     """
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping) or template.get("version", 1) != 1:
         raise UnknownShapeError("response_template: it has no fields, or another version than 1")
-    reasoning, calls = None, None
-    for name, one in fields.items():
-        if not isinstance(one, Mapping):
-            raise UnknownShapeError(f"response_template.fields.{name}: it isn't an object")
-        if name in _THINKING:
-            reasoning = Reasoning(_one_text(name, one, "open"), _one_text(name, one, "close"))
-        elif name == "tool_calls":
-            calls = _calls(one)
-        elif name != "content":
-            raise UnknownShapeError(f"response_template.fields.{name}: answers have no such part here")
+    calls, reasoning = _parts(fields)
     if calls is not None and isinstance(calls.call, HarmonyCall):
         return known if known.name == "harmony" else Spelling("response-template", calls)
     if calls is not None and known.calls is not None and _first(known.calls) == _first(calls):
         calls = known.calls
     if reasoning is not None and known.reasoning is not None and _same(reasoning, known.reasoning):
         reasoning = known.reasoning
-    spelling = Spelling("response-template", calls, reasoning)
-    same = (calls, reasoning) == (known.calls, known.reasoning)
-    return (
-        known
-        if same
-        else replace(spelling, name=known.name)
-        if calls is known.calls and calls is not None
-        else spelling
-    )
+    if (calls, reasoning) == (known.calls, known.reasoning):
+        return known
+    named = calls is not None and calls is known.calls
+    return Spelling(known.name if named else "response-template", calls, reasoning)
 
 
-def _calls(one: Mapping[str, Any]) -> Calls:
-    content, arguments = one.get("content", "text"), one.get("content_args") or {}
-    if "open" in one:
-        parts: list[str | None] = [_one_text("tool_calls", one, "open")]
+def _parts(fields: Mapping[str, Any]) -> tuple[Calls | None, Reasoning | None]:
+    """Returns the calls and the reasoning that the fields of a response template describe; None where they lack it."""
+    reasoning, calls = None, None
+    for name, field in fields.items():
+        if not isinstance(field, Mapping):
+            raise UnknownShapeError(f"response_template.fields.{name}: it isn't an object")
+        if name in _THINKING:
+            reasoning = Reasoning(_one_text(name, field, "open"), _one_text(name, field, "close"))
+        elif name == "tool_calls":
+            calls = _calls(field)
+        elif name != "content":
+            raise UnknownShapeError(f"response_template.fields.{name}: answers have no such part here")
+    return calls, reasoning
+
+
+def _calls(field: Mapping[str, Any]) -> Calls:
+    """Returns the calls that the field ``tool_calls`` of a response template describes."""
+    if "open" in field:
+        parts: list[str | None] = [_one_text("tool_calls", field, "open")]
     else:
-        parts = _pattern("tool_calls.open_pattern", one.get("open_pattern"))
-    close = _one_text("tool_calls", one, "close")
+        parts = _pattern("tool_calls.open_pattern", field.get("open_pattern"))
+    close = _one_text("tool_calls", field, "close")
     named = None in parts
     place = parts.index(None) if named else len(parts)
     before, after = _joined(parts[:place]), _joined(parts[place + 1 :])
+    content, arguments = field.get("content", "text"), field.get("content_args") or {}
     if "<|channel|>" in before and "to=functions." in before:
         return Calls(HarmonyCall())
     if content == "json" and not named:
-        name, keys = _keys(one.get("transform"))
-        call: Notation = JsonCall((keys,) if keys != "arguments" else ("arguments", "parameters"), name)
-        if one.get("transform_each"):
-            return Calls(call, section=f"{before} [", separator=", ", section_end=f"]{close}")
-        return Calls(call, begin=before, end=close)
+        return _json_calls(field, before, close)
     if content == "json" and (delimiters := arguments.get("string_delims")):
         quotes = {quote for pair in delimiters for quote in pair}
         marker, _, prefix = before.rpartition(">")
@@ -104,24 +109,44 @@ def _calls(one: Mapping[str, Any]) -> Calls:
     if content == "json" and after:
         return Calls(NamedCall(after), begin=before, end=close)
     if content == "xml-inline" and named:
-        tags = _pattern("tool_calls.content_args.tag_pattern", arguments.get("tag_pattern"))
-        if tags.count(None) != 2:
-            raise UnknownShapeError("response_template.fields.tool_calls.content_args.tag_pattern")
-        key, value = (i for i, part in enumerate(tags) if part is None)
-        begin, middle, end = map(_joined, (tags[:key], tags[key + 1 : value], tags[value + 1 :]))
-        marker, _, name_begin = before.strip().rpartition("<")
-        if marker.strip():
-            tag = re.match(r"\w+", name_begin)  # the template leaves out what closes it
-            close_tag = f"</{tag[0]}>" if tag else ""
-            call = TaggedCall(f"<{name_begin}", f"{after}\n", begin, middle, f"{end}\n", close_tag)
-            return Calls(call, begin=marker, end=close)
-        call = TaggedCall("", after, begin, middle, end, "")
-        return Calls(call, begin=before, end=close)
+        return _tagged_calls(arguments.get("tag_pattern"), before, after, close)
     raise UnknownShapeError(f"response_template.fields.tool_calls.content: {content}")
 
 
+def _json_calls(field: Mapping[str, Any], before: str, close: str) -> Calls:
+    """Returns calls that are JSON objects: each between two markers, or all in one list between them."""
+    name, keys = _keys(field.get("transform"))
+    call = JsonCall((keys,) if keys != "arguments" else ("arguments", "parameters"), name)
+    if field.get("transform_each"):
+        return Calls(call, section=f"{before} [", separator=", ", section_end=f"]{close}")
+    return Calls(call, begin=before, end=close)
+
+
+def _tagged_calls(tag_pattern: Any, before: str, after: str, close: str) -> Calls:
+    """Returns calls whose parameters are between tags.
+
+    Args:
+        tag_pattern: the pattern of a parameter, with a group for its key and one for its value.
+        before, after: the texts around the tool's name.
+        close: the text at the end of a call.
+    """
+    tags = _pattern("tool_calls.content_args.tag_pattern", tag_pattern)
+    if tags.count(None) != 2:
+        raise UnknownShapeError("response_template.fields.tool_calls.content_args.tag_pattern")
+    key, value = (i for i, part in enumerate(tags) if part is None)
+    begin, middle, end = map(_joined, (tags[:key], tags[key + 1 : value], tags[value + 1 :]))
+    marker, _, name_begin = before.strip().rpartition("<")
+    if not marker.strip():
+        return Calls(TaggedCall("", after, begin, middle, end, ""), begin=before, end=close)
+    tag = re.match(r"\w+", name_begin)  # the template leaves out what closes it
+    close_tag = f"</{tag[0]}>" if tag else ""
+    return Calls(
+        TaggedCall(f"<{name_begin}", f"{after}\n", begin, middle, f"{end}\n", close_tag), begin=marker, end=close
+    )
+
+
 def _keys(transform: Any) -> tuple[str, str]:
-    """The keys of a call's name and arguments."""
+    """Returns the keys of a call's name and of its arguments, by the ``transform`` of a template."""
     function = transform.get("function") if isinstance(transform, Mapping) else "{content}"
     if function == "{content}":
         return "name", "arguments"
@@ -133,7 +158,13 @@ def _keys(transform: Any) -> tuple[str, str]:
 
 
 def _one_text(name: str, one: Mapping[str, Any], which: str) -> str:
-    """The text that a part begins or ends with."""
+    """Returns the marker before or after a part of a message.
+
+    Args:
+        name: of the part.
+        one: the part's field in the template.
+        which: "open" or "close".
+    """
     text_or_list = one.get(which)
     if isinstance(text_or_list, list) and len(text_or_list) == 1:
         text_or_list = text_or_list[0]
@@ -147,7 +178,10 @@ def _one_text(name: str, one: Mapping[str, Any], which: str) -> str:
 
 
 def _pattern(name: str, pattern: Any) -> list[str | None]:
-    """The texts of a pattern, and None where a named group stands. Space that may be there is a line's end."""
+    """Returns the texts of a pattern, with None for each named group, and a line's end for optional space.
+
+    ``name`` is the pattern's key, for errors.
+    """
     parts: list[str | None] = []
     at = 0
     while isinstance(pattern, str) and at < len(pattern):
@@ -171,7 +205,7 @@ def _joined(parts: Sequence[str | None]) -> str:
 
 
 def _first(calls: Calls) -> str:
-    """The marker that a call begins with."""
+    """Returns the marker at the beginning of a call, without space."""
     call = calls.call
     lead = call.lead if isinstance(call, (TaggedCall, GemmaCall)) else ""
     return "".join(((calls.begin or calls.section) + lead).split())

@@ -77,12 +77,22 @@ class TaggedCall(Notation):
         return " ".join(part for part in parts if part)
 
     def _key_end(self, writer: RuleWriter, is_text: bool | None) -> str:
+        """Returns the rule of the text between a key and its value, which may be text, JSON, or either (None)."""
         if not self.typed:
             return writer.as_written(self.key_end)
         word = "true" if is_text is not False else "false"
         return writer.as_written(f"{self.typed}{word}{self.key_end}")
 
     def _parameter(self, writer: RuleWriter, name: str, key: str, schema: Any, document: Mapping[str, Any]) -> str:
+        """Returns the rule of one parameter.
+
+        Args:
+            writer: the grammar's rules.
+            name: of the rule of the value.
+            key: of the parameter.
+            schema: of the value.
+            document: the schema that references point into.
+        """
         types = parameter_types(schema, document)
         before = writer.as_written(self.key_begin + key)
         end = writer.as_written(self.value_end)
@@ -109,7 +119,18 @@ class TaggedCall(Notation):
     # ---- parser
 
     def read(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool = False) -> Steps:
-        """Reads one call."""
+        """Reads one call; see ``Notation.read``."""
+        alone = yield from self._read_name(reader, calls, opener, named=named)
+        if alone is None:
+            return None
+        return True if alone else (yield from self._read_parameters(reader, calls))
+
+    def _read_name(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool) -> Steps:
+        """Reads the text up to a call's parameters, and begins the call.
+
+        Returns True if its tag closes it, so that it has no parameters, False otherwise, and None if it isn't a call.
+        The other parameters are those of ``read``.
+        """
         if self.name_begin:
             begin = self.name_begin.split()
             rest = " ".join(begin[1:]) if named else self.name_begin
@@ -119,59 +140,53 @@ class TaggedCall(Notation):
                 return None
         name_end = self.name_end.strip() or "\n"
         alone = name_end[:-1] + "/>" if name_end.endswith(">") else ""  # a call without parameters
-        stops = [name_end, alone]
-        if not self.name_begin:
-            stops += [self.key_begin, calls.end.strip()]
-        match = yield from reader.read_word(Stops(stops))
-        name = "" if match is None else match[0].strip()
+        followers = [] if self.name_begin else [self.key_begin, calls.end.strip()]
+        match = yield from reader.read_word(Stops([name_end, alone, *followers]))
+        name, stop = ("", "") if match is None else (match[0].strip(), match[1])
         if not name:
             if match is None and reader.ended:
                 reader.at = len(reader.text)
             reader.reject_call(opener)
             return None
-        if match[1] in (self.key_begin, calls.end.strip()) and not self.name_begin:
-            reader.at -= len(match[1])
+        if stop in followers:
+            reader.at -= len(stop)
         reader.begin_call(name)
-        if match[1] == alone:
-            reader.add_arguments("{}")
-            return True
-        document = (reader.schemas or {}).get(name)
-        properties = document.get("properties") if isinstance(document, Mapping) else None
+        if stop != alone:
+            return False
+        reader.add_arguments("{}")
+        return True
+
+    def _read_parameters(self, reader: AnswerReader, calls: Calls) -> Steps:
+        """Reads the parameters and the end of a call, and adds the arguments. Returns False if they are cut off."""
         number = 0
         reader.add_arguments("{")
         while True:
             yield from reader.skip_space()
             if (yield from reader.take_words(self.key_begin)):
-                known = properties if isinstance(properties, Mapping) else {}
-                if not (yield from self._read_parameter(reader, calls, known, document, number)):
+                if not (yield from self._read_parameter(reader, calls, number)):
                     return False
                 number += 1
-            elif self.end:
-                if not (yield from reader.take_words(self.end)):
-                    return False
-                break
-            elif (yield from reader.peek((calls.end.strip(),))) is None:
-                return False
+                continue
+            if self.end:
+                ended = yield from reader.take_words(self.end)
             else:
-                break
-        reader.add_arguments("}")
-        return True
+                ended = (yield from reader.peek((calls.end.strip(),))) is not None
+            if ended:
+                reader.add_arguments("}")
+            return ended
 
-    def _read_parameter(
-        self, reader: AnswerReader, calls: Calls, properties: Mapping[str, Any], document: Any, number: int
-    ) -> Steps:
-        """Reads one parameter, and adds its key and value as JSON. Returns False if it is cut off or malformed.
+    def _read_parameter(self, reader: AnswerReader, calls: Calls, number: int) -> Steps:
+        """Reads one parameter of the last call, and adds its key and value as JSON.
 
-        Args:
-            properties: the schemas of the tool's parameters.
-            document: the schema of its arguments.
-            number: parameters before this one.
+        Returns False if the parameter is cut off or malformed. ``number`` is the number of parameters before it.
         """
         match = yield from self._read_key(reader)
         if match is None:
             return False
         key, is_text, framed = match
-        types = parameter_types(properties.get(key), document)
+        document = (reader.schemas or {}).get(reader.names[-1])
+        properties = document.get("properties") if isinstance(document, Mapping) else None
+        types = parameter_types(properties.get(key) if isinstance(properties, Mapping) else None, document)
         if is_text is None:
             is_text = types == {"string"}
         reader.add_arguments((", " if number else "") + json.dumps(key, ensure_ascii=False) + ": ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,10 @@ class ValueRules:
     """Writes the rules of one tool's arguments.
 
     Args:
+        writer: the grammar's rules, to which rules are added.
         index: the tool's number, for the names of rules.
-        tool: its name, for messages.
+        tool: the tool's name, for messages.
+        style: the spelling of values.
     """
 
     def __init__(self, writer: RuleWriter, index: int, tool: str, style: ValueStyle) -> None:
@@ -82,42 +84,56 @@ class ValueRules:
         )
 
     def _value(self, schema: Any, depth: int) -> str:
+        """Returns the rule of a value.
+
+        Args:
+            schema: of the value.
+            depth: the levels of schemas around it.
+        """
         if schema is True or schema == {}:
             return self._any()
         if schema is False:
-            raise unmet(f"a value of {self._tool}")
+            return self._one_of([])
         if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
             raise self._refuse("such a schema")
         if "allOf" in schema or ("properties" in schema and schema.keys() & {"anyOf", "oneOf"}):
             schema = merged_object(schema, self._document)
-        if ignored := sorted(schema.keys() & KEYWORDS - _ENFORCED - {"format"}):
-            if self._writer.exact:
-                raise self._refuse(ignored[0])
-            self._writer.ignored |= {f"tools.{keyword}" for keyword in ignored}
-        reference = schema.get("$ref")
-        if isinstance(reference, str):
-            if reference not in self._references:
-                name = self._references[reference] = self._new_name()
-                self._writer.rules[name] = self._value(resolve(reference, self._document), depth + 1)
-            return self._references[reference]
+        self._note_ignored(schema)
+        if isinstance(schema.get("$ref"), str):
+            return self._reference(schema["$ref"], depth)
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            if not values:
-                raise unmet(f"a value of {self._tool}")
-            return f"( {' | '.join(self._literal(value) for value in values)} )"
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in schema:
-                choices = [self._value(one, depth + 1) for one in schema[keyword] if one is not False]
-                if not choices:
-                    raise unmet(f"a value of {self._tool}")
-                return f"( {' | '.join(choices)} )"
+            return self._one_of([self._literal(value) for value in values])
+        alternatives = schema.get("anyOf", schema.get("oneOf"))
+        if alternatives is not None:
+            return self._one_of([self._value(one, depth + 1) for one in alternatives if one is not False])
         choices = [self._typed(kind, schema, depth) for kind in sorted(parameter_types(schema, self._document))]
         if not choices:
             return self._any()
-        return choices[0] if len(choices) == 1 else f"( {' | '.join(choices)} )"
+        return choices[0] if len(choices) == 1 else self._one_of(choices)
+
+    def _one_of(self, choices: Sequence[str]) -> str:
+        """Returns the rule of any of several rules. Raises RequestError without any, as no value has such a schema."""
+        if not choices:
+            raise unmet(f"a value of {self._tool}")
+        return f"( {' | '.join(choices)} )"
+
+    def _note_ignored(self, schema: Mapping[str, Any]) -> None:
+        """Notes the keywords that can't be enforced. Raises RequestError for these if the grammar has to be exact."""
+        ignored = sorted(schema.keys() & KEYWORDS - _ENFORCED - {"format"})
+        if ignored and self._writer.exact:
+            raise self._refuse(ignored[0])
+        self._writer.ignored |= {f"tools.{keyword}" for keyword in ignored}
+
+    def _reference(self, reference: str, depth: int) -> str:
+        """Returns the name of the rule of a ``$ref``, and adds that rule once."""
+        if reference not in self._references:
+            name = self._references[reference] = self._new_name()
+            self._writer.rules[name] = self._value(resolve(reference, self._document), depth + 1)
+        return self._references[reference]
 
     def _typed(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
-        """Returns the rule of a value of one type of JSON."""
+        """Returns the rule of a value of one JSON type; ``schema`` is that of the value."""
         style = self._style
         if kind == "string":
             return style.text
@@ -137,8 +153,10 @@ class ValueRules:
         """Returns the rule of an object's members in the schema's order: all required ones, and any of the others.
 
         Args:
+            schema: of the object.
             begin: gives the rule of a key, up to its value.
             any_key: the rule of any key, up to its value.
+            depth: the levels of schemas around the object.
         """
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()
@@ -177,6 +195,7 @@ class ValueRules:
         return name
 
     def _literal(self, value: Any) -> str:
+        """Returns the rule of one value of JSON."""
         style = self._style
         if isinstance(value, str):
             return style.literal(value)
