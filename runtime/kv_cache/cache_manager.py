@@ -95,6 +95,12 @@ class CacheManager(HeldBlocks):
         """
         return self.prefixes.begin(request, others, promised, force=force, disk=self.disk if disk is None else disk)
 
+    def prefix_tokens(self, request: Request) -> int:
+        """Returns the number of a request's first tokens that the prefix index has."""
+        if self.index is None or request.wants_prompt:
+            return 0
+        return self.index.find(request.namespace, request.items, len(request.items) - 1).tokens
+
     def fork(self, source: Request, request: Request) -> bool:
         """``request``, which has no blocks, begins with all that ``source`` has computed, of the same tokens.
 

@@ -35,6 +35,19 @@ class SchedulerConfig:
     scheduling: Scheduling | None = None
     speculate: bool | None = False
 
+    def most_running(self, caps: ExecutorCaps) -> int:
+        """Returns the most requests that run at a time on an executor with these capabilities."""
+        return min(self.max_requests, caps.max_tokens, caps.max_requests)
+
+    def chunk_tokens(self, remaining: int, tokens_left: int) -> int:
+        """Returns the tokens of a request's next chunk.
+
+        Args:
+            remaining: tokens that the request has and hasn't computed.
+            tokens_left: prompt tokens that the step still has room for.
+        """
+        return min(remaining, tokens_left, self.prefill_chunk or tokens_left)
+
 
 def check_request(
     request: Request,

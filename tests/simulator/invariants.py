@@ -48,7 +48,7 @@ def blocks(scheduler: ContinuousScheduler) -> None:
     cache = scheduler.cache
     nodes = _nodes(cache)
     for i, (name, pool) in enumerate(scheduler.pools.items()):
-        requests = [*scheduler.running, *(r for r in scheduler._leaving if r not in scheduler.running)]
+        requests = [*scheduler.running, *(r for r in scheduler.queues.leaving if r not in scheduler.running)]
         held = Counter(b for r in requests for b in r.tables.get(name, ()) if b != NO_BLOCK)
         holders = list(map(pool.holders, range(pool.total_blocks)))
         for block, count in enumerate(holders):
@@ -93,7 +93,7 @@ def all_free(scheduler: ContinuousScheduler) -> None:
     """Nothing is left of requests, when all have ended."""
     blocks(scheduler)
     nothing_held(scheduler.cache)
-    check(not scheduler._flying and not scheduler._leaving, "requests are in flight after their end")
+    check(not scheduler.queues.in_flight and not scheduler.queues.leaving, "requests are in flight after their end")
 
 
 def nothing_held(cache: CacheManager) -> None:

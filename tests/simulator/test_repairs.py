@@ -17,7 +17,7 @@ from enginewright.runtime.kv_cache.disk_tier import DiskTier
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.structured import Grammars
 from enginewright.runtime.scheduler import step_times
-from enginewright.runtime.scheduler.continuous import ContinuousScheduler
+from enginewright.runtime.scheduler.prefill_phase import PrefillPhase
 from enginewright.runtime.scheduler.step_inputs import StepInputs
 from enginewright.runtime.scheduler.step_times import StepTimes
 from tests.simulator import world
@@ -83,7 +83,7 @@ def drafts_on_the_answer_s_own_matcher(patch: pytest.MonkeyPatch) -> None:
 
 def one_step_takes_all_that_decode(patch: pytest.MonkeyPatch) -> None:
     """Requests that were left to other steps in flight are taken as prompts of one token."""
-    changed(patch, ContinuousScheduler, "_prefills", (" or request.remaining == 1:", ":"))
+    changed(patch, PrefillPhase, "_running_chunks", (" or request.remaining == 1:", ":"))
 
 
 def copies_hold_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,9 @@ def folder_of_a_call_as_the_engine_s(patch: pytest.MonkeyPatch) -> None:
 
 def only_searches_give_way(patch: pytest.MonkeyPatch) -> None:
     """Only the searches give way where nobody can go on: others keep the room that one of them needs."""
-    now = "self._preempt(list(self.running))"
-    before = "self._preempt([request for request in self.running if request.search is not None])"
-    changed(patch, ContinuousScheduler, "schedule", (now, before))
+    now = "list(self._queues.running)"
+    before = "[request for request in self._queues.running if request.search is not None]"
+    changed(patch, PrefillPhase, "chunks_of_first_search", (now, before))
 
 
 UNDONE: dict[str, Undo] = {

@@ -108,7 +108,8 @@ def test_a_request_that_is_preempted(bundle: Path, prompts: list[list[int]], exp
             if not llm.engine.has_work():
                 break
             if steps in (3, 9, 17):
-                llm.engine.scheduler._preempt(llm.engine.scheduler._newest())
+                queues = llm.engine.scheduler.queues
+                queues.preempt(queues.newest())
             llm.engine.step()
         assert llm.engine.preemptions == 3
     assert [list(r.tokens[len(p) :]) for r, p in zip(requests, prompts[2:6], strict=True)] == expected[2:6]

@@ -1,0 +1,70 @@
+"""The phase of a step that takes the last token of each request that decodes."""
+
+from __future__ import annotations
+
+from enginewright.runtime.requests.request import FailedRequestError, Request
+
+from ..kv_cache.cache_manager import CacheManager
+from .base import Chunk
+from .drafts import NoDrafts
+from .policy import Policy
+from .request_queues import RequestQueues
+
+
+class DecodePhase:
+    """Makes the chunks of the running requests that lack one token: their last token, with a draft after it.
+
+    Args:
+        queues: the running requests.
+        cache: their blocks.
+        drafts: their drafts.
+        policy: the requests that pause.
+        steps_in_flight: steps that the executor has in flight at a time, each with its share of the requests.
+    """
+
+    def __init__(
+        self, queues: RequestQueues, cache: CacheManager, drafts: NoDrafts, policy: Policy, steps_in_flight: int
+    ) -> None:
+        self._queues, self._cache, self._drafts, self._policy = queues, cache, drafts, policy
+        self._steps_in_flight = steps_in_flight
+
+    def chunks(self, *, alone: bool) -> list[Chunk]:
+        """Makes the chunks, oldest request first. Where blocks run out, the newest request is preempted.
+
+        ``alone``: True if no other step is in flight, so that drafts are possible.
+        """
+        queues, paused = self._queues, self._policy.paused
+        drafting = alone and self._drafts.begin(queues.running, paused)
+        most = -(-len(queues.running) // self._steps_in_flight)
+        chunks: list[Chunk] = []
+        for request in queues.oldest_first():
+            if (paused and request in paused) or (queues.in_flight and queues.is_in_flight(request)):
+                continue
+            if len(chunks) >= most and (request.search is None or chunks[-1].request.search is not request.search):
+                break
+            try:
+                if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
+                    chunks.append(self._with_draft(request) if drafting else Chunk(request, request.computed, 1))
+            except Exception as e:
+                raise FailedRequestError(request) from e
+        return queues.still_running(chunks)
+
+    def _with_draft(self, request: Request) -> Chunk:
+        """Makes the chunk of a request's last token, and of its draft if there are blocks for that."""
+        draft = self._drafts.draft(request)
+        most = request.computed + 1 + len(draft)
+        if draft and not (self._cache.grow(request, most) and self._cache.before_drafts(request)):
+            draft = ()
+        return Chunk(request, request.computed, 1 + len(draft), draft)
+
+    def _make_room(self, request: Request) -> bool:
+        """Takes a block for the next token if it needs one; returns False if ``request`` itself was preempted."""
+        queues = self._queues
+        while not self._cache.grow(request, request.computed + 1, force=queues.is_first(request)):
+            newest = queues.newest()
+            if not newest:
+                return False
+            queues.preempt(newest)
+            if request in newest:
+                return False
+        return True

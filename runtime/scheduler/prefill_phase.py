@@ -1,0 +1,122 @@
+"""The phase of a step that computes prompts: of running requests, then of waiting ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from enginewright.runtime.requests.request import FailedRequestError, Request
+
+from ..kv_cache.cache_manager import CacheManager
+from ..shared.contracts import ExecutorCaps
+from .admission import Admission
+from .base import Chunk
+from .limits import SchedulerConfig
+from .policy import Policy
+from .request_queues import RequestQueues
+
+
+class PrefillPhase:
+    """Makes the chunks of requests that lack several tokens, up to a budget of tokens.
+
+    Args:
+        queues: the running and the waiting requests.
+        admission: begins the waiting ones.
+        cache: the blocks of the running ones.
+        policy: says how much of a step is for prompts.
+        config: limits of a step.
+        caps: the executor's capabilities.
+
+    Attributes:
+        decoded_last: True if the last step had decodes. Without ``caps.ragged`` steps of decodes and of prompts
+            alternate.
+    """
+
+    def __init__(
+        self,
+        queues: RequestQueues,
+        admission: Admission,
+        cache: CacheManager,
+        policy: Policy,
+        config: SchedulerConfig,
+        caps: ExecutorCaps,
+    ) -> None:
+        self._queues, self._admission, self._cache = queues, admission, cache
+        self._policy, self._config, self._caps = policy, config, caps
+        self.decoded_last = False
+
+    def chunks(self, decodes: Sequence[Chunk]) -> list[Chunk]:
+        """Makes the chunks for a step with ``decodes``, in the order in which requests get tokens of the budget.
+
+        A waiting request that goes before the running ones comes first, then the running ones, then those that wait.
+        No request begins in a step in which another was preempted.
+        """
+        queues, ragged = self._queues, self._caps.ragged
+        if not queues.waiting and len(decodes) == len(queues.running):  # as in most steps
+            return []
+        if not ragged and decodes and not self.decoded_last:
+            return []
+        budget = self._budget(decodes)
+        chunks: list[Chunk] = []
+        if ragged and self._policy.comes_first(queues.running) and not queues.preempted:
+            chunks = self._admission.chunks(budget)
+        chunks += self._running_chunks([*decodes, *chunks], budget - _tokens(chunks))
+        if not queues.preempted:
+            chunks += self._admission.chunks(budget - _tokens(chunks))
+        return chunks
+
+    def chunks_of_first_search(self) -> list[Chunk]:
+        """Makes the first chunks of the oldest beam search, after all running requests were preempted.
+
+        Beam searches can keep all blocks while each waits for a sequence of its own. The oldest one fits alone.
+        """
+        self._queues.preempt(list(self._queues.running))
+        self._queues.gather_first_search()
+        return self._admission.chunks(self._budget([]))
+
+    def _budget(self, decodes: Sequence[Chunk]) -> int:
+        """Returns the most tokens of prompts in a step with ``decodes``."""
+        most = min(self._config.prefill_tokens, self._caps.max_tokens - _tokens(decodes))
+        return self._policy.prompt_tokens(decodes, most)
+
+    def _running_chunks(self, others: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
+        """Makes the chunks of running requests that lack several tokens: at most ``tokens_left`` tokens in all.
+
+        ``others``: the step's other chunks, whose requests aren't preempted. A request that lacks one token and isn't
+        among them pauses, or is left to another step in flight.
+        """
+        queues = self._queues
+        if len(others) == len(queues.running):
+            return []
+        excluded = {id(chunk.request) for chunk in others}
+        chunks: list[Chunk] = []
+        for request in queues.oldest_first():
+            if id(request) in excluded or tokens_left < 1 or request.remaining == 1:
+                continue
+            if queues.in_flight and queues.is_in_flight(request):
+                continue
+            try:
+                count = self._fitting(request, self._config.chunk_tokens(request.remaining, tokens_left), excluded)
+            except Exception as e:
+                raise FailedRequestError(request) from e
+            if count:
+                chunks.append(Chunk(request, request.computed, count))
+                tokens_left -= count
+        return queues.still_running(chunks)
+
+    def _fitting(self, request: Request, count: int, excluded: Collection[int]) -> int:
+        """Returns the number of a request's next ``count`` tokens that get blocks.
+
+        Newer requests are preempted for that, but none whose id is in ``excluded``.
+        """
+        queues, oldest = self._queues, self._queues.is_first(request)
+        while not self._cache.grow(request, request.computed + count, force=oldest):
+            newest = queues.newest()
+            if not newest or any(one is request or id(one) in excluded for one in newest):
+                count = self._cache.fitting(request, count, force=oldest)
+            else:
+                queues.preempt(newest)
+        return count
+
+
+def _tokens(chunks: Sequence[Chunk]) -> int:
+    return sum(chunk.count for chunk in chunks)

@@ -1,0 +1,128 @@
+"""The requests of a scheduler: those that run, those that wait, and those whose step is in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from enginewright.runtime.requests.request import Request
+
+from ..kv_cache.cache_manager import CacheManager
+from .base import Chunk
+from .branching import together
+from .drafts import NoDrafts
+from .policy import Policy
+from .waiting import WaitingQueue
+
+
+class RequestQueues:
+    """Moves requests between the running and the waiting ones, and frees what a request holds when it stops running.
+
+    Args:
+        policy: the order of the waiting requests.
+        cache: the blocks of the running requests.
+        drafts: the drafts of the running requests.
+
+    Attributes:
+        running: requests that hold blocks, oldest first.
+        waiting: requests without blocks; the first is the next to run.
+        in_flight: requests whose step was scheduled and isn't committed yet.
+        leaving: requests in flight that have ended. They hold their blocks until the step that writes to them is over.
+        preemptions: the number of preemptions so far.
+        preempted: True if blocks ran out in the step that is being made, so that no request begins in it.
+    """
+
+    def __init__(self, policy: Policy, cache: CacheManager, drafts: NoDrafts) -> None:
+        self._policy, self._cache, self._drafts = policy, cache, drafts
+        self.running: list[Request] = []
+        self.waiting: deque[Request] | WaitingQueue = policy.waiting
+        self.in_flight: set[Request] = set()
+        self.leaving: set[Request] = set()
+        self.preemptions = 0
+        self.preempted = False
+
+    # Look at the running requests
+
+    def oldest_first(self) -> Iterator[Request]:
+        """Yields the running requests. A request that is preempted meanwhile is skipped: it is at the end."""
+        i = 0
+        while i < len(self.running):
+            yield self.running[i]
+            i += 1
+
+    def is_first(self, request: Request) -> bool:
+        """Returns True for the oldest running request and for all sequences of its beam search."""
+        first = self.running[0]
+        return request is first or (request.search is not None and request.search is first.search)
+
+    def newest(self) -> list[Request]:
+        """Returns the newest running request, with all running sequences of its beam search.
+
+        The list is empty if all running requests are in flight.
+        """
+        newest = next((r for r in reversed(self.running) if not (self.in_flight and self.is_in_flight(r))), None)
+        if newest is None:
+            return []
+        return [newest] if newest.search is None else [r for r in self.running if r.search is newest.search]
+
+    def is_in_flight(self, request: Request) -> bool:
+        """Returns True if a step in flight has the request, or another sequence of its beam search."""
+        return any(one in self.in_flight for one in together(request))
+
+    def still_running(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Returns the chunks without those of preempted requests, such as older sequences of a beam search."""
+        if not self.preempted:
+            return chunks
+        running = set(self.running)
+        return [chunk for chunk in chunks if chunk.request in running]
+
+    # Change them
+
+    def preempt(self, requests: Sequence[Request]) -> None:
+        """Moves running requests back to the waiting ones, and frees their blocks."""
+        if not requests:
+            return
+        for request in reversed(requests):
+            self.running.remove(request)
+            self.release(request)
+            self.waiting.appendleft(request)
+            if request.search is not None:
+                request.search.forget()
+        self.preemptions += 1
+        self.preempted = True
+
+    def gather_first_search(self) -> None:
+        """Moves all sequences of the first waiting beam search to the front, before other searches."""
+        if self.waiting:
+            sequences = [one for one in together(self.waiting[0]) if one in self.waiting]
+            for request in reversed(sequences):
+                self.waiting.remove(request)
+                self.waiting.appendleft(request)
+
+    def remove(self, request: Request) -> None:
+        """Removes a request that ends, and frees what it holds."""
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
+                break
+        self.release(request)
+        self._policy.ended(request)
+
+    def release(self, request: Request) -> None:
+        """Frees the blocks and drafts of a request: at once, or when its step in flight is over."""
+        if request in self.in_flight:  # what the next owner of its blocks reads from the disk would be written over
+            self.leaving.add(request)
+            self._cache.doubt(request)  # nobody looks at what the step gives
+            return
+        self._cache.release(request)
+        self._drafts.release(request)
+
+    def step_over(self, requests: Iterable[Request]) -> None:
+        """Takes note that the step in flight of these requests has run, or never will."""
+        if not self.in_flight:  # as in every step of an executor that has one step at a time
+            return
+        ended = set(requests)
+        self.in_flight -= ended
+        for request in self.leaving & ended:
+            self.release(request)
+        self.leaving -= ended
