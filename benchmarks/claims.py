@@ -39,7 +39,7 @@ from peers.workload import kl_divergence, memory
 from enginewright import LLM, SamplingParams, export
 from enginewright.optimizer.buckets.histogram import default_histogram
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
-from enginewright.plugins.cpu.step_profile import StepProfile
+from enginewright.plugins.native.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Pending

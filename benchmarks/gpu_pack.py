@@ -45,13 +45,13 @@ from enginewright.optimizer.verify.measure import SourceLogits
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import Lowering
-from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter, lower_for_gpus
 from enginewright.plugins.cuda.serve.kernels import TILES_FILE, SpecCollector, specs_of
 from enginewright.plugins.engines.gpus import DEFAULT as ENGINE_GPUS
 from enginewright.plugins.gpu.compile_ahead import files_of
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.plugins.gpu.tiles import TileCase, gpu_of, number_of
+from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 MOST = 52 << 20

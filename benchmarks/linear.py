@@ -27,7 +27,7 @@ from peers.loading import BUILD
 from sparsity import GROUP, contents, operand, step_of
 
 from enginewright.plugins.cpu import _cpu
-from enginewright.plugins.cpu.executable import CpuProgram, isas
+from enginewright.plugins.native.executable import CpuProgram, isas
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse

@@ -26,7 +26,7 @@ from peers.machine import commit, machine
 from enginewright.optimizer.bench.measure import bench
 from enginewright.optimizer.bench.options import BenchOptions
 from enginewright.plugins.cpu.compile.meeting import meeting_seconds
-from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.ranks.partition import Partition

@@ -37,7 +37,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import Sparsify, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.lowered_program import (

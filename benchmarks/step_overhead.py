@@ -29,7 +29,7 @@ from statistics import median
 
 import numpy as np
 
-from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.native.sampling import RowSampler
 from enginewright.plugins.steps.slot_steps import SlotSteps
 from enginewright.plugins.steps.slots import SlotRun
 from enginewright.runtime.bundle.reader import Bundle

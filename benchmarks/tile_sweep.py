@@ -27,7 +27,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, write_kernels
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.plugins.gpu.specs import KernelSpec
@@ -45,6 +44,7 @@ from enginewright.plugins.gpu.tiles import (
     tiles_file,
     write_tiles,
 )
+from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, TargetError
 
 KV_HEADS = 8

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.doctor.examine import examine
 from enginewright.plugins.doctor.machine import look_at_machine
 from enginewright.plugins.emit.finished_bundle import hash_files
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.plugins.onnx.serve.session import load_onnxruntime
 from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle

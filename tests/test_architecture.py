@@ -143,7 +143,12 @@ def test_what_the_runtime_imports_comes_without_extras() -> None:
     optional |= declared("structured")  # of answers that have a form
     optional |= {"pydantic"}  # of plugins/cpu/recipe.py, which the compiler reads
     packages = packages_of(
-        "runtime", "plugins.cpu", "runtime.shared.contracts", "runtime.shared.records", "runtime.shared.lowered_program"
+        "runtime",
+        "plugins.cpu",
+        "plugins.native",
+        "runtime.shared.contracts",
+        "runtime.shared.records",
+        "runtime.shared.lowered_program",
     )
     assert {name: place for name, place in packages.items() if name not in declared() | optional} == {}
 
@@ -184,7 +189,7 @@ def test_the_runtime_stands_at_the_bottom() -> None:
 
 
 def test_serving_does_without_torch_and_the_compiler() -> None:
-    rooms = ("steps", "engines", "doctor", "ranks")
+    rooms = ("native", "steps", "engines", "doctor", "ranks")
     halves = [f"plugins.{target}.{half}" for target in TARGETS for half in ("serve", "kernels")]
     for name in (*halves, "plugins.cpu", *(f"plugins.{room}" for room in rooms)):
         above = {"optimizer", *(f"plugins.{target}.compile" for target in TARGETS), "plugins.graphs"}
@@ -273,7 +278,7 @@ def test_names_are_found(code: str, names: bool) -> None:
 
 
 def test_targets_stand_apart() -> None:
-    """A target imports rooms, never another target, but for the cpu target's extension and its sampler."""
+    """A target imports rooms, never another target. The extension module is loaded by ``plugins.native`` alone."""
     packages = {f"plugins.{target}" for target in TARGETS}
     for module, path in modules().items():
         own_package = next((package for package in packages if below(module, package)), None)
@@ -281,11 +286,7 @@ def test_targets_stand_apart() -> None:
             other = next((package for package in packages if below(what, package)), None)
             if not module.startswith("plugins.") or other in (None, own_package):
                 continue
-            fine = (
-                other == "plugins.cpu"
-                and not below(what, "plugins.cpu.compile")
-                and not below(what, "plugins.cpu.serve")
-            )
+            fine = below(module, "plugins.native") and other == "plugins.cpu"
             assert fine, f"{path.relative_to(REPOSITORY)}:{line} imports {what}"
 
 

@@ -14,7 +14,7 @@ from tests.conftest import TIERS, left_out
     [
         ("passes/fusion/fuse_qkv.py", "tests/passes/fusion/test_fuse_qkv.py"),
         ("optimizer/cli/console.py", "tests/optimizer/cli/test_console.py"),
-        ("plugins/cpu/executor.cpp", "tests/plugins/cpu"),
+        ("plugins/native/executor.cpp", "tests/plugins/native"),
         ("plugins/cpu/kernels/norm.h", "tests/plugins/cpu"),
         ("runtime/executors/__init__.py", "tests/runtime/executors"),
         ("tests/runtime/engine/test_llm.py", "tests/runtime/engine/test_llm.py"),

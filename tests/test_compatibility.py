@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from enginewright.plugins.cpu.executable import NUMERICS_VERSION
+from enginewright.plugins.native.executable import NUMERICS_VERSION
 from enginewright.runtime.bundle import manifest, weights
 from enginewright.runtime.shared import lowered_program
 

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 
 from enginewright.optimizer.shared.resources import peak_rss_bytes, rss_bytes
 from enginewright.optimizer.shared.storage import kind_of
-from enginewright.plugins.cpu.processor import processor_name
-from enginewright.plugins.cpu.step_profile import StepProfile, StepTotal
-from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.native.processor import processor_name
+from enginewright.plugins.native.step_profile import StepProfile, StepTotal
+from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import choose_target, context_of
 from enginewright.runtime.shared.errors import CapacityError

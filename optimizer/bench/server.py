@@ -10,7 +10,7 @@ import numpy as np
 
 from enginewright.plugins.cpu.compile.step_runner import fill_caches
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
-from enginewright.plugins.cpu.step_profile import StepProfile
+from enginewright.plugins.native.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor, Pending

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from enginewright.passes.ops.quantized_cache import stored_heads
-from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array, StepInput

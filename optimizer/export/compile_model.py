@@ -16,9 +16,9 @@ from enginewright.optimizer.shared.export_records import ExportedOn, PassVerific
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.quantization.report import already_quantized, quantization_report
-from enginewright.plugins.cpu.processor import processor_name
-from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.plugins.native.processor import processor_name
+from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.shared.errors import PartialExportError
 from enginewright.runtime.shared.progress import ProgressEvent
 

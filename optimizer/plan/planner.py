@@ -10,8 +10,8 @@ from pathlib import Path
 
 from enginewright.optimizer.capture.find_source import check_named
 from enginewright.optimizer.recipes.recipe import list_recipes, load_recipe
-from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.gpu.formats import check_formats
+from enginewright.plugins.native.threads import available_threads
 from enginewright.plugins.steps.planning import (
     CountedSteps,
     Device,

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.native.threads import available_threads
 from enginewright.plugins.steps.planning import Gpu, StepModel
 from enginewright.runtime.ranks.kinds.table import kind_of_collective, planned_sizes
 from enginewright.runtime.ranks.partition import MOST_RANKS, Partition, partition

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.storage import layer_of
 from enginewright.plugins.cpu.compile.step_runner import open_ranks
-from enginewright.plugins.cpu.step_profile import StepProfile
+from enginewright.plugins.native.step_profile import StepProfile
 from enginewright.plugins.steps.timed_steps import random_step
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.ranks.partition import Partition

@@ -12,9 +12,9 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError
 
-from ..cpu.threads import available_threads
 from ..gpu.cuda_driver import Device
 from ..gpu.health import GpuHealth
+from ..native.threads import available_threads
 from .library import open_library
 from .section import TensorRtSection
 

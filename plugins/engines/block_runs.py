@@ -29,10 +29,10 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError,
 from enginewright.runtime.shared.step_arrays import part_of
 from enginewright.runtime.shared.step_schema import Array
 
-from ..cpu.sampling import RowSampler
 from ..gpu.carried_sampling import GpuSampler, OpenedSampler
 from ..gpu.cuda_driver import Device, Graph
 from ..gpu.sampling import chosen_rows
+from ..native.sampling import RowSampler
 from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, padded, parts
 from ..steps.paged_section import cache_tensors
 from .library import Context

@@ -18,7 +18,7 @@ from enginewright.runtime.shared.contracts import (
 )
 from enginewright.runtime.shared.errors import RequestError
 
-from ..cpu.sampling import RowSampler
+from ..native.sampling import RowSampler
 from .packed_steps import owners_of_bad_rows
 from .slots import SlotRun, plan_runs, slots_of
 

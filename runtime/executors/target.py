@@ -15,7 +15,7 @@ from .base import Executor
 
 @dataclass(frozen=True)
 class Offload:
-    """The place of blocks that no layer needs at the moment; see ``plugins/cpu/offload.h``.
+    """The place of blocks that no layer needs at the moment; see ``plugins/native/offload.h``.
 
     Attributes:
         folder: the user's own, for a file without a name.

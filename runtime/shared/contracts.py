@@ -169,7 +169,7 @@ class StepMasks(Protocol):
 
 @dataclass
 class SamplingBatch:
-    """Sampling state of the R sampled rows. What each option does, and in which order, is in plugins/cpu/sampler.h.
+    """Sampling state of the R sampled rows. What each option does, and in which order, is in plugins/native/sampler.h.
 
     ``temperature`` 0 is greedy; SAMPLING_OPTIONS has the values that are off. The random number of a row is a function
     of (``seed``, ``counter``) alone, where counter is the index of the new token in its request's output, so that a

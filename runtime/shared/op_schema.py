@@ -1,7 +1,7 @@
 """The ops of lowered programs, each declared once: operands, attributes, results, and how it is counted.
 
 ``problem_of_step`` checks a step's operands and attributes by it, and so does the cpu target's step_verifier.cpp, for
-which ``plugins/cpu/ops/write_declarations.py`` makes a header of it. ``step_costs.py`` counts by it,
+which ``plugins/native/ops/write_declarations.py`` makes a header of it. ``step_costs.py`` counts by it,
 ``passes/lowering/lower_ew.py`` lowers ops that are called as they are declared, and the tables of
 docs/inside/lowered-program.md are made of it. A build reads this file: it imports the standard library alone.
 

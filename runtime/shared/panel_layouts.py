@@ -1,6 +1,6 @@
 """The layouts of weights that kernels read in panels, for everybody who packs, counts or names them.
 
-The kernels have the same numbers in ``kPanel`` and in the table of plugins/cpu/program.cpp; a test compares them.
+The kernels have the same numbers in ``kPanel`` and in the table of plugins/native/program.cpp; a test compares them.
 """
 
 from __future__ import annotations

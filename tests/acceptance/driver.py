@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import FloatArray, StepInput
 from enginewright.runtime.shared.kv_formats import CacheDtype

@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.native.executable import isas
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .driver import Driver

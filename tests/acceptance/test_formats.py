@@ -20,7 +20,7 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cach
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection, builtin_files
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.native.executable import isas
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.native.executable import isas
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import VerificationError
 from enginewright.runtime.shared.kv_formats import CacheDtype

@@ -306,7 +306,7 @@ def sanitized(shared_folder: Path) -> dict[str, str]:
         options = ["-DEW_SANITIZE=address,undefined", "-DSKBUILD=ON", "-DEW_AVX512=OFF", python]
         subprocess.run(["cmake", "-S", root, "-B", build, *options], check=True, capture_output=True)
         subprocess.run(["cmake", "--build", build, "--target", "_cpu"], check=True, capture_output=True)
-    (extension,) = build.glob("plugins/cpu/_cpu*.so")
+    (extension,) = build.glob("plugins/native/_cpu*.so")
     libraries = [
         subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")

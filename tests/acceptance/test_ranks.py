@@ -19,9 +19,9 @@ from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.passes.framework.kv_options import ContextOptions
-from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.plugins.cpu.serve.ranked import RankedExecutor
+from enginewright.plugins.native.executable import CpuProgram, isas
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.contracts import FloatArray, StepInput

@@ -109,8 +109,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model's program, packed."""
     import gpu_pack
 
-    from enginewright.plugins.cpu.threads import available_threads
     from enginewright.plugins.gpu.compile_workers import KernelCompiler
+    from enginewright.plugins.native.threads import available_threads
 
     packed = tmp_path_factory.mktemp("packed")
     with KernelCompiler(available_threads()) as compiler:

@@ -22,7 +22,7 @@ from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.lowered_program import LoweredProgram, WeightUse
-from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T
+from tests.plugins.native.lowered_builder import LoweredBuilder, R, T
 
 PROMPT = list(range(3, 43))
 TABLE = np.random.default_rng(3).standard_normal((50, 8)).astype(np.float32)

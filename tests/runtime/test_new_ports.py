@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.plugins.ranks.messages import packed_step, unpacked_step
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
@@ -28,7 +28,7 @@ from enginewright.runtime.shared.contracts import FloatArray, StepInput
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 from enginewright.runtime.shared.step_schema import PORTS, Array, Port
-from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, dense_strides, step_input, view
+from tests.plugins.native.lowered_builder import LoweredBuilder, R, T, dense_strides, step_input, view
 from tests.runtime.conftest import VOCAB
 
 ADAPTERS, HIDDEN = 2, 8

@@ -36,7 +36,7 @@ def loaded(bundle: Path, call: str, more: str = "") -> set[str]:
 @pytest.mark.parametrize("call", ["generate([5, 6, 7]", "generate('start'", "chat([{'role': 'user', 'content': 'a'}]"])
 def test_the_first_token_waits_for_nothing_it_does_not_need(tiny_bundle: Path, call: str) -> None:
     modules = loaded(tiny_bundle, call)
-    assert {"enginewright.runtime.engine.llm", "enginewright.plugins.cpu.executable", "tokenizers"} <= modules
+    assert {"enginewright.runtime.engine.llm", "enginewright.plugins.native.executable", "tokenizers"} <= modules
     assert NEEDLESS.isdisjoint(modules)
     assert not {name for name in modules if name.startswith(("enginewright.optimizer", "enginewright.passes"))}
 

@@ -10,8 +10,8 @@ from statistics import median
 
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
 
+from ...native.threads import available_threads
 from ..extension import cpu_extension
-from ..threads import available_threads
 
 _ROUNDS = 2000
 _SPIN = 1e-3

@@ -25,10 +25,10 @@ from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, counted_as
 
+from ...native.executable import isas
+from ...native.sampling import RowSampler
+from ...native.threads import available_threads
 from ...steps.planning import CountedSteps, Device, PlannedSteps, Planning, StepKind, StepSeconds
-from ..executable import isas
-from ..sampling import RowSampler
-from ..threads import available_threads
 from .machine import Machine, limit_seconds, measure_machine
 from .meeting import meeting_seconds
 from .step_probe import StepProbe, Timed

@@ -17,9 +17,9 @@ from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
 from enginewright.runtime.shared.step_costs import StepSizes, counted_as, stored_bytes
 
+from ...native.executable import CpuProgram
 from ...steps.planning import CountedSteps
 from ...steps.timed_steps import random_step
-from ..executable import CpuProgram
 from .step_runner import fill_caches
 
 MOST_BYTES = 512 << 20

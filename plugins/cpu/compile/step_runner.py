@@ -15,8 +15,8 @@ from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes
 
+from ...native.executable import CpuProgram
 from ...steps.timed_steps import random_step
-from ..executable import CpuProgram
 from ..serve.executor import CpuExecutor
 
 _FILL = 0x3C

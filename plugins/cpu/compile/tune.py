@@ -14,9 +14,9 @@ from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
+from ...native.threads import available_threads
 from ...steps.timed_steps import STAGE, Case, cases_of, check_seconds, compare, mean, repeats_of, too_short, worth
 from ..serve.tuning import TuningFile
-from ..threads import available_threads
 from .row_seconds import CONTEXTS, row_seconds
 from .step_runner import StepRunner
 

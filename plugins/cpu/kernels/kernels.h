@@ -11,8 +11,9 @@
 //   portable.cpp, registry.cpp     no further flags
 //   reference.cpp, reference_attention.cpp, reference_packed.cpp          no further flags; for the tests
 //   alone, not for the extension
-// None of them includes ../thread_pool.h: inline functions of a header that is compiled with AVX-512 flags
-// could be picked by the linker for everybody. Threads are reached by the class Workers (parallel.h).
+// None of them includes ../../native/thread_pool.h: inline functions of a header that is compiled with
+// AVX-512 flags could be picked by the linker for everybody. Threads are reached by the class Workers
+// (parallel.h).
 //
 // The package has the kernels once, in libenginewright_kernels.so. The extension and the libraries for
 // onnxruntime and XLA load it, and see what is EW_EXPORTED.

@@ -3,13 +3,14 @@
 
 #include <cstdint>
 
-#include "../tuning.h"
 #include "exported.h"
+#include "tuning.h"
 
 namespace ew {
 
-// The threads that run a kernel's tasks. Each library that calls kernels has its own: ../thread_pool.h for
-// the extension, the session's in ../../onnx/kernels, and XLA's in ../../stablehlo/kernels.
+// The threads that run a kernel's tasks. Each library that calls kernels has its own:
+// ../../native/thread_pool.h for the extension, the session's in ../../onnx/kernels, and XLA's in
+// ../../stablehlo/kernels.
 class EW_EXPORTED Workers {
  public:
   virtual ~Workers();

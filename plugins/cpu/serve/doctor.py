@@ -12,8 +12,8 @@ from ...doctor.checks import (
     counted,
 )
 from ...doctor.machine import Machine
-from ..processor import processor_features, processor_name
-from ..threads import available_threads
+from ...native.processor import processor_features, processor_name
+from ...native.threads import available_threads
 
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
@@ -36,7 +36,7 @@ def look(problems: dict[str, str]) -> dict[str, Any]:
 
 def _instruction_sets(problems: dict[str, str]) -> tuple[str, ...]:
     try:
-        from ..executable import isas
+        from ...native.executable import isas
     except ImportError as e:  # no wheel for this machine, or a build that failed
         problems["enginewright"] = str(e)
         return ()

@@ -19,13 +19,13 @@ from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, Step
 from enginewright.runtime.shared.errors import OffloadError, RequestError
 from enginewright.runtime.shared.memory import check_free
 
-from ..executable import NUMERICS_VERSION, CpuProgram, isas
+from ...native.executable import NUMERICS_VERSION, CpuProgram, isas
 
 if TYPE_CHECKING:
     from enginewright.runtime.shared.lowered_program import LoweredProgram
 
+    from ...native.step_profile import StepProfile
     from .._cpu import Exchange
-    from ..step_profile import StepProfile
     from .tuning import TuningFile
 
 

@@ -25,8 +25,8 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import return_freed_memory
 from enginewright.runtime.shared.records import Record
 
+from ...native.executable import NUMERICS_VERSION, CpuProgram, isas
 from ...ranks.records import RankReply, check_same, facts
-from ..executable import NUMERICS_VERSION, CpuProgram, isas
 from ..extension import cpu_extension as _cpu
 
 

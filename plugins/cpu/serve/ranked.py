@@ -43,11 +43,11 @@ from enginewright.runtime.shared.errors import BundleError, CapacityError, Engin
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import check_free
 
+from ...native.executable import NUMERICS_VERSION, isas
+from ...native.threads import available_threads, core_shares
 from ...ranks.processes import errors_of, how_it_ended, last_lines
 from ...ranks.records import RankReply
-from ..executable import NUMERICS_VERSION, isas
 from ..extension import cpu_extension as _cpu
-from ..threads import available_threads, core_shares
 from .executor import CpuExecutor, tuning_of
 from .rank_process import RankSetting, cache_sizes, cpu_facts
 

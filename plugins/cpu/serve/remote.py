@@ -22,11 +22,11 @@ from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.shared.errors import RequestError
 
+from ...native.executable import isas
+from ...native.step_profile import StepProfile
 from ...ranks.messages import SilentRankError, packed_copies
 from ...ranks.others import OtherRanks, Places
-from ..executable import isas
 from ..extension import cpu_extension as _cpu
-from ..step_profile import StepProfile
 from .executor import CpuExecutor, tuning_of
 from .rank_process import cpu_facts
 from .remote_rank import RemoteSetting

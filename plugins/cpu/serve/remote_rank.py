@@ -19,10 +19,10 @@ from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.errors import EnginewrightError
 
+from ...native.executable import isas
 from ...ranks.messages import Mail, unpacked_copies
 from ...ranks.rank import Part, run_process, serve_rank
 from ...ranks.records import check_same
-from ..executable import isas
 from ..extension import cpu_extension as _cpu
 from .executor import CpuExecutor
 from .rank_process import PartSetting, cpu_facts

@@ -3,11 +3,11 @@
 
 #include <string>
 
+#include "../../native/tests/check.h"
+#include "../../native/tests/test_tensors.h"
+#include "../../native/thread_pool.h"
 #include "../kernels/kernels.h"
 #include "../kernels/reference.h"
-#include "../thread_pool.h"
-#include "check.h"
-#include "test_tensors.h"
 
 namespace ew::testing {
 

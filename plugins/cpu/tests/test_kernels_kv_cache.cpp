@@ -1,7 +1,7 @@
 // The formats of the cache: what kv_write stores, and that what a query may not see doesn't reach it.
 #include <array>
 
-#include "../kv_cache.h"
+#include "../../native/kv_cache.h"
 #include "attention_scene.h"
 
 using namespace ew;

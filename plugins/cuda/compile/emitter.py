@@ -22,7 +22,6 @@ from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
-from ...cpu.threads import available_threads
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
 from ...emit.lowered_files import with_own_names, write_lowered
@@ -32,6 +31,7 @@ from ...gpu.compile_workers import KernelCompiler
 from ...gpu.formats import check_formats
 from ...gpu.specs import KernelSpec
 from ...gpu.tiles import FloatType
+from ...native.threads import available_threads
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 

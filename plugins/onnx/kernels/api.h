@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../../cpu/panel_linear.h"  // BadArgument
+#include "../../native/panel_linear.h"  // BadArgument
 #include "onnxruntime_api.h"
 
 namespace ew::ort {

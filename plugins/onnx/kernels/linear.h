@@ -9,10 +9,10 @@
 //
 // Weight, scales and offsets are the file's, and not computed. Attributes, each of which must be given, are
 // what
-// ../cpu/panel_linear.h describes, `sparse` as 0 or 1.
+// ../../native/panel_linear.h describes, `sparse` as 0 or 1.
 #pragma once
 
-#include "../../cpu/panel_linear.h"
+#include "../../native/panel_linear.h"
 #include "api.h"
 
 namespace ew::ort {

@@ -12,7 +12,7 @@
 #include <tuple>
 #include <utility>
 
-#include "../../cpu/cores.h"
+#include "../../native/cores.h"
 #include "linear.h"
 
 namespace ew::ort {

@@ -1,7 +1,7 @@
 // The workers of the kernels that this library calls: the threads of the session that calls an operator.
 //
-// Those of ../cpu/thread_pool.h aren't used here: they and onnxruntime's, which stay awake for a while too,
-// would take the cores from each other.
+// Those of ../../native/thread_pool.h aren't used here: they and onnxruntime's, which stay awake for a while
+// too, would take the cores from each other.
 #pragma once
 
 #include <cstdint>

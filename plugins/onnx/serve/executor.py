@@ -14,8 +14,8 @@ from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, Step
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 from enginewright.runtime.shared.memory import default_budget
 
-from ...cpu.threads import available_threads
 from ...gpu.cuda_driver import Cuda, load_cuda
+from ...native.threads import available_threads
 from ...steps.linear_io import LinearIo
 from ...steps.slot_steps import SlotSteps
 from ..kernels.library import find_operators, operators_library

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "../../cpu/panel_linear.h"
+#include "../../native/panel_linear.h"
 #include "ffi_api.h"
 
 namespace ew::xla {

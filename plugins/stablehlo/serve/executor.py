@@ -15,8 +15,8 @@ from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, FloatArray, Int32Array, StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 
-from ...cpu.threads import available_threads
 from ...doctor.machine import iree_version
+from ...native.threads import available_threads
 from ...steps.host_arrays import Array, aligned, in_place
 from ...steps.slot_steps import SlotSteps
 from ...steps.slots import SlotRun

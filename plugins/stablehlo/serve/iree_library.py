@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.cpu.processor import processor_features
 from enginewright.plugins.doctor.checks import Problem
 from enginewright.plugins.steps.x86_levels import best_level
 from enginewright.runtime.bundle.manifest import target_folder
@@ -23,6 +22,7 @@ from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 
 from ...doctor.machine import iree_version
+from ...native.processor import processor_features
 from ...steps.host_arrays import Array, capsule_of
 from ..section import IreeSection, ModuleSection, StableHloSection
 from .doctor import iree_level_problem, iree_problem

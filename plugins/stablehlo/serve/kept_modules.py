@@ -13,9 +13,9 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from enginewright.plugins.cpu.processor import processor_features, processor_name
 from enginewright.runtime.executors.kept_files import cache_file, keep_newest, read_own, write_own
 
+from ...native.processor import processor_features, processor_name
 from .pjrt_library import Pjrt
 
 FOLDER = "stablehlo"

@@ -21,8 +21,8 @@ from enginewright.runtime.shared.errors import BundleError, MissingDependencyErr
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
-from ...cpu.threads import available_threads
 from ...emit.finished_bundle import add_file, replace_manifest
+from ...native.threads import available_threads
 from ...steps.timed_steps import (
     STAGE,
     cases_of,

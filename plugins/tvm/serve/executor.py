@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.cpu.processor import processor_features
 from enginewright.plugins.steps.x86_levels import LevelName, best_level
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
@@ -26,9 +25,10 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import check_free
 from enginewright.runtime.shared.step_schema import LOGITS
 
-from ...cpu.executable import NUMERICS_VERSION, CpuProgram, isas
-from ...cpu.sampling import RowSampler
-from ...cpu.threads import available_threads
+from ...native.executable import NUMERICS_VERSION, CpuProgram, isas
+from ...native.processor import processor_features
+from ...native.sampling import RowSampler
+from ...native.threads import available_threads
 from ...steps.host_arrays import ALIGNMENT, Array, aligned
 from ..section import STEP, STEP_WITH_TAPS, TvmSection, arguments_of, stored_type
 from .doctor import level_problem, tvm_problem

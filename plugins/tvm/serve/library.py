@@ -21,7 +21,7 @@ from enginewright.runtime.shared.errors import BundleError, CapacityError, Missi
 from enginewright.runtime.shared.hidden_taps import with_tap_outputs
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 
-from ...cpu.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM
+from ...native.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM
 from ..section import RUN_STEP, STEP_WITH_TAPS
 
 INSTALL = "Install it with: pip install 'enginewright[tvm]'"

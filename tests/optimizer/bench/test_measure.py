@@ -13,7 +13,7 @@ from enginewright.optimizer.bench.options import WARM_UP, BenchOptions, BenchPla
 from enginewright.optimizer.bench.plot import panels, svg
 from enginewright.optimizer.bench.result import BenchResult
 from enginewright.optimizer.bench.server import Server
-from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import StepInput, StepOutput

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from enginewright.optimizer.bisect import Given, Options, bisect
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.native.executable import isas
 from enginewright.runtime.shared.errors import BundleError, ComparisonError, RequestError
 from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model

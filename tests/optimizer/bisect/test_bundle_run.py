@@ -8,10 +8,10 @@ import torch
 
 from enginewright.optimizer.bisect.bundle_run import put_keys
 from enginewright.passes.ops.cache import rounded_heads
-from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 from enginewright.runtime.shared.kv_formats import CacheDtype
-from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, view
+from tests.plugins.native.lowered_builder import LoweredBuilder, T, view
 
 HEADS, VALUE = 2, 4
 

@@ -14,7 +14,7 @@ from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormat, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.plugins.cpu.executable import CpuProgram, isas
+from enginewright.plugins.native.executable import CpuProgram, isas
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram

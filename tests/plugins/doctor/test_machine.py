@@ -7,9 +7,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.cpu.processor import processor_name
 from enginewright.plugins.doctor.machine import cuda_of, driver_version, look_at_machine, torch_cuda
+from enginewright.plugins.native.executable import isas
+from enginewright.plugins.native.processor import processor_name
 
 
 def test_this_machine() -> None:

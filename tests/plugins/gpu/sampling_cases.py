@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.engines import library as tensorrt_library
 from enginewright.plugins.gpu.call import DeviceArray
 from enginewright.plugins.gpu.carried_sampling import GpuSampler
@@ -23,6 +22,7 @@ from enginewright.plugins.gpu.compile_ahead import CompiledKernel, files_of
 from enginewright.plugins.gpu.cuda_driver import Argument
 from enginewright.plugins.gpu.sampling import each_sampling_call
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS, KernelSpec, kernel_function
+from enginewright.plugins.native.sampling import RowSampler
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import SamplingBatch

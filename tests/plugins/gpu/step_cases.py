@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from enginewright.passes.ops import REFERENCES
-from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cuda.serve.steps import option_views
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
@@ -34,6 +33,7 @@ from enginewright.plugins.gpu.step_calls import (
     unpack_call,
 )
 from enginewright.plugins.gpu.tiles import GPUS
+from enginewright.plugins.native.sampling import RowSampler
 from enginewright.runtime.shared.contracts import SAMPLING_LISTS, FloatArray, SamplingBatch
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}

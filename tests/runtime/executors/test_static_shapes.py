@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM

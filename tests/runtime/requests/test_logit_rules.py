@@ -1,4 +1,4 @@
-"""Rules of a request's next tokens, and their arrays; what these do to logits is tested in tests/plugins/cpu."""
+"""Rules of a request's next tokens, and their arrays; what these do to logits is tested in tests/plugins/native."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import pydantic
 import pytest
 
 import enginewright as ew
-from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.native.sampling import RowSampler
 from enginewright.runtime.requests import grammar_process, structured
 from enginewright.runtime.requests.logit_rules import LogitRules, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams

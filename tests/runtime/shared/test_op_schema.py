@@ -13,7 +13,7 @@ import torch
 
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.ops import REFERENCES
-from enginewright.plugins.cpu.ops.write_declarations import declarations, load_ops
+from enginewright.plugins.native.ops.write_declarations import declarations, load_ops
 from enginewright.runtime.shared import op_schema
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "../../../cpu/kernels/reference.h"
-#include "../../../cpu/tests/test_tensors.h"
+#include "../../../native/tests/test_tensors.h"
 #include "../session_threads.h"
 
 namespace ew::testing {

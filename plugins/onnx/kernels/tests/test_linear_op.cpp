@@ -5,7 +5,7 @@
 #include <limits>
 #include <thread>
 
-#include "../../../cpu/tests/check.h"
+#include "../../../native/tests/check.h"
 #include "linear_problem.h"
 #include "session.h"
 

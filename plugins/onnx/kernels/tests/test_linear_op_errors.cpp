@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "../../../cpu/kernels/kernels.h"
-#include "../../../cpu/tests/check.h"
+#include "../../../native/tests/check.h"
 #include "linear_problem.h"
 #include "session.h"
 

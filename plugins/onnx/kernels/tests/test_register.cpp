@@ -1,7 +1,7 @@
 // RegisterCustomOps: what a session gets for its entries, and what the operator says of itself.
-#include "../../../cpu/cores.h"
 #include "../../../cpu/kernels/kernels.h"
-#include "../../../cpu/tests/check.h"
+#include "../../../native/cores.h"
+#include "../../../native/tests/check.h"
 #include "linear_problem.h"
 #include "session.h"
 

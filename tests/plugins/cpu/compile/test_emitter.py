@@ -12,9 +12,9 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, Source, Transpose
 from enginewright.plugins.cpu.compile.emitter import CpuEmitter
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.emit.weights import _chunks, source_rows
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack

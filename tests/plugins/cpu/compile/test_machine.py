@@ -4,7 +4,7 @@ import pytest
 
 from enginewright.plugins.cpu.compile import machine
 from enginewright.plugins.cpu.compile.machine import MOST_BYTES, Machine, measure_machine
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.native.executable import isas
 
 
 @pytest.mark.parametrize("isa", [isas()[0], isas()[-1]])

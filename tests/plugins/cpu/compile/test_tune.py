@@ -11,8 +11,8 @@ import pytest
 from enginewright.plugins.cpu.compile import tune as module
 from enginewright.plugins.cpu.compile.row_seconds import row_seconds
 from enginewright.plugins.cpu.compile.tune import CANDIDATES, Contender, fewer_threads, tune
-from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.cpu.serve.tuning import load_tuning
+from enginewright.plugins.native.executable import TUNABLES
 from enginewright.plugins.steps.timed_steps import Case, cases_of, compare, mean, worth
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.shared.errors import RequestError

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.cpu.executable import NUMERICS_VERSION, isas
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
-from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.plugins.native.executable import NUMERICS_VERSION, isas
+from enginewright.plugins.native.step_profile import StepProfile
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles

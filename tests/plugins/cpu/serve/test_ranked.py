@@ -21,7 +21,7 @@ import pytest
 
 from enginewright.plugins.cpu.serve import ranked as module
 from enginewright.plugins.cpu.serve.ranked import RANKS_A_CORE, RankedExecutor
-from enginewright.plugins.cpu.step_profile import StepProfile
+from enginewright.plugins.native.step_profile import StepProfile
 from enginewright.plugins.ranks.records import check_same
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM

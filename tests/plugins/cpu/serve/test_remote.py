@@ -31,8 +31,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.cpu.extension import cpu_extension
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.plugins.ranks.rank import GO, join
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.cpu import executable
-from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.serve.tuning import TuningFile, load_tuning
+from enginewright.plugins.native import executable
+from enginewright.plugins.native.executable import isas
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.shared.errors import BundleError

@@ -23,7 +23,6 @@ from msgspec.structs import replace as replace_struct
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve import ops
@@ -33,6 +32,7 @@ from enginewright.plugins.gpu import step_calls, tiles
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.tiles import GPUS
+from enginewright.plugins.native.sampling import RowSampler
 from enginewright.plugins.steps.packed_steps import StepLimits, StepShape, input_shapes
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
 from enginewright.runtime.shared.contracts import NO_TOKEN, StepOutput

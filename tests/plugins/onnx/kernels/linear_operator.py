@@ -13,13 +13,13 @@ import numpy.typing as npt
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.native.executable import isas
 from enginewright.plugins.onnx.kernels.library import operators_library
 from enginewright.runtime.bundle.weights import stored_dtype
 from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.lowered_program import Operand
 from enginewright.runtime.shared.panel_layouts import Layout
-from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, packed
+from tests.plugins.native.lowered_builder import LoweredBuilder, T, packed
 from tests.runtime.bundle.test_sparse_panels import sparse_weight
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ from onnx import ModelProto
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
 from enginewright.passes.ops.epilogue import LINEAR_ACTIVATIONS
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.native.executable import isas
 from tests.plugins.onnx.kernels.linear_operator import (
     FORMATS,
     Float,

@@ -10,8 +10,8 @@ import pytest
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.doctor.machine import look_at_machine
+from enginewright.plugins.native.executable import CpuProgram
 from enginewright.plugins.steps.timed_steps import random_step
 from enginewright.plugins.steps.x86_levels import Level
 from enginewright.plugins.tvm.compile.compile_library import compile_library

@@ -14,9 +14,9 @@ import pytest
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.plugins.cpu.processor import processor_features
 from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.plugins.native.processor import processor_features
 from enginewright.plugins.steps.x86_levels import FEATURES, LevelName
 from enginewright.plugins.tvm.compile import emitter as emitter_module
 from enginewright.plugins.tvm.compile.emitter import TvmEmitter

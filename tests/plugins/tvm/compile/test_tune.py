@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.plugins.cpu.processor import processor_features
+from enginewright.plugins.native.processor import processor_features
 from enginewright.plugins.steps.timed_steps import Case, Timed
 from enginewright.plugins.steps.x86_levels import FEATURES, LEVELS, LevelName
 from enginewright.plugins.tvm.compile import tune as module

@@ -1,0 +1,407 @@
+"""A lowered program made ready to run on the CPU; free of torch.
+
+The class hands a ``LoweredProgram`` to the C++ interpreter, which verifies all that doesn't depend on sizes while it is
+built, and the rest on every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.contracts import (
+    CacheGroup,
+    FloatArray,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+)
+from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, OffloadError, RequestError
+from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
+from enginewright.runtime.shared.step_schema import ports_of
+
+from ..cpu.extension import cpu_extension as _cpu
+from .threads import available_threads
+
+if TYPE_CHECKING:
+    from enginewright.runtime.executors.target import Offload
+
+    from ..cpu._cpu import OperandTuple
+
+NUMERICS_VERSION = 2
+"""The version of the order of sums and of what KV caches store, docs/inside/numerics.md. A change that gives other
+bits is another number: keys and values that were kept on a disk are then computed again."""
+
+_SIZES = {"T": (0, 1, 0, 0), "B": (0, 0, 1, 0), "B+1": (1, 0, 1, 0), "R": (0, 0, 0, 1)}  # as Affine has them
+_EXPORT_AGAIN = "Export the bundle again."
+_MOST_THREADS = 1024
+_AS_BITS = ("bf16", "f16")  # what _cpu hands over as uint16
+TUNABLES: Mapping[str, int] = {
+    "small_work": 1 << 40,
+    "task_bytes": 1 << 40,
+    "task_rows": 1 << 20,
+    "thread_tasks": 1 << 20,
+    "split_tiles": 1 << 20,
+    "spin_microseconds": 1_000_000,
+}
+"""The fields of ``Tuning`` in plugins/cpu/kernels/tuning.h, which ``CpuProgram`` takes, each with its largest value."""
+
+_PROBES = (1, 1, 1), (1, 29, 1), (2, 7, 3), (5, 1, 5)
+"""Requests, tokens of each and rows of steps that ``check_memory`` lays out: sizes whose T, B and R tell each other
+apart, small enough for the memory of any machine that has the weights."""
+
+RUN_STEP_FOR_TVM, RUN_LOOP_FOR_TVM = _cpu.RUN_STEP_FOR_TVM, _cpu.RUN_LOOP_FOR_TVM
+"""Addresses of C functions: a packed function of TVM, and one in the place of TVMBackendParallelLaunch."""
+
+_Result = TypeVar("_Result")
+_LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
+
+
+Watcher = Callable[[int, bool, list[npt.NDArray[Any] | None]], None]
+"""Called with a step's index, whether it is about to run or has just run, and views of its inputs or of its outputs.
+
+The views are valid until it returns; None for weights, step inputs and caches. What is written to
+them is what the program continues with. A step with nothing to do is left out.
+"""
+
+
+class CpuProgram:
+    """A program with its weights, KV caches and threads.
+
+    Args:
+        lowered: the program, with memory planned (every buffer has an offset).
+        weights: the memory of every weight the program uses, by name: C-contiguous, 64-byte aligned, packed in the
+            layout that the program asks for; dtype and shape of the array don't matter, its bytes do. Kept alive; may
+            be a read-only map of a file.
+        blocks: number of KV blocks P of each cache group, by name. Cache memory is address space until it is written.
+        threads: 0 means the cores this process may use, by affinity and cgroup quota.
+        isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
+        tuning: ``TUNABLES`` by name: the way work is cut into tasks, and the time that threads wait awake. A missing
+            one, or 0, is the kernels' own choice. Logits are bit-equal for any.
+        exchange: the exchange with the other ranks of a program of several. Every rank runs the same steps.
+        offload: the number of blocks of each cache group that there is memory for, in layers that choose what they
+            attend to. The others wait in a file without a name in its folder. Other layers have memory for all. None:
+            all layers have.
+
+    Raises:
+        BundleError: the program or a weight doesn't hold together; names step, operand and module path.
+        CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
+        OffloadError: no file can be made in the folder of ``offload``.
+        EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
+
+    ``run`` may be called from several threads; the calls run one at a time.
+    """
+
+    def __init__(
+        self,
+        lowered: LoweredProgram,
+        weights: Mapping[str, npt.NDArray[np.generic]],
+        *,
+        blocks: Mapping[str, int],
+        threads: int = 0,
+        isa: str | None = None,
+        tuning: Mapping[str, int] | None = None,
+        exchange: _cpu.Exchange | None = None,
+        offload: Offload | None = None,
+    ) -> None:
+        self.lowered = lowered
+        self._groups = tuple(group.name for group in lowered.cache_groups)
+        if set(blocks) != set(self._groups):
+            raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks)}")
+        if not 0 <= threads <= _MOST_THREADS:
+            raise EnginewrightError(f"threads = {threads} is not in [0, {_MOST_THREADS}]")
+        try:
+            program = _build(lowered, weights)
+        except ValueError as e:
+            raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
+        counts = [blocks[name] for name in self._groups]
+        threads = threads or min(available_threads(), _MOST_THREADS)
+        some = [offload.slots.get(name, 0) for name in self._groups] if offload and offload.slots else []
+        folder = "" if offload is None else offload.folder
+        self._executor = self._asked(
+            lambda: _executor(program, counts, threads, isa, tuning or {}, exchange, folder, some)
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all KV caches."""
+        return self._executor.cache_bytes
+
+    @property
+    def offload_counts(self) -> dict[str, int]:
+        """Blocks of a layer that were in memory when they were needed, and those read, written and lost."""
+        return dict(zip(("in_memory", "read", "written", "lost"), self._executor.offload_counts, strict=True))
+
+    def copy_offloaded(self, group: str, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks of a group that has ``slots``, (from, to). Raises OffloadError."""
+        self._asked(lambda: _cpu.copy_offloaded(self._executor, group, pairs))
+
+    @property
+    def ring_pairs(self) -> list[int]:
+        """The work of each rank in attention where ranks divide keys: numbers of (token, split of 512 keys) of a
+        layer."""
+        return self._executor.ring_pairs
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of intermediate values; grows with the largest step so far."""
+        return self._executor.arena_bytes
+
+    @property
+    def threads(self) -> int:
+        return self._executor.threads
+
+    @property
+    def isa(self) -> str:
+        return self._executor.isa
+
+    @property
+    def expert_rows(self) -> dict[str, list[int]]:
+        """The rows that each expert has computed since the program was opened, by the layer's module."""
+        return {self.lowered.steps[step].where: rows for step, rows in _cpu.expert_rows(self._executor).items()}
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Runs one step. Raises RequestError naming the input that is wrong; then no KV slot was written.
+
+        A sampled row whose logits are NaN or infinite gets ``NO_TOKEN``. Raises CapacityError if memory runs out.
+        """
+        return self._run(step)[0]
+
+    def profile(self, step: StepInput) -> tuple[StepOutput, npt.NDArray[np.float64]]:
+        """Runs as ``run`` does, and returns the seconds that each step of the program took, [steps]."""
+        output, extra = self._run(step, profile=True)
+        return output, np.asarray(extra["seconds"])
+
+    def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
+        """Runs as ``run`` does; returns copies of what step ``index`` of the program wrote, one for each output.
+
+        A step with nothing to do wrote nothing. Raises RequestError if there is no such step.
+        """
+        if not 0 <= index < len(self.lowered.steps):
+            raise RequestError(f"step {index} is not in [0, {len(self.lowered.steps)})")
+        written: list[npt.NDArray[np.generic]] = []
+
+        def keep(at: int, before: bool, arrays: list[npt.NDArray[Any] | None]) -> None:
+            if at == index and not before:
+                written.extend(np.array(a, order="C") for a in arrays if a is not None)
+
+        self.watch(step, keep)
+        return written
+
+    def watch(self, step: StepInput, watcher: Watcher) -> StepOutput:
+        """Runs as ``run`` does, and calls ``watcher`` before and after each step of the program; see ``Watcher``."""
+
+        def named(index: int, before: bool, arrays: list[npt.NDArray[Any] | None]) -> None:
+            one = self.lowered.steps[index]
+            operands = one.inputs if before else one.outputs
+            watcher(
+                index,
+                before,
+                [
+                    a if a is None else a.view(NUMPY_DTYPES[o.dtype] if o.dtype in _AS_BITS else a.dtype)
+                    for a, o in zip(arrays, operands, strict=True)
+                ],
+            )
+
+        return self._run(step, watch=named)[0]
+
+    def cache_arrays(self, group: str, layer: int) -> tuple[FloatArray, FloatArray]:
+        """A layer's cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools.
+
+        Views of the memory of an f32 cache; of another format, a copy of what it stands for.
+        """
+        return _cpu.cache_arrays(self._executor, group, layer)
+
+    def cache_memory(self, group: str, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Views of the bytes of a layer's keys and values, [P, Nkv, bytes of a block and head]. For tests and tools."""
+        return _cpu.cache_memory(self._executor, group, layer)
+
+    def check_memory(self) -> None:
+        """Lays out steps of some sizes, and runs none. ``blocks`` must have been one or more of each group.
+
+        Raises BundleError where something lies outside of the arena, or over what is still read; CapacityError.
+        """
+        for sizes in _PROBES:
+            try:
+                self.begin_for_tvm(_probe(self.lowered.cache_groups, *sizes))
+            except RequestError as e:
+                raise BundleError(f"program: {e.message.removeprefix('step: ')}", hint=_EXPORT_AGAIN) from e
+
+    def begin_for_tvm(self, step: StepInput) -> npt.NDArray[np.uint8]:
+        """Begins a step that a library compiled by TVM runs on the calling thread; gives the arena, which it reads and
+        writes. The library calls ``RUN_STEP_FOR_TVM`` and ``RUN_LOOP_FOR_TVM``. Raises as ``run`` does."""
+        return self._asked(lambda: _cpu.begin_for_tvm(self._executor, step.arrays))
+
+    def end_for_tvm(self) -> None:
+        """Raises RequestError if a step that was called since then failed."""
+        self._asked(_cpu.end_for_tvm)
+
+    def post(self, step: StepInput, link: _cpu.RankLink) -> None:
+        """Starts a step on all other ranks. Raises RequestError, CapacityError without shared memory for its inputs,
+        and RuntimeError if a rank is lost."""
+        self._asked(lambda: link.post(self._executor, step.arrays))
+
+    def run_posted_steps(self, link: _cpu.RankLink) -> None:
+        """Runs what rank 0 posts, until that ends. Raises RuntimeError if a rank is lost."""
+        link.run_posted_steps(self._executor)
+
+    def packed(self, step: StepInput) -> npt.NDArray[np.uint8]:
+        """A step's inputs as bytes, for ``run_packed`` of a rank on another machine. Raises RequestError."""
+        return self._asked(lambda: _cpu.pack_step(self._executor, step.arrays))
+
+    def run_packed(self, step: npt.NDArray[np.uint8]) -> None:
+        """Runs such a step. Raises ValueError naming the input that is wrong, RuntimeError where bytes are missing."""
+        _cpu.run_packed_step(step, self._executor)
+
+    def _asked(self, run: Callable[[], _Result]) -> _Result:
+        try:
+            return run()
+        except _cpu.OffloadError as e:
+            problem, group, block = e.args
+            lost = {self._groups[group]: [block]} if group >= 0 else {}
+            raise OffloadError(f"offload_folder: {problem}", lost, full=not lost) from e
+        except ValueError as e:
+            raise RequestError(f"step: {e}") from e
+        except MemoryError as e:
+            what = str(e) if "shared memory" in str(e) else "no memory"
+            raise CapacityError(f"{what} for a step of this size", hint="Run fewer tokens in a step.") from e
+
+    def _run(self, step: StepInput, *, profile: bool = False, watch: Any = None) -> tuple[StepOutput, dict[str, Any]]:
+        sampling = step.sampling
+        further = {
+            "sampling": sampling.options() if sampling is not None else None,
+            "logprobs": logprobs_wanted(sampling),
+            "outputs": list(step.outputs),
+            "profile": profile,
+            "watch": watch,
+        }
+        result = self._asked(lambda: self._executor.run(step.arrays, **further))
+        output = StepOutput(
+            tokens=result.get("tokens"),
+            outputs={name: result[name] for name in step.outputs},
+            token_logprobs=result.get("token_logprobs"),
+            top_ids=result.get("top_ids"),
+            top_logprobs=result.get("top_logprobs"),
+        )
+        return output, result
+
+
+def isas() -> list[str]:
+    """Instruction sets that this processor can run, best first; a build for one processor has the best alone.
+
+    Of avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
+    """
+    return _cpu.isas()
+
+
+def _executor(
+    program: _cpu.Program,
+    blocks: list[int],
+    threads: int,
+    isa: str | None,
+    tuning: Mapping[str, int],
+    exchange: _cpu.Exchange | None,
+    folder: str,
+    slots: list[int],
+) -> _cpu.Executor:
+    try:
+        return _cpu.Executor(program, blocks, threads, isa or isas()[0], dict(tuning), exchange, folder, slots)
+    except _cpu.OffloadError:
+        raise
+    except ValueError as e:
+        raise EnginewrightError(str(e)) from e
+    except MemoryError as e:
+        raise CapacityError("no memory for the KV caches", hint="Use fewer blocks.") from e
+    except RuntimeError as e:
+        raise CapacityError(f"{threads} threads could not be started: {e}", hint="Use fewer threads.") from e
+
+
+def logprobs_wanted(sampling: SamplingBatch | None) -> int:
+    """Returns the number of log-probabilities for C++: -1 for none."""
+    return -1 if sampling is None or sampling.logprobs is None else sampling.logprobs
+
+
+def _probe(groups: Sequence[CacheGroup], requests: int, tokens: int, rows: int) -> StepInput:
+    """Returns a step of requests that begin, of that many tokens each, all in the first block."""
+    return StepInput.packed(
+        ids=np.zeros(requests * tokens, np.int32),
+        counts=np.full(requests, tokens),
+        kv_len=np.full(requests, tokens),
+        tables={group.name: np.zeros((requests, 1), np.int32) for group in groups},
+        groups=groups,
+        rows=np.arange(rows),
+    )
+
+
+def _memory(name: str, array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    if not array.flags.c_contiguous:
+        raise ValueError(f"weight {name}: its memory is not contiguous")
+    return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+def _check_sizes(subject: str, sizes: Iterable[int]) -> None:
+    for size in sizes:
+        if not 0 <= size <= _LARGEST:
+            raise ValueError(f"{subject}: {size} is not in [0, {_LARGEST}]")
+
+
+def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic]]) -> _cpu.Program:
+    """The C++ program. Raises ValueError naming what is wrong."""
+    program = _cpu.Program()
+    for region, size in lowered.regions:
+        program.set_region(region, Affine.parse(size).coefficients())
+    program.set_ranks(*lowered.ranks)
+    indices: dict[tuple[str, str], int] = {}
+    for group in lowered.cache_groups:
+        _check_sizes(
+            f"cache group {group.name}",
+            [*group.layers, *group.sizes],
+        )
+        program.add_cache_group(group.name, group.layers, *group.sizes, group.dtype, group.summaries)
+        for layer in group.layers:
+            indices["cache", f"{group.name}/{layer}"] = program.find_cache(group.name, layer)
+    groups = [group.name for group in lowered.cache_groups]
+    for name, port in ports_of(groups, lowered.ports):
+        shape = [_SIZES[size] if isinstance(size, str) else (size, 0, 0, 0) for size in port.shape if size != "M"]
+        group_of = groups.index(name.partition(":")[2]) if port.by_group else -1
+        indices["input", name] = program.add_port(name, shape, port.dtype, port.check, group_of)
+    for use in lowered.weights:
+        if use.name not in weights:
+            raise ValueError(f"weight {use.name} is missing")
+        _check_sizes(f"weight {use.name}", use.shape)
+        memory = _memory(use.name, weights[use.name])
+        index = program.add_weight(use.name, use.dtype, use.shape, use.layout, memory, 0, memory.size)
+        indices["weight", use.name] = index
+    for buffer in lowered.buffers:
+        if buffer.offset is None:
+            raise ValueError(f"buffer {buffer.name} has no offset: memory was not planned")
+        indices["buffer", buffer.name] = program.add_buffer(
+            buffer.name,
+            Affine.parse(buffer.size).coefficients(),
+            Affine.parse(buffer.offset).coefficients(),
+            buffer.region,
+        )
+    program.set_arena(Affine.parse(lowered.arena_bytes).coefficients())
+
+    def operand(o: Operand, subject: str) -> OperandTuple:
+        if (o.kind, o.name) not in indices:
+            raise ValueError(f"{subject}: there is no {o.kind} {o.name}")
+        shape = [size.coefficients() for size in o.shape]
+        strides = [stride.coefficients() for stride in o.strides]
+        return o.kind, indices[o.kind, o.name], o.dtype, shape, strides, o.offset.coefficients(), o.name
+
+    for i, step in enumerate(lowered.steps):
+        subject = f"step {i} {step.op} ({step.where})"
+        inputs = [operand(o, subject) for o in step.inputs]
+        outputs = [operand(o, subject) for o in step.outputs]
+        program.add_step(step.op, inputs, outputs, step.attrs, step.where)
+    if "logits" in lowered.outputs:
+        program.set_logits(operand(lowered.outputs["logits"], "output logits"))
+    for name, (step_number, output) in lowered.taps.items():
+        program.add_tap(name, step_number, output)
+    program.finish()
+    return program

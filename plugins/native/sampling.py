@@ -1,0 +1,77 @@
+"""The sampler alone, for targets whose programs end with logits: the tokens that the cpu target draws from these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from enginewright.runtime.shared.contracts import (
+    NO_TOKEN,
+    SAMPLING_OPTIONS,
+    FloatArray,
+    Int32Array,
+    SamplingBatch,
+    StepOutput,
+    as_outputs,
+)
+from enginewright.runtime.shared.errors import CapacityError, RequestError
+
+from ..cpu.extension import cpu_extension as _cpu
+from .executable import logprobs_wanted
+
+
+class RowSampler:
+    """The sampler with threads of its own, which sleep between calls. They change no result; calls run one at a time.
+
+    Raises CapacityError if the system refuses to start the threads.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        try:
+            self._sampler = _cpu.RowSampler(threads)
+        except RuntimeError as e:
+            raise CapacityError(f"{threads} threads could not be started: {e}", hint="Use fewer threads.") from e
+
+    def sample(self, logits: FloatArray, sampling: SamplingBatch, *, return_logits: bool = False) -> StepOutput:
+        """Draws a token from each row of logits [R, V] float32, and computes the logprobs that ``sampling`` requests.
+
+        A row with a logit that is NaN or +infinity gets ``NO_TOKEN``; the others are as they would be without it.
+
+        Args:
+            return_logits: put the logits into the output as well.
+
+        Raises:
+            RequestError: a value of ``sampling`` is out of range, or there is not one for each row.
+        """
+        rows = np.ascontiguousarray(logits, np.float32)
+        try:
+            samples = self._sampler.sample(rows, sampling.options(), logprobs_wanted(sampling))
+        except ValueError as e:
+            raise RequestError(f"step: {e}") from e
+        return StepOutput(outputs=as_outputs(rows if return_logits else None), **samples)
+
+    def of_drawn(
+        self, tokens: Int32Array, logits: FloatArray | None, sampling: SamplingBatch, *, return_logits: bool
+    ) -> StepOutput:
+        """Returns the result of ``sample`` for tokens [R] that were drawn elsewhere.
+
+        Args:
+            logits: [R, V] that they were drawn from; may be None if neither they nor logprobs are requested.
+
+        Raises RequestError if logprobs are requested that can't be computed.
+        """
+        output = StepOutput(tokens=tokens, outputs=as_outputs(logits if return_logits else None))
+        if sampling.logprobs is None:
+            return output
+        assert logits is not None
+        kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
+        off: dict[str, Any] = {
+            name: np.full(len(tokens), of, kinds.get(name, np.float32)) for name, of in SAMPLING_OPTIONS.items()
+        }
+        scored = tokens if sampling.scored is None else np.where(sampling.scored == NO_TOKEN, tokens, sampling.scored)
+        scores = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs, scored=scored))
+        assert scores.token_logprobs is not None
+        output.token_logprobs = np.where(tokens == NO_TOKEN, np.float32(np.nan), scores.token_logprobs)
+        output.top_ids, output.top_logprobs = scores.top_ids, scores.top_logprobs
+        return output
