@@ -125,8 +125,8 @@ def speed_checks(speed: SpeedPairs | None, budget: Budget, provider: str | None)
         interval = low, high = SpeedPairs.interval(pairs)
         most = limit * (1 + budget.speed_margin)
         outcome: Outcome = "failed" if low > most else "passed" if high <= most else "inconclusive"
-        ours, theirs = (median(times) * 1e3 for times in zip(*pairs, strict=True))
-        detail = f"{theirs:.3g} ms became {ours:.3g} ms; {low:.3g} to {high:.3g} times in {len(pairs)} pairs"
-        detail += f"; with a margin of {budget.speed_margin:.0%}"
+        milliseconds = median(older for _, older in pairs) * 1e3
+        detail = f"median ratio of {len(pairs)} pairs, {low:.3g} to {high:.3g}; with a margin of "
+        detail += f"{budget.speed_margin:.0%}; the older one takes {milliseconds:.3g} ms"
         checks.append(Check(key, outcome, ratio, limit, detail, interval))
     return checks

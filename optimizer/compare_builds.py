@@ -87,31 +87,37 @@ class BuildComparison:
     """The result of ``compare_builds``.
 
     Attributes:
-        bundle, against: the two models, as they were named.
-        kind: the kind of the reference.
-        target: the target that both were run on.
-        prompts, tokens: sizes of the suite; tokens include the answers'.
-        checks: all checks, in the order in which they are shown.
-        layers: KL of each layer's input, and last of the logits; empty if they can't be compared.
-        changed: prompts whose answers differ.
-        files: differences of the files, as `optimize diff` lists them with the other one as A.
-        speed: paired speeds; None if they weren't measured.
+        bundle, against: the names of both models, as the caller passed them.
+        kind: the kind of the model that the bundle is compared with.
+        target: the target that runs both models.
         budget: the limits of the checks.
+        prompts, tokens: sizes of the suite, tokens of the answers included; 0 for bundles with equal files.
+        checks: all checks, in the order in which they are shown; for bundles with equal files ``bytes`` alone.
+        layers: KL of each layer's input, then of the logits; empty if these can't be compared.
+        changed: prompts whose answers differ.
+        files: differences of the files, as `optimize diff` lists them with the older bundle as A.
+        speed: paired speeds; None if they weren't measured.
+        seconds: duration of the comparison.
     """
 
     bundle: str
     against: str
     kind: Literal["bundle", "source"]
     target: str
-    prompts: int
-    tokens: int
-    checks: tuple[Check, ...]
-    layers: tuple[LayerDivergence, ...]
-    changed: tuple[ChangedPrompt, ...]
-    files: tuple[str, ...]
-    speed: SpeedPairs | None
     budget: Budget
-    seconds: float
+    prompts: int = 0
+    tokens: int = 0
+    checks: tuple[Check, ...] = ()
+    layers: tuple[LayerDivergence, ...] = ()
+    changed: tuple[ChangedPrompt, ...] = ()
+    files: tuple[str, ...] = ()
+    speed: SpeedPairs | None = None
+    seconds: float = 0.0
+
+    @property
+    def equal_files(self) -> bool:
+        """Returns True if both bundles have the same files, apart from report/: then nothing else is compared."""
+        return not self.prompts
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -213,8 +219,9 @@ def compare_builds(
 ) -> BuildComparison:
     """Compares a bundle with an older build of it, or with its source, and says what is over the budget.
 
-    Prompts are tokenized as ``against`` does. Greedy answers of its own are read behind them by both (of a source:
-    the bundle's answers), so one token that changes doesn't change all behind it.
+    Two bundles with the same files are within every budget; neither is run. Otherwise prompts are tokenized as
+    ``against`` does. Both read its greedy answers to them (for a source, the bundle's answers), so that one token that
+    changes doesn't change all tokens after it.
 
     Args:
         bundle: the new build.
@@ -248,7 +255,14 @@ def compare_builds(
     else:
         allowed = default if budget is None else read_budget(budget, default)
     suite_prompts = read_prompts(prompts)
+    diff = None if older is None else diff_bundles(place, bundle, progress=progress)
 
+    comparison = BuildComparison(
+        str(bundle), str(against), "source" if older is None else "bundle", target=name, budget=allowed
+    )
+    if diff is not None and diff.equal:
+        equal = Check("bytes", "passed", "equal", "equal", "all files are equal")
+        return replace(comparison, checks=(equal,), seconds=_since(start))
     checks: list[Check] = []
     with ExitStack() as stack:
         options = OpenOptions(threads, target=name, provider=provider, trust=trust)
@@ -293,7 +307,7 @@ def compare_builds(
     checks.append(_of_generation(new.model, info, allowed))
     differing: tuple[str, ...] = ()
     speed: SpeedPairs | None = None
-    if older is None:
+    if older is None or diff is None:
         why = "a source is not a build"
         checks += [Check(key, "not compared", detail=why) for key in _OF_BUILDS]
     else:
@@ -306,14 +320,10 @@ def compare_builds(
 
             speed = (measure or measure_speed)(new, older, name, threads, settled, progress)
         checks += speed_checks(speed, allowed, provider)
-        diff = diff_bundles(place, bundle, progress=progress)
         differing = _lines_of(diff)
-        checks.append(_equal("bytes", diff.equal, f"{len(diff.differences)} of {diff.files} files differ", allowed))
-    return BuildComparison(
-        bundle=str(bundle),
-        against=str(against),
-        kind="source" if older is None else "bundle",
-        target=name,
+        checks.append(_equal("bytes", False, f"{len(diff.differences)} of {diff.files} files differ", allowed))
+    return replace(
+        comparison,
         prompts=len(suite),
         tokens=read.total.tokens,
         checks=tuple(checks),
@@ -321,9 +331,13 @@ def compare_builds(
         changed=tuple(read.changed),
         files=differing[:_MOST_FILES],
         speed=speed,
-        budget=allowed,
-        seconds=round(time.perf_counter() - start, 3),
+        seconds=_since(start),
     )
+
+
+def _since(start: float) -> float:
+    """Returns the seconds since ``start``, a time of ``time.perf_counter``, to the millisecond."""
+    return round(time.perf_counter() - start, 3)
 
 
 def _lines_of(diff: BundleDiff) -> tuple[str, ...]:

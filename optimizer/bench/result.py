@@ -153,7 +153,7 @@ class SpeculationSpeed:
 
     Attributes:
         plain, ahead: tokens a second behind the first, without tokens computed ahead and with them.
-        ratio: of each round's two.
+        ratio: ``ahead`` divided by ``plain`` in each round.
         drafted, accepted: tokens of all rounds that were computed ahead, and of these those that were right.
     """
 

@@ -178,6 +178,9 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
             say(f"  and {count - MOST_PROMPTS} more")
 
     say(f"\n{found.bundle} against the {found.kind} {found.against}, on target {found.target}")
+    if found.equal_files:
+        say("within the budget: all files are equal, so neither bundle was run, and nothing was timed")
+        return
     say(f"{found.tokens:,} tokens of {found.prompts} prompts and their answers; budget: {budget or 'the default'}\n")
     table = Table(box=None, pad_edge=False)
     for heading in ("check", "measured", "allowed", "result", ""):

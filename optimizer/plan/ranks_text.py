@@ -11,7 +11,7 @@ from rich.table import Table
 from enginewright.optimizer.report.numbers import duration, format_bytes, rate
 
 from .ranks import Best, PartitionPlan, RankPlans
-from .text import busy, device_line, late_mark, limit_of, plain_table
+from .text import busy, device_line, late_mark, limit_of, longest_request, plain_table
 
 
 def print_rank_plans(result: RankPlans, console: Console) -> None:
@@ -24,7 +24,7 @@ def print_rank_plans(result: RankPlans, console: Console) -> None:
             best = [b for b in result.best if (b.device, b.recipes) == (device.name, recipes)]
             console.print(f"\n{', '.join(recipes)}", markup=False)
             shown = _shown(plans, best)
-            console.print(_held(shown))
+            console.print(_held(shown, result.context_length))
             console.print()
             if any(plan.fits for plan in shown):
                 console.print(_speeds([plan for plan in shown if plan.fits], result))
@@ -80,13 +80,13 @@ def _shown(plans: list[PartitionPlan], best: list[Best]) -> list[PartitionPlan]:
     return [p for p in plans if (p.ranks, p.partition) in named or (p.ranks in none and p.pipeline == 1)]
 
 
-def _held(plans: list[PartitionPlan]) -> Table:
+def _held(plans: list[PartitionPlan], context_length: int) -> Table:
     columns = [
         "partition",
         "weights a rank",
         "KV a token",
         "most requests",
-        "longest one",
+        "longest request",
         "largest batch",
         "limited by",
     ]
@@ -98,7 +98,7 @@ def _held(plans: list[PartitionPlan]) -> Table:
             continue
         largest = plan.largest
         most = "none" if largest is None else f"{largest.batch:,}, {rate(largest.tokens_per_second or 0)} tokens/s"
-        row += [f"{plan.most_requests:,}", f"{plan.most_tokens:,} tokens", most]
+        row += [f"{plan.most_requests:,}", longest_request(plan.most_tokens, context_length), most]
         table.add_row(*row, limit_of(plan.largest_limit))
     return table
 

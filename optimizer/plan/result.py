@@ -55,7 +55,7 @@ class DevicePlan:
         workspace: of a step with one prompt.
         needed: for one request.
         most_requests: of the asked context that fit, 4,096 at most.
-        most_tokens: of a single request that fit, whatever the model's context; 0 if none.
+        most_tokens: tokens of a single request that memory has room for, whatever the model's context; 0 if none.
         largest: the largest batch that fits and meets the goals; None if none does.
         largest_limit: what a larger one fails at: "memory", "tpot", "ttft", or "requests", more of which are not asked.
         advice: what would fit where this doesn't.

@@ -81,6 +81,18 @@ def limit_of(name: str) -> str:
     return _LIMITS.get(name, "")
 
 
+def longest_request(most_tokens: int, context_length: int) -> str:
+    """Returns the most tokens of a single request, and which of two limits that is.
+
+    Args:
+        most_tokens: tokens that memory has room for.
+        context_length: tokens of the model's context.
+    """
+    if most_tokens < context_length:
+        return f"{most_tokens:,} tokens, by memory"
+    return f"{context_length:,} tokens, the context"
+
+
 def late_mark(seconds: float, goal: float | None) -> str:
     """Marks a time that is later than its goal."""
     return "" if goal is None or seconds <= goal else " !"
@@ -96,7 +108,7 @@ def plain_table(*headings: str) -> Table:
 
 def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
     goals = any(result.options[name] is not None for name in ("tpot", "ttft"))
-    columns = ["recipe", "weights", "KV a token", "most requests", "longest one"]
+    columns = ["recipe", "weights", "KV a token", "most requests", "longest request"]
     table = plain_table(*columns, "largest batch" if not goals else "largest batch within the goals", "limited by")
     for plan in plans:
         most = f"{plan.most_requests:,}" if plan.fits else "too big"
@@ -110,7 +122,7 @@ def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
             format_bytes(plan.weights),
             format_bytes(plan.kv_per_token),
             most,
-            f"{plan.most_tokens:,} tokens",
+            longest_request(plan.most_tokens, result.context_length),
             largest,
             limit_of(plan.largest_limit),
         )

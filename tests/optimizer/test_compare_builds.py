@@ -89,6 +89,13 @@ def compare(new: Path, older: Path, **options: Any) -> BuildComparison:
     return compare_builds(new, older, **({"measure": timed(1, 1)} | options))
 
 
+def twin(of: Path, folder: Path) -> Path:
+    """A copy that computes the same, with a file more: bundles whose files are equal aren't compared further."""
+    to = Path(shutil.copytree(of, folder / f"twin-{of.name}"))
+    (to / "note.txt").write_text("note")
+    return to
+
+
 def names(checks: Sequence[Check]) -> set[str]:
     return {check.name for check in checks}
 
@@ -292,10 +299,10 @@ def test_what_a_family_has_is_found_missing(planted: str, builds: Builds) -> Non
 
 
 @pytest.mark.parametrize("planted", SPEEDS)
-def test_a_slower_build_is_found(planted: str, builds: Builds) -> None:
+def test_a_slower_build_is_found(planted: str, builds: Builds, tmp_path: Path) -> None:
     factors, expected = SPEEDS[planted]
     bundle = builds.get("llama", "int8")
-    comparison = compare(bundle, bundle, measure=timed(*factors))
+    comparison = compare(twin(bundle, tmp_path), bundle, measure=timed(*factors))
     assert names(comparison.failed) == expected
     (check,) = comparison.failed
     assert check.measured == pytest.approx(max(factors)) and "margin of 5%" in check.detail
@@ -304,14 +311,15 @@ def test_a_slower_build_is_found(planted: str, builds: Builds) -> None:
 def test_a_busy_machine_makes_the_speed_inconclusive_and_no_failure(builds: Builds, tmp_path: Path) -> None:
     bundle = builds.get("llama", "int8")
     budget = Budget(layers=False)
-    comparison = compare(bundle, bundle, budget=budget, measure=noisy(1.0, 0))
+    new = twin(bundle, tmp_path)
+    comparison = compare(new, bundle, budget=budget, measure=noisy(1.0, 0))
     assert [check.name for check in comparison.inconclusive] == ["prefill_ratio", "decode_ratio"]
     assert comparison.within_budget and not comparison.failed
     write_junit(comparison, tmp_path / "out.xml")
     skipped = [one.get("message", "") for one in ElementTree.parse(tmp_path / "out.xml").iter("skipped")]
     assert sum(message.startswith("inconclusive: ") for message in skipped) == 2
     # Much slower is still found.
-    assert names(compare(bundle, bundle, budget=budget, measure=noisy(40.0, 0)).failed) == {
+    assert names(compare(new, bundle, budget=budget, measure=noisy(40.0, 0)).failed) == {
         "prefill_ratio",
         "decode_ratio",
     }
@@ -322,19 +330,30 @@ PAIRS += [("text", recipe) for recipe in ("f32", "int8", "int4", "bf16")]
 
 
 @pytest.mark.parametrize(("family", "recipe"), PAIRS)
-def test_equal_builds_pass_a_budget_of_nothing(family: str, recipe: str, builds: Builds) -> None:
-    """Two exports of the same model: no token, no logit and no byte differs."""
-    nothing = Budget(tokens_changed=0, kl_mean=0, kl_max=0, kl_layer=0, size_ratio=1, memory_ratio=1, bytes=True)
+def test_equal_builds_pass_a_budget_of_nothing(family: str, recipe: str, builds: Builds, tmp_path: Path) -> None:
+    """Two exports of the same model: no byte differs; and where one does that nothing reads, no token and no logit."""
+    nothing = Budget(tokens_changed=0, kl_mean=0, kl_max=0, kl_layer=0, size_ratio=1, memory_ratio=1)
     text = family == "text"
     model = llama() if text else of_family(family)
     first, second = (
         builds.get("llama" if text and i == 0 else f"{family}-{i}", recipe, model, text=text) for i in range(2)
     )
     assert first != second
-    comparison = compare(second, first, budget=nothing, measure=timed(1.09, 0.9))  # within the margin
+
+    def never(*_: object) -> SpeedPairs:
+        raise AssertionError("equal files aren't timed")
+
+    equal = compare(second, first, budget=nothing.model_copy(update={"bytes": True}), measure=never)
+    assert (
+        equal.equal_files
+        and equal.within_budget
+        and [(c.name, c.outcome) for c in equal.checks] == [("bytes", "passed")]
+    )
+    comparison = compare(twin(second, tmp_path), first, budget=nothing, measure=timed(1.09, 0.9))  # within the margin
     assert comparison.within_budget, [f"{c.name} {shown(c)} {c.detail}" for c in comparison.failed]
-    assert {check.outcome for check in comparison.checks} == {"passed"}
-    assert [one.layer for one in comparison.layers] == [0, 1, None] and comparison.files == comparison.changed == ()
+    assert {check.outcome for check in comparison.checks if check.name != "bytes"} == {"passed"}
+    assert [one.layer for one in comparison.layers] == [0, 1, None] and comparison.changed == ()
+    assert comparison.files == ("note.txt: only in the new one",)
 
 
 def test_there_are_twenty_pairs() -> None:
@@ -390,7 +409,7 @@ def test_what_the_budget_leaves_out(builds: Builds, tmp_path: Path) -> None:
     assert skipped.keys() == {"generation", "kl_layer", "prefill_ratio", "decode_ratio", "bytes"}
     assert "generation = false" in skipped["generation"] and "speed = false" in skipped["decode_ratio"]
     assert names(compare(new, bundle, budget=Budget(bytes=True)).failed) == {"generation", "bytes"}
-    short = compare(bundle, bundle, measure=lambda *_: None)
+    short = compare(twin(bundle, tmp_path), bundle, measure=lambda *_: None)
     assert [c.detail for c in short.checks if c.name == "decode_ratio"] == ["the context is too short"]
 
 
@@ -399,7 +418,7 @@ def test_prompts_of_a_file(builds: Builds, tmp_path: Path) -> None:
     file.write_text('{"prompt": "abc"}\n\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     bundle = builds.get("llama", "int8")
     events: list[ProgressEvent] = []
-    comparison = compare(bundle, bundle, prompts=file, progress=events.append)
+    comparison = compare(twin(bundle, tmp_path), bundle, prompts=file, progress=events.append)
     assert comparison.prompts == 2 and comparison.tokens == 3 + len("<s>[user] Hi\n[assistant] ") - 2 + 2 * 32
     assert {"load", "prompts", "layers", "compare"} <= {e.stage for e in events}
     worse = compare(builds.get("llama", "int4"), bundle, prompts=file)
@@ -408,15 +427,15 @@ def test_prompts_of_a_file(builds: Builds, tmp_path: Path) -> None:
     assert 0 <= one.first < one.tokens and 0 < one.changed <= one.tokens and one.expected != one.found
     bare = builds.get("Qwen2-0", "f32", of_family("Qwen2"), text=False)
     with pytest.raises(RequestError, match=r"prompts: .* has no tokenizer"):
-        compare(bare, bare, prompts=file)
+        compare(twin(bare, tmp_path), bare, prompts=file)
     edited = builds.copy(bundle, tmp_path / "new.bundle")
     manifest = json.loads((edited / MANIFEST_PATH).read_text())
     del manifest["files"]["tokenizer/chat_template.jinja"]
     (edited / MANIFEST_PATH).write_text(sealed(manifest))
     (edited / "tokenizer/chat_template.jinja").unlink()
     with pytest.raises(RequestError, match=rf"prompts: {file}:3: messages need a chat template"):
-        compare(edited, edited, prompts=file)
-    assert compare(edited, edited).within_budget  # ours suit every model
+        compare(twin(edited, tmp_path), edited, prompts=file)
+    assert compare(tmp_path / "twin-new.bundle", edited).within_budget  # ours suit every model
 
 
 def test_targets_and_bundles_that_are_not_there(builds: Builds, tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def test_a_late_batch_is_marked_and_no_room_is_said(tiny_bundle: Path) -> None:
     assert "too big" in run(str(tiny_bundle), "--gpu", "l4", "--memory", "8MB", "--batch", "4096").stdout
 
 
+def test_the_longest_request_is_the_context_s_or_the_memory_s(tiny_bundle: Path) -> None:
+    """The tiny model's context is 512 tokens; its weights take 0.43 MB, and 512 tokens of its cache 0.26."""
+    ranks = ("--ranks", "2", "--partition", "tensor=2", "--link", "nvlink")
+    for more in ((), ranks):
+        assert "512 tokens, the context" in run(str(tiny_bundle), *SMALL, *more).stdout
+        small = run(str(tiny_bundle), *SMALL, *more, "--context", "32", "--memory", "1MB").stdout
+        assert "tokens, by memory" in small, small
+
+
 def test_ranks(tiny_bundle: Path) -> None:
     arguments = (str(tiny_bundle), *SMALL, "--quiet", "--ranks", "2")
     result = run(*arguments, "--link", "nvlink", "--tpot", "1us")

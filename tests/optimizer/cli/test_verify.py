@@ -67,22 +67,48 @@ def test_a_provider_is_for_targets_that_have_some(tiny_bundle: Path, tmp_path: P
     assert "there is no target 'gpu'" in err
 
 
+def with_model(bundle: Path, to: Path, **fields: object) -> Path:
+    """A copy whose manifest says something else of the model."""
+    shutil.copytree(bundle, to)
+    manifest = json.loads((to / "manifest.json").read_text())
+    manifest["model"] |= fields
+    (to / "manifest.json").write_text(sealed(manifest))
+    return to
+
+
+def test_bundles_with_equal_files_are_neither_run_nor_timed(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("equal files aren't timed")
+
+    monkeypatch.setattr(compare_builds, "measure_speed", never)
+    same, junit = Path(shutil.copytree(tiny_bundle, tmp_path / "same.bundle")), tmp_path / "verify.xml"
+    (same / "report").mkdir(exist_ok=True)
+    (same / "report/note.txt").write_text("times of this export")  # no part of the bundle
+    code, out, _ = run(same, "--against", tiny_bundle, "--junit", junit)
+    assert code == 0 and "within the budget: all files are equal" in out
+    [case] = ElementTree.parse(junit).getroot().iter("testcase")
+    assert case.get("name") == "bytes" and case.find("skipped") is None
+    code, out, _ = run(same, "--against", tiny_bundle, "--json")
+    comparison = json.loads(out)["against"]
+    assert code == 0 and comparison["within_budget"] and comparison["prompts"] == 0
+    assert [(one["name"], one["outcome"]) for one in comparison["checks"]] == [("bytes", "passed")]
+
+
 def test_against_an_older_build(tiny_bundle: Path, tmp_path: Path) -> None:
     """Speed is left out: it isn't the same twice."""
     budget, junit = tmp_path / "budget.toml", tmp_path / "verify.xml"
     budget.write_text("speed = false\n")
     options = ["--against", tiny_bundle, "--budget", budget, "--junit", junit]
-    code, out, _ = run(tiny_bundle, *options)
+    code, out, _ = run(with_model(tiny_bundle, tmp_path / "same.bundle", name="another-name"), *options)
     assert code == 0
     assert "all hashes are right" in out and "within the budget" in out and "pass --source" not in out
     assert f"against the bundle {tiny_bundle}, on target cpu" in out and "KL by what each layer gets" in out
     assert ElementTree.parse(junit).getroot().get("failures") == "0"
-    assert run(tiny_bundle, *options, "--quiet")[:2] == (0, "")
+    assert run(tmp_path / "same.bundle", *options, "--quiet")[:2] == (0, "")
 
-    other = Path(shutil.copytree(tiny_bundle, tmp_path / "other.bundle"))
-    manifest = json.loads((other / "manifest.json").read_text())
-    manifest["model"]["eos_token_ids"] = [2, 3]
-    (other / "manifest.json").write_text(sealed(manifest))
+    other = with_model(tiny_bundle, tmp_path / "other.bundle", eos_token_ids=[2, 3])
     code, out, _ = run(other, *options, "--quiet")
     assert code == 16
     assert "over the budget: 1 of 10 checks: generation" in out and "eos_token_ids [2] became [2, 3]" in out
@@ -94,14 +120,15 @@ def test_against_an_older_build(tiny_bundle: Path, tmp_path: Path) -> None:
 
 
 def test_speed_that_varies_too_much_has_an_exit_code_of_its_own(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    same = with_model(tiny_bundle, tmp_path / "same.bundle", name="another-name")
     pairs = ((1.0, 3.0), (3.0, 1.0)) * 5
     monkeypatch.setattr(compare_builds, "measure_speed", lambda *_: SpeedPairs(pairs, pairs))
-    code, out, _ = run(tiny_bundle, "--against", tiny_bundle, "--quiet")
+    code, out, _ = run(same, "--against", tiny_bundle, "--quiet")
     assert code == 18
     assert "inconclusive: times vary too much on this machine: prefill_ratio, decode_ratio" in out
-    code, out, _ = run(tiny_bundle, "--against", tiny_bundle, "--json")
+    code, out, _ = run(same, "--against", tiny_bundle, "--json")
     comparison = json.loads(out)["against"]
     assert code == 18 and comparison["within_budget"]
     (check,) = [one for one in comparison["checks"] if one["name"] == "decode_ratio"]
