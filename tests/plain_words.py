@@ -50,7 +50,6 @@ STILL_LONG = {
     "docs/inside/bundle-format.md": 7,
     "benchmarks/notes/engines.md": 4,
     "docs/inside/lowered-program.md": 2,
-    "docs/inside/numerics.md": 2,
     "docs/inside/ops.md": 1,
     "docs/use/python-reference.md": 2,
 }
