@@ -1,4 +1,4 @@
-"""Which KV blocks each request holds, and what the next step must do to blocks before it writes.
+"""The KV blocks of each request, and the blocks that the next step copies or clears before it writes.
 
 The kind of a group decides what its blocks hold, and for how long (``kinds``). A block that others read is never
 written: the part of it that is used is copied, by the next step. A block that may hold numbers that aren't finite is
@@ -21,18 +21,29 @@ from .block_pool import BlockPool, pool_of
 from .kinds.base import CacheKind
 from .kinds.table import kind_of
 
+Copies = Mapping[str, Sequence[tuple[int, int]]]
+"""Cache group -> (source, destination) of each block to copy."""
 Pins = Sequence[tuple[str, int]]
 """Blocks that are pinned: cache group and block."""
 
 
 class HeldBlocks:
-    """Knows numbers of blocks; their memory is the executor's. Implements ``kinds.base.BlockHolder``.
+    """The blocks of each request, by number; their memory is the executor's. Implements ``kinds.base.BlockHolder``.
 
     Args:
-        groups, blocks: cache groups of the program, and how many blocks each has.
-        caps: what the executor can do.
+        groups: the cache groups of the program.
+        blocks: cache group -> number of its blocks.
+        caps: the executor's capabilities.
         step_tokens: most tokens of a request in one step.
         evicted: called with a group's number and a block that nothing may find any more.
+
+    Attributes:
+        groups: the cache groups by name.
+        pools: cache group -> its blocks.
+        kinds: cache group -> its kind of cache.
+        changes: a count that grows when there may be more free blocks, or longer prefixes to find, than before.
+        copies: cache group -> (source, destination) of the copies that the next step makes. Both blocks are pinned.
+        clears: cache group -> blocks that the next step sets to zero, as their numbers may not be finite.
 
     Raises:
         ValueError: the blocks of a group don't make whole splits for each of several owners.
@@ -54,23 +65,25 @@ class HeldBlocks:
             pool = pool_of(g.name, g.block_size, blocks[g.name], caps.owners, partial(evicted, i))
             self.pools[g.name] = pool
             self.kinds[g.name] = kind_of(g, caps)(g, pool, self, step_tokens)
-        self.changes = 0  # grows when there may be more blocks, or more to find, than before
-        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), both pinned; for the next step
-        self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite; as well
-        self._handed: dict[int, Pins] = {}  # a step's id -> what it got by ``hand_over``, until it has run
-        self._clearing: dict[int, dict[str, list[int]]] = {}  # a step's id -> what it clears, until it has run
+        self.changes = 0
+        self.copies: dict[str, list[tuple[int, int]]] = {}
+        self.clears: dict[str, list[int]] = {}
+        self._handed: dict[int, Pins] = {}  # a step's id -> the blocks of ``hand_over``, until it has run
+        self._clearing: dict[int, dict[str, list[int]]] = {}  # a step's id -> the blocks that it clears, until then
         # Blocks that may hold numbers that aren't finite: they are cleared before they are anybody's again.
         self._doubtful: dict[str, set[int]] = {g.name: set() for g in groups}
         self._unverified: set[Request] = set()  # whose computed tokens no finite row follows yet
         self._clears_blocks = caps.shared_blocks
 
     def room(self, tokens: int, sequences: int = 1) -> int:
-        """Returns ``tokens``, or what all groups can hold of each of ``sequences`` at a time, if that is fewer. Safe
-        from any thread."""
+        """Returns the tokens, at most ``tokens``, that all groups can hold of each of ``sequences`` at a time.
+
+        It is safe from any thread.
+        """
         return min([tokens, *(kind.room(tokens, sequences) for kind in self.kinds.values())])
 
     def lacking(self, request: Request, tokens: int) -> dict[str, int]:
-        """Cache group -> blocks that ``request`` will have to take, at once or bit by bit, to hold ``tokens``."""
+        """Returns cache group -> blocks that ``request`` has yet to take, at once or one by one, to hold ``tokens``."""
         return {name: kind.lacking(request, tokens) for name, kind in self.kinds.items()}
 
     def has_blocks_for(
@@ -95,7 +108,10 @@ class HeldBlocks:
         return True
 
     def grow(self, request: Request, tokens: int, *, force: bool = False) -> bool:
-        """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if they don't suffice."""
+        """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if there are too few.
+
+        ``force``: True if all of another tenant's blocks may be evicted.
+        """
         if tokens <= request.capacity:
             return True
         owners: dict[str, list[int]] = {}
@@ -112,14 +128,20 @@ class HeldBlocks:
         return True
 
     def set_capacity(self, request: Request, without_groups: int) -> None:
-        """Notes the tokens that a request's tables have room for; ``without_groups`` where there are no groups."""
+        """Sets ``request.capacity`` to the tokens that its tables have room for.
+
+        ``without_groups``: the capacity if there are no cache groups.
+        """
         tables = request.tables
         request.capacity = min(
             (kind.tokens_in(len(tables.get(name, ()))) for name, kind in self.kinds.items()), default=without_groups
         )
 
     def fitting(self, request: Request, count: int, *, force: bool = False) -> int:
-        """Returns how many of a request's next ``count`` tokens fit into its blocks and those that are available."""
+        """Returns how many of a request's next ``count`` tokens fit into its blocks and the available ones.
+
+        ``force``: True if all of another tenant's blocks may be evicted.
+        """
         for name, kind in self.kinds.items():
             table = request.tables.get(name, ())
             more = max(kind.blocks_for(request.computed + count) - len(table), 0)
@@ -128,7 +150,10 @@ class HeldBlocks:
         return count
 
     def allocate(self, request: Request, name: str, like: int = NO_BLOCK) -> int:
-        """Takes one more block of a group for a request: of the owner of block ``like``, or of who is next."""
+        """Takes one more block of a group for a request, and returns it.
+
+        ``like``: a block whose owner gives the new one; NO_BLOCK for the owner of the next block.
+        """
         pool, table = self.pools[name], request.tables.get(name, ())
         if like != NO_BLOCK:
             owners = [pool.owner_of(like)]
@@ -137,7 +162,7 @@ class HeldBlocks:
         return self.cleared(name, pool.allocate(request.tenant, *owners))
 
     def cleared(self, name: str, block: int) -> int:
-        """Has the next step clear a block that was just taken, if what it holds may not be finite."""
+        """Has the next step clear a block, just taken, whose numbers may not be finite; returns the block."""
         if block in self._doubtful[name]:
             self._doubtful[name].remove(block)
             if block not in (pending := self.clears.setdefault(name, [])):
@@ -145,7 +170,7 @@ class HeldBlocks:
         return block
 
     def not_cleared(self, name: str, block: int) -> None:
-        """Takes a block, which is written before the next step, from what that step clears."""
+        """Removes a block, which is written before the next step, from the blocks that this step clears."""
         if block in self.clears.get(name, ()):
             self.clears[name].remove(block)
 
@@ -161,7 +186,7 @@ class HeldBlocks:
         self.copies.setdefault(name, []).append((source, block))
 
     def give_back(self, request: Request, name: str, at: int) -> None:
-        """Releases the block at place ``at`` of a request's table, which gets a hole there."""
+        """Releases block ``at`` of a request's table of group ``name``, which gets a hole there."""
         block = request.tables[name][at]
         if request in self._unverified:
             self._doubtful[name].add(block)
@@ -170,7 +195,7 @@ class HeldBlocks:
         self.changes += 1
 
     def cut(self, request: Request, length: int) -> None:
-        """Takes the blocks after a place of the tables away."""
+        """Releases the blocks of a request after the first ``length`` of each table."""
         for name, table in request.tables.items():
             for block in reversed(table[length:]):
                 if block != NO_BLOCK:
@@ -178,20 +203,20 @@ class HeldBlocks:
             request.tables.cut(name, length)
 
     def take_all(self, request: Request) -> None:
-        """Takes all blocks of a request."""
+        """Releases all blocks of a request. Copies to blocks that it alone holds aren't made."""
         if self.copies:
             self._cancel_copies(request)
         for name, table in request.tables.items():
             if request in self._unverified:
                 self._doubtful[name].update(block for block in table if block != NO_BLOCK)
-            for block in reversed(table):  # the last goes first: without those before it is of no use to anybody
+            for block in reversed(table):  # the last one first: it is of no use without those before it
                 if block != NO_BLOCK:
                     self.pools[name].release(block)
         request.tables.replace({})
         request.capacity = request.computed = 0
 
     def _cancel_copies(self, request: Request) -> None:
-        """Makes no copy to a block that only this request holds, which is about to release it."""
+        """Cancels pending copies to blocks that only this request holds, which is about to release them."""
         for name, table in request.tables.items():
             pool, pairs = self.pools[name], self.copies.get(name, [])
             for pair in [
@@ -201,7 +226,7 @@ class HeldBlocks:
                 self.unpin((name, block) for block in pair)
 
     def doubt(self, request: Request) -> None:
-        """Notes that a request's last tokens may have keys that aren't finite: what it releases is cleared."""
+        """Takes note that a request's last tokens may have keys that aren't finite: its blocks are cleared."""
         if self._clears_blocks:
             self._unverified.add(request)
 
@@ -220,27 +245,34 @@ class HeldBlocks:
         if not self.copies and not self.clears:
             return
         copies, self.copies = self.copies, {}
-        clears, self.clears = self.clears, {}
-        for name, pairs in copies.items():
-            holders = self.pools[name].holders
-            assert all(holders(source) and holders(to) for source, to in pairs), "a copy holds both of its blocks"
-        for name, pairs in copies.items():  # a step clears before it copies: what is still read is cleared by the next
-            read = {source for source, _ in pairs}
-            if late := [block for block in clears.get(name, ()) if block in read]:
-                self.clears[name] = late
-                clears[name] = [block for block in clears[name] if block not in read]
-        for name, blocks in clears.items():
-            for block in blocks:
-                self.pools[name].pin(block)
+        clears = self._due_clears(copies)
+        copied = _ends(copies)
+        assert all(self.pools[name].holders(block) for name, block in copied), "a copy holds both of its blocks"
+        cleared = [(name, block) for name, blocks in clears.items() for block in blocks]
+        for name, block in cleared:
+            self.pools[name].pin(block)
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in copies.items() if pairs}
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in clears.items() if blocks}
-        copied = [(name, block) for name, pairs in copies.items() for pair in pairs for block in pair]
-        self._handed[id(step)] = [*copied, *((name, block) for name, blocks in clears.items() for block in blocks)]
+        self._handed[id(step)] = [*copied, *cleared]
         if clears:
             self._clearing[id(step)] = clears
 
+    def _due_clears(self, copies: Copies) -> dict[str, list[int]]:
+        """Returns the blocks of each group that a step with ``copies`` clears.
+
+        A step clears before it copies, so blocks that the copies read are left to the next step.
+        """
+        due: dict[str, list[int]] = {}
+        pending, self.clears = self.clears, {}
+        for name, blocks in pending.items():
+            read = {source for source, _ in copies.get(name, ())}
+            due[name] = [block for block in blocks if block not in read]
+            if len(due[name]) < len(blocks):
+                self.clears[name] = [block for block in blocks if block in read]
+        return due
+
     def _check_writes(self, step: StepInput) -> None:
-        """Asserts that one request holds each block that a step writes: else another one would get wrong tokens."""
+        """Asserts that one request holds each block that a step writes: otherwise another would get wrong tokens."""
         for name, pool in self.pools.items():
             holders, pins, total = pool.holders, pool.pins, pool.total_blocks
             for block in set((step.arrays[group_port(SLOTS, name)] // self.groups[name].block_size).tolist()):
@@ -249,23 +281,23 @@ class HeldBlocks:
                 )
 
     def ran(self, step: StepInput) -> None:
-        """A step has run: the blocks that it was to clear are clear."""
+        """Takes note that a step has run: the blocks that it was to clear are clear."""
         if self._clearing:
             self._clearing.pop(id(step), None)
 
     def never_ran(self, step: StepInput) -> None:
-        """A step never ran, or not to its end: the blocks that it was to clear are cleared before anybody has them."""
+        """Takes note that a step never ran to its end: the blocks that it was to clear are cleared later."""
         self._doubt_blocks(self._clearing.pop(id(step), {}))
 
     def landed(self, step: StepInput) -> None:
-        """A step has run, or never will: what it got by ``hand_over`` is free for others."""
+        """Takes note that a step has run, or never will: the blocks of ``hand_over`` are free for others."""
         if self._handed:
             self.unpin(self._handed.pop(id(step), ()))
 
     def drop_copies(self) -> None:
-        """Makes no copy that is pending, and frees what all steps had: none of them will run."""
+        """Cancels the pending copies, and frees the blocks of ``hand_over`` of all steps: none of them will run."""
         copies, self.copies = self.copies, {}
-        self.unpin((name, block) for name, pairs in copies.items() for pair in pairs for block in pair)
+        self.unpin(_ends(copies))
         handed, self._handed = self._handed, {}
         for pins in handed.values():
             self.unpin(pins)
@@ -274,7 +306,7 @@ class HeldBlocks:
             self._doubt_blocks(clears)
 
     def unpin(self, pins: Iterable[tuple[str, int]]) -> None:
-        """Takes one pin of each of these blocks away."""
+        """Takes one pin from each of these blocks."""
         for name, block in pins:
             self.pools[name].unpin(block)
             self.changes += 1
@@ -282,3 +314,8 @@ class HeldBlocks:
     def _doubt_blocks(self, blocks: Mapping[str, Sequence[int]]) -> None:
         for name, of_group in blocks.items():
             self._doubtful[name].update(of_group)
+
+
+def _ends(copies: Copies) -> list[tuple[str, int]]:
+    """Returns the source and the destination of each copy, with its cache group."""
+    return [(name, block) for name, pairs in copies.items() for pair in pairs for block in pair]

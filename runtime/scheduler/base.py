@@ -12,7 +12,7 @@ from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, Row, sa
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.structured import Guided
 
-from ..shared.contracts import CacheGroup, Int32Array, StepInput
+from ..shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
 from ..shared.step_schema import provided
 
 
@@ -21,10 +21,13 @@ class Chunk:
     """Tokens start..start+count-1 of a request, in one step. Never changed; not frozen, as many are made each step.
 
     Attributes:
-        draft: tokens behind the last known one that may follow; the last of ``count``.
-        samples: whether the step gives the request a new token: the chunk has its last known token.
-        scores: whether the request wants the logits, or hidden states, of all the chunk's tokens.
-        rows: how many rows of logits the request wants: those of the last ``rows`` tokens of the chunk.
+        request: the request.
+        start: the position of the chunk's first token.
+        count: the number of its tokens, with those of the draft.
+        draft: the chunk's last tokens, which may follow the last known one.
+        samples: True if the step gives the request a new token: the chunk has its last known token.
+        scores: True if the request wants the logits, or hidden states, of all the chunk's tokens.
+        rows: the number of tokens, the last ones of the chunk, whose logits the request wants.
     """
 
     request: Request
@@ -36,7 +39,7 @@ class Chunk:
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:
-        # Kept, because the request's tokens grow when the step is committed.
+        # Set here, because the request's tokens grow when the step is committed.
         self.scores = self.request.wants_prompt
         known = self.start + self.count - len(self.draft)
         self.samples = known == len(self.request.tokens) and not self.request.scores
@@ -48,8 +51,11 @@ class Batch:
     """The chunks of a step, in the order of their tokens.
 
     Attributes:
-        scheduled, began: when scheduling it began, and when it was done, by the scheduler's clock.
-        alone: whether no other step was in flight.
+        chunks: the chunks.
+        step: their arrays.
+        scheduled: the time at which the scheduling of the step began, by the scheduler's clock.
+        began: the time at which the scheduling was done.
+        alone: True if no other step was in flight.
     """
 
     chunks: tuple[Chunk, ...]
@@ -59,40 +65,73 @@ class Batch:
     alone: bool = True
 
 
+class _SampledRows:
+    """The rows of a step: those of known tokens of prompts, whose drawn tokens nobody wants, and those that are drawn.
+
+    Attributes:
+        rows: the parameters of each row so far.
+        rules: the rules of each row's request at that row.
+        tops: the numbers of top log-probabilities that some rows need beyond their parameters.
+        guided: rows whose tokens a grammar limits.
+        searched: rows of beam searches with a grammar.
+        scored: row -> the tokens after it and after the rows that follow, whose log-probabilities are wanted.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.rules: list[LogitRules | None] = []
+        self.tops: list[int] = []
+        self.guided: list[Guided] = []
+        self.searched: list[int] = []
+        self.scored: dict[int, Sequence[int]] = {}
+
+    def add(self, chunk: Chunk) -> None:
+        """Adds the rows of a chunk."""
+        request, known = chunk.request, chunk.rows - chunk.samples - len(chunk.draft)
+        if known and isinstance(request, Generation):
+            self.scored[len(self.rows)] = request.tokens[chunk.start + 1 : chunk.start + 1 + known]
+            self.tops.append(request.params.prompt_logprobs or 0)
+        self.rows += [PLAIN] * known
+        self.rules += [None] * known
+        if chunk.samples and isinstance(request, Generation):
+            self._add_drawn(request, chunk.draft)
+
+    def _add_drawn(self, request: Generation, draft: Sequence[int]) -> None:
+        """Adds the row of a request's last token, and those of its draft."""
+        rules, search = request.rules, request.search
+        if rules is not None and rules.grammar is not None:
+            self.guided.append(Guided(rules.grammar, len(self.rows), draft))
+            self.searched += [len(self.rows)] * (search is not None)
+        first = request.output_length
+        self.rows += [(request.params, request.seed, first + at) for at in range(1 + len(draft))]
+        self.rules += [None] * (1 + len(draft)) if rules is None else rules.ahead(draft)
+        if search is not None:
+            self.tops.append(search.looked_at)
+
+    def sampling(self) -> SamplingBatch | None:
+        """Makes the sampling state of all rows; None if there are none."""
+        if not self.rows:
+            return None
+        batch = sampling_batch(self.rows, self.rules, max(self.tops, default=None), self.scored, self.guided)
+        if self.searched:
+            batch.top_allowed = np.zeros(len(self.rows), np.int32)
+            batch.top_allowed[self.searched] = 1
+        return batch
+
+
 def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup], ports: Sequence[str] = ()) -> StepInput:
     """Makes the arrays of a step; see ``contracts.StepInput``. Array operations, as this is Python between two steps.
 
-    ``ports``: those that the program takes besides the ones of every step, as in ``ExecutorCaps.ports``.
+    Args:
+        chunks: the chunks of the step, in the order of their tokens.
+        groups: the cache groups by name.
+        ports: arrays that the program takes besides those of every step, as in ``ExecutorCaps.ports``.
     """
     starts, counts, rows = np.array([(c.start, c.count, c.rows) for c in chunks], np.int32).T  # [B] each
     ends, row_ends = np.cumsum(counts, dtype=np.int32), np.cumsum(rows, dtype=np.int32)  # [B] each
-    sampled: list[Row] = []
-    most: list[int] = []  # top logprobs that are wanted
-    rules: list[LogitRules | None] = []
-    guided: list[Guided] = []
-    searched: list[int] = []  # rows of beam searches with a grammar
-    scored: dict[int, Sequence[int]] = {}  # row -> the tokens that follow in its prompt, and in those behind it
-    for c in chunks:
-        request, plain = c.request, c.rows - c.samples - len(c.draft)  # of a prompt's tokens, which are known
-        if plain and isinstance(request, Generation):
-            scored[len(sampled)] = request.tokens[c.start + 1 : c.start + 1 + plain]
-            most.append(request.params.prompt_logprobs or 0)
-        sampled += [PLAIN] * plain
-        rules += [None] * plain
-        if c.samples and isinstance(request, Generation):
-            if request.rules is not None and request.rules.grammar is not None:
-                guided.append(Guided(request.rules.grammar, len(sampled), c.draft))
-                searched += [len(sampled)] * (request.search is not None)
-            for ahead in range(1 + len(c.draft)):
-                sampled.append((request.params, request.seed, request.output_length + ahead))
-            rules += [None] * (1 + len(c.draft)) if request.rules is None else request.rules.ahead(c.draft)
-            if request.search is not None:
-                most.append(request.search.looked_at)
-    sampling = sampling_batch(sampled, rules, max(most, default=None), scored, guided) if sampled else None
-    if searched:
-        assert sampling is not None
-        sampling.top_allowed = np.zeros(len(sampled), np.int32)
-        sampling.top_allowed[searched] = 1
+    sampled = _SampledRows()
+    for chunk in chunks:
+        sampled.add(chunk)
     tokens = chain.from_iterable((*c.request.tokens[c.start : c.start + c.count], *c.draft) for c in chunks)
     return StepInput.packed(
         ids=np.fromiter(tokens, np.int32, int(ends[-1])),
@@ -100,9 +139,9 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup], ports:
         kv_len=starts + counts,
         tables={name: _block_table(chunks, name) for name in groups},
         groups=groups.values(),
-        rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(ends - row_ends, rows),
+        rows=np.arange(len(sampled.rows), dtype=np.int32) + np.repeat(ends - row_ends, rows),
         more=provided(ports, chunks),
-        sampling=sampling,
+        sampling=sampled.sampling(),
         outputs=tuple(sorted({name for c in chunks if c.request.scores for name in c.request.outputs})),
     )
 

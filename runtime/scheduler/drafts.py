@@ -87,6 +87,14 @@ class _Choice(NamedTuple):
     tokens: float
 
 
+class _Candidate(NamedTuple):
+    """A request that may get a draft: the acceptance rate that is expected, and the most tokens of the draft."""
+
+    rate: float
+    most: int
+    request: Generation
+
+
 @dataclass(slots=True)
 class _Step:
     """Keeps what belongs to one step that may have drafts, from ``begin`` to the last ``verify``.
@@ -110,6 +118,11 @@ class _Step:
     proposal_seconds: float = 0.0
     proposal_took: float = 0.0
     late: float = 0.0
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that may still be drafted in this step."""
+        return DRAFT_ROWS - self.rows
 
     def best(self, rates: Sequence[float], most: int, credit: float, each: float = 0.0) -> _Choice:
         """Decides how long further drafts are, where these pay at all.
@@ -228,7 +241,7 @@ class Drafts(NoDrafts):
             return ()
         if (proposed := step.proposed.get(request)) is not None:
             return proposed
-        most = min(DRAFT_ROWS - step.rows, self._most(request))
+        most = min(step.room, self._most(request))
         if most < 1:
             return ()
         history, proposal = self._history(request), NOTHING
@@ -282,51 +295,88 @@ class Drafts(NoDrafts):
         self._credit.spend(kind, seconds / step.plain_seconds, self._steps)
 
     def _propose(self, proposer: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:
-        """Has it propose for those requests for which that pays, and pays more than a proposal that costs nothing."""
-        kind, before = proposer.kind, self.times.seconds(step.rows)
+        """Has a timed proposer propose for those of the requests for which that pays."""
         able = [(one, most) for one in requests if proposer.takes(one) and (most := self._most(one)) > 0]
-        if not able or (room := DRAFT_ROWS - step.rows) < 1:
+        if not able or step.room < 1:
             return
-        # Who gains more by it than by a look-up.
-        each, credit = proposer.seconds(len(able)) / len(able), self._credit_seconds(step, kind)
-        candidates = []  # acceptance rate, most tokens, request
-        for (request, most), proposal in zip(able, self._looked_up([(one, room) for one, _ in able]), strict=True):
-            rates, free = self._history(request).rates, proposal.kind
-            rate = rates.rate(kind)
-            by_lookup = step.best([rates.rate(free)], len(proposal.tokens), self._credit_seconds(step, free))
-            if not by_lookup.length or by_lookup.speed < step.best([rate], min(most, room), credit, each).speed:
-                candidates.append((rate, most, request))
-        # How many of them get drafts, those with the largest rates first, and how long these are.
-        candidates.sort(key=lambda candidate: -candidate[0])
-        choices = [
-            step.best([rate for rate, _, _ in candidates[:count]], room // count, credit, proposer.seconds(count))
-            for count in range(1, min(len(candidates), room) + 1)
-        ]
-        best = max(choices, key=lambda choice: choice.speed, default=_Choice(0.0, 0, 0.0))
+        candidates = self._candidates(proposer, step, able)
+        best, count = self._best_count(proposer, step, candidates)
         if not best.length:
-            for _, _, request in candidates:
-                self._history(request).rates.fade(kind)
-            self._rates.fade(kind)
+            for candidate in candidates:
+                self._history(candidate.request).rates.fade(proposer.kind)
+            self._rates.fade(proposer.kind)
             return
-        saved = 1 / (step.tokens / step.plain_seconds) - 1 / best.speed  # seconds, for each token
+        saved = step.plain_seconds / step.tokens - 1 / best.speed  # seconds, for each token
         request_lengths = [
             (request, min(best.length, most))
-            for _, most, request in candidates[: choices.index(best) + 1]
+            for _, most, request in candidates[:count]
             if proposer.behind(request) <= saved * min(most, max(request.output_length, LEAST_LEFT))
         ]
-        # What it proposes.
         began = self._clock()
         proposals = proposer.propose(request_lengths)
         step.proposal_took += self._clock() - began
+        self._add_proposals(proposer, step, best.length, request_lengths, proposals)
+
+    def _candidates(
+        self, proposer: TimedProposer, step: _Step, able: Sequence[tuple[Generation, int]]
+    ) -> list[_Candidate]:
+        """Returns the requests that gain more by a timed proposer than by a proposal that costs nothing.
+
+        ``able``: requests, and the most tokens that may be drafted for each. Those with the largest rates come first.
+        """
+        kind, credit = proposer.kind, self._credit_seconds(step, proposer.kind)
+        each = proposer.seconds(len(able)) / len(able)
+        candidates = []
+        lookups = self._looked_up([(request, step.room) for request, _ in able])
+        for (request, most), proposal in zip(able, lookups, strict=True):
+            rates, free = self._history(request).rates, proposal.kind
+            rate = rates.rate(kind)
+            by_lookup = step.best([rates.rate(free)], len(proposal.tokens), self._credit_seconds(step, free))
+            if not by_lookup.length or by_lookup.speed < step.best([rate], min(most, step.room), credit, each).speed:
+                candidates.append(_Candidate(rate, most, request))
+        candidates.sort(key=lambda candidate: -candidate.rate)
+        return candidates
+
+    def _best_count(
+        self, proposer: TimedProposer, step: _Step, candidates: Sequence[_Candidate]
+    ) -> tuple[_Choice, int]:
+        """Returns the best length of the drafts, and the number of candidates, from the first on, that get one."""
+        credit = self._credit_seconds(step, proposer.kind)
+        best, best_count = _Choice(0.0, 0, 0.0), 0
+        for count in range(1, min(len(candidates), step.room) + 1):
+            rates = [candidate.rate for candidate in candidates[:count]]
+            choice = step.best(rates, step.room // count, credit, proposer.seconds(count))
+            if choice.speed > best.speed:
+                best, best_count = choice, count
+        return best, best_count
+
+    def _add_proposals(
+        self,
+        proposer: TimedProposer,
+        step: _Step,
+        length: int,
+        request_lengths: Sequence[tuple[Generation, int]],
+        proposals: Sequence[Proposal],
+    ) -> None:
+        """Adds the proposals of a timed proposer to the step, and counts what they cost.
+
+        Args:
+            proposer: the proposer.
+            step: the step.
+            length: the tokens that it was asked for at most.
+            request_lengths: the requests, and the tokens that it was asked for.
+            proposals: a proposal for each request.
+        """
+        kind, before = proposer.kind, self.times.seconds(step.rows)
         for (request, _), proposal in zip(request_lengths, proposals, strict=True):
             if proposal.tokens:
                 history = self._history(request)
                 self._found(history, kind)
-                rate, length = history.rates.rate(kind), len(proposal.tokens)
+                rate, tokens = history.rates.rate(kind), len(proposal.tokens)
                 step.proposed[request] = proposal.tokens
-                step.rows, step.tokens = step.rows + length, step.tokens + sum(rate**at for at in range(1, length + 1))
+                step.rows, step.tokens = step.rows + tokens, step.tokens + sum(rate**at for at in range(1, tokens + 1))
         if count := sum(bool(proposal.tokens) for proposal in proposals):
-            seconds = best.length * proposer.seconds(count)
+            seconds = length * proposer.seconds(count)
             step.proposal_seconds += seconds
             self._spend(step, kind, self.times.seconds(step.rows) - before + seconds)
 

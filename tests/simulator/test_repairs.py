@@ -18,7 +18,7 @@ from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.structured import Grammars
 from enginewright.runtime.scheduler import step_times
 from enginewright.runtime.scheduler.prefill_phase import PrefillPhase
-from enginewright.runtime.scheduler.step_inputs import StepInputs
+from enginewright.runtime.scheduler.step_inputs import DecodeStep
 from enginewright.runtime.scheduler.step_times import StepTimes
 from tests.simulator import world
 from tests.simulator.scenario import Scenario, scenario
@@ -61,12 +61,12 @@ def tables_of_before(patch: pytest.MonkeyPatch) -> None:
     """Rows of block tables are read again only where a request comes to another block, or leaves one behind."""
     changed(
         patch,
-        StepInputs,
-        "_next",
+        DecodeStep,
+        "_changed_tables",
         (
             "[b for b, version in enumerate(versions) if version != self._versions[b]]",
             "[b for b, start in enumerate(self._starts) if any(not (start - edge) % g.block_size "
-            "for g in self._groups.values() for edge in (0, g.window - 1))]",
+            "for g, *_ in self._groups for edge in (0, g.window - 1))]",
         ),
     )
 
