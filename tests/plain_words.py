@@ -47,7 +47,7 @@ STILL_LONG = {
     "benchmarks/notes/gpu-engines.md": 2,
     "benchmarks/notes/ladder.md": 1,
     "benchmarks/notes/speculation.md": 11,
-    "docs/inside/bundle-format.md": 7,
+    "docs/inside/bundle-format.md": 3,
     "benchmarks/notes/engines.md": 4,
     "docs/inside/lowered-program.md": 2,
     "docs/inside/ops.md": 1,
