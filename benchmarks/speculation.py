@@ -64,6 +64,7 @@ from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.requests.lookup import OWN_KINDS, NgramLookup
 from enginewright.runtime.requests.proposers import Proposal
 from enginewright.runtime.requests.request import Generation, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.step_times import DecodeTimes
 from enginewright.runtime.shared.contracts import StepInput
@@ -276,7 +277,7 @@ def measured(
 
 def request(llm: LLM, prompt: list[int], params: SamplingParams, tenant: str) -> Request:
     """Queues a request."""
-    one = Generation(prompt, params, max_tokens=params.max_tokens or 1, tenant=tenant)
+    one = Generation(prompt, params, max_tokens=params.max_tokens or 1, options=RequestOptions(tenant))
     llm.engine.add_request(one)
     return one
 

@@ -14,12 +14,13 @@ from ..kv_cache.block_pool import DividedPool
 from ..kv_cache.block_store import own_folder
 from ..kv_cache.pool_plan import PoolPlan
 from ..ranks.partition import MOST_RANKS, Partition
+from ..requests.names import checked_name
 from ..scheduler.limits import SchedulerConfig
 from ..scheduler.options import scheduling_of
 from ..shared.contracts import ExecutorCaps, ModelInfo
 from ..shared.errors import OffloadError, RequestError, shown
 from ..shared.memory import parse_size
-from ..tasks.arguments import check_int, check_path, check_type, checked_name
+from ..tasks.arguments import check_int, check_path, check_type
 from .engine import Engine
 
 _NAME = (str, type(None)), "a name, or None"

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from enginewright.runtime.executors.target import Placement
 
@@ -14,7 +14,9 @@ from ..bundle.reader import Bundle, Load
 from ..executors.base import Executor
 from ..executors.open import choose_target, context_of, open_executor
 from ..executors.static_shapes import StaticShapes
+from ..requests.names import checked_name
 from ..requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
+from ..requests.request_options import RequestArguments, RequestOptions
 from ..requests.sampling import BeamSearchParams, SamplingParams, check_seed
 from ..requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
 from ..scheduler.options import Scheduling
@@ -23,7 +25,7 @@ from ..shared.memory import parse_size, return_freed_memory
 from ..tasks import arguments
 from ..tasks.arguments import Params, Prompt, check_int
 from ..tasks.base import Prepared, Result, Task
-from ..tasks.context import Sender, TaskContext
+from ..tasks.context import TaskContext
 from ..tasks.hidden_states import HiddenStates
 from ..tasks.score import Score
 from ..text.tokenizer import Tokenizer
@@ -255,7 +257,7 @@ class LLM:
         """True if the model has a chat template, so that ``chat`` and ``stream_chat`` work."""
         return self._has_chat_template
 
-    @takes_vllm_names(OF_GENERATE, of_params=_OF_PARAMS)
+    @takes_vllm_names(OF_GENERATE, of_params=_OF_PARAMS, further=RequestOptions.__struct_fields__)
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -265,9 +267,7 @@ class LLM:
         progress: bool | None = None,
         use_tqdm: bool | None = None,
         raise_errors: bool | None = None,
-        tenant: str = "",
-        priority: int | Sequence[int] | None = None,
-        request_class: str | None = None,
+        **options: Unpack[RequestArguments],
     ) -> list[RequestOutput]:
         """Completes one prompt or several, together.
 
@@ -291,8 +291,8 @@ class LLM:
             CapacityError: a request that the KV cache can't hold, with the memory that would.
             EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
         """
-        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        requests, raised = of_prompts(self._context, prompts, options)
+        call = Options(options, params, sampling_params, raise_errors)
+        requests, raised = of_prompts(self._context, prompts, call)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     @takes_vllm_names(OF_CHAT, open_ended=True)
@@ -305,9 +305,6 @@ class LLM:
         progress: bool | None = None,
         use_tqdm: bool | None = None,
         raise_errors: bool | None = None,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
@@ -323,13 +320,14 @@ class LLM:
         or a pydantic model; it begins behind the reasoning. A tool whose ``strict`` is True gets what its schema
         allows. See ``ChatFormat.grammar``.
 
-        The other arguments are those of ``generate``.
+        The other arguments, among them ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.
 
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """
+        options = RequestOptions.taken_from(variables)
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        requests, raised = of_chats(self._context, messages, options, variables)
+        call = Options(options, params, sampling_params, raise_errors)
+        requests, raised = of_chats(self._context, messages, call, variables)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     def beam_search(
@@ -367,13 +365,11 @@ class LLM:
         *,
         sampling_params: Params = None,
         raise_errors: bool | None = None,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
+        **options: Unpack[RequestArguments],
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
-        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        return await answers_async(self._loop, *of_prompts(self._context, prompts, options))
+        call = Options(options, params, sampling_params, raise_errors)
+        return await answers_async(self._loop, *of_prompts(self._context, prompts, call))
 
     async def achat(
         self,
@@ -382,98 +378,72 @@ class LLM:
         *,
         sampling_params: Params = None,
         raise_errors: bool | None = None,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """``chat`` for coroutines; see ``agenerate``."""
+        options = RequestOptions.taken_from(variables)
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        return await answers_async(self._loop, *of_chats(self._context, messages, options, variables))
+        call = Options(options, params, sampling_params, raise_errors)
+        return await answers_async(self._loop, *of_chats(self._context, messages, call, variables))
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
+        **options: Unpack[RequestArguments],
     ) -> Generator[StreamPiece, None, None]:
         """Completes one prompt piece by piece. Closing the generator aborts the request.
 
         A wrong prompt raises at once, and not at the first piece.
         """
-        options = Options(tenant, priority, request_class, params)
-        return stream(self._loop, of_prompt(self._context, prompt, options))
+        return stream(self._loop, of_prompt(self._context, prompt, Options(options, params)))
 
     def stream_chat(
         self,
         messages: Iterable[Message],
         params: SamplingParams | None = None,
-        *,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
         **variables: Any,
     ) -> Generator[StreamPiece, None, None]:
         """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
-        options = Options(tenant, priority, request_class, params)
-        return stream(self._loop, of_chat(self._context, messages, options, variables))
+        call = Options(RequestOptions.taken_from(variables), params)
+        return stream(self._loop, of_chat(self._context, messages, call, variables))
 
     def astream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
+        **options: Unpack[RequestArguments],
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
-        options = Options(tenant, priority, request_class, params)
-        return astream(self._loop, of_prompt(self._context, prompt, options))
+        return astream(self._loop, of_prompt(self._context, prompt, Options(options, params)))
 
     def astream_chat(
         self,
         messages: Iterable[Message],
         params: SamplingParams | None = None,
-        *,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
         **variables: Any,
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream_chat`` for coroutines; see ``astream``."""
-        options = Options(tenant, priority, request_class, params)
-        return astream(self._loop, of_chat(self._context, messages, options, variables))
+        call = Options(RequestOptions.taken_from(variables), params)
+        return astream(self._loop, of_chat(self._context, messages, call, variables))
 
-    def run(
-        self, task: Task[Result], *, tenant: str = "", priority: int | None = None, request_class: str | None = None
-    ) -> Result:
+    def run(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Result:
         """Runs a task of any type, a class of ``runtime.tasks``, and returns its result.
 
         The other arguments are those of ``generate``; raises what that raises.
         """
-        prepared = self.prepare(task, tenant=tenant, priority=priority, request_class=request_class)
-        return answers(self._loop, [prepared], True)[0]
+        return answers(self._loop, [self.prepare(task, **options)], True)[0]
 
-    async def arun(
-        self, task: Task[Result], *, tenant: str = "", priority: int | None = None, request_class: str | None = None
-    ) -> Result:
+    async def arun(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Result:
         """``run`` for coroutines; see ``agenerate``."""
-        prepared = self.prepare(task, tenant=tenant, priority=priority, request_class=request_class)
-        return (await answers_async(self._loop, [prepared], True))[0]
+        return (await answers_async(self._loop, [self.prepare(task, **options)], True))[0]
 
-    def prepare(
-        self, task: Task[Result], *, tenant: str = "", priority: int | None = None, request_class: str | None = None
-    ) -> Prepared[Result]:
+    def prepare(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Prepared[Result]:
         """Checks a task and makes its requests, for ``submit``. For whoever has an event loop of their own, such as a
         server. ``Generate(prompt, params)`` is the task of ``generate``, whose other arguments these are; raises what
         that raises."""
-        return task.prepare(self._context, Sender(tenant, priority, request_class))
+        return task.prepare(self._context, RequestOptions(**options))  # type: ignore[arg-type]
 
     def submit(self, prepared: Prepared[Any], listener: Listener) -> None:
         """Starts the requests of a task.
@@ -550,7 +520,7 @@ class LLM:
         params = SamplingParams(max_tokens=1)
         with opened_tier(self._executor, self._cache, folder) as disk:
             self.generate([prompt], params, tenant=tenant, progress=False)
-            request = of_prompt(self._context, prompt, Options(tenant, params=params)).requests[0]
+            request = of_prompt(self._context, prompt, Options({"tenant": tenant}, params)).requests[0]
             return self._loop.call(partial(save_prefix, self._cache, request, disk))
 
     def load_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
@@ -563,13 +533,13 @@ class LLM:
         Raises what ``save_prefix`` raises.
         """
         with opened_tier(self._executor, self._cache, folder) as disk:
-            options = Options(tenant, params=SamplingParams(max_tokens=1))
+            options = Options({"tenant": tenant}, SamplingParams(max_tokens=1))
             request = of_prompt(self._context, prompt, options).requests[0]
             return self._loop.call(partial(load_prefix, self._cache, request, disk))
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
         """Forgets what is kept of one tenant or of all; returns how many files of ``prefix_folder`` that were."""
-        whose = None if tenant is None else arguments.checked_name("tenant", tenant)
+        whose = None if tenant is None else checked_name("tenant", tenant)
         return self._loop.call(partial(self.engine.scheduler.forget, whose))
 
     def close(self) -> None:

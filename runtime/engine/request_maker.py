@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ..requests.request_options import RequestArguments, RequestOptions
 from ..requests.sampling import SamplingParams
 from ..shared.errors import RequestError
 from ..tasks import arguments
 from ..tasks.arguments import Encoded, Params, Prompt
-from ..tasks.context import Sender, TaskContext
+from ..tasks.context import TaskContext
 from ..tasks.generate import Generate, PreparedPrompt
 from .chat_answers import ChatAnswers
 
@@ -21,25 +22,10 @@ _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 class Options:
     """A caller's options for prompts, of all methods that take prompts; see ``LLM.generate``."""
 
-    tenant: str = ""
-    priority: int | Sequence[int] | None = None
-    request_class: str | None = None
+    request: RequestArguments
     params: Params = None
     sampling_params: Params = None
     raise_errors: bool | None = None
-
-    def senders(self, count: int) -> list[Sender]:
-        """Returns the sender of each of ``count`` prompts.
-
-        Raises RequestError where there are more or fewer priorities, and for wrong values.
-        """
-        if not isinstance(self.priority, (list, tuple)):
-            return [Sender(self.tenant, self.priority, self.request_class)] * count  # type: ignore[arg-type]
-        if len(self.priority) != count:
-            raise RequestError(
-                f"priority: {len(self.priority)} of them for {count} prompts", hint="Pass one, or one for each prompt."
-            )
-        return [Sender(self.tenant, one, self.request_class) for one in self.priority]
 
 
 def of_prompts(context: TaskContext, prompts: Any, options: Options) -> tuple[list[PreparedPrompt], bool]:
@@ -85,14 +71,14 @@ def _prepared(
     context: TaskContext, prompts: Sequence[Encoded], options: Options, answers: ChatAnswers | None = None
 ) -> list[PreparedPrompt]:
     each = arguments.params_for(len(prompts), options.params, options.sampling_params)
-    senders = options.senders(len(prompts))
+    request_options = RequestOptions.for_prompts(options.request, len(prompts))
     if answers is None:
-        rows = zip(prompts, each, senders, strict=True)
-        return [Generate(prompt, params).prepare(context, sender) for prompt, params, sender in rows]
+        rows = zip(prompts, each, request_options, strict=True)
+        return [Generate(prompt, params).prepare(context, one_options) for prompt, params, one_options in rows]
     tokenizer = context.tokenizer
     each = [answers.held(one, tokenizer, prompt.ids) for one, prompt in zip(each, prompts, strict=True)]
-    rows = zip(prompts, each, senders, strict=True)
+    rows = zip(prompts, each, request_options, strict=True)
     return [
-        replace(Generate(prompt, one).prepare(context, sender), reader=answers.reader(tokenizer, prompt.ids))
-        for prompt, one, sender in rows
+        replace(Generate(prompt, one).prepare(context, one_options), reader=answers.reader(tokenizer, prompt.ids))
+        for prompt, one, one_options in rows
     ]

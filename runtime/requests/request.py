@@ -24,6 +24,7 @@ from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
 from .repeats import Breakers
 from .request_class import NO_TARGETS, RequestClass
+from .request_options import RequestOptions
 from .sampling import SamplingParams, sample_seed, seed_of
 from .structured import Grammar
 
@@ -41,7 +42,7 @@ class FailedRequestError(Exception):
 class Identity(TypedDict, total=False):
     """The arguments that decide by whom, and after which items, what a request computes is found; see ``Request``."""
 
-    tenant: str
+    options: RequestOptions
     adapter: str
     contents: Mapping[int, bytes]
 
@@ -50,7 +51,6 @@ class Common(Identity, total=False):
     """Arguments of every kind; see ``Request``."""
 
     prompt_text: str | None
-    priority: int | None
     request_class: RequestClass
     clock: Callable[[], float]
 
@@ -63,10 +63,10 @@ class Request:
     Args:
         prompt: token ids, at least one.
         prompt_text: what the prompt was encoded from, for the result.
-        tenant: whose request it is: what it computes is found again by requests of the same tenant only.
+        options: its options, as the caller passed them. What it computes is found again by requests of the same tenant
+            only. The scheduler looks at priorities where its configuration says so.
         adapter: the digest of the adapter that it runs with, and by requests of the same one only; "" for none.
         contents: position in the prompt -> digest of what takes the place of the placeholder that is there.
-        priority: lower goes first; None takes the class's. The scheduler has to be told to look at it.
         request_class: what it is promised.
         clock: seconds, for its times.
 
@@ -89,19 +89,18 @@ class Request:
         prompt: Sequence[int],
         *,
         prompt_text: str | None = None,
-        tenant: str = "",
+        options: RequestOptions = RequestOptions(),
         adapter: str = "",
         contents: Mapping[int, bytes] = MappingProxyType({}),
-        priority: int | None = None,
         request_class: RequestClass = NO_TARGETS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request_id = str(next(_numbers))
         self.prompt_text = prompt_text
-        self.tenant = tenant
-        self.namespace = Namespace(tenant, adapter)
+        self.options, self.tenant = options, options.tenant
+        self.namespace = Namespace(self.tenant, adapter)
         self._contents = contents
-        self.priority = request_class.priority if priority is None else priority
+        self.priority = request_class.priority if options.priority is None else options.priority
         self.request_class = request_class
         self.rank: tuple[float, ...] = ()  # the policy's: requests run in this order
         self._clock = clock
@@ -133,7 +132,8 @@ class Request:
     @property
     def identity(self) -> Identity:
         """The arguments with which another request finds what this one has computed, and the other way round."""
-        return {"tenant": self.tenant, "adapter": self.namespace.adapter, "contents": self._contents}
+        options = RequestOptions(self.tenant)
+        return {"options": options, "adapter": self.namespace.adapter, "contents": self._contents}
 
     @property
     def wants_prompt(self) -> bool:
@@ -321,10 +321,11 @@ class Generation(Request):
             self.params,
             max_tokens=self.max_tokens,
             grammar=self._grammar,
-            priority=self.priority,
+            options=self.options,
+            adapter=self.namespace.adapter,
+            contents=self._contents,
             request_class=self.request_class,
             clock=self._clock,
-            **self.identity,
         )
         other.search, other.rank = self.search, self.rank
         other.become(self)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..shared.contracts import Default
 from ..shared.errors import RequestError, shown
+from .names import plain_text
 from .structured import StructuredOutputsParams
 from .vllm_names import OF_SAMPLING, takes_vllm_names
 
@@ -424,18 +425,6 @@ def sample_seed(seed: int, index: int) -> int:
         return seed
     data = np.array([seed, index], "<u8").tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def plain_text(value: object) -> str | None:
-    """A string of the plain type; None where it is none, or has lone surrogates, which aren't text."""
-    if not isinstance(value, str):
-        return None
-    plain = str.__str__(value)
-    try:
-        plain.encode()
-    except UnicodeEncodeError:
-        return None
-    return plain
 
 
 def _plain(value: Any) -> Any:

@@ -156,18 +156,24 @@ OF_SAMPLING: Mapping[str, Rule] = {
 
 
 def takes_vllm_names(
-    rules: Mapping[str, Rule], *, of_params: Collection[str] = (), open_ended: bool = False
+    rules: Mapping[str, Rule],
+    *,
+    of_params: Collection[str] = (),
+    further: Collection[str] = (),
+    open_ended: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: the function takes the arguments in ``rules`` too.
 
     Args:
         of_params: names that belong into SamplingParams, for a hint.
+        further: names of arguments that the function takes by ``**``.
         open_ended: it takes any other name as well; else one is a RequestError that names near ones.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters
-        parameter_names = frozenset(parameters)
+        named = {name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
+        parameter_names = frozenset(named.union(further))
         most = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters.values())
 
         @functools.wraps(function)

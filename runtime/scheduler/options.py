@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from enginewright.runtime.requests.names import plain_text
 from enginewright.runtime.requests.request_class import NO_TARGETS, RequestClass
-from enginewright.runtime.requests.sampling import plain_text
+from enginewright.runtime.requests.request_options import check_priority
 
 from ..shared.errors import RequestError, shown
 
@@ -146,14 +147,6 @@ def _class(name: object, settings: object) -> RequestClass:
     priority = settings.get("priority", 0)
     check_priority(f"{option}: priority", priority)
     return RequestClass(name, times["ttft"], times["tpot"], priority)
-
-
-def check_priority(option: str, value: object) -> None:
-    """Raises RequestError naming the option."""
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 31:
-        raise RequestError(
-            f"{option}: {shown(value)} isn't an integer", hint="Lower numbers go first; 0 is the default."
-        )
 
 
 def _is_number(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..requests.sampling import SamplingParams, plain_text
+from ..requests.sampling import SamplingParams
 from ..requests.vllm_names import one_of
 from ..shared.errors import ContextError, RequestError, shown
 from ..text.tokenizer import Tokenizer
@@ -25,8 +25,6 @@ Params = SamplingParams | Iterable[SamplingParams | None] | None
 """For all prompts, or one for each; None is the default."""
 
 _PROMPTS = "Pass text, a list of token ids, or a list of either."
-MOST_NAME = 1024
-"""Characters of a tenant's name, or of another one."""
 MOST_PATH, MOST_PATH_PART = 4095, 255
 """Bytes of a path, and of each part between slashes, that Linux takes."""
 _UNORDERED = (bytes, bytearray, memoryview, set, frozenset)
@@ -190,16 +188,6 @@ def check_int(name: str, value: object, least: int, most: int) -> int:
     if plain is None or not least <= plain <= most:
         hint = f"It must be an integer from {least} to {most}."
         raise RequestError(f"{name}: {shown(value)} is out of range", hint=hint)
-    return plain
-
-
-def checked_name(name: str, value: object) -> str:
-    """A name, such as a tenant's, as a plain string. Raises RequestError naming the argument."""
-    check_type(name, value, (str,), "a name")
-    plain = plain_text(value)
-    if plain is None or len(plain) > MOST_NAME:
-        hint = f"It must be text of {MOST_NAME} characters or fewer, without lone surrogates."
-        raise RequestError(f"{name}: {shown(value)} isn't a name", hint=hint)
     return plain
 
 

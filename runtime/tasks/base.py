@@ -17,10 +17,11 @@ import numpy as np
 
 from ..requests.request import PromptRequest, Request
 from ..requests.request_class import NO_TARGETS
+from ..requests.request_options import RequestOptions
 from ..shared.contracts import FloatArray
 from ..shared.errors import EnginewrightError, RequestError
 from ..shared.step_schema import LOGITS
-from .context import Sender, TaskContext
+from .context import TaskContext
 
 Result = TypeVar("Result")
 
@@ -71,7 +72,7 @@ class Task(msgspec.Struct, Generic[Result], frozen=True):
         """Returns True if ``prepare`` may take long, so that others shouldn't wait for it."""
         return False
 
-    def prepare(self, context: TaskContext, sender: Sender, name: str = "prompt") -> Prepared[Result]:
+    def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> Prepared[Result]:
         """Checks the task, and makes its requests. ``name``: of the prompt, in errors.
 
         Raises RequestError naming the field, CapacityError for what the KV cache can't hold.
@@ -115,7 +116,7 @@ class PromptTask(Task[Result], Generic[Result], frozen=True):
         """Returns the result. ``rows``: [S, ...] of each output, in their order: a row for each token of the prompt."""
         raise NotImplementedError
 
-    def prepare(self, context: TaskContext, sender: Sender, name: str = "prompt") -> Prepared[Result]:
+    def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> Prepared[Result]:
         outputs = tuple(self.outputs(context))
         for output in outputs:
             if output != LOGITS and output not in context.outputs:
@@ -124,8 +125,8 @@ class PromptTask(Task[Result], Generic[Result], frozen=True):
                     hint=f"It gives {', '.join((LOGITS, *context.outputs))}.",
                 )
         prompt = context.checked_ids(context.encoded(self.prompt, name))
-        rows, common = Rows(len(prompt)), context.common(sender)
-        if sender.request_class is None:  # the targets of a default class are those of answers
+        rows, common = Rows(len(prompt)), context.common(options)
+        if options.request_class is None:  # the targets of a default class are those of answers
             common["request_class"] = NO_TARGETS
         return PreparedRows((PromptRequest(prompt, outputs, rows.take, **common),), self, rows)
 

@@ -1,47 +1,25 @@
-"""The engine as tasks see it, and the sender of a task."""
+"""The engine as tasks see it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..requests.request import Common
 from ..requests.request_class import NO_TARGETS, RequestClass
-from ..scheduler.options import check_priority
+from ..requests.request_options import RequestOptions
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, RequestError, shown
 from ..text.tokenizer import Tokenizer
 from . import arguments
-from .arguments import Encoded, Prompt, checked_name
+from .arguments import Encoded, Prompt
 
 if TYPE_CHECKING:
     from ..executors.base import Executor
     from ..scheduler.continuous import ContinuousScheduler
 
 Shared = TypeVar("Shared")
-
-
-@dataclass(frozen=True)
-class Sender:
-    """The sender of a task, and what its requests are promised; see ``LLM.generate``.
-
-    Raises:
-        RequestError: a value is of a wrong type; names the argument.
-    """
-
-    tenant: str = ""
-    priority: int | None = None
-    request_class: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tenant", checked_name("tenant", self.tenant))
-        if self.request_class is not None:
-            object.__setattr__(self, "request_class", checked_name("request_class", self.request_class))
-        if self.priority is not None:
-            check_priority("priority", self.priority)
-            object.__setattr__(self, "priority", int.__int__(self.priority))
 
 
 class TaskContext:
@@ -100,13 +78,9 @@ class TaskContext:
         context = self.model.context_length
         return arguments.checked_ids(prompt, context if most is None else most, context, self.model.vocab_size)
 
-    def common(self, sender: Sender) -> Common:
-        """Returns the arguments of a sender's requests. Raises RequestError for a class that isn't there."""
-        return {
-            "tenant": sender.tenant,
-            "priority": sender.priority,
-            "request_class": self._class_of(sender),
-        }
+    def common(self, options: RequestOptions) -> Common:
+        """Returns the arguments of requests with these options. Raises RequestError for a class that isn't there."""
+        return {"options": options, "request_class": self._class_of(options)}
 
     def shared(self, make: Callable[[TaskContext], Shared]) -> Shared:
         """Returns what ``make`` makes of the context: one object, whoever asks. Its ``close`` is called at the end."""
@@ -122,11 +96,11 @@ class TaskContext:
         for one in self._shared.values():
             getattr(one, "close", lambda: None)()
 
-    def _class_of(self, sender: Sender) -> RequestClass:
+    def _class_of(self, options: RequestOptions) -> RequestClass:
         scheduling = self.scheduler.config.scheduling
         if scheduling is not None:
-            return scheduling.class_named(sender.request_class)
-        for name, value in (("request_class", sender.request_class), ("priority", sender.priority)):
+            return scheduling.class_named(options.request_class)
+        for name, value in (("request_class", options.request_class), ("priority", options.priority)):
             if value:
                 raise RequestError(
                     f"{name}: {shown(value)}, and this LLM serves first come, first served",

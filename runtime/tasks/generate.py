@@ -14,6 +14,7 @@ import msgspec
 from ..requests.outputs import Logprobs, RequestOutput, plain_logprobs
 from ..requests.repeats import Breakers
 from ..requests.request import BeamSearch, Generation
+from ..requests.request_options import RequestOptions
 from ..requests.sampling import SamplingParams, seed_of
 from ..requests.structured import Grammar, Grammars, StructuredOutputsParams
 from ..shared.errors import RequestError, shown
@@ -21,7 +22,7 @@ from ..text.output_text import OutputText
 from ..text.sequence_breakers import SequenceBreakers
 from .arguments import check_type
 from .base import Prepared, Task
-from .context import Sender, TaskContext
+from .context import TaskContext
 
 if TYPE_CHECKING:
     from ..text.chat_format import Message
@@ -131,10 +132,10 @@ class Generate(Task[RequestOutput], frozen=True, tag="generate"):
         """Returns True where the answer has a form, whose grammar is compiled."""
         return self.params.structured_outputs is not None
 
-    def prepare(self, context: TaskContext, sender: Sender, name: str = "prompt") -> PreparedPrompt:
+    def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> PreparedPrompt:
         """Checks the task, and makes a request for each answer. Raises RequestError, CapacityError."""
         check_type("params", self.params, (SamplingParams,), "SamplingParams(max_tokens=...)")
-        return context.shared(_Maker).prepared(self, sender, name)
+        return context.shared(_Maker).prepared(self, options, name)
 
 
 class _Maker:
@@ -148,10 +149,10 @@ class _Maker:
         self._finder: SequenceBreakers | None = None
         self._breakers: dict[Sequence[str], Breakers] = {}
 
-    def prepared(self, task: Generate, sender: Sender, name: str) -> PreparedPrompt:
+    def prepared(self, task: Generate, options: RequestOptions, name: str) -> PreparedPrompt:
         """Returns the requests of a task."""
         encoded, params = self._context.encoded(task.prompt, name), task.params
-        common = self._context.common(sender)
+        common = self._context.common(options)
         common["prompt_text"] = encoded.text
         context = self._model.context_length
         prompt = self._context.checked_ids(encoded, context - 1)
@@ -175,7 +176,7 @@ class _Maker:
         if params.seed is None and self._context.seed:
             drawn = drawn.updated(seed=seed_of(prompt, self._context.seed))
         text = partial(self._text, prompt, params)
-        form = None if params.structured_outputs is None else self._grammar(params, sender.tenant)
+        form = None if params.structured_outputs is None else self._grammar(params, options.tenant)
         each = partial(
             Generation,
             prompt,

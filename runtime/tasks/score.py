@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..requests.request_options import RequestOptions
 from ..shared.contracts import FloatArray
 from ..shared.step_schema import LOGITS
 from . import arguments
 from .arguments import Encoded
 from .base import Prepared, PromptTask
-from .context import Sender, TaskContext
+from .context import TaskContext
 
 
 class Score(PromptTask[FloatArray], frozen=True, tag="score"):
@@ -32,7 +33,7 @@ class Score(PromptTask[FloatArray], frozen=True, tag="score"):
         """Returns the logits as they are, [S, V]."""
         return rows[0]
 
-    def prepare(self, context: TaskContext, sender: Sender, name: str = "ids") -> Prepared[FloatArray]:
+    def prepare(self, context: TaskContext, options: RequestOptions, name: str = "ids") -> Prepared[FloatArray]:
         """Takes token ids alone: logits belong to tokens, and a text may be split in more than one way."""
         ids = Encoded(arguments.token_ids(self.prompt, name), name=name)
-        return super(Score, Score(ids)).prepare(context, sender, name)
+        return super(Score, Score(ids)).prepare(context, options, name)

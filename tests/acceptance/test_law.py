@@ -38,6 +38,7 @@ from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnsw
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.proposers import Proposer
 from enginewright.runtime.requests.request import BeamSearch, Generation, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammars, StructuredOutputsParams
 from enginewright.runtime.scheduler.drafts import Drafts
@@ -149,7 +150,7 @@ def new_request(prompt: Sequence[int], params: SamplingParams, tenant: str, samp
     grammar = grammars().grammar(form) if isinstance(form, StructuredOutputsParams) else None
     ends = (20, 30) if grammar is None else ENDS
     if params.num_beams > 1:
-        request = Generation(prompt, params, end_token_ids=ends, tenant=tenant, grammar=grammar)
+        request = Generation(prompt, params, end_token_ids=ends, options=RequestOptions(tenant), grammar=grammar)
         request.search = BeamSearch(params, frozenset(ends), params.max_tokens or 1, 256, members=[request])
         return request
     words = [word for word in params.bad_words if not isinstance(word, str)]
@@ -157,7 +158,7 @@ def new_request(prompt: Sequence[int], params: SamplingParams, tenant: str, samp
         prompt,
         params,
         end_token_ids=ends,
-        tenant=tenant,
+        options=RequestOptions(tenant),
         sample=sample,
         bad_words=words,
         grammar=grammar,

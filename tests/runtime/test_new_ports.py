@@ -28,6 +28,7 @@ from enginewright.runtime.shared.contracts import FloatArray, StepInput
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 from enginewright.runtime.shared.step_schema import PORTS, Array, Port
+from enginewright.runtime.tasks.score import Score
 from tests.plugins.native.lowered_builder import LoweredBuilder, R, T, dense_strides, step_input, view
 from tests.runtime.conftest import VOCAB
 
@@ -88,10 +89,10 @@ def program() -> tuple[LoweredProgram, dict[str, Any]]:
     return b.program().model_copy(update={"ports": tuple(port.name for port in NEW)}), b.weights
 
 
-def expected(ids: Sequence[int]) -> FloatArray:
+def expected(ids: Sequence[int], adapter: int = 1) -> FloatArray:
     """Logits [S, V] in float64."""
     y = TABLE[list(ids)].astype(np.float64) + places_as_rows(np.arange(len(ids)))
-    x = (y + y @ LOW[1].T.astype(np.float64)).reshape(len(ids), 2, 4)
+    x = (y + y @ LOW[adapter].T.astype(np.float64)).reshape(len(ids), 2, 4)
     scores = np.where(np.tri(len(ids), dtype=bool), 0.5 * np.einsum("qhd,khd->hqk", x, x), -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), x).reshape(len(ids), HIDDEN)
@@ -125,6 +126,22 @@ def test_a_served_model_reads_them(bundle: Bundle) -> None:
             for token in tokens:
                 assert int(expected(known)[-1].argmax()) == token
                 known.append(token)
+
+
+def tenants_adapter(chunks: Sequence[Any]) -> Array:
+    """The adapter of the step's tenant: the first one for "first", otherwise the second."""
+    (tenant,) = {chunk.request.options.tenant for chunk in chunks}
+    tokens = sum(chunk.count for chunk in chunks)
+    return np.array([0, tokens if tenant == "first" else 0, tokens], np.int32)
+
+
+def test_a_provider_reads_the_options_of_requests(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PORTS, "adapter_start", replace(PORTS["adapter_start"], provider=tenants_adapter))
+    model = replace(bundle.model, generation_defaults={})
+    with LLM.from_executor(CpuExecutor(bundle, {"full": 32}, Placement(threads=1)), model) as llm:
+        for tenant, adapter in (("first", 0), ("other", 1), ("", 1)):
+            for ids in PROMPTS:
+                np.testing.assert_allclose(llm.run(Score(ids), tenant=tenant), expected(ids, adapter), atol=1e-4)
 
 
 def test_padding_knows_them(bundle: Bundle) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.requests.request import Generation, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
@@ -140,16 +141,16 @@ def _params(answer: int) -> SamplingParams:
 
 
 def _request(arrival: Arrival, prompts: list[int], scheduling: Scheduling | None, clock: Clock) -> Request:
-    options: dict[str, Any] = {}
+    promised: dict[str, Any] = {}
     if scheduling is not None and arrival.of_class in scheduling.classes:
-        options["request_class"] = scheduling.class_named(arrival.of_class)
+        promised["request_class"] = scheduling.class_named(arrival.of_class)
     request = Generation(
         prompts[: arrival.prompt],
         _params(arrival.answer),
         end_token_ids=(END,),
-        tenant=arrival.tenant,
+        options=RequestOptions(arrival.tenant),
         clock=clock,
-        **options,
+        **promised,
     )
     request.queued = arrival.at  # a step was running
     return request

@@ -33,6 +33,7 @@ from enginewright.runtime.requests.block_keys import Namespace
 from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
 from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import BeamSearch, Generation, PromptRequest, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
@@ -370,12 +371,11 @@ class World:
         )
 
     def _request(self, ask: Ask) -> list[_Client]:
-        common: dict[str, Any] = {"tenant": ask.tenant, "clock": self.clock}
-        if self.setup.scheduling:
-            common["priority"] = ask.priority or None
-            if ask.request_class:
-                scheduling = Scheduling(**SCHEDULING[self.setup.scheduling])
-                common["request_class"] = scheduling.class_named(ask.request_class)
+        priority = (ask.priority or None) if self.setup.scheduling else None
+        common: dict[str, Any] = {"options": RequestOptions(ask.tenant, priority), "clock": self.clock}
+        if self.setup.scheduling and ask.request_class:
+            scheduling = Scheduling(**SCHEDULING[self.setup.scheduling])
+            common["request_class"] = scheduling.class_named(ask.request_class)
         if ask.kind in ("score", "hidden"):
             rows = Rows(len(ask.prompt))
             output = "logits" if ask.kind == "score" else "hidden:1"
@@ -397,7 +397,9 @@ class World:
         return generations
 
     def _of_prefix(self, ask: Ask) -> Generation:
-        return Generation(ask.prompt, SamplingParams(max_tokens=1), tenant=ask.tenant, clock=self.clock)
+        return Generation(
+            ask.prompt, SamplingParams(max_tokens=1), options=RequestOptions(ask.tenant), clock=self.clock
+        )
 
     def _load(self, ask: Ask) -> list[_Client]:
         def load() -> None:

@@ -23,10 +23,10 @@ import msgspec
 from ...bundle import MANIFEST_PATH
 from ...bundle.reader import Bundle
 from ...engine.pulse import Pulse
+from ...requests.request_options import RequestOptions
 from ...shared.contracts import ModelInfo
 from ...shared.errors import EnginewrightError, RequestError
 from ...tasks.base import Task
-from ...tasks.context import Sender
 from ...tasks.table import received_result
 from ...text.tokenizer import Tokenizer
 from .records import (
@@ -306,9 +306,11 @@ class Model:
             await self._ready.wait()
         self.check()
 
-    def run(self, task: Task[Any], sender: Sender = Sender(), *, whole: bool = True, version: str = "") -> Running:
+    def run(
+        self, task: Task[Any], options: RequestOptions = RequestOptions(), *, whole: bool = True, version: str = ""
+    ) -> Running:
         """Starts a task. ``whole``, ``version``: see ``Submit``. Raises what ``submit`` raises."""
-        submit = Submit(0, task, sender.tenant, sender.priority, sender.request_class, whole, version)
+        submit = Submit(0, task, options, whole, version)
         return self.submit(submit, partial(Running, task=task))
 
     def submit(self, submit: Submit, kind: Callable[[Model, int, bytes], Running]) -> Running:

@@ -178,9 +178,7 @@ class _Serving:
             self.send(Events(ended=[Ended(number, problem=_problem(e))]))
 
     def _start(self, message: Submit, task: Task[Any]) -> None:
-        prepared = self._llm.prepare(
-            task, tenant=message.tenant, priority=message.priority, request_class=message.request_class
-        )
+        prepared = self._llm.prepare(task, **msgspec.structs.asdict(message.options))
         whole = message.whole or not prepared.streams
         with self._submitting:
             if task.slow:

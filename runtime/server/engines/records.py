@@ -23,6 +23,7 @@ import msgspec
 
 from ...engine.pulse import Pulse
 from ...requests.outputs import Logprobs, RequestMetrics
+from ...requests.request_options import RequestOptions
 from ...shared.errors import (
     BundleError,
     CapacityError,
@@ -80,16 +81,14 @@ class Submit(msgspec.Struct, tag=True):
 
     Attributes:
         task: a record of ``tasks.table``, which the engine's process reads and checks.
-        tenant, priority, request_class: those of ``tasks.context.Sender``.
+        options: the options of its requests.
         whole: nobody wants pieces, but the result alone.
         version: the hash of the bundle that the prompt was made for.
     """
 
     number: int
     task: Any
-    tenant: str = ""
-    priority: int | None = None
-    request_class: str | None = None
+    options: RequestOptions = RequestOptions()
     whole: bool = False
     version: str = ""
 

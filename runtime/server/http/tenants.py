@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 
 from ...bundle.regular_file import MOST_JSON_BYTES, read_regular
+from ...requests.request_options import RequestOptions
 from ...shared.errors import RequestError
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -108,21 +109,25 @@ class Tenant:
             raise QuotaError(f"{self.running + more} requests, and this key may have {key.requests} at a time", 1.0)
         self.running += more
 
-    def rank(self, priority: int | None, of_class: str | None) -> tuple[int | None, str | None]:
-        """Gives the priority and the class of a request that names these. Raises RequestError where its key has others.
+    def ranked(self, options: RequestOptions) -> RequestOptions:
+        """Returns a request's options with the class and the priority that the tenant's key gives.
 
-        A request may come behind others of its key, but not before them.
+        A request may name a later priority than that of its key, but no earlier one, and no other class. Raises
+        RequestError for another class.
         """
         key = self.key
         if key is None:
-            return priority, of_class
-        if key.of_class is not None and of_class not in (None, key.of_class):
+            return options
+        if key.of_class is not None and options.request_class not in (None, key.of_class):
             raise RequestError(
                 f"request_class: this key's requests are of the class {key.of_class!r}", hint="Leave it out."
             )
-        if key.priority is not None:
-            priority = key.priority if priority is None else max(priority, key.priority)
-        return priority, key.of_class if of_class is None else of_class
+        priorities = [number for number in (key.priority, options.priority) if number is not None]
+        return msgspec.structs.replace(
+            options,
+            priority=max(priorities, default=None),
+            request_class=key.of_class if options.request_class is None else options.request_class,
+        )
 
     def end(self, tokens: int, requests: int = 1) -> None:
         """Counts what a body's requests took."""

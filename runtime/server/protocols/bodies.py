@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from ...requests.request_options import RequestOptions
 from ...requests.sampling import (
     DEFAULTS_ALWAYS,
     DEFAULTS_OF_SAMPLING,
@@ -211,6 +212,11 @@ class Body(Fields, kw_only=True):
             hint = "Give a temperature above 0."
             raise RequestError("n: several answers of temperature 0 are the same one", hint=hint)
         return SamplingParams(**fields)
+
+    def request_options(self, tenant: str) -> RequestOptions:
+        """Returns the options of its requests: the body's fields of these names, and the tenant."""
+        names = set(self.__struct_fields__).intersection(RequestOptions.__struct_fields__)
+        return RequestOptions(**{name: getattr(self, name) for name in names} | {"tenant": tenant})
 
     def most_tokens(self) -> int | None:
         """The most new tokens that the body asks for; None if it doesn't say."""

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ...requests.names import checked_name
 from ...requests.sampling import SamplingParams
 from ...requests.structured import StructuredOutputsParams
 from ...shared.errors import EnginewrightError, OverloadError, RequestError
 from ...tasks import arguments
-from ...tasks.context import Sender
 from ...tasks.generate import Generate
 from ...text.fill_in_middle import Gap
 from ..engines.engine_client import Model, ReplacedError, Running
@@ -131,7 +131,7 @@ class Job:
             self._hold(self._form)
         self.ignored += self._unenforced
         scope = self.tenant.name + (f"\0{body.cache_salt}" if body.cache_salt else "")
-        self.scope = arguments.checked_name("cache_salt", scope)
+        self.scope = checked_name("cache_salt", scope)
         (self._chat if isinstance(body, ChatBody) else self._texts)()
         self.shape = self._kind(
             body,
@@ -202,13 +202,13 @@ class Job:
         most = model.slots + self.front.options.max_waiting
         if model.running + len(self.given) > most:
             raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
-        sender = Sender(self.scope, *self.tenant.rank(body.priority, body.request_class))
+        options = self.tenant.ranked(body.request_options(self.scope))
         self.charge.tokens = sum(len(prompt.ids) for prompt in self.given)  # also of a client that leaves
         submitted: list[Running] = []
         try:
             for prompt in self.given:
                 task = Generate(prompt.ids, self.params)
-                submitted.append(model.run(task, sender, whole=not body.streamed, version=self._version))
+                submitted.append(model.run(task, options, whole=not body.streamed, version=self._version))
         except EnginewrightError:
             for running in submitted:
                 model.abort(running.number)

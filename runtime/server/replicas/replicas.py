@@ -436,7 +436,7 @@ class Replicated(Model):
         wire = next(self._wires)
         prompt = submit.task.prompt
         by_prefix = self._server.routing == "prefix" and not isinstance(prompt, str)  # a text is tokenized there
-        blocks = block_names(submit.tenant, prompt) if by_prefix else ()
+        blocks = block_names(submit.options.tenant, prompt) if by_prefix else ()
         ticket = Ticket(blocks, submit.version or self.hash, avoid)
         attempt = self._attempts[wire] = _Attempt(submit, running, ticket, again)
         self._routes.begin(wire, ticket)

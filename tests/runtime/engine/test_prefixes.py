@@ -15,6 +15,7 @@ from enginewright import LLM, RequestError, SamplingParams
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import load_prefix, open_tier, opened_tier, save_prefix
 from enginewright.runtime.requests.request import BeamSearch, Branch, Generation
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
 
@@ -173,7 +174,7 @@ def finish(engine: Engine, *requests: Generation) -> list[list[int]]:
 
 
 def ask(prompt: list[int], new: int = 1, tenant: str = "", **fields: Any) -> Generation:
-    return Generation(prompt, SamplingParams(max_tokens=new, **fields), tenant=tenant)
+    return Generation(prompt, SamplingParams(max_tokens=new, **fields), options=RequestOptions(tenant))
 
 
 def saved(toy: Any, prompt: list[int], folder: Path, tenant: str = "") -> None:

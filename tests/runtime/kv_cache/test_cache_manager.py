@@ -19,6 +19,7 @@ from enginewright.runtime.kv_cache.prefix_index import Node
 from enginewright.runtime.requests.block_keys import token_ids
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Generation, PromptRequest, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
@@ -37,8 +38,9 @@ def engine_of(toy: Any, *, blocks: int = 64, windows: tuple[int, ...] = (0,), **
     )
 
 
-def ask(prompt: list[int], new: int = 4, **more: Any) -> Request:
-    return Generation(prompt, SamplingParams(max_tokens=new, ignore_eos=True), **more)
+def ask(prompt: list[int], new: int = 4, tenant: str = "", **more: Any) -> Request:
+    options = RequestOptions(tenant)
+    return Generation(prompt, SamplingParams(max_tokens=new, ignore_eos=True), options=options, **more)
 
 
 def run(engine: Engine, *requests: Request) -> list[list[int]]:
@@ -288,7 +290,7 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
                 SamplingParams(
                     max_tokens=int(rng.integers(1, 14)), ignore_eos=True, temperature=float(rng.integers(2))
                 ),
-                tenant=f"t{int(rng.integers(2))}",
+                options=RequestOptions(f"t{int(rng.integers(2))}"),
             )
             requests.append(request)
             engine.add_request(request)

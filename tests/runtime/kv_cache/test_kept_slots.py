@@ -10,6 +10,7 @@ import pytest
 
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.requests.request import Generation, PromptRequest, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
@@ -22,8 +23,9 @@ def engine_of(toy: Any, slots: int = 2, **config: Any) -> Engine:
     return Engine(executor, SchedulerConfig(**({"prefix_cache": True} | config)))
 
 
-def ask(prompt: list[int], new: int = 4, **more: Any) -> Request:
-    return Generation(prompt, SamplingParams(max_tokens=new, ignore_eos=True), **more)
+def ask(prompt: list[int], new: int = 4, tenant: str = "") -> Request:
+    options = RequestOptions(tenant)
+    return Generation(prompt, SamplingParams(max_tokens=new, ignore_eos=True), options=options)
 
 
 def run(engine: Engine, *requests: Request) -> list[list[int]]:
@@ -92,7 +94,7 @@ def test_a_tenant_a_failure_and_a_prompt_that_is_scored(toy: Any) -> None:
     engine.executor.poison = 77  # type: ignore[attr-defined]
     run(engine, ask([1, 2, 3, 4], tenant="a"), ask([5, 6, 77, 8]))
     requests = [ask([1, 2, 3, 4], tenant="b"), ask([5, 6, 7, 8]), ask([1, 2, 3, 4], tenant="a")]
-    requests.append(PromptRequest([1, 2, 3, 4], ("logits",), lambda start, rows: None, tenant="a"))
+    requests.append(PromptRequest([1, 2, 3, 4], ("logits",), lambda start, rows: None, options=RequestOptions("a")))
     for request in requests:
         run(engine, request)
     assert [request.cached_tokens for request in requests] == [0, 0, 3, 0]

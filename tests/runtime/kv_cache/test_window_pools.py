@@ -16,6 +16,7 @@ from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, enough_for_windows, plan_pools
 from enginewright.runtime.requests.request import BeamSearch, Generation
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.branching import places_taken
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -84,7 +85,7 @@ def test_nobody_waits_for_a_pool_that_is_enough_for_windows(toy: Any, seed: int)
         executor = toy(blocks=blocks, block_size=8, windows=windows)
         engine = Engine(executor, SchedulerConfig(requests, prompts, prefix_cache=keep))
         for prompt, params, tenant in load:
-            request = Generation(prompt, params, tenant=tenant)
+            request = Generation(prompt, params, options=RequestOptions(tenant))
             if params.num_beams > 1:
                 BeamSearch.begin(request, 256)
             engine.add_request(request)

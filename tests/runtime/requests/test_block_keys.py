@@ -10,6 +10,7 @@ import pytest
 
 from enginewright.runtime.requests.block_keys import Content, Item, Namespace, items_of, to_bytes, token_ids
 from enginewright.runtime.requests.request import Generation
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 
 ITEMS: list[Item] = [4, 5, Content(5, b""), Content(5, b"a"), Content(5, b"b"), 6]
@@ -35,7 +36,9 @@ def test_no_other_items_have_the_same_bytes() -> None:
 
 
 def test_a_request_has_the_items_of_its_contents() -> None:
-    request = Generation([1, 9, 9, 2], SamplingParams(), max_tokens=3, tenant="t", adapter="d", contents={2: b"x"})
+    request = Generation(
+        [1, 9, 9, 2], SamplingParams(), max_tokens=3, options=RequestOptions("t"), adapter="d", contents={2: b"x"}
+    )
     assert request.items == [1, 9, Content(9, b"x"), 2] == items_of(request.tokens, {2: b"x"})
     assert request.namespace == Namespace("t", "d")
     request.tokens.append(7)

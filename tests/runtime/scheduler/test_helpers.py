@@ -16,6 +16,7 @@ from enginewright.runtime.kv_cache.disk_tier import DiskTier
 from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
 from enginewright.runtime.requests.proposers import Proposal, ProposalKind, TimedProposer
 from enginewright.runtime.requests.request import Generation
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.helpers import HELPERS
@@ -86,7 +87,7 @@ def answers(engine: Engine) -> list[list[int]]:
     texts = []
     for round_ in range(2):
         if round_:  # what the first round left in memory is evicted, and read from the disk
-            engine.add_request(Generation([99] * 64, SamplingParams(max_tokens=8), tenant="f"))
+            engine.add_request(Generation([99] * 64, SamplingParams(max_tokens=8), options=RequestOptions("f")))
             while engine.has_work():
                 engine.step()
             assert engine.scheduler.cache.disk is not None
@@ -96,7 +97,7 @@ def answers(engine: Engine) -> list[list[int]]:
             params = SamplingParams(max_tokens=12, allowed_token_ids=(7,) if i == 6 else ())
             of = scheduling.class_named("chat" if i % 3 else "batch")
             clock = engine.scheduler._clock
-            texts.append(Generation(prompt, params, tenant=f"t{i % 2}", request_class=of, clock=clock))
+            texts.append(Generation(prompt, params, options=RequestOptions(f"t{i % 2}"), request_class=of, clock=clock))
             engine.add_request(texts[-1])
         for _ in range(2000):
             if not engine.has_work():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.requests.request import Generation, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
@@ -59,7 +60,9 @@ class Run:
     def add(self, prompt: int = 4, new: int = 4, name: str | None = None, **fields: Any) -> Request:
         """A request, queued."""
         of = {} if self.scheduling is None else {"request_class": self.scheduling.class_named(name)}
-        generation = Generation(range(prompt), SamplingParams(max_tokens=new), clock=self.clock, **of, **fields)
+        generation = Generation(
+            range(prompt), SamplingParams(max_tokens=new), clock=self.clock, options=RequestOptions(**fields), **of
+        )
         self.scheduler.add(generation)
         return generation
 
@@ -266,7 +269,7 @@ def test_counters_of_tenants_that_are_gone_are_dropped() -> None:
     counted._next_look = 10**9  # one that drops nothing
     for each in (shares, counted):
         for i in range(5 * LEAST_TENANTS):
-            request = Generation([1] * (1 + i % 7), SamplingParams(), tenant=f"t{i}")
+            request = Generation([1] * (1 + i % 7), SamplingParams(), options=RequestOptions(f"t{i}"))
             each.joins(request.tenant, [f"t{i - 1}"] if i else [])
             each.begins(request)
             each.ends(request, 1.0)

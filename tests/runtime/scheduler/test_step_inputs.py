@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.requests.request import Generation, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler import step_inputs
 from enginewright.runtime.scheduler.base import Batch, Chunk, step_input
@@ -149,7 +150,7 @@ def test_tables_that_change_between_two_steps(
             if random.integers(5) == 0 and sum(not one.finished for one in requests) < 6:
                 prompt = random.integers(0, 2, int(random.integers(1, 20))).tolist()
                 params = SamplingParams(max_tokens=int(random.integers(2, 40)))
-                requests.append(Generation(prompt, params, priority=int(random.integers(3))))
+                requests.append(Generation(prompt, params, options=RequestOptions(priority=int(random.integers(3)))))
                 scheduler.add(requests[-1])
             if random.integers(30) == 0 and requests:
                 scheduler.abort(requests[int(random.integers(len(requests)))])
@@ -181,12 +182,14 @@ def test_a_request_that_was_interrupted_goes_on_with_its_new_blocks(toy: Callabl
         executor = toy(20, 16, caps=ExecutorCaps(in_flight=in_flight, shared_blocks=True))
         config = SchedulerConfig(max_requests=1, scheduling=Scheduling(), prefix_cache=True)
         scheduler = ContinuousScheduler(config, executor.caps, executor.cache_groups, executor.blocks)
-        interrupted = Generation(range(7), SamplingParams(max_tokens=50), priority=1)
+        interrupted = Generation(range(7), SamplingParams(max_tokens=50), options=RequestOptions(priority=1))
         scheduler.add(interrupted)
         flying: list[tuple[Batch, StepOutput]] = []
         for at in range(140):
             if at == steps:
-                scheduler.add(Generation(range(20, 60), SamplingParams(max_tokens=1), priority=0))
+                scheduler.add(
+                    Generation(range(20, 60), SamplingParams(max_tokens=1), options=RequestOptions(priority=0))
+                )
             batch = scheduler.schedule() if scheduler.has_work() else None
             if batch is not None:
                 flying.append((batch, executor.run(batch.step)))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.server.http.tenants import Key, Tenant
 from enginewright.runtime.shared.errors import RequestError
@@ -433,11 +434,12 @@ def test_models_have_shares_of_threads_and_memory() -> None:
 def test_a_key_s_requests_do_not_overtake_others() -> None:
     key = Key("sha256:" + 64 * "0", "a", of_class="batch", priority=3)
     tenant = Tenant("a", key)
-    assert tenant.rank(None, None) == (3, "batch") == tenant.rank(1, "batch")
-    assert tenant.rank(7, None) == (7, "batch")
+    assert tenant.ranked(RequestOptions()) == RequestOptions("", 3, "batch")
+    assert tenant.ranked(RequestOptions("", 1, "batch")) == RequestOptions("", 3, "batch")
+    assert tenant.ranked(RequestOptions("", 7)) == RequestOptions("", 7, "batch")
     with pytest.raises(RequestError, match="request_class: this key's requests are of the class 'batch'"):
-        tenant.rank(None, "chat")
-    assert Tenant("").rank(1, "chat") == (1, "chat")
+        tenant.ranked(RequestOptions(request_class="chat"))
+    assert Tenant("").ranked(RequestOptions("", 1, "chat")) == RequestOptions("", 1, "chat")
 
 
 def _signed_rank(one: list[float], two: list[float]) -> float:

@@ -13,11 +13,11 @@ import pytest
 
 from enginewright import LLM, SamplingParams
 from enginewright.runtime.requests.outputs import RequestMetrics, RequestOutput
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.server.engines import records
 from enginewright.runtime.server.engines.engine_client import Limits, Model
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.tasks.base import Task
-from enginewright.runtime.tasks.context import Sender
 from enginewright.runtime.tasks.generate import Finished, Generate, Generated
 from enginewright.runtime.tasks.hidden_states import HiddenStates
 from enginewright.runtime.tasks.score import Score
@@ -61,7 +61,7 @@ def test_results_are_the_same_through_the_socket(tiny_bundle: Path) -> None:
         assert asyncio.run(llm.arun(prompt_tasks[2], tenant="a")) == expected[2]
 
     async def use(model: Model) -> Any:
-        running = [model.run(task, Sender("a")) for task in (*prompt_tasks, GENERATE, HELD)]
+        running = [model.run(task, RequestOptions("a")) for task in (*prompt_tasks, GENERATE, HELD)]
         ended = await asyncio.gather(*(one.result() for one in running))
         pieces: dict[int, list[int]] = {0: [], 1: []}
         async for event in model.run(GENERATE, whole=False).events():
@@ -121,7 +121,7 @@ def test_bad_input_names_its_field(tiny_bundle: Path) -> None:
 
 def test_a_replica_passes_tasks_and_results_on_as_they_are() -> None:
     """It reads neither: what it decodes and encodes again is what the engine's process and the front end read."""
-    submit = records.Submit(7, HELD, "a", whole=True, version="h")
+    submit = records.Submit(7, HELD, RequestOptions("a"), whole=True, version="h")
     relayed = msgspec.msgpack.Decoder(records.Submit).decode(records.packed(submit)[records.LENGTH_BYTES :])
     assert records.packed(relayed) == records.packed(submit) and records.digest(relayed.task) == records.digest(HELD)
     assert received(relayed.task) == HELD
