@@ -49,7 +49,6 @@ STILL_LONG = {
     "benchmarks/notes/speculation.md": 11,
     "docs/inside/bundle-format.md": 3,
     "benchmarks/notes/engines.md": 4,
-    "docs/inside/lowered-program.md": 2,
     "docs/inside/ops.md": 1,
     "docs/use/python-reference.md": 2,
 }

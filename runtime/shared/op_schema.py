@@ -351,7 +351,7 @@ OPS: Mapping[str, OpSchema] = {
         (_X,),
         ("values [rows,k], greatest first", "indices i32 [rows,k]"),
         (Attribute("k", "integer"),),
-        means=". Of equal values the lower index comes first; NaN is greatest",
+        means=". Among equal values the lower index is first; NaN is greatest",
     ),
     "gather": OpSchema(
         "experts",
