@@ -19,7 +19,7 @@ REFERENCE = "use/python-reference.md"
 
 
 def navigation(index: str, architecture: str) -> list[dict[str, Any]]:
-    """The pages that docs/README.md names, by its headings; a list below a table has a level of its own.
+    """The pages that docs/README.md names, by its headings. A list, or a table below a line of text, has its own level.
 
     The last one has the pages of the tables in ``architecture``, which is the text of ARCHITECTURE.
     """
@@ -27,10 +27,11 @@ def navigation(index: str, architecture: str) -> list[dict[str, Any]]:
     for part in index.split("\n## ")[1:]:
         heading, *blocks = part.split("\n\n")
         entries: list[dict[str, Any]] = []
+        label = ""
         for block in blocks:
             pages = [{title: page} for title, page in PAGE.findall(block)]
-            if pages:
-                entries += pages if block.startswith("|") else [{re.split("[,:]", block)[0]: pages}]
+            label = label if block.startswith("|") else re.split("[,:]", block)[0]
+            entries += [{label: pages}] if label and pages else pages
         groups.append({heading.strip(): entries})
     adding = [{f"Add {title}": f"inside/{page}"} for title, page in PAGE.findall(architecture) if "/" in page]
     entries.append({"To add something": adding})

@@ -8,30 +8,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from enginewright.optimizer.cli.app import app
-from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.server.app import make_app
-from enginewright.runtime.server.http.fields import Fields
-from enginewright.runtime.server.http.front import Front
-from enginewright.runtime.server.http.metrics import Metrics
 from enginewright.runtime.server.http.options import ServerOptions
-from enginewright.runtime.server.protocols.anthropic import MessagesBody
-from enginewright.runtime.server.protocols.bodies import (
-    HARMLESS,
-    IGNORED_HEADER,
-    REFUSED,
-    Body,
-    ChatBody,
-    CompletionBody,
-)
-from enginewright.runtime.server.protocols.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
-from enginewright.runtime.server.protocols.response_items import ResponsesBody
 from tests.doc_snippets import BLOCK, run_python, run_with_server, script_of
 from tests.waiting import HANG
 
@@ -87,11 +70,17 @@ def test_a_block_that_fails_is_named_by_its_line(tmp_path: Path) -> None:
 
 def test_the_page_on_python(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
     page = repository / "docs" / "use" / "python-api.md"
-    names = ("smollm2.bundle", "smollm2-f32.bundle", "smollm2-int8.bundle")
-    done = run_python(page, tmp_path, dict.fromkeys(names, tiny_bundle))
+    done = run_python(page, tmp_path, {"smollm2.bundle": tiny_bundle})
     assert "prompts[0]: 'Hello' at place 0 isn't a token id" in done.stdout
     assert "[1, 1]" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["migration", "speculation", "structured-output"])
+def test_a_page_with_python(name: str, tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
+    names = ("smollm2.bundle", "smollm2-f32.bundle", "smollm2-int8.bundle")
+    done = run_python(repository / "docs" / "use" / f"{name}.md", tmp_path, dict.fromkeys(names, tiny_bundle))
+    assert done.stdout and done.stderr == ""
 
 
 def test_the_page_on_prefixes(
@@ -114,86 +103,41 @@ def test_the_page_on_scheduling(tiny_bundle: Path, repository: Path, tmp_path: P
     assert "'refused': 0" in done.stdout and done.stderr == ""
 
 
-SERVE = Path(__file__).resolve().parent.parent / "docs" / "use" / "commands" / "serve.md"
+USE = Path(__file__).resolve().parent.parent / "docs" / "use"
+SERVE = USE / "commands" / "serve.md"
 
 
 def test_the_page_on_serving(tiny_bundle: Path, tmp_path: Path) -> None:
-    names = dict.fromkeys(("smollm2.bundle", "smollm2-f32.bundle"), tiny_bundle)
-    results = run_with_server(SERVE, tmp_path, names)
-    colour = results.pop(2)
-    answers, client, props, _, models, _, health = results
-    assert json.loads(colour) in ("red", "green", "blue")
+    answers, client = run_with_server(
+        SERVE, tmp_path, dict.fromkeys(("smollm2.bundle", "smollm2-f32.bundle"), tiny_bundle)
+    )
     (choice,) = json.loads(answers)["choices"]
     assert isinstance(choice["message"]["content"], str) and choice["finish_reason"] in ("stop", "length")
     assert client.rstrip().endswith("tokens of the prompt were there")
-    assert {name: one["exact"] for name, one in json.loads(props)["models"].items()} == {"smollm2": True, "exact": True}
+
+
+def test_the_page_on_the_server_s_api(tiny_bundle: Path, tmp_path: Path) -> None:
+    colour, props = run_with_server(USE / "server-api.md", tmp_path, {"smollm2.bundle": tiny_bundle})
+    assert json.loads(colour) in ("red", "green", "blue")
+    assert {name: one["exact"] for name, one in json.loads(props)["models"].items()} == {"smollm2": True}
+
+
+def test_the_page_on_access_to_the_server(tiny_bundle: Path, tmp_path: Path) -> None:
+    _, models, _, health = run_with_server(USE / "server-access.md", tmp_path, {"smollm2.bundle": tiny_bundle})
     assert [row["id"] for row in json.loads(models)["data"]] == ["smollm2"]
     assert json.loads(health)["status"] == "ok"
 
 
-def test_the_page_on_serving_asks_the_model_of_its_first_line_for_the_likeliest_tokens() -> None:
-    text = SERVE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", [SERVE, USE / "server-api.md"], ids=lambda page: page.stem)
+def test_a_page_on_serving_asks_the_model_of_its_first_line_for_the_likeliest_tokens(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     first = re.search(r"^optimize serve (\w+)\.bundle$", text, re.M)
     assert first is not None
     blocks = [code for _, code in BLOCK.findall(text) if "messages" in code]
-    assert len(blocks) > 2
+    assert blocks
     for code in blocks:
         assert set(re.findall(r"""model["']?[=:] ?["'](\w+)["']""", code)) <= {first[1]}, code
         assert re.search(r"temperature\"?[=:] ?0\b", code), f"a small model answers nonsense at temperature 1:\n{code}"
-
-
-def rows(section: str) -> list[tuple[str, set[str]]]:
-    """The rows of a section's tables: the first cell, and what stands in code in the others."""
-    text = SERVE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    cells = re.findall(r"^\| (.+?) \| (.*) \|$", text, re.M)
-    return [(first, set(re.findall(r"`([^`]+)`", rest))) for first, rest in cells]
-
-
-def test_the_page_on_serving_has_every_field_of_a_body() -> None:
-    kinds = {"honoured": set(), "refused": set(), "ignored": set(), "chat": set(), "completions": set()}
-    for first, names in rows("Fields of a body"):
-        if (kind := re.fullmatch(r"(honoured|refused|ignored): .*|honoured in (\w+)", first)) is not None:
-            kinds[kind[1] or kind[2]] |= names
-    both = set(Body.__struct_fields__)
-    assert kinds == {
-        "honoured": both,
-        "chat": set(ChatBody.__struct_fields__) - both,
-        "completions": set(CompletionBody.__struct_fields__) - both,
-        "refused": set(REFUSED),
-        "ignored": set(HARMLESS),
-    }
-    assert IGNORED_HEADER in SERVE.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("section", "kinds"),
-    [("Responses", [ResponsesBody]), ("Messages", [MessagesBody]), ("Ollama", [OllamaChatBody, GenerateBody])],
-)
-def test_the_page_on_serving_has_every_field_of_other_protocols(section: str, kinds: list[type[Fields]]) -> None:
-    rows_of = dict(rows(section))
-    assert rows_of["taken"] == {name for kind in kinds for name in kind.__struct_fields__}
-    assert rows_of["refused, unless they ask for nothing"] == {name for kind in kinds for name in kind.refused}
-    assert {name for kind in kinds for name in kind.harmless} <= rows_of["ignored"]
-
-
-def test_the_page_on_serving_has_every_endpoint_and_metric(tiny_bundle: Path) -> None:
-    front = Front(ServerOptions(models={"m": str(tiny_bundle)}))
-    there = {
-        f"{method} {route.path.replace(':path', '')}"
-        for route in make_app(front)._app.routes
-        for method in (route.methods or set()) - {"HEAD"}
-        if route.path not in NOT_SERVED
-    }
-    named = {one for first, _ in rows("Endpoints") for one in re.findall(r"`([A-Z]+ /\S*)`", first)}
-    assert named == there
-    text = SERVE.read_text(encoding="utf-8").partition("\n## Metrics\n")[2].partition("\n## ")[0]
-    listed = {
-        name.split(":")[-1].removeprefix("enginewright_")
-        for first in re.findall(r"^\| (`[^|]*`) \|", text, re.M)
-        for name in re.findall(r"`(.*?)`", first)
-    }
-    metrics = Metrics(front.models, most_tenants=1).text()
-    assert listed == {name.decode() for name in re.findall(rb"^# TYPE (?:enginewright_|vllm:)?(\w+) ", metrics, re.M)}
 
 
 def test_the_page_on_serving_has_every_option_and_its_default() -> None:
@@ -207,20 +151,6 @@ def test_the_page_on_serving_has_every_option_and_its_default() -> None:
     flags = {p.name for p in typer.main.get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
     assert set(ServerOptions.__struct_fields__) - flags - {"models", "aliases", "llm"} <= set(section_toml)
     assert set(llm) <= flags
-
-
-def test_the_page_on_python_names_every_parameter_and_its_default(repository: Path) -> None:
-    text = (repository / "docs" / "use" / "python-api.md").read_text(encoding="utf-8")
-    section = text.partition("\n## Parameters\n")[2].partition("\n## ")[0]
-    documented = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.M)
-    values = {
-        "none": (),
-        **{str(default): default for default in (None, False, True, -1, 0, 0.1, 1, 1.75, 2, 256)},
-        '`\\n`, `:`, `"`, `*`': ("\n", ":", '"', "*"),
-    }
-    assert {name: values[default.strip()] for name, default in documented} == {
-        field.name: field.default if field.default_factory is MISSING else () for field in fields(SamplingParams)
-    }
 
 
 def test_the_tutorial_runs(tiny_folder: Path, repository: Path, tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ Trust = Annotated[
     str | None,
     typer.Option(
         metavar="code|sha256:HASH",
-        help="Let the code run that the bundle carries for some targets (tvm, stablehlo, cuda, TensorRT): of any "
-        "bundle, or of the one with this hash, which `optimize inspect` shows.",
+        help="Run the code that bundles carry for some targets (tvm, stablehlo, cuda, TensorRT). code allows any "
+        "bundle; a hash, which `optimize inspect` shows, allows one.",
     ),
 ]
 Provider = Annotated[
@@ -197,8 +197,8 @@ class Serving(Running):
         str,
         typer.Option(
             metavar="auto|off|lookup|BUNDLE",
-            help="Compute likely tokens ahead, looked up or guessed by a faster bundle: the same tokens, sooner. auto "
-            "looks them up where the target can check them, as cpu does.",
+            help="Compute likely tokens ahead, looked up or guessed by a faster bundle. The tokens stay the same. auto "
+            "looks them up on the cpu target.",
         ),
     ] = "auto"
 

@@ -314,7 +314,7 @@ def _parse(text: str, source: str) -> Recipe:
     try:
         return Recipe.model_validate(tomllib.loads(text), context=source)
     except tomllib.TOMLDecodeError as e:
-        raise RecipeError(f"{source}: not TOML: {e}", hint="See docs/use/commands/recipes.md for an example.") from e
+        raise RecipeError(f"{source}: not TOML: {e}", hint="See docs/use/recipe-file.md for an example.") from e
     except ValidationError as e:
         errors = e.errors()  # a misspelt key is also a missing one: say which it is
         first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])

@@ -1,8 +1,8 @@
 """vLLM's arguments that we haven't: code that was written for it runs, or is told what to write instead.
 
 Each is one of three: another name of ours; one that no result depends on, so that any value is taken; or one that is
-taken at the values that ask for nothing, and refused with a reason at any other. The table for users is in
-docs/use/python-api.md.
+taken at the values that ask for nothing, and refused with a reason at any other. docs/use/vllm-reference.md is made of
+these rules.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ a row is out of date.
 Nothing in Enginewright knows a family by its name: another model works if its parts do.
 
 A model that also takes images or sounds (`...ForConditionalGeneration`) is refused as a whole.
-`optimize export --part text` takes its [text decoder](commands/export.md#models-that-take-images-or-sounds), whose
+`optimize export --part text` takes its [text decoder](models.md#models-that-take-images-or-sounds), whose
 family may have a row of its own: gemma3_text for Gemma 3, mistral for Mistral 3, llama for LLaVA. Rows with
 `--part text` are of whole models, saved and exported so; they are compared with the whole, given text alone.
 

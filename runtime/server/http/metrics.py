@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TIMES = {
     "time_to_first_token_seconds": "From the request to its first token.",
-    "inter_token_latency_seconds": "For each further token, over an answer.",
+    "inter_token_latency_seconds": "Average time of an answer's tokens after the first.",
     "e2e_request_latency_seconds": "From the request to its last token.",
-    "request_queue_time_seconds": "Before its prompt was begun.",
-    "request_prefill_time_seconds": "From there to its first token.",
+    "request_queue_time_seconds": "From the request to the start of its prompt.",
+    "request_prefill_time_seconds": "From the start of the prompt to the first token.",
     "request_decode_time_seconds": "From the first token to the last.",
-    "request_inference_time_seconds": "From the prompt's begin to the last token.",
+    "request_inference_time_seconds": "From the start of the prompt to the last token.",
 }
 _COUNTS = {
     "prompt_tokens": "Tokens of prompts.",
     "generation_tokens": "New tokens.",
     "prefix_cache_queries": "Tokens of prompts that were looked for in the prefix cache.",
-    "prefix_cache_hits": "Of these, those that were there.",
+    "prefix_cache_hits": "Tokens of prompts that the prefix cache had.",
     "spec_decode_num_draft_tokens": "Tokens that were computed ahead.",
-    "spec_decode_num_accepted_tokens": "Of these, those that were right.",
+    "spec_decode_num_accepted_tokens": "Tokens computed ahead that were right.",
 }
 _PREFIXES = ("enginewright_", "vllm:")
 _USAGE = {

@@ -36,42 +36,42 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Options of ``optimize serve``.
 
     Attributes:
-        models: name -> path of its bundle; the first is the one of requests that name none.
-        aliases: further name -> name of a model: both are one engine.
-        host, port: where it listens; port 0 takes a free one.
-        llm: options of ``LLM``, for each model. Threads and memory are divided among them.
-        api_keys: a TOML file of keys; None: nobody needs one.
+        models: name -> path of its bundle. A request that names no model gets the first.
+        aliases: further name -> name of a model. Both use one engine.
+        host, port: the address to listen at; port 0 takes a free one.
+        llm: arguments of ``LLM`` for each model. Threads and memory are divided among the models.
+        api_keys: a TOML file of keys; None: no key is needed.
         allowed_hosts: names that a request's Host may have, besides the address itself; "*" allows any.
-        allowed_origins: whose pages may ask (CORS); "*" allows any.
-        insecure: listens beyond this machine without keys.
+        allowed_origins: sites whose pages may send requests (CORS); "*" allows any.
+        insecure: allows a host that other machines reach, without keys.
         tls_certificate, tls_key: files in PEM.
-        max_body: bytes of a request's body.
-        max_held: bytes of all bodies that are read or answered, beyond the first 64 KiB of each; one body always fits.
-        max_tenant_held: the same of the bodies of one tenant, where keys are needed.
-        max_connections: open connections; max_tenant_connections: those of one tenant, where keys are needed.
-        max_waiting: requests of a model that may wait, beyond those that run; more get 429.
+        max_body: most bytes of a request's body.
+        max_held: most bytes of all bodies that are read or answered, without the first 64 KiB of each.
+        max_tenant_held: the same limit for the bodies of one tenant, where keys are needed.
+        max_connections: most open connections.
+        max_tenant_connections: most open connections of one tenant, where keys are needed.
+        max_waiting: most requests of a model that wait, besides those that run; more get 429.
         max_loaded: models that are loaded at a time; 0: all. An idle one is unloaded for another.
-        idle_seconds: for which a connection stays open between two requests: longer than load balancers keep theirs.
-        header_seconds, body_seconds: that a client may take to send them.
-        body_rate: bytes of a body that a client must send each second, after its first seconds; 0: any number.
-        stall_seconds: that a client may read nothing, or hardly anything, of its answer.
-        request_seconds: that an answer may take; 0: any time.
-        drain_seconds: that requests may take to end when the server stops.
-        keep_alive_seconds: between two comments in a stream that has nothing else.
-        step_seconds: that a step may take before its engine is killed, if it is also 20 times what is expected.
-        silence_seconds: without a word of its engine, before it is killed.
-        splice: whether an assistant's turn goes back in as the tokens that it was; a request may say otherwise.
-        log_json: logs are JSON, a line each.
-        tenant_metrics: tenants whose usage ``/metrics`` shows by name; the rest are counted together. 0: no usage.
-        otlp: where spans of requests go, by OTLP over HTTP; None: nowhere.
-        any_model: requests may name any model.
-        unknown_fields: what happens to fields of a body that nobody knows: "refuse", or "ignore", where the answer's
-            header names them.
-        replicas: of each model, on Ray Serve; 0: none, and engines are processes of this machine.
-        max_replicas: so many where there is much to do; 0: as many as ``replicas`` always.
+        idle_seconds: time that a connection stays open between two requests. It is longer than load balancers' own.
+        header_seconds, body_seconds: most time that a client may take to send them.
+        body_rate: least bytes of a body that a client sends each second, after its first seconds; 0: any number.
+        stall_seconds: most time that a client may read nothing, or hardly anything, of its answer.
+        request_seconds: most time of an answer; 0: any time.
+        drain_seconds: most time that running requests get when the server stops.
+        keep_alive_seconds: time between two comments in a stream that has nothing else.
+        step_seconds: time of a step after which its engine is killed, if it is also 20 times the expected time.
+        silence_seconds: time without a message from an engine after which it is killed.
+        splice: puts an assistant's turn back as the tokens that it was; a request may turn it off.
+        log_json: writes logs as JSON, a line each.
+        tenant_metrics: tenants whose usage ``/metrics`` shows by name. The others are counted together. 0: no usage.
+        otlp: URL that spans of requests are sent to, by OTLP over HTTP; None: nowhere.
+        any_model: answers requests for an unknown model by the first one.
+        unknown_fields: "refuse": an unknown field of a body gets 400; "ignore": the answer's header names it.
+        replicas: engines of each model on Ray Serve; 0: one engine, a process of this machine.
+        max_replicas: most engines of each model under load; 0: always ``replicas``.
         target_requests: requests of a replica beyond which another one is started.
-        ray: "local", where Ray is started here; HOST:PORT, or "auto": a cluster that is joined.
-        routing: who gets a request: "prefix", "load" or "round-robin"; see ``routing``.
+        ray: "local": Ray is started here; HOST:PORT or "auto": a cluster that is joined.
+        routing: the choice of a replica for a request: "prefix", "load" or "round-robin".
     """
 
     models: dict[str, str]

@@ -118,12 +118,6 @@ def test_more_arguments_by_place_than_there_are(make_llm: MakeLLM, toy: Toy) -> 
             call(MESSAGES, SamplingParams(), False)
 
 
-def test_the_page_has_each_name(repository: Path) -> None:
-    page = (repository / "docs" / "use" / "python-api.md").read_text(encoding="utf-8")
-    for name in {**OF_LLM, **OF_GENERATE, **OF_CHAT, **OF_SAMPLING}:
-        assert f"`{name}`" in page, name
-
-
 def test_a_seed_of_the_llm_is_one_of_each_request_that_has_none(tiny_bundle: Path) -> None:
     params = SamplingParams(temperature=2.0, max_tokens=8, ignore_eos=True)
     seeded = SamplingParams(temperature=2.0, max_tokens=8, ignore_eos=True, seed=5)

@@ -16,7 +16,6 @@ import pytest
 from enginewright.runtime.server.engines.records import Problem
 from enginewright.runtime.server.http.errors import (
     ANTHROPIC,
-    CONTEXT,
     NO_KEY,
     NO_MODEL,
     OLLAMA,
@@ -179,11 +178,3 @@ def test_a_rate_limit_says_when_to_come_back() -> None:
     assert (body["type"], body["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert body["message"] == "Rate limit reached: 64 requests wait. Please try again in 3s."
     assert "rate" not in api_error(ContextError("prompt: x", context=9, tokens=10)).body_for("/api/chat")["error"]
-
-
-def test_every_code_is_in_the_documentation() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "use" / "commands" / "serve.md").read_text()
-    for problem, rows in WORDS.items():
-        for words in rows.values():
-            assert words.code is None or f"`{words.code}`" in page, (problem, words.code)
-    assert CONTEXT in WORDS

@@ -1,0 +1,295 @@
+"""Three pages of docs/use are made from the code: the command's options, the server's protocols, vLLM's arguments.
+
+After a change of a help text, a field, an endpoint, a metric or a rule: ``pytest tests/test_reference_pages.py
+--update-golden``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer.main
+
+from enginewright.optimizer.cli.app import app
+from enginewright.runtime.requests.vllm_names import (
+    OF_CHAT,
+    OF_GENERATE,
+    OF_LLM,
+    OF_SAMPLING,
+    Idle,
+    Only,
+    Renamed,
+    Rule,
+)
+from enginewright.runtime.server.app import make_app
+from enginewright.runtime.server.http.errors import OPENAI, WORDS
+from enginewright.runtime.server.http.fields import HINTS, Fields
+from enginewright.runtime.server.http.front import Front
+from enginewright.runtime.server.http.metrics import Metrics
+from enginewright.runtime.server.http.options import ServerOptions
+from enginewright.runtime.server.protocols.anthropic import MessagesBody
+from enginewright.runtime.server.protocols.bodies import RENAMED, Body, ChatBody, CompletionBody
+from enginewright.runtime.server.protocols.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
+from enginewright.runtime.server.protocols.response_items import ResponsesBody
+
+MADE = "This page is made from the code by `tests/test_reference_pages.py`, which fails when it is out of date."
+KINDS = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
+SHARED = 3
+"""Commands that must have an option with one text before the page describes it only once."""
+
+
+def code(names: Iterable[str]) -> str:
+    """Names in code, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def block(names: Iterable[str]) -> list[str]:
+    """Many names in a block of code."""
+    return ["```text", *textwrap.wrap(", ".join(names), 110), "```"]
+
+
+def plain(text: str) -> str:
+    """A docstring or help text as one line of Markdown."""
+    return " ".join(text.replace("\\[", "[").replace("``", "`").split())
+
+
+def sentence(text: str) -> str:
+    """A text that ends with a full stop."""
+    return text if text.endswith(".") else f"{text}."
+
+
+# The command
+
+
+def names_of(option: Any) -> str:
+    """The names of an option, with its value; of an argument its name alone."""
+    if option.param_type_name == "argument":
+        return f"`{option.metavar or option.name.upper()}`"
+    names = sorted((*option.opts, *option.secondary_opts), key=len)
+    kind = option.type_descriptor.annotation
+    value = "" if option.is_flag else f" {option.metavar or KINDS[get_args(kind)[0] if get_args(kind) else kind]}"
+    return f"`{', '.join(names)}{value}`"
+
+
+def option_lines(options: Iterable[Any]) -> Iterator[str]:
+    """An item of a list for each option: its names and its help."""
+    for option in options:
+        yield f"- {names_of(option)}: {plain(option.help or '')}"
+
+
+def command_page() -> str:
+    """docs/use/command-reference.md."""
+    commands = dict(sorted(typer.main.get_command(app).commands.items()))  # type: ignore[attr-defined]
+    options = {name: [p for p in one.params if p.name != "help"] for name, one in commands.items()}
+    texts = {(names_of(p), p.help): p for params in options.values() for p in params if p.param_type_name == "option"}
+    counts = Counter((names_of(p), p.help) for params in options.values() for p in params)
+    shared = {key: p for key, p in texts.items() if counts[key] >= SHARED}
+    lines = [
+        "# Command reference",
+        "",
+        f"Every argument and option of `optimize`, as `optimize COMMAND --help` prints them. {MADE}",
+        "",
+        "## Options of several commands",
+        "",
+        *option_lines(shared.values()),
+    ]
+    for name, command in commands.items():
+        others = [p for p in options[name] if (names_of(p), p.help) not in shared]
+        same = [max(p.opts, key=len) for p in options[name] if (names_of(p), p.help) in shared]
+        lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
+        lines += [f"- As above: {code(same)}."] if same else []
+    return "\n".join(lines) + "\n"
+
+
+# The server
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """The "Attributes:" section of a class's docstring: names, which may be several -> text."""
+    section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    rows: dict[str, str] = {}
+    for line in section.splitlines():
+        if re.match(r"    \S", line):
+            name, _, text = line.strip().partition(": ")
+            rows[name] = text
+        else:
+            rows[name] += f" {line.strip()}"
+    return rows
+
+
+def rule_lines(rules: Mapping[str, Only]) -> Iterator[str]:
+    """An item of a list for the fields of each reason to refuse one."""
+    by_reason: dict[str, list[str]] = {}
+    for name, rule in rules.items():
+        by_reason.setdefault(f"{rule.why}. {sentence(rule.hint)}", []).append(name)
+    for reason, names in by_reason.items():
+        yield f"- {code(names)}: {reason}"
+
+
+def fields_of(kinds: Iterable[type[Fields]]) -> list[str]:
+    """The names of the fields that bodies have, in the order of the code."""
+    return list(dict.fromkeys(name for kind in kinds for name in kind.__struct_fields__))
+
+
+def protocol_lines(title: str, kinds: tuple[type[Fields], ...]) -> Iterator[str]:
+    """The fields of a protocol: those taken, refused and ignored."""
+    refused = {name: rule for kind in kinds for name, rule in kind.refused.items()}
+    ignored = sorted(set().union(*(kind.harmless for kind in kinds)) - HINTS)
+    yield from ("", f"### {title}", "", "Taken:", "", *block(fields_of(kinds)), "")
+    yield from ("Refused, unless the value asks for nothing:", "", *rule_lines(refused))
+    if ignored:
+        yield from ("", "Ignored:", "", *block(ignored))
+
+
+def endpoint_lines() -> Iterator[str]:
+    """An item of a list for each endpoint."""
+    front = Front(ServerOptions(models={"m": "m.bundle"}), models={})
+    for route in make_app(front)._app.routes:
+        if route.path not in NOT_SERVED:
+            methods = ", ".join(sorted((route.methods or set()) - {"HEAD"}))
+            path = route.path.replace(":path", "")
+            yield f"- `{methods} {path}`: {sentence(plain((route.endpoint.__doc__ or '').split(chr(10) * 2)[0]))}"
+
+
+def metric_lines() -> Iterator[str]:
+    """An item of a list for each metric, with both of its names."""
+    texts: dict[str, list[str]] = {}
+    page = Metrics({}, most_tenants=1).text().decode()
+    for name, text in re.findall(r"^# HELP (\S+) (.*)$", page, re.M):
+        texts.setdefault(text, []).append(name)
+    for text, names in texts.items():
+        yield f"- {code(names)}: {sentence(text)}"
+
+
+def server_page() -> str:
+    """docs/use/server-reference.md."""
+    both = fields_of([Body])
+    chat, completions = ([n for n in kind.__struct_fields__ if n not in both] for kind in (ChatBody, CompletionBody))
+    renamed = {**RENAMED, **ChatBody.renamed}
+    defaults = ServerOptions(models={})
+    lines = [
+        "# Server reference",
+        "",
+        "Every endpoint, field, option, metric and error code of `optimize serve`."
+        f" [The server's protocols](server-api.md) explains them. {MADE}",
+        "",
+        "## Endpoints",
+        "",
+        *endpoint_lines(),
+        "",
+        "## Fields of a body",
+        "",
+        "### Chat completions and completions",
+        "",
+        "Taken by both. A field of [SamplingParams](python-reference.md) has the same meaning here.",
+        "",
+        *block(both),
+        "",
+        "Taken by chat completions too:",
+        "",
+        *block(chat),
+        "",
+        "Taken by completions too:",
+        "",
+        *block(completions),
+        "",
+        f"Other names: {', '.join(f'`{name}` for `{field}`' for name, field in renamed.items())}.",
+        "",
+        "Refused, unless the value asks for nothing:",
+        "",
+        *rule_lines(Body.refused),
+        "",
+        "Ignored:",
+        "",
+        *block(sorted(Body.harmless - HINTS)),
+        *protocol_lines("Responses", (ResponsesBody,)),
+        *protocol_lines("Messages", (MessagesBody,)),
+        *protocol_lines("Ollama", (OllamaChatBody, GenerateBody)),
+        "",
+        "### Ignored by every endpoint",
+        "",
+        *block(sorted(HINTS)),
+        "",
+        "## Keys of a configuration file",
+        "",
+    ]
+    for names, text in attributes(ServerOptions).items():
+        values = [getattr(defaults, name) for name in names.split(", ")]
+        shown = f" Default: {code(map(repr, values))}." if any(v not in ({}, [], None) for v in values) else ""
+        lines.append(f"- {code(names.split(', '))}: {sentence(plain(text))}{shown}")
+    lines += ["", "## Metrics", "", *metric_lines(), "", "## Error codes", ""]
+    for rows in WORDS.values():
+        for protocol, words in rows.items():
+            name = f"`{words.code}`" if words.code else "no code"
+            lines.append(f"- {'OpenAI' if protocol == OPENAI else protocol.capitalize()}, {name}: ``{words.message}``")
+    return "\n".join(lines) + "\n"
+
+
+# vLLM
+
+
+def vllm_lines(rules: Mapping[str, Rule]) -> Iterator[str]:
+    """An item of a list for the arguments of each rule."""
+    by_rule: dict[str, list[str]] = {}
+    for name, rule in rules.items():
+        match rule:
+            case Renamed():
+                text = f"the same as `{rule.ours}`."
+            case Idle():
+                text = ""
+            case Only():
+                values = code(dict.fromkeys(map(repr, rule.values)))
+                text = f"only {values}, because {rule.why}. {sentence(rule.hint)}"
+        by_rule.setdefault(text, []).append(name)
+    for text, names in by_rule.items():
+        if text:
+            yield f"- {code(names)}: {text}"
+    if "" in by_rule:
+        yield from ("", "Any value is taken, since no result depends on it:", "", *block(by_rule[""]))
+
+
+def vllm_page() -> str:
+    """docs/use/vllm-reference.md."""
+    calls = {**OF_GENERATE, **OF_CHAT}
+    lines = [
+        "# vLLM's arguments",
+        "",
+        "The arguments of vLLM that Enginewright takes under vLLM's name, and the values that it takes."
+        f" [Coming from another library](migration.md) has examples. {MADE}",
+        "",
+        "Any other value, and an unknown name, is a `RequestError` that says what to use.",
+    ]
+    for title, rules in (("LLM", OF_LLM), ("generate, chat, beam_search", calls), ("SamplingParams", OF_SAMPLING)):
+        lines += ["", f"## {title}", "", *vllm_lines(rules)]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "command-reference.md": command_page,
+    "server-reference.md": server_page,
+    "vllm-reference.md": vllm_page,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_says(name: str, repository: Path, pytestconfig: pytest.Config) -> None:
+    page, text = repository / "docs" / "use" / name, PAGES[name]()
+    if pytestconfig.getoption("--update-golden"):
+        page.write_text(text, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == text, "make it anew: --update-golden"
+
+
+def test_the_pages_have_every_name() -> None:
+    commands, server, vllm = (make() for make in PAGES.values())
+    assert "`-o, --output PATH`" in commands and "## optimize serve\n" in commands
+    for name in (*ServerOptions.__struct_fields__, *ChatBody.__struct_fields__, *Body.refused, *HINTS):
+        assert re.search(rf"\b{name}\b", server), name
+    for name in {**OF_LLM, **OF_GENERATE, **OF_CHAT, **OF_SAMPLING}:
+        assert re.search(rf"\b{name}\b", vllm), name
