@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -160,6 +160,18 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        self._take_values()
+        for name, (fits, expected) in _FIELDS.items():
+            value = getattr(self, name)
+            _check(name, value, fits(value), expected)
+        check_seed(self.seed)
+        self._check_texts()
+        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.checked(self.structured_outputs))
+        self._check_rules()
+        self._check_answers()
+
+    def _take_values(self) -> None:
+        """Sets each field to a value of Python's own types: None to the default, and -1 to 0 where both are off."""
         for one in fields(self):
             value = getattr(self, one.name)
             if value is None and one.name != "max_tokens":
@@ -175,78 +187,25 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         if _is_number(self.top_n_sigma, -1, -1):
             object.__setattr__(self, "top_n_sigma", 0.0)
-        most = float(np.finfo(np.float32).max)
-        _check("temperature", self.temperature, _is_number(self.temperature, 0, most), "a number from 0 to 3.4e38")
-        _check("top_k", self.top_k, _is_int(self.top_k, 0, 2**31), "an integer >= 0; 0 or -1 is off")
-        _check("top_p", self.top_p, _is_number(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
-        _check("min_p", self.min_p, _is_number(self.min_p, 0, 1), "a number in [0, 1]")
-        penalty = self.repetition_penalty
-        positive = _is_number(penalty, 0, most) and np.float32(penalty) > 0
-        _check("repetition_penalty", penalty, bool(positive), "a number above 0, as a 32-bit float; 1 is off")
-        some = _is_number(self.typical_p, 0, 1) and np.float32(self.typical_p) > 0
-        _check("typical_p", self.typical_p, bool(some), "in (0, 1], as a 32-bit float")
-        for name in ("frequency_penalty", "presence_penalty"):
-            value = getattr(self, name)
-            _check(
-                name, value, _is_number(value, -MOST_PENALTY, MOST_PENALTY), f"from -{MOST_PENALTY} to {MOST_PENALTY}"
-            )
-        self._check_sequences()
-        check_seed(self.seed)
-        _check("max_tokens", self.max_tokens, self.max_tokens is None or _is_int(self.max_tokens, 1), "None or >= 1")
-        _check("stop", self.stop, all(plain_text(s) for s in self.stop), "strings that are not empty")
-        many = len(self.stop)
-        _check("stop", many, many <= MOST_STOP, f"{MOST_STOP} strings at most")
+
+    def _check_texts(self) -> None:
+        """Checks the sizes of the stop strings and of the sequence breakers."""
+        for name, most in (("stop", MOST_STOP), ("dry_sequence_breakers", MOST_BREAKERS)):
+            many = len(getattr(self, name))
+            _check(name, many, many <= most, f"{most} strings at most")
         long = sum(map(len, self.stop))
         _check("stop", long, long <= MOST_STOP_TEXT, f"strings of {MOST_STOP_TEXT} characters together at most")
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            ids = getattr(self, name)
-            plain = _are_ints(ids) and min(ids) >= 0 and max(ids) < 1 << 64
-            _check(name, ids, plain or all(_is_int(i, 0) for i in ids), "token ids")
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
-            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        for one in self.dry_sequence_breakers:
+            short = len(one.encode()) <= LONGEST_BREAKER
+            _check("dry_sequence_breakers", one, short, f"strings of {LONGEST_BREAKER} bytes at most")
         if self.stop and not self.detokenize:
             raise RequestError(
                 "stop: strings are looked for in the text, and detokenize=False makes none", hint="Use stop_token_ids."
             )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            in_range = value is None or _is_int(value, 0, MOST_LOGPROBS + 1)
-            _check(name, value, in_range, f"None or an integer from 0 to {MOST_LOGPROBS}")
-        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.checked(self.structured_outputs))
-        self._check_rules()
-        self._check_answers()
-
-    def _check_sequences(self) -> None:
-        """Checks top_n_sigma, XTC and DRY."""
-        most = float(np.finfo(np.float32).max)
-        sigma = self.top_n_sigma
-        _check("top_n_sigma", sigma, _is_number(sigma, 0, most), "a number from 0 to 3.4e38; 0 or -1 is off")
-        for name in ("xtc_probability", "xtc_threshold"):
-            _check(name, getattr(self, name), _is_number(getattr(self, name), 0, 1), "a number in [0, 1]")
-        multiplier = self.dry_multiplier
-        _check("dry_multiplier", multiplier, _is_number(multiplier, 0, MOST_PENALTY), f"from 0 to {MOST_PENALTY}")
-        _check("dry_base", self.dry_base, _is_number(self.dry_base, 1, most), "a number from 1 to 3.4e38")
-        length, last = self.dry_allowed_length, self.dry_penalty_last_n
-        _check("dry_allowed_length", length, _is_int(length, 0, 2**31), "an integer >= 0")
-        _check("dry_penalty_last_n", last, _is_int(last, -1, 2**31), "an integer >= -1; -1 is all, 0 is off")
-        breakers = self.dry_sequence_breakers
-        _check(
-            "dry_sequence_breakers", breakers, all(plain_text(one) for one in breakers), "strings that are not empty"
-        )
-        many = len(breakers)
-        _check("dry_sequence_breakers", many, many <= MOST_BREAKERS, f"{MOST_BREAKERS} strings at most")
-        for one in breakers:
-            _check(
-                "dry_sequence_breakers",
-                one,
-                len(one.encode()) <= LONGEST_BREAKER,
-                f"strings of {LONGEST_BREAKER} bytes at most",
-            )
 
     def _check_rules(self) -> None:
-        bias = self.logit_bias
-        _check("logit_bias", bias, isinstance(bias, Mapping), "a mapping of token ids to numbers")
-        bias = {_plain(token): _plain(value) for token, value in bias.items()}
+        """Checks the tokens of logit_bias and bad_words, and min_tokens against max_tokens."""
+        bias = {_plain(token): _plain(value) for token, value in self.logit_bias.items()}
         for token, value in bias.items():
             number = _is_number(value, -MOST_PENALTY, MOST_PENALTY) or value == -math.inf
             _check(
@@ -267,24 +226,14 @@ class SamplingParams:
             words.append(plain)
         _check("bad_words", long, long <= MOST_BAD_TEXT, f"{MOST_BAD_TEXT} characters or tokens together at most")
         object.__setattr__(self, "bad_words", tuple(words))
-        _check("min_tokens", self.min_tokens, _is_int(self.min_tokens, 0), "an integer >= 0; 0 is off")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens: {self.min_tokens} is more than max_tokens, {self.max_tokens}")
 
     def _check_answers(self) -> None:
-        """Checks n, best_of, the beam search and speculation, and what does not go together."""
-        _check("speculate", self.speculate, isinstance(self.speculate, bool), "True or False")
-        _check("n", self.n, _is_int(self.n, 1, MOST_ANSWERS + 1), f"an integer from 1 to {MOST_ANSWERS}")
+        """Checks the number of answers, and what does not go together with a beam search."""
         best_of = self.best_of
         enough = best_of is None or _is_int(best_of, self.n, MOST_ANSWERS + 1)
         _check("best_of", best_of, enough, f"None or from n, {self.n}, to {MOST_ANSWERS}")
-        _check("num_beams", self.num_beams, _is_int(self.num_beams, 1, MOST_BEAMS + 1), f"from 1 to {MOST_BEAMS}")
-        penalty = self.length_penalty
-        _check("length_penalty", penalty, _is_number(penalty, -MOST_PENALTY, MOST_PENALTY), "a number; 0 is off")
-        known = isinstance(self.early_stopping, bool) or (
-            isinstance(self.early_stopping, str) and self.early_stopping == "never"
-        )
-        _check("early_stopping", self.early_stopping, known, 'True, False or "never"')
         if self.num_beams > 1:
             self._check_beams()
         elif self.answers > 1 and self.temperature == 0:
@@ -465,3 +414,84 @@ def _is_int(value: Any, low: int, end: float = math.inf) -> bool:
 def _check(field: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
         raise RequestError(f"{field}: {shown(value)} is out of range", hint=f"It must be {expected}.")
+
+
+def _is_positive(value: Any, high: float) -> bool:
+    """Returns True for a number that is above 0 as a 32-bit float, and at most ``high``."""
+    return _is_number(value, 0, high) and bool(np.float32(value) > 0)
+
+
+def _are_token_ids(values: tuple[Any, ...]) -> bool:
+    plain = _are_ints(values) and min(values) >= 0 and max(values) < 1 << 64
+    return plain or all(_is_int(value, 0) for value in values)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_penalty(value: Any) -> bool:
+    return _is_number(value, -MOST_PENALTY, MOST_PENALTY)
+
+
+def _is_count_of_logprobs(value: Any) -> bool:
+    return value is None or _is_int(value, 0, MOST_LOGPROBS + 1)
+
+
+def _are_texts(values: tuple[Any, ...]) -> bool:
+    return all(plain_text(value) for value in values)
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value, 0, 1)
+
+
+_MOST_FLOAT = float(np.finfo(np.float32).max)
+_LOGPROBS = _is_count_of_logprobs, f"None or an integer from 0 to {MOST_LOGPROBS}"
+_PENALTY = _is_penalty, f"from -{MOST_PENALTY} to {MOST_PENALTY}"
+_SHARE = _is_share, "a number in [0, 1]"
+_TEXTS = _are_texts, "strings that are not empty"
+_TOKEN_IDS = _are_token_ids, "token ids"
+_BOOL = _is_bool, "True or False"
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: _is_number(value, 0, _MOST_FLOAT), "a number from 0 to 3.4e38"),
+    "top_k": (lambda value: _is_int(value, 0, 2**31), "an integer >= 0; 0 or -1 is off"),
+    "top_p": (lambda value: _is_number(value, 0, 1) and value > 0, "a number in (0, 1]"),
+    "min_p": _SHARE,
+    "repetition_penalty": (
+        lambda value: _is_positive(value, _MOST_FLOAT),
+        "a number above 0, as a 32-bit float; 1 is off",
+    ),
+    "typical_p": (lambda value: _is_positive(value, 1), "in (0, 1], as a 32-bit float"),
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    "top_n_sigma": (lambda value: _is_number(value, 0, _MOST_FLOAT), "a number from 0 to 3.4e38; 0 or -1 is off"),
+    "xtc_probability": _SHARE,
+    "xtc_threshold": _SHARE,
+    "dry_multiplier": (lambda value: _is_number(value, 0, MOST_PENALTY), f"from 0 to {MOST_PENALTY}"),
+    "dry_base": (lambda value: _is_number(value, 1, _MOST_FLOAT), "a number from 1 to 3.4e38"),
+    "dry_allowed_length": (lambda value: _is_int(value, 0, 2**31), "an integer >= 0"),
+    "dry_penalty_last_n": (lambda value: _is_int(value, -1, 2**31), "an integer >= -1; -1 is all, 0 is off"),
+    "dry_sequence_breakers": _TEXTS,
+    "max_tokens": (lambda value: value is None or _is_int(value, 1), "None or >= 1"),
+    "stop": _TEXTS,
+    "stop_token_ids": _TOKEN_IDS,
+    "allowed_token_ids": _TOKEN_IDS,
+    "ignore_eos": _BOOL,
+    "skip_special_tokens": _BOOL,
+    "include_stop_str_in_output": _BOOL,
+    "detokenize": _BOOL,
+    "logprobs": _LOGPROBS,
+    "prompt_logprobs": _LOGPROBS,
+    "logit_bias": (lambda value: isinstance(value, Mapping), "a mapping of token ids to numbers"),
+    "min_tokens": (lambda value: _is_int(value, 0), "an integer >= 0; 0 is off"),
+    "speculate": _BOOL,
+    "n": (lambda value: _is_int(value, 1, MOST_ANSWERS + 1), f"an integer from 1 to {MOST_ANSWERS}"),
+    "num_beams": (lambda value: _is_int(value, 1, MOST_BEAMS + 1), f"from 1 to {MOST_BEAMS}"),
+    "length_penalty": (_is_penalty, "a number; 0 is off"),
+    "early_stopping": (
+        lambda value: isinstance(value, bool) or (isinstance(value, str) and value == "never"),
+        'True, False or "never"',
+    ),
+}
+"""A field -> the function that returns True for its values, and their description."""
