@@ -22,6 +22,7 @@ from ..bundle.tokenizer_files import TokenizerFiles
 from ..executors.base import Executor
 from ..executors.open import make_executor, target_groups
 from ..kv_cache.cache_manager import CacheManager
+from ..kv_cache.candidate import Candidate
 from ..kv_cache.kinds.table import cache_block_bytes
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
 from ..ranks.partition import Partition
@@ -194,7 +195,7 @@ class DraftModel(TimedProposer):
         drafting = Generation(request.tokens, params, max_tokens=request.max_tokens, **request.identity)
         drafting.prompt_length, drafting.seed, drafting.rules = request.prompt_length, request.seed, request.rules
         others = [follower.request for follower in self._followers.values()]
-        if not self.cache.begin(drafting, others, dict.fromkeys(self.cache.pools, 0), force=False):
+        if not self.cache.begin(Candidate(drafting, others)):
             return None
         self._followers[request] = follower = _Follower(drafting, len(request.tokens))
         return follower

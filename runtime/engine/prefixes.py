@@ -11,6 +11,7 @@ from ..executors.base import Executor
 from ..executors.static_shapes import StaticShapes
 from ..kv_cache.block_store import BlockStore
 from ..kv_cache.cache_manager import CacheManager
+from ..kv_cache.candidate import Candidate
 from ..kv_cache.disk_tier import BlockMemory, DiskTier
 from ..requests.request import Request
 from ..shared.errors import RequestError
@@ -75,7 +76,7 @@ def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
     ``disk`` is read alone: what is evicted to make room for them is written to the engine's own tier, if it has one.
     """
     try:
-        if not cache.begin(request, (), dict.fromkeys(cache.pools, 0), force=False, disk=disk):
+        if not cache.begin(Candidate(request, disk=disk)):
             return 0
         return request.computed
     finally:

@@ -7,13 +7,14 @@ Three parts, each of which decides one thing: kinds of cache say what the blocks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
 from ..shared.contracts import KV_BLOCK_SIZE, CacheGroup, ExecutorCaps
+from .candidate import Candidate
 from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
 from .kept_slots import KeptSlots
@@ -72,28 +73,14 @@ class CacheManager(HeldBlocks):
     def disk(self, disk: DiskTier | None) -> None:
         self._disk = None if disk is None else self._guard(disk)
 
-    def begin(
-        self,
-        request: Request,
-        others: Iterable[Request],
-        promised: Mapping[str, int],
-        *,
-        force: bool,
-        disk: DiskTier | None = None,
-    ) -> bool:
-        """Has a request begin with what is known of its tokens: sets its tables and ``computed``.
+    def begin(self, candidate: Candidate) -> bool:
+        """Has a request begin with the longest prefix that is known of it: sets its tables and ``computed``.
 
-        Args:
-            request: one without blocks.
-            others: requests that run. If one is about to compute this one's next block, that is waited for.
-            promised: cache group -> blocks that others will take. There must be enough left for its tokens so far.
-            force: whether all of another tenant's blocks may be evicted.
-            disk: what is read in place of the engine's own tier. Nothing is written to it.
-
-        Returns:
-            False, and it has no blocks, if it has to wait.
+        Returns False if it has to wait, without blocks: there must be enough for all of its tokens so far.
         """
-        return self.prefixes.begin(request, others, promised, force=force, disk=self.disk if disk is None else disk)
+        if candidate.disk is None and self.disk is not None:
+            candidate = replace(candidate, disk=self.disk)
+        return self.prefixes.begin(candidate)
 
     def prefix_tokens(self, request: Request) -> int:
         """Returns the number of a request's first tokens that the prefix index has."""

@@ -18,6 +18,7 @@ from enginewright.runtime.requests.request import Request
 from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput
 from ..shared.step_schema import SLOTS, group_port
 from .block_pool import BlockPool, pool_of
+from .candidate import Candidate
 from .kinds.base import CacheKind
 from .kinds.table import kind_of
 
@@ -86,20 +87,17 @@ class HeldBlocks:
         """Returns cache group -> blocks that ``request`` has yet to take, at once or one by one, to hold ``tokens``."""
         return {name: kind.lacking(request, tokens) for name, kind in self.kinds.items()}
 
-    def has_blocks_for(
-        self, request: Request, promised: Mapping[str, int], force: bool, sources: Sequence[int] = ()
-    ) -> bool:
-        """Returns True if there are blocks for all tokens of a request.
+    def has_blocks_for(self, candidate: Candidate, sources: Sequence[int] = ()) -> bool:
+        """Returns True if there are blocks for all tokens of a request, besides those that are promised to others.
 
         Args:
-            request: the request, which may hold some.
-            promised: cache group -> blocks that others will take.
-            force: whether all of another tenant's blocks may be evicted.
+            candidate: the request, which may hold some blocks.
             sources: the block of each group that the request's next one is a copy of; NO_BLOCK for none.
         """
+        request, force = candidate.request, candidate.force
         for i, (name, kind) in enumerate(self.kinds.items()):
             pool, count = self.pools[name], kind.lacking(request, len(request.tokens))
-            if promised[name] + count > pool.available(request.tenant, force=force):
+            if candidate.promised.get(name, 0) + count > pool.available(request.tenant, force=force):
                 return False
             owner = pool.owner_of(sources[i]) if sources and sources[i] != NO_BLOCK else None
             table = request.tables.get(name, ())

@@ -6,12 +6,12 @@ overwritten, so a slot is of use to one request at a time, and nothing is copied
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from enginewright.runtime.requests.block_keys import Item, Namespace
 from enginewright.runtime.requests.request import Request
 
+from .candidate import Candidate
 from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
 from .prefixes import Prefixes
@@ -35,17 +35,10 @@ class KeptSlots(Prefixes):
         super().__init__(held)
         self.kept: dict[int, _Kept] = {}  # slot -> what lies in it, of slots that nobody holds
 
-    def begin(
-        self,
-        request: Request,
-        others: Iterable[Request],
-        promised: Mapping[str, int],
-        *,
-        force: bool,
-        disk: DiskTier | None,
-    ) -> bool:
+    def begin(self, candidate: Candidate) -> bool:
         """Implements ``CacheManager.begin``."""
-        if not self.held.has_blocks_for(request, promised, force):
+        request = candidate.request
+        if not self.held.has_blocks_for(candidate):
             return False
         if not request.wants_prompt:
             slot, tokens = self._best(request)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
+from .candidate import Candidate
 from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
 from .prefix_index import Items, Match, Node, PrefixIndex
@@ -59,17 +60,9 @@ class Prefixes:
         self.index: PrefixIndex | None = None
         self.use = PrefixUse()
 
-    def begin(
-        self,
-        request: Request,
-        others: Iterable[Request],
-        promised: Mapping[str, int],
-        *,
-        force: bool,
-        disk: DiskTier | None,
-    ) -> bool:
+    def begin(self, candidate: Candidate) -> bool:
         """Implements ``CacheManager.begin``."""
-        return self.held.has_blocks_for(request, promised, force)
+        return self.held.has_blocks_for(candidate)
 
     def after_step(self, request: Request) -> None:
         """Takes note that a step of a request is over: others may find what it has computed."""
@@ -137,31 +130,24 @@ class IndexedPrefixes(Prefixes):
         self._divided = [i for i, pool in enumerate(self._pools) if pool.split > 1]
         self.places: dict[Request, _Place] = {}
 
-    def begin(
-        self,
-        request: Request,
-        others: Iterable[Request],
-        promised: Mapping[str, int],
-        *,
-        force: bool,
-        disk: DiskTier | None,
-    ) -> bool:
+    def begin(self, candidate: Candidate) -> bool:
         """Implements ``CacheManager.begin``."""
-        index, held, size, match = self.index, self.held, self.index.block_size, Match((), 0)
+        request, match = candidate.request, Match((), 0)
+        index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.items, len(request.items) - 1)
         tokens = self._usable(match, LEAST_COPIED)
         end = tokens // size * size + size
-        if not request.wants_prompt and any(_is_ahead(other, request, end) for other in others):
+        if not request.wants_prompt and any(_is_ahead(other, request, end) for other in candidate.others):
             return False
         whole, part = divmod(tokens, size)
         sources = self._begin_with(request, match, tokens)
-        if part and (held.doubted(_pins(held, sources)) or not held.has_blocks_for(request, promised, force, sources)):
+        if part and (held.doubted(_pins(held, sources)) or not held.has_blocks_for(candidate, sources)):
             # A copy has the rest of its source too, and holds it: where it may not, the part's tokens are computed.
             self._undo_begin(request, sources)
             whole, part = divmod(self._usable(match, size), size)
             sources = self._begin_with(request, match, whole * size)
-        if not part and not held.has_blocks_for(request, promised, force, sources):
+        if not part and not held.has_blocks_for(candidate, sources):
             self._undo_begin(request, sources)
             return False
         held.set_capacity(request, 0)
@@ -169,7 +155,7 @@ class IndexedPrefixes(Prefixes):
         node.users += 1
         self.places[request] = place = _Place(node, whole)
         try:
-            if not self._read(request, place, disk):
+            if not self._read(request, place, candidate.disk):
                 self._copy(request, sources)
         finally:
             held.unpin(_pins(held, sources))

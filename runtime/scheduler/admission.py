@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from enginewright.runtime.requests.request import FailedRequestError, Request
 
 from ..kv_cache.cache_manager import CacheManager
+from ..kv_cache.candidate import Candidate
 from ..shared.contracts import ExecutorCaps
 from .base import Chunk
 from .branching import places, places_taken
@@ -90,7 +91,7 @@ class Admission:
         """Has the first waiting request run, and makes its first chunk; returns None if there are no blocks for it."""
         queues, cache = self._queues, self._cache
         first = not queues.running or queues.is_first(request)
-        if not cache.begin(request, queues.running, promised, force=first):
+        if not cache.begin(Candidate(request, queues.running, promised, force=first)):
             return None
         queues.running.insert(self._policy.place(request, queues.running), queues.waiting.popleft())
         request.started = request.started or self._clock()

@@ -13,6 +13,7 @@ import pytest
 from enginewright.runtime.engine import prefixes
 from enginewright.runtime.kv_cache.block_pool import BlockPool, DividedPool
 from enginewright.runtime.kv_cache.cache_manager import CacheManager
+from enginewright.runtime.kv_cache.candidate import Candidate
 from enginewright.runtime.kv_cache.disk_tier import DiskTier
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.structured import Grammars
@@ -99,7 +100,7 @@ def folder_of_a_call_as_the_engine_s(patch: pytest.MonkeyPatch) -> None:
     def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
         before, cache.disk = cache.disk, disk
         try:
-            if not cache.begin(request, (), dict.fromkeys(cache.pools, 0), force=False):
+            if not cache.begin(Candidate(request)):
                 return 0
             return request.computed
         finally:

@@ -16,6 +16,12 @@ class PagedCache(CacheKind):
 
     Every step sees all blocks, so none is given back before the request's end. A prefix is found by its tokens, and a
     block that is used in part is copied. Keys after the last token are never looked at, so rejected drafts stay.
+
+    With an adaptive context each block also has a summary of its keys, by which layers choose the blocks to read.
+    Where blocks wait on a disk, the summaries of all blocks stay in memory::
+
+        block:   keys [K, D] | center and spread of each channel of the keys     values [K, D]
+                 may wait on a disk | stays in memory                            may wait on a disk
     """
 
     @classmethod
@@ -26,13 +32,9 @@ class PagedCache(CacheKind):
     @classmethod
     def bytes_of(cls, group: CacheGroup) -> int:
         """Implements ``CacheKind``."""
-        return cls._bytes_in(group, len(group.layers))
+        return sum(plane.token_bytes for plane in group.planes) * group.block_size * len(group.layers)
 
     @classmethod
     def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
         """Implements ``CacheKind``."""
-        return cls._bytes_in(group, layers)
-
-    @staticmethod
-    def _bytes_in(group: CacheGroup, layers: int) -> int:
-        return sum(plane.token_bytes for plane in group.planes) * group.block_size * layers
+        return sum(plane.heads * plane.head_bytes for plane in group.planes) * group.block_size * layers

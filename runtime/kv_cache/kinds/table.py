@@ -7,13 +7,11 @@ from ...shared.errors import BundleError
 from .base import CacheKind
 from .paged import PagedCache
 from .slot import SlotCache
-from .summaries import SummariesCache
 from .window import WindowCache
 
 KINDS: list[type[CacheKind]] = [
     SlotCache,
     WindowCache,
-    SummariesCache,
     PagedCache,
 ]
 """The first that takes a group is its kind."""

@@ -15,6 +15,7 @@ from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.kv_cache import block_pool
 from enginewright.runtime.kv_cache.block_pool import DividedPool
+from enginewright.runtime.kv_cache.candidate import Candidate
 from enginewright.runtime.kv_cache.prefix_index import Node
 from enginewright.runtime.requests.block_keys import token_ids
 from enginewright.runtime.requests.block_tables import NO_BLOCK
@@ -421,7 +422,7 @@ def test_a_copy_that_is_pending_holds_its_source_and_its_destination(toy: Any) -
             batch = engine.scheduler.schedule()
             [[source, to]] = batch.step.copies["g0"].tolist()
         else:
-            assert cache.begin(request, (), {"g0": 0}, force=False)
+            assert cache.begin(Candidate(request))
             [(source, to)] = cache.copies["g0"]
         assert request.tables["g0"][1] == to and (pool.holders(source), pool.holders(to)) == (1, 2)
         if copied:

@@ -17,7 +17,6 @@ from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.kv_cache.kinds import table
 from enginewright.runtime.kv_cache.kinds.paged import PagedCache
 from enginewright.runtime.kv_cache.kinds.slot import SlotCache
-from enginewright.runtime.kv_cache.kinds.summaries import SummariesCache
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes, kind_of
 from enginewright.runtime.kv_cache.kinds.window import WindowCache
 from enginewright.runtime.kv_cache.pool_plan import enough_for_windows, plan_pools
@@ -217,7 +216,7 @@ def test_memory_is_planned_by_kinds() -> None:
 def test_each_group_is_of_the_first_kind_that_takes_it() -> None:
     shared, slots, plain = ExecutorCaps(shared_blocks=True), ExecutorCaps(kept_slots=True), ExecutorCaps()
     summaries = FULL.model_copy(update={"summaries": True})
-    assert [kind_of(group, shared) for group in (FULL, SEEN, summaries)] == [PagedCache, WindowCache, SummariesCache]
+    assert [kind_of(group, shared) for group in (FULL, SEEN, summaries)] == [PagedCache, WindowCache, PagedCache]
     assert [kind_of(group, slots) for group in (FULL, SEEN)] == [SlotCache, SlotCache]
     assert kind_of(SEEN, plain) is PagedCache
     with pytest.raises(BundleError, match="'state': kind 'state' isn't a kind of cache"):

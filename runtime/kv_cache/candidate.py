@@ -1,0 +1,29 @@
+"""A request that is to begin in the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from enginewright.runtime.requests.request import Request
+
+from .disk_tier import DiskTier
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request without blocks, and the conditions on which it may begin.
+
+    Attributes:
+        request: the request.
+        others: the running requests. If one of them is about to compute the request's next block, it has to wait.
+        promised: cache group -> blocks that other requests will take; 0 for a group that isn't listed.
+        force: True if all blocks that another tenant keeps may be evicted.
+        disk: the tier in which prefixes are looked up instead of the engine's own tier; None for that one.
+    """
+
+    request: Request
+    others: Iterable[Request] = ()
+    promised: Mapping[str, int] = field(default_factory=dict)
+    force: bool = False
+    disk: DiskTier | None = None
