@@ -32,7 +32,6 @@ LONGEST = 30
 NOT_CLEAN: tuple[str, ...] = (
     ".",
     "benchmarks/notes",
-    "docs/inside",
     "docs/use",
 )
 """Folders with older texts that break a rule; a name of one part covers its own files, one of two all below it.
@@ -49,7 +48,6 @@ STILL_LONG = {
     "benchmarks/notes/speculation.md": 11,
     "docs/inside/bundle-format.md": 3,
     "benchmarks/notes/engines.md": 4,
-    "docs/inside/ops.md": 1,
     "docs/use/python-reference.md": 2,
 }
 """Longer sentences that pages have still. A page may have fewer, and then its number here is lowered."""
