@@ -46,7 +46,8 @@ STILL_LONG = {
     "benchmarks/notes/gpu-engines.md": 2,
     "benchmarks/notes/ladder.md": 1,
     "benchmarks/notes/speculation.md": 11,
-    "docs/inside/bundle-format.md": 3,
+    "docs/inside/bundle-format.md": 1,
+    "docs/inside/stored-weights.md": 2,
     "benchmarks/notes/engines.md": 4,
     "docs/use/python-reference.md": 2,
 }

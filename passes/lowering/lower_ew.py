@@ -1,4 +1,4 @@
-"""Lowers each ``ew`` op to a step. docs/inside/lowered-program.md lists the steps' operands."""
+"""Lowers each ``ew`` op to a step. docs/inside/lowered-ops.md lists the steps' operands."""
 
 from __future__ import annotations
 

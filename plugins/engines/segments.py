@@ -6,7 +6,7 @@ inputs; the steps say which. Sizes of tensors are numbers or
     T  tokens of the step, packed as in ``contracts.StepInput``
     R  rows whose logits are wanted
 
-docs/inside/bundle-format.md describes the file.
+docs/inside/engine-files.md describes the file.
 """
 
 from __future__ import annotations

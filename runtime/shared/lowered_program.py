@@ -5,7 +5,7 @@ or a layer of the KV cache. Sizes, strides and offsets are affine in the symbols
 
     T  tokens in the step      B  requests in the step      R  sampled rows
 
-so that memory is planned once, at export, for every batch. docs/inside/lowered-program.md lists the ops.
+so that memory is planned once, at export, for every batch. docs/inside/lowered-ops.md lists the ops.
 """
 
 from __future__ import annotations

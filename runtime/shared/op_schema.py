@@ -3,7 +3,7 @@
 ``problem_of_step`` checks a step's operands and attributes by it, and so does the cpu target's step_verifier.cpp, for
 which ``plugins/native/ops/write_declarations.py`` makes a header of it. ``step_costs.py`` counts by it,
 ``passes/lowering/lower_ew.py`` lowers ops that are called as they are declared, and the tables of
-docs/inside/lowered-program.md are made of it. A build reads this file: it imports the standard library alone.
+docs/inside/lowered-ops.md are made of it. A build reads this file: it imports the standard library alone.
 
 Shape letters: T tokens; B requests; R sampled rows; M rows of a matrix; K, N, C columns; G groups; H hidden; I
 intermediate; V vocabulary; F frequencies; E experts, k of a token; Nq, Nkv heads of queries and keys; D, Dv their
@@ -63,7 +63,7 @@ class OpSchema:
     """One op.
 
     Attributes:
-        table: the table of docs/inside/lowered-program.md that has it.
+        table: the table of docs/inside/lowered-ops.md that has it.
         cost: see ``Cost``.
         inputs: its operands in order.
         outputs: its results, as docs show them.

@@ -48,7 +48,7 @@ struct View {
 // kv head. kv_format.h writes and reads them.
 enum class KvFormat { f32, bf16, i8, fp8 };
 
-// How a weight [N, K] lies in memory; docs/inside/bundle-format.md draws them. Rows past N are zero, and so
+// How a weight [N, K] lies in memory; docs/inside/stored-weights.md draws them. Rows past N are zero, and so
 // are k past K.
 //   rows       row-major
 //   panel32    [ceil(N/32)][K][32]

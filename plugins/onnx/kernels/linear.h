@@ -1,7 +1,7 @@
 // The operator `Linear` of domain `enginewright`: a product with a weight in panels, by the CPU kernels.
 //
 //   x            f32 [.., K]
-//   weight       as the bundle stores it for these kernels (docs/inside/bundle-format.md)
+//   weight       as the bundle stores it for these kernels (docs/inside/stored-weights.md)
 //   scales       f16 [N, G] in panel32: int8, int4 and fp8
 //   offsets      as scales: int4 with offsets
 //   bias         f32 [N], or left out

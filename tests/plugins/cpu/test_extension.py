@@ -46,7 +46,7 @@ def test_the_ops_are_those_that_are_counted_and_documented() -> None:
     ops = cpu_extension.ops()
     assert len(ops) == len(set(ops)) > 30
     assert set(ops) == set(OPS)
-    (page,) = (Path(__file__).parents[3] / "docs").rglob("lowered-program.md")
+    (page,) = (Path(__file__).parents[3] / "docs").rglob("lowered-ops.md")
     text = page.read_text(encoding="utf-8")
     assert [op for op in ops if f"`{op}`" not in text] == []
 

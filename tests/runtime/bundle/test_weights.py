@@ -88,7 +88,7 @@ def test_panels_of_four_bits(shape: tuple[int, ...], dtype: Dtype, least: int) -
 @pytest.mark.parametrize("shape", [(1, 16), (40, 32), (65, 96), (3, 33, 48)])
 @pytest.mark.parametrize(("dtype", "bits", "least"), [("i5", 5, -16), ("u5", 5, 0), ("i6", 6, -32)])
 def test_planes_of_5_and_6_bits(shape: tuple[int, ...], dtype: Dtype, bits: int, least: int) -> None:
-    """Each value is where docs/inside/bundle-format.md says."""
+    """Each value is where docs/inside/stored-weights.md says."""
     rng = np.random.default_rng(5)
     weight = rng.integers(least, least + (1 << bits), shape).astype(np.int8)
     stored = pack(weight, "planes32", dtype)
@@ -112,7 +112,7 @@ def test_planes_of_5_and_6_bits(shape: tuple[int, ...], dtype: Dtype, bits: int,
 @pytest.mark.parametrize("shape", [(1, 16), (40, 32), (65, 96), (3, 33, 48)])
 @pytest.mark.parametrize(("dtype", "bits", "least"), [("i3", 3, -4), ("u3", 3, 0), ("i2", 2, -2), ("u2", 2, 0)])
 def test_planes_of_2_and_3_bits(shape: tuple[int, ...], dtype: Dtype, bits: int, least: int) -> None:
-    """Each value is where docs/inside/bundle-format.md says."""
+    """Each value is where docs/inside/stored-weights.md says."""
     rng = np.random.default_rng(6)
     weight = rng.integers(least, least + (1 << bits), shape).astype(np.int8)
     stored = pack(weight, "planes32", dtype)

@@ -42,7 +42,7 @@ def with_rows(head: list[str], text: str, rows: list[list[str]]) -> str:
 
 
 def lowered_rows(ops: Mapping[str, OpSchema] = OPS) -> list[list[str]]:
-    """The rows of lowered-program.md, by table."""
+    """The rows of lowered-ops.md, by table."""
     names = ("plain", "narrow", "experts", "fused", "ranks")
     return [[op.row(name) for name, op in ops.items() if op.table == table] for table in names]
 
@@ -59,10 +59,10 @@ def ir_row(name: str, reference: Callable[..., Any]) -> str:
 @pytest.mark.parametrize(
     ("page", "head", "rows"),
     [
-        ("lowered-program.md", HEAD, lowered_rows()),
+        ("lowered-ops.md", HEAD, lowered_rows()),
         ("ops.md", HEAD_OF_IR, [[ir_row(name, reference) for name, reference in REFERENCES.items()]]),
     ],
-    ids=["lowered-program", "ops"],
+    ids=["lowered-ops", "ops"],
 )
 def test_docs_have_the_declared_rows(
     page: str, head: list[str], rows: list[list[str]], request: pytest.FixtureRequest
