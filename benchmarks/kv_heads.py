@@ -32,6 +32,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.kv_options import KvGrouping, KvMethod, KvOptions
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.text.tokenizer import Tokenizer
@@ -95,7 +96,7 @@ def main() -> None:
         start, copy = time.perf_counter(), program.copy()
         options = KvOptions(kv_heads=arguments.kv_heads, method=method, grouping=grouping)
         record = GroupKvHeads().run(
-            copy, PassContext(kv_heads=options, calibration=tuple(calibration), recipe="kv_heads")
+            copy, PassContext(recipe=PassOptions(attention=options, name="kv_heads"), calibration=tuple(calibration))
         )
         seconds = time.perf_counter() - start
         errors = [f.value for f in record.metrics if f.name.startswith("relative error")]

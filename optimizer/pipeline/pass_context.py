@@ -12,6 +12,7 @@ from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.recovered import RecoveredWeights
+from enginewright.runtime.shared.kv_formats import KV_FORMATS
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .pipeline import choose_passes, left_on
@@ -47,19 +48,15 @@ def pass_context(
     ``progress`` gets the stage "layers".
     """
     shapes = recipe if recovered is None else recovered.recipe
+    cache = recipe.kv_cache.model_copy(update={"dtype": KV_FORMATS[recipe.cache].name})
+    options = {"prune": shapes.pruning, "attention": shapes.attention, "kv_cache": cache}
     return PassContext(
         required=required,
-        formats=recipe.weights,
+        recipe=recipe.model_copy(update=options),
         calibration=tuple(calibration),
         scratch=scratch,
         memory_budget=memory_budget,
-        pruning=shapes.pruning,
-        kv_heads=shapes.attention,
-        recipe=recipe.name,
         common_formats=common_formats,
-        cache=recipe.cache,
-        adaptive_context=recipe.adaptive_context,
-        offsets="keep" if recipe.engines is None else recipe.engines.offsets,
         recovered=None if recovered is None else recovered.weights,
         progress=lambda done, of, where: progress(ProgressEvent("layers", done, of, where)),
     )

@@ -29,7 +29,7 @@ from pydantic import (
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
-from enginewright.passes.framework.kv_options import ContextOptions, KvOptions
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats, chooses
 from enginewright.plugins.gpu.recipe import EnginesSection
@@ -45,16 +45,14 @@ from .sections import (
     DEFAULT_CACHE,
     AutoSection,
     BudgetSection,
-    CacheSection,
     CalibrationSection,
     builtin_files,
-    supported,
 )
 
 TargetName = Annotated[str, Field(min_length=1)]
 
 
-class Recipe(Section):
+class Recipe(PassOptions):
     """The settings of an export.
 
     Attributes:
@@ -73,15 +71,10 @@ class Recipe(Section):
     description: str = ""
     targets: tuple[TargetName, ...] = Field(default=(MEASURED,), min_length=1)
     context_length: int | None = Field(default=None, gt=0)
-    weights: WeightFormats = WeightFormats()
-    kv_cache: CacheSection = CacheSection()
     passes: dict[str, StrictBool] = Field(default_factory=dict)
     budget: BudgetSection = BudgetSection()
     calibration: CalibrationSection = CalibrationSection()
     auto: AutoSection | None = None
-    attention: KvOptions | None = None
-    adaptive_context: ContextOptions | None = None
-    prune: Pruning | None = None
     buckets: BucketsSection | None = None
     engines: EnginesSection | None = None
 
@@ -211,7 +204,8 @@ class Recipe(Section):
     def _targets_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
             if target not in TARGETS:  # our own are known without a look at what packages declare
-                supported(target, tuple(TARGETS), "a target")
+                known = f"only {', '.join(TARGETS)} (recipes: {', '.join(builtin_files())})"
+                raise ValueError(f"{target!r} can't be made for a target yet, {known}")
         return value
 
 
@@ -282,11 +276,12 @@ def with_partitions(recipe: Recipe, partitions: Sequence[str]) -> Recipe:
 def with_cache(recipe: Recipe, dtype: str) -> Recipe:
     """The recipe with another KV-cache format. Raises RecipeError if there is none of that name."""
     try:
-        return recipe.model_copy(update={"kv_cache": CacheSection(dtype=dtype)})
+        cache = type(recipe.kv_cache).model_validate(recipe.kv_cache.model_dump() | {"dtype": dtype})
     except ValidationError as e:
         raise RecipeError(
             f"kv_cache: there is no KV-cache format {dtype!r}", hint=_suggest(dtype, CACHES, "format")
         ) from e
+    return recipe.model_copy(update={"kv_cache": cache})
 
 
 def list_recipes() -> list[Recipe]:

@@ -1,33 +1,19 @@
-"""Sections of a recipe that no pass takes, and what of them can be made today; the others lie beside their passes."""
+"""The sections of a recipe that no pass reads, and the files of the built-in recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
-from enginewright.runtime.shared.kv_formats import CACHES, CacheDtype
-
-Name = TypeVar("Name", bound=str)
+from enginewright.runtime.shared.kv_formats import CacheDtype
 
 DEFAULT_CACHE: CacheDtype = "bf16"
 """The format of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
-
-
-class CacheSection(Section):
-    """The storage of keys and values. ``dtype``: one of ``kv_formats.CACHES``; None: see ``Recipe.cache``."""
-
-    dtype: str | None = None
-
-    @field_validator("dtype")
-    @classmethod
-    def _dtype_exists(cls, value: str | None) -> str | None:
-        return value if value is None else supported(value, tuple(CACHES), "a KV cache")
 
 
 class BudgetSection(Section):
@@ -77,14 +63,6 @@ class CalibrationSection(Section):
     tokens: int = Field(default=8192, ge=128)
     sequence_length: int = Field(default=256, ge=8)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-
-
-def supported(value: Name, known: Sequence[Name], what: str) -> Name:
-    """Refuses what the schema has a word for and no emitter can make yet."""
-    if value not in known:
-        recipes = ", ".join(builtin_files())
-        raise ValueError(f"{value!r} can't be made for {what} yet, only {', '.join(known)} (recipes: {recipes})")
-    return value
 
 
 def builtin_files() -> dict[str, Traversable]:

@@ -16,7 +16,9 @@ from statistics import median
 
 from enginewright.optimizer.shared.export_records import FusionEffect, FusionEffects, Interval
 from enginewright.passes.framework.base import Pass, PassContext
+from enginewright.passes.framework.kv_options import CacheOptions
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.plugins.cpu.compile.step_runner import StepRunner
@@ -24,6 +26,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
+from enginewright.runtime.shared.kv_formats import KV_FORMATS
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import free_memory
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
@@ -136,7 +139,8 @@ def fusion_effects(
 
 def _lowered(program: Program, passes: Sequence[Pass], caches: Sequence[CacheGroup]) -> LoweredProgram:
     copy = program.copy()
-    PassManager(passes, PassContext(cache=caches[0].dtype if caches else "f32")).run(copy)
+    cache = CacheOptions(dtype=KV_FORMATS[caches[0].dtype if caches else "f32"].name)
+    PassManager(passes, PassContext(recipe=PassOptions(kv_cache=cache))).run(copy)
     return plan_arena(lower_program(copy).program)
 
 

@@ -11,6 +11,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where, where_of
@@ -73,7 +74,7 @@ def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[For
     always stay dense; where none is left, the weight stays 32-bit floats.
     """
     marked = program.copy()
-    ChooseFormats().run(marked, PassContext(formats=WeightFormats(default=_ANY)))
+    ChooseFormats().run(marked, PassContext(recipe=PassOptions(weights=WeightFormats(default=_ANY))))
     kinds = (*LINEARS, ew.embedding.default)
     together: list[list[Node]] = []
     for node, mark in zip(program.nodes_of(*kinds), marked.nodes_of(*kinds), strict=True):

@@ -206,7 +206,8 @@ class FormatSearch(Search[AutoReport]):
         assert self.task.clock is not None, "the budget has a time"
         weights = self.applied(Assignment.from_choices(self.options, chosen)).weights
         nearest = weights.model_copy(update={"method": "nearest", "gptq": None, "sparsify": None})
-        return self.task.clock.time(self.program, self.later, replace(self.context, formats=nearest, calibration=()))
+        options = self.context.recipe.model_copy(update={"weights": nearest})
+        return self.task.clock.time(self.program, self.later, replace(self.context, recipe=options, calibration=()))
 
     def fewest(self, most_kl: float) -> Assignment:
         return fewest_bytes(self.options, most_kl) or self.curve[0]

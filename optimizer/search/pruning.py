@@ -73,11 +73,11 @@ class PruningSearch(Search[PruneReport]):
         return self.prune.max_kl
 
     def find_units(self) -> None:
-        assert self.context.pruning is not None
+        assert self.context.recipe.prune is not None
         seen = beginnings(self.context.calibration, TOKENS, LENGTH)
         self.tokens = sum(map(len, seen))
         layers, rejected = measure_layers(
-            self.program, self.context.pruning, seen, self.on_progress, cache_bytes(self.context.memory_budget)
+            self.program, self.context.recipe.prune, seen, self.on_progress, cache_bytes(self.context.memory_budget)
         )
         if not layers:
             raise NothingToChooseError(

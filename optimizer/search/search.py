@@ -238,12 +238,8 @@ class Search(ABC, Generic[Report]):
         """The real KL of a choice."""
         self.on_progress(len(self.tried), ROUNDS, f"measuring {self.label(choice)}")
         recipe = self.applied(choice)
-        context = replace(
-            self.context,
-            formats=recipe.weights,
-            kv_heads=recipe.attention,
-            pruning=recipe.pruning,
-        )
+        options = {"weights": recipe.weights, "attention": recipe.attention, "prune": recipe.pruning}
+        context = replace(self.context, recipe=self.context.recipe.model_copy(update=options))
         self.tried.append(Tried(choice, self.check.measure(context)))
         return self.tried[-1]
 

@@ -37,10 +37,10 @@ class ChooseBlocks(Pass):
     ensures = (Condition("who chooses blocks has summaries of them", _summaries_are_kept),)
 
     def wanted(self, context: PassContext) -> bool:
-        return context.adaptive_context is not None
+        return context.recipe.adaptive_context is not None
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        options, result = context.adaptive_context, PassResult()
+        options, result = context.recipe.adaptive_context, PassResult()
         if options is None:
             return result
         chosen = set()
@@ -54,7 +54,7 @@ class ChooseBlocks(Pass):
                 result.matched += 1
         if not chosen:
             raise RecipeError(
-                f"recipe {context.recipe}: adaptive_context: no layer of the model would choose anything",
+                f"recipe {context.recipe.name}: adaptive_context: no layer of the model would choose anything",
                 hint="Those with a window never do, nor do the first whole_layers: make it less, or leave it out.",
             )
         program.cache_groups = tuple(

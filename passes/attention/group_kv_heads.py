@@ -51,23 +51,23 @@ class GroupKvHeads(Pass):
     )
 
     def wanted(self, context: PassContext) -> bool:
-        return context.kv_heads is not None
+        return context.recipe.attention is not None
 
     def needs_tokens(self, context: PassContext) -> bool:
-        return context.kv_heads is not None and context.kv_heads.calibrated
+        return context.recipe.attention is not None and context.recipe.attention.calibrated
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        options = context.kv_heads
+        options = context.recipe.attention
         if options is None:
             return PassResult()
-        options.check(attention_paths(program), context.recipe)
+        options.check(attention_paths(program), context.recipe.name)
         result, sites = PassResult(), dict[Site, int]()
         for site, count in sites_to_group(program, options, result.rejected):
             sites[site] = count
         if not sites:
             reasons = "; ".join(f"{r.where}: {r.reason}" for r in result.rejected[:3])
             raise PassError(
-                f"recipe {context.recipe}: attention: no key/value heads of this model can be grouped: {reasons}",
+                f"recipe {context.recipe.name}: attention: no key/value heads of this model can be grouped: {reasons}",
                 hint="Leave [attention] out.",
             )
         if options.calibrated:

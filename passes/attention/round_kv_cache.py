@@ -40,15 +40,15 @@ class RoundKvCache(Pass):
     ensures = (Condition("keys and values are written in their group's format", _writes_as_groups_say),)
 
     def wanted(self, context: PassContext) -> bool:
-        return context.cache in self._formats
+        return context.recipe.cache in self._formats
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         if not self.wanted(context):
             return PassResult()
         writes = program.nodes_of(ew.kv_write.default)
         for node in writes:
-            node.args = (*node.args[:_PLACE], context.cache)
+            node.args = (*node.args[:_PLACE], context.recipe.cache)
         program.cache_groups = tuple(
-            group.model_copy(update={"dtype": context.cache}) for group in program.cache_groups
+            group.model_copy(update={"dtype": context.recipe.cache}) for group in program.cache_groups
         )
         return PassResult(matched=len(writes))

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from torch.fx.node import Node, Target
@@ -16,14 +16,11 @@ from torch.fx.node import Node, Target
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.runtime.shared.errors import PassError
-from enginewright.runtime.shared.kv_formats import CacheDtype
 
-from .kv_options import ContextOptions, KvOptions
-from .pruning import Pruning
+from .pass_options import PassOptions
 from .records import Metric as Metric
 from .records import Rejection as Rejection
 from .verify_program import verify_program
-from .weight_formats import WeightFormats
 
 
 @dataclass(frozen=True)
@@ -36,39 +33,27 @@ class Condition:
 
 @dataclass(frozen=True)
 class PassContext:
-    """The options of an export that passes may read.
+    """The options and resources of an export that passes may use.
 
     Attributes:
         required: names of passes that must match at least once.
-        formats: the recipe's formats of weights.
+        recipe: the recipe's options that passes read, with the values that an export gives to those left open.
         calibration: token ids of some sequences, [S] int32 each, for passes that look at what a model computes.
         scratch: a folder for results of such a pass that memory can't hold, deleted when the export ends; None for
             memory.
         memory_budget: bytes that such a pass may take on top of what the process has; None for no limit.
         recovered: trained weights, to be exported in place of the source's; None without training.
-        pruning: shares of channels and heads, and numbers of layers, to remove; fitting the groups of all formats.
-        kv_heads: the numbers of key/value heads that attentions are to have; None keeps them.
-        cache: the format of keys and values, for targets that have such caches.
-        adaptive_context: the part of a long context that layers read; None for all of it.
-        offsets: the treatment of int4's offsets by targets that can do without them.
         common_formats: True if a target of the export reads only the formats that every target does.
-        recipe: the recipe's name, for errors.
         progress: a function called with the progress of a long pass: steps done, steps in all, and the place.
     """
 
     required: frozenset[str] = frozenset()
-    formats: WeightFormats = field(default_factory=WeightFormats)
+    recipe: PassOptions = field(default_factory=PassOptions)
     calibration: tuple[torch.Tensor, ...] = ()
     scratch: Path | None = None
     memory_budget: int | None = None
     recovered: RecoveredWeights | None = None
-    pruning: Pruning | None = None
-    kv_heads: KvOptions | None = None
-    cache: CacheDtype = "f32"
-    adaptive_context: ContextOptions | None = None
-    offsets: Literal["keep", "requantize", "refuse"] = "keep"
     common_formats: bool = False
-    recipe: str = ""
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
 
 

@@ -1,4 +1,4 @@
-"""A recipe's options of attention: the number of key/value heads, how they are made, and the context that is read."""
+"""A recipe's options of attention: the storage and number of key/value heads, and the context that is read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 from enginewright.runtime.shared.errors import RecipeError
+from enginewright.runtime.shared.kv_formats import CACHES
 
 from ..formats.section import Section
 
@@ -18,6 +19,23 @@ KvMethod = Literal["calibrated", "mean"]
 
 KvGrouping = Literal["similar", "neighbours"]
 """The heads that become one: those that compute alike on calibration tokens, or neighbours."""
+
+
+class CacheOptions(Section):
+    """[kv_cache] of a recipe.
+
+    Attributes:
+        dtype: the storage format of keys and values, a key of ``kv_formats.CACHES``; None for the recipe's default.
+    """
+
+    dtype: str | None = None
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_exists(cls, value: str | None) -> str | None:
+        if value is not None and value not in CACHES:
+            raise ValueError(f"{value!r} can't be made for a KV cache yet, only {', '.join(CACHES)}")
+        return value
 
 
 class KvHeadsOverride(Section):

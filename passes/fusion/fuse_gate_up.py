@@ -54,4 +54,4 @@ class FuseGateUp(RewritePass):
 
     def rules_for(self, context: PassContext) -> tuple[Rule, ...]:
         """``rules``, or one that keeps blocks of different formats apart."""
-        return (GateUp(keep_blocks=True),) if context.formats.keep_blocks else self.rules
+        return (GateUp(keep_blocks=True),) if context.recipe.weights.keep_blocks else self.rules

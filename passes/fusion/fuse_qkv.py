@@ -61,7 +61,7 @@ class FuseQkv(Pass):
                 where = join_where(attention.meta[WHERE])
                 result.rejected.append(Rejection(attention.name, where, reason))
                 continue
-            alike = _stored_alike(program, linears) if context.formats.keep_blocks else [linears]
+            alike = _stored_alike(program, linears) if context.recipe.weights.keep_blocks else [linears]
             if len(alike) > 1 and (reason := why_kept_apart(program, linears)):
                 result.rejected.append(Rejection(attention.name, join_where(attention.meta[WHERE]), reason))
             for some in alike:

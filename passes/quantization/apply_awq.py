@@ -45,10 +45,10 @@ class ApplyAwq(Pass):
     requires = (HAS_FORMATS,)
 
     def needs_tokens(self, context: PassContext) -> bool:
-        return context.formats.method == "awq"
+        return context.recipe.weights.method == "awq"
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        if context.formats.method != "awq":
+        if context.recipe.weights.method != "awq":
             return PassResult()
         linears = [n for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].storage == "int4" and _free(program, n)]
         if not linears:

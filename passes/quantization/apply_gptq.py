@@ -62,11 +62,11 @@ class ApplyGptq(Pass):
     requires = (HAS_FORMATS,)
 
     def needs_tokens(self, context: PassContext) -> bool:
-        return context.formats.method == "gptq"
+        return context.recipe.weights.method == "gptq"
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
-        if context.formats.method != "gptq":
+        if context.recipe.weights.method != "gptq":
             return result
         targets = _targets(program, result)
         if not targets:
@@ -223,7 +223,7 @@ class _Sweep:
                 codes_of_matrices.append(nearest)
                 continue
             inputs = self._input_of(node, tokens)
-            options = self._context.formats.gptq or GptqOptions()
+            options = self._context.recipe.weights.gptq or GptqOptions()
             inputs.factor = inputs.factor or factorize(
                 inputs.hessian.sum, activation_order=options.activation_order, damping=options.damping
             )

@@ -81,7 +81,7 @@ class ChooseFormats(Pass):
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
-        formats = context.formats
+        formats = context.recipe.weights
         used: set[FormatOverride] = set()
         by_weight: dict[object, WeightFormat] = {}
         heads = heads_of(program)

@@ -7,6 +7,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import OffsetOptions
 from enginewright.runtime.shared.errors import PassError
 
 from ..ir.dequantized import Dequantized
@@ -24,11 +25,15 @@ def _left(program: Program) -> list[Node]:
     return [n for n in program.nodes_of(*_PRODUCTS) if bound_arguments(n)["weight_offsets"] is not None]
 
 
+def _treatment(context: PassContext) -> str:
+    return (context.recipe.engines or OffsetOptions()).offsets
+
+
 class RequantizeOffsets(Pass):
     """Rounds the floats that integers with offsets stand for to integers without, in the same groups.
 
-    That costs more than rounding the source would: a weight is rounded twice. With ``context.offsets`` "refuse" there
-    must be none, and with "keep" there is nothing to do.
+    That costs more than rounding the source would: a weight is rounded twice. With ``offsets`` "refuse" in [engines]
+    there must be none, and with "keep" there is nothing to do.
     """
 
     name = "requantize_offsets"
@@ -36,13 +41,13 @@ class RequantizeOffsets(Pass):
     ensures = (Condition("no product has integers with offsets", lambda p: [describe_node(n) for n in _left(p)]),)
 
     def wanted(self, context: PassContext) -> bool:
-        return context.offsets != "keep"
+        return _treatment(context) != "keep"
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         """Raises PassError, naming the first, where offsets are refused."""
         result = PassResult()
         for node in _left(program):
-            if context.offsets == "refuse":
+            if _treatment(context) == "refuse":
                 raise PassError(
                     f"{describe_node(node)}: int4 with offsets, which engines.offsets of the recipe refuses",
                     hint='Take a format without zero_point, or offsets = "keep" or "requantize" in [engines].',

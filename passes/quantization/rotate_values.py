@@ -33,10 +33,10 @@ class RotateValues(Pass):
     requires = (HAS_FORMATS,)
 
     def wanted(self, context: PassContext) -> bool:
-        return context.formats.rotate
+        return context.recipe.weights.rotate
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        if not context.formats.rotate:
+        if not context.recipe.weights.rotate:
             return PassResult()
         linears = [n for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].stored.integers]
         result = PassResult()

@@ -43,14 +43,14 @@ class SmoothActivations(Pass):
     requires = (HAS_FORMATS,)
 
     def wanted(self, context: PassContext) -> bool:
-        return context.formats.smooth
+        return context.recipe.weights.smooth
 
     def needs_tokens(self, context: PassContext) -> bool:
         return True
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         linears = [n for n in program.nodes_of(*LINEARS) if _rounded(program, n, context)]
-        if not linears or not context.formats.smooth:
+        if not linears or not context.recipe.weights.smooth:
             return PassResult()
         channels = channels_read_by(program, linears, again=True)
         rejected = [
@@ -94,7 +94,7 @@ def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
     weight_format = linear.meta[FORMAT]
     if not weight_format.stored.integers:
         return False
-    if chooses(context.formats.method, weight_format):
+    if chooses(context.recipe.weights.method, weight_format):
         return False
     expr = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]])
     return expr is not None and expr.dtype.is_floating_point

@@ -37,13 +37,13 @@ class DropLayers(Pass):
     reshapes = True
 
     def wanted(self, context: PassContext) -> bool:
-        return context.pruning is not None and bool(context.pruning.layers or context.pruning.drop)
+        return context.recipe.prune is not None and bool(context.recipe.prune.layers or context.recipe.prune.drop)
 
     def needs_tokens(self, context: PassContext) -> bool:
-        return context.pruning is not None and context.pruning.layers > 0
+        return context.recipe.prune is not None and context.recipe.prune.layers > 0
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        pruning = context.pruning
+        pruning = context.recipe.prune
         if pruning is None or not (pruning.layers or pruning.drop):
             return PassResult()
         layers, rejected = find_layers(program)

@@ -39,13 +39,13 @@ class PruneChannels(Pass):
     reshapes = True
 
     def wanted(self, context: PassContext) -> bool:
-        return context.pruning is not None and context.pruning.wants("channels")
+        return context.recipe.prune is not None and context.recipe.prune.wants("channels")
 
     def needs_tokens(self, context: PassContext) -> bool:
         return True
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        pruning = context.pruning
+        pruning = context.recipe.prune
         if pruning is None or not pruning.wants("channels"):
             return PassResult()
         networks, rejected = feed_forwards(program)

@@ -38,13 +38,13 @@ class PruneHeads(Pass):
     reshapes = True
 
     def wanted(self, context: PassContext) -> bool:
-        return context.pruning is not None and context.pruning.wants("heads")
+        return context.recipe.prune is not None and context.recipe.prune.wants("heads")
 
     def needs_tokens(self, context: PassContext) -> bool:
         return True
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        pruning = context.pruning
+        pruning = context.recipe.prune
         if pruning is None or not pruning.wants("heads"):
             return PassResult()
         all_heads, rejected = attention_heads(program)

@@ -57,11 +57,10 @@ class SelectSparsityMask(Pass):
     requires = (HAS_FORMATS,)
 
     def wanted(self, context: PassContext) -> bool:
-        formats = (context.formats.default, context.formats.embeddings, *(o.format for o in context.formats.overrides))
-        return any(f is not None and f.sparsity != "dense" for f in formats)
+        return any(f.sparsity != "dense" for f in context.recipe.weights.formats)
 
     def needs_tokens(self, context: PassContext) -> bool:
-        return context.formats.sparsify != "magnitude"
+        return context.recipe.weights.sparsify != "magnitude"
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
@@ -72,7 +71,7 @@ class SelectSparsityMask(Pass):
         if not by_weight:
             return result
         result.matched = sum(map(len, by_weight.values()))
-        if context.formats.sparsify == "magnitude":
+        if context.recipe.weights.sparsify == "magnitude":
             for weight in by_weight:
                 _replace(program, weight, TwoOfFour(_expression(program, weight)))
             return result
@@ -147,7 +146,7 @@ class _Sweep:
     def _choose(self, node: Node, where: str, x: torch.Tensor, value: torch.Tensor) -> WeightExpr:
         expr = _expression(self._program, _weight(node))
         sparse: WeightExpr
-        if self._context.formats.sparsify != "sparsegpt":
+        if self._context.recipe.weights.sparsify != "sparsegpt":
             norms = x.square().sum(0).sqrt()[None]  # [1, K]
             sparse = TwoOfFour(expr, Factors("input norms", norms))
         else:

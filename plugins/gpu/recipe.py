@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, field_validator
 
-from enginewright.passes.formats.section import Section
+from enginewright.passes.framework.pass_options import OffsetOptions
 from enginewright.runtime.shared.errors import TargetError
 
 from ..ranks.recipe import known_partitions
@@ -26,7 +26,7 @@ def known_gpus(value: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError(f"{e.message}. {e.hint}") from e
 
 
-class EnginesSection(Section):
+class EnginesSection(OffsetOptions):
     """The recipe's options for targets that build engines; others ignore them.
 
     Attributes:
@@ -34,8 +34,6 @@ class EnginesSection(Section):
         form: for the target tensorrt-rtx: one engine of the whole model, or segments between attentions.
         dtype: the type of activations and caches, and of weights that have no other format; None for bf16 in the target
             cuda, f16 in the others.
-        offsets: the treatment of int4 with an offset for each group: "keep" computes with them, "requantize" makes
-            other integers of the weight, without offsets; "refuse" is an error.
         context: most tokens of a request with its answer, which slots are made for; None for the model's context.
         requests: most requests of a decode step; None for the buckets' most, or 16.
         prompts: most prompts of a step; None for 4.
@@ -51,7 +49,6 @@ class EnginesSection(Section):
     gpus: tuple[str, ...] = ()
     form: Literal["whole", "segments"] = "whole"
     dtype: Literal["f16", "bf16", "f32"] | None = None
-    offsets: Literal["keep", "requantize", "refuse"] = "keep"
     context: Size | None = None
     requests: Size | None = None
     prompts: Size | None = None

@@ -10,6 +10,7 @@ from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.plugins.cpu.compile.emitter import CpuEmitter
@@ -22,7 +23,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 def test_golden(family: str, request: pytest.FixtureRequest) -> None:
     program = captured(family)
     passes, required = choose_passes({})
-    context = PassContext(required, load_recipe("int8").weights.model_copy(update={"smooth": False}))
+    context = PassContext(
+        required, recipe=PassOptions(weights=load_recipe("int8").weights.model_copy(update={"smooth": False}))
+    )
     PassManager([*passes, *CpuEmitter().passes()], context).run(program)
     steps = [f"{s.op} {s.attrs}  # {s.where}" for s in lower_program(program).program.steps]
     text = "\n".join([print_program(program), "steps", *steps, ""])

@@ -34,6 +34,7 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes, decode
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.report import quantization_report
@@ -100,7 +101,7 @@ def llama(tiny_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 def passed(path: Path) -> tuple[Program, list[PassRecord]]:
     """The program of a file after all passes of recipe gguf, and what these did."""
     program, records = capture(path).program, []
-    context = PassContext(formats=load_recipe("gguf").weights)
+    context = PassContext(recipe=PassOptions(weights=load_recipe("gguf").weights))
     PassManager(default_pipeline(), context, lambda _, record: records.append(record)).run(program)
     return program, records
 

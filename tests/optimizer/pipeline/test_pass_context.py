@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.pipeline.pass_context import needs_tokens
+from enginewright.optimizer.pipeline.pass_context import needs_tokens, pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes
-from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.kv_options import CacheOptions
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.progress import silent
 from tests.passes.small_programs import decoder
 
 PACKAGE = '''
@@ -28,10 +31,10 @@ class LargestLogit(Pass):
     name = "largest_logit"
 
     def needs_tokens(self, context: PassContext) -> bool:
-        return context.formats.exact
+        return context.recipe.weights.exact
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        if not context.formats.exact:
+        if not context.recipe.weights.exact:
             return PassResult()
         largest = max(program.evaluate(packed_inputs(program, [s]))[0].abs().max().item() for s in context.calibration)
         tokens = sum(map(len, context.calibration))
@@ -95,6 +98,18 @@ def test_without_tokens_the_pass_and_the_page_are_named(tmp_path: Path) -> None:
     with pytest.raises(PassError, match="the pass largest_logit has no calibration tokens") as caught:
         added.run(decoder(), PassContext())
     assert "calibration.md" in str(caught.value.hint)
+
+
+def test_a_pass_reads_the_recipes_own_sections(tmp_path: Path) -> None:
+    sections = "adaptive_context = { best = 64 }\nengines = { offsets = 'refuse' }\nattention = { kv_heads = 1 }\n"
+    (tmp_path / "mine.toml").write_text(f"name = 'mine'\n{sections}")
+    recipe = load_recipe(tmp_path / "mine.toml")
+    read = pass_context(recipe, frozenset(), (), scratch=None, progress=silent).recipe
+    resolved = {"kv_cache": CacheOptions(dtype="f32")}
+    assert {n: getattr(read, n) for n in PassOptions.model_fields} == {
+        n: resolved.get(n, getattr(recipe, n)) for n in PassOptions.model_fields
+    }
+    assert read.cache == "f32" and with_cache(recipe, "int8").kv_cache == CacheOptions(dtype="int8")
 
 
 INT4 = "{ storage = 'int4', group_size = 32, activation = 'int8', activation_group_size = 32 }"

@@ -13,6 +13,7 @@ from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
 from enginewright.optimizer.search.format_seconds import time_formats
 from enginewright.optimizer.search.format_units import find_units
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.steps.planning import StepSeconds
 from enginewright.runtime.shared.errors import TargetError
@@ -32,7 +33,9 @@ def test_every_unit_has_a_time_in_every_format(device: str, hidden: int) -> None
     def timed(chosen: Sequence[int]) -> tuple[tuple[Step, ...], StepSeconds]:
         pairs = zip(units, chosen, strict=True)
         overrides = [FormatOverride(layers=path, format=u.formats[o]) for u, o in pairs for path in u.paths]
-        return clock.time(program, later, PassContext(formats=WeightFormats(overrides=tuple(overrides))))
+        return clock.time(
+            program, later, PassContext(recipe=PassOptions(weights=WeightFormats(overrides=tuple(overrides))))
+        )
 
     places: list[str] = []
     times = time_formats(units, timed, lambda done, total, where: places.append(where))

@@ -12,6 +12,7 @@ from enginewright.optimizer.search.measure_choices import FEWEST_TOKENS, WORK
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
@@ -37,7 +38,9 @@ def measured(
     names = [p.name for p in default_pipeline()]
     passes = default_pipeline()[names.index("choose_formats") :]
     overrides = tuple(FormatOverride(layers=path, format=weight_format) for path in unit.paths)
-    PassManager(passes, PassContext(formats=formats or WeightFormats(default=F32, overrides=overrides))).run(changed)
+    PassManager(
+        passes, PassContext(recipe=PassOptions(weights=formats or WeightFormats(default=F32, overrides=overrides)))
+    ).run(changed)
     reference = program.evaluate(packed_inputs(program, TOKENS))[0]
     return mean_kl(reference, changed.evaluate(packed_inputs(changed, TOKENS))[0])
 

@@ -21,6 +21,7 @@ from enginewright.optimizer.search.search import ROUNDS, Found, Task
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import Method, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.steps.planning import Device, PlannedSteps, StepSeconds
@@ -63,7 +64,7 @@ def kl_of(family: str, choice: Found[AutoReport], **overrides: Any) -> float:
     program = before_formats(family, **overrides)
     names = [p.name for p in default_pipeline()]
     passes = default_pipeline()[names.index("choose_formats") :]
-    context = PassContext(calibration=tuple(SEEN), formats=choice.recipe.weights)
+    context = PassContext(recipe=PassOptions(weights=choice.recipe.weights), calibration=tuple(SEEN))
     return Check(program, passes, context, {"k": CHECKED}).measure(context)["k"]
 
 

@@ -24,6 +24,7 @@ from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.attention.kv_sites import Site, find_site
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvMethod, KvOptions
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.shared.progress import ProgressEvent, silent
@@ -120,7 +121,7 @@ def measured(program: Program, path: str, heads: int, options: KvOptions) -> flo
         method=options.method,
         grouping=options.grouping,
     )
-    GroupKvHeads().run(changed, PassContext(calibration=tuple(SEEN), kv_heads=one))
+    GroupKvHeads().run(changed, PassContext(recipe=PassOptions(attention=one), calibration=tuple(SEEN)))
     reference = program.evaluate(packed_inputs(program, SEEN))[0]
     return mean_kl(reference, changed.evaluate(packed_inputs(changed, SEEN))[0])
 

@@ -18,6 +18,7 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import Pass, PassContext, PassResult
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply
@@ -85,7 +86,7 @@ def measured(
     )
     measurements.begin(passes)
     formats = WeightFormats() if max_kl is None else INT8
-    PassManager(passes, PassContext(formats=formats), measurements.after).run(program)
+    PassManager(passes, PassContext(recipe=PassOptions(weights=formats)), measurements.after).run(program)
     return measurements
 
 
@@ -111,7 +112,9 @@ def test_every_pass_has_figures_if_there_is_time() -> None:
 @pytest.mark.parametrize("few", [True, False])
 def test_without_time_what_decides_is_measured(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_passes, "SHARE", 0.0)
-    passes = [p for p in default_pipeline() if p.wanted(PassContext(formats=INT8))]  # as an export runs them
+    passes = [
+        p for p in default_pipeline() if p.wanted(PassContext(recipe=PassOptions(weights=INT8)))
+    ]  # as an export runs them
     measurements = measured(passes, max_kl=0.05, few=few)
     done = [p.name for p, f in zip(passes, measurements.found, strict=True) if f is not None and not f.unchanged]
     expected = ["choose_formats", "quantize_linears", "quantize_embeddings"]

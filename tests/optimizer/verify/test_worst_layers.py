@@ -13,6 +13,7 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr
@@ -31,7 +32,7 @@ def sequences() -> list[torch.Tensor]:
 
 def run(program: Program, names: list[str], formats: WeightFormats | None = None) -> None:
     passes = [p for p in default_pipeline() if p.name in names]
-    PassManager(passes, PassContext(formats=formats or WeightFormats())).run(program)
+    PassManager(passes, PassContext(recipe=PassOptions(weights=formats or WeightFormats()))).run(program)
 
 
 def up_to(last: str) -> list[str]:

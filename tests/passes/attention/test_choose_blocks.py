@@ -10,6 +10,7 @@ from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
@@ -23,7 +24,7 @@ ew = torch.ops.ew
 def choosing(shape: Shape, options: ContextOptions | None) -> Program:
     program = decoder(shape)
     LowerAttention().run(program, PassContext())
-    ChooseBlocks().run(program, PassContext(adaptive_context=options))
+    ChooseBlocks().run(program, PassContext(recipe=PassOptions(adaptive_context=options)))
     return program
 
 

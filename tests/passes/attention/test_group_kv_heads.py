@@ -15,6 +15,7 @@ from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.kv_options import KvGrouping, KvHeadsOverride, KvMethod, KvOptions
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.program import Program
@@ -36,7 +37,9 @@ def sequences(*lengths: int, seed: int = 5) -> tuple[torch.Tensor, ...]:
 
 
 def group(program: Program, options: KvOptions, lengths: tuple[int, ...] = (60,) * 6) -> PassRecord:
-    return GroupKvHeads().run(program, PassContext(kv_heads=options, calibration=sequences(*lengths)))
+    return GroupKvHeads().run(
+        program, PassContext(recipe=PassOptions(attention=options), calibration=sequences(*lengths))
+    )
 
 
 def errors(record: PassRecord) -> list[float]:

@@ -8,11 +8,13 @@ import torch
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.kv_options import CacheOptions
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.runtime.shared.kv_formats import CacheDtype
+from enginewright.runtime.shared.kv_formats import KV_FORMATS, CacheDtype
 from tests.passes.small_programs import PagedEvaluation, Shape, decoder, random_sequences
 
 ew = torch.ops.ew
@@ -22,7 +24,7 @@ DTYPES: tuple[CacheDtype, ...] = ("bf16", "i8", "fp8")
 def paged(shape: Shape, dtype: CacheDtype) -> Program:
     program = decoder(shape)
     LowerAttention().run(program, PassContext())
-    RoundKvCache().run(program, PassContext(cache=dtype))
+    RoundKvCache().run(program, PassContext(recipe=PassOptions(kv_cache=CacheOptions(dtype=KV_FORMATS[dtype].name))))
     return program
 
 

@@ -17,6 +17,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
@@ -34,7 +35,7 @@ PER_ROW = WeightFormat(storage="int8", group_size=0, activation="int8", activati
 
 def exported(family: str, wanted: WeightFormat, **overrides: Any) -> Program:
     program = captured(family, **overrides)
-    PassManager(default_pipeline(), PassContext(formats=WeightFormats(default=wanted))).run(program)
+    PassManager(default_pipeline(), PassContext(recipe=PassOptions(weights=WeightFormats(default=wanted)))).run(program)
     return program
 
 
@@ -90,7 +91,7 @@ def test_a_program_with_experts_captured_and_lowered(wanted: WeightFormat) -> No
     program = captured("Mixtral")
     inputs = packed_inputs(program, sequences(20, 9))
     torch.testing.assert_close(FastEvaluation(program).evaluate(inputs)[0], program.evaluate(inputs)[0])
-    PassManager(default_pipeline(), PassContext(formats=WeightFormats(default=wanted))).run(program)
+    PassManager(default_pipeline(), PassContext(recipe=PassOptions(weights=WeightFormats(default=wanted)))).run(program)
     inputs = packed_inputs(program, sequences(20, 9))
     result, expected = FastEvaluation(program).evaluate(inputs)[0], program.evaluate(inputs)[0]
     torch.testing.assert_close(result, expected, rtol=0, atol=5e-3)

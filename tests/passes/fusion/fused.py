@@ -10,6 +10,7 @@ import torch
 from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.passes.framework.base import Pass, PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormat, WeightFormats
 from enginewright.passes.ir.program import Program
@@ -35,7 +36,7 @@ FORMATS = {
 def _prepared(family: str, storage: str, size: int) -> Program:
     program = captured(family, **({"n_embd": size} if family == "GPT2" else {"hidden_size": size}))
     passes, required = choose_passes({})
-    PassManager(passes, PassContext(required, FORMATS[storage])).run(program)
+    PassManager(passes, PassContext(required, recipe=PassOptions(weights=FORMATS[storage]))).run(program)
     return program
 
 

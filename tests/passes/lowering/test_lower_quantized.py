@@ -7,6 +7,7 @@ import torch
 
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
@@ -39,7 +40,7 @@ def with_formats(program: Program, default: WeightFormat, *overrides: tuple[str,
         overrides=tuple(FormatOverride(layers=path, format=weight_format) for path, weight_format in overrides),
     )
     for one in (ChooseFormats(), QuantizeLinears(), QuantizeEmbeddings(), CastWeightsToBf16()):
-        one.run(program, PassContext(formats=formats))
+        one.run(program, PassContext(recipe=PassOptions(weights=formats)))
     return program
 
 
@@ -65,7 +66,7 @@ def test_a_decoder_of_8_bit_floats_equals_its_evaluation(hidden: int, tied: bool
     shape = Shape(hidden=hidden, heads=8, kv_heads=8, head_size=6, intermediate=50, bias=(True, False, True), tied=tied)
     paged = decoder(shape)
     for one in (ChooseFormats(), RoundWeights()):
-        one.run(paged, PassContext(formats=WeightFormats(default=wanted)))
+        one.run(paged, PassContext(recipe=PassOptions(weights=WeightFormats(default=wanted))))
     lowering = lower(paged)
     stored = {use.name: (use.dtype, use.layout) for use in lowering.program.weights}
     assert {kind for name, kind in stored.items() if name.endswith(".fp8")} == {("fp8", "panel32")}
@@ -143,7 +144,7 @@ def test_a_head_of_8_bits_after_layers_of_4() -> None:
     formats = WeightFormats(default=INT4, embeddings=INT8)
     program = decoder(Shape(heads=8, kv_heads=8, intermediate=64))
     for one in (ChooseFormats(), QuantizeLinears(), QuantizeEmbeddings()):
-        one.run(program, PassContext(formats=formats))
+        one.run(program, PassContext(recipe=PassOptions(weights=formats)))
     lowered = lower(program).program
     assert {w.dtype for w in lowered.weights if w.name.startswith("embed.int")} == {"i8"}
     assert {w.dtype for w in lowered.weights if w.name.endswith(".int4")} == {"i4"}

@@ -12,6 +12,7 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, Method, WeightFormats
 from enginewright.passes.ir.clipped import Clipped, round_groups
@@ -35,12 +36,12 @@ def prepared(family: str, formats: WeightFormats, **overrides: object) -> Progra
     """A program whose formats are chosen."""
     program = captured(family, **overrides)
     passes = takewhile(lambda p: p.name not in ("apply_awq", "quantize_linears"), default_pipeline())
-    PassManager(list(passes), PassContext(formats=formats)).run(program)
+    PassManager(list(passes), PassContext(recipe=PassOptions(weights=formats))).run(program)
     return program
 
 
 def scale(program: Program, method: Method = "awq") -> PassRecord:
-    context = PassContext(formats=WeightFormats(method=method), calibration=sequences(48, 40, 30))
+    context = PassContext(recipe=PassOptions(weights=WeightFormats(method=method)), calibration=sequences(48, 40, 30))
     return ApplyAwq().run(program, context)
 
 
@@ -143,4 +144,4 @@ def test_nothing_is_done_for_other_methods_and_formats() -> None:
 def test_without_calibration_tokens_it_says_so() -> None:
     program = prepared("Llama", only_layers(INT4))
     with pytest.raises(PassError, match="no calibration tokens"):
-        ApplyAwq().run(program, PassContext(formats=WeightFormats(method="awq")))
+        ApplyAwq().run(program, PassContext(recipe=PassOptions(weights=WeightFormats(method="awq"))))

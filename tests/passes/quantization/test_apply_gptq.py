@@ -15,6 +15,7 @@ from enginewright.passes.formats.round_to_4_bits import round_symmetric
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, WeightFormats
 from enginewright.passes.ir.chosen_codes import ChosenCodes
@@ -48,7 +49,7 @@ def formatted(formats: WeightFormats, family: str = "Llama", **overrides: Any) -
     program = captured(family, **overrides)
     names = [p.name for p in default_pipeline()]
     passes = default_pipeline()[: names.index("choose_formats") + 1]
-    PassManager(passes, PassContext(formats=formats)).run(program)
+    PassManager(passes, PassContext(recipe=PassOptions(weights=formats))).run(program)
     return program
 
 
@@ -58,7 +59,7 @@ def chosen(program: Program) -> dict[str, ChosenCodes]:
 
 
 def run(program: Program, formats: WeightFormats = GPTQ, **context: Any) -> PassRecord:
-    options: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
+    options: dict[str, Any] = {"recipe": PassOptions(weights=formats), "calibration": SEQUENCES} | context
     return ApplyGptq().run(program, PassContext(**options))
 
 
@@ -172,7 +173,7 @@ def test_the_program_is_closer_to_the_source(hidden: int) -> None:
         program = formatted(formats, hidden_size=hidden)
         run(program, formats, calibration=many)
         rest = [p for p in default_pipeline() if p.name in ("quantize_linears", "quantize_embeddings")]
-        PassManager(rest, PassContext(formats=formats)).run(program)
+        PassManager(rest, PassContext(recipe=PassOptions(weights=formats))).run(program)
         assert not program.nodes_of(ew.embedding.default)
         errors.append(float((logits(program, unseen) - exact).norm() / exact.norm()))
     assert errors[1] < 0.95 * errors[0]
@@ -188,7 +189,7 @@ def test_integers_go_into_the_bundle_as_they_were_chosen(tmp_path: Path) -> None
     first = next(iter(chosen(in_files).values()))
     before = first.codes()
     rest = [p for p in default_pipeline() if p.name == "quantize_linears"]
-    PassManager(rest, PassContext(formats=GPTQ)).run(in_files)
+    PassManager(rest, PassContext(recipe=PassOptions(weights=GPTQ))).run(in_files)
     node = in_files.nodes_of(ew.quantized_linear.default)[0]
     values = in_files.weight_of(node.args[3])
     assert values is not None

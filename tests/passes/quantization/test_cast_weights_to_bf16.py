@@ -5,6 +5,7 @@ import torch
 
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
@@ -16,7 +17,7 @@ from tests.passes.small_programs import Shape, decoder, evaluate, random_sequenc
 
 
 def run(program: Program, default: WeightFormat) -> int:
-    context = PassContext(formats=WeightFormats(default=default))
+    context = PassContext(recipe=PassOptions(weights=WeightFormats(default=default)))
     ChooseFormats().run(program, context)
     return CastWeightsToBf16().run(program, context).matched
 

@@ -10,6 +10,7 @@ import torch
 
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
@@ -34,7 +35,7 @@ INT4_CHANNEL = WeightFormat(storage="int4", activation="int8")
 def choose(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat], **given: Any) -> PassRecord:
     named = tuple(FormatOverride(layers=path, format=one) for path, one in overrides)
     formats = WeightFormats(default=default, overrides=named, **given)
-    return ChooseFormats().run(program, PassContext(formats=formats))
+    return ChooseFormats().run(program, PassContext(recipe=PassOptions(weights=formats)))
 
 
 def formats(program: Program) -> dict[str, WeightFormat]:
@@ -405,7 +406,7 @@ def test_floats_with_scales_are_kept_too() -> None:
 def test_few_bits_are_kept_in_4_where_not_every_target_reads_them(kind: CodeFormat, common: bool, storage: str) -> None:
     program = stored(decoder(Shape(heads=8, kv_heads=8, intermediate=64)), "layers.0.o_proj.weight", kind=kind)
     expected = WeightFormats(default=BF16, keep_blocks=True)
-    ChooseFormats().run(program, PassContext(formats=expected, common_formats=common))
+    ChooseFormats().run(program, PassContext(recipe=PassOptions(weights=expected), common_formats=common))
     form = formats(program)["layers.0.o_proj"]
     assert form.storage == storage
     if storage != "bf16":

@@ -5,6 +5,7 @@ import torch
 
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
@@ -19,7 +20,7 @@ ew = torch.ops.ew
 
 
 def run(program: Program, default: WeightFormat) -> int:
-    context = PassContext(formats=WeightFormats(default=default))
+    context = PassContext(recipe=PassOptions(weights=WeightFormats(default=default)))
     ChooseFormats().run(program, context)
     QuantizeLinears().run(program, context)
     return QuantizeEmbeddings().run(program, context).matched

@@ -6,6 +6,7 @@ import torch
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
 from enginewright.passes.ir.program import Program
@@ -24,7 +25,7 @@ def run(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFo
     formats = WeightFormats(
         default=default, overrides=tuple(FormatOverride(layers=path, format=one) for path, one in overrides)
     )
-    context = PassContext(formats=formats)
+    context = PassContext(recipe=PassOptions(weights=formats))
     ChooseFormats().run(program, context)
     return QuantizeLinears().run(program, context).matched
 

@@ -8,6 +8,7 @@ import torch
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import OffsetOptions, PassOptions
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
 from enginewright.runtime.shared.errors import PassError
 from tests.passes.quantization.test_choose_formats import INT4_64, INT8
@@ -23,9 +24,10 @@ def test_integers_with_offsets_become_integers_without(intermediate: int) -> Non
     run(before, INT4_64)
     program = before.copy()
     expected = RequantizeOffsets()
-    assert not expected.wanted(PassContext()) and expected.wanted(PassContext(offsets="requantize"))
+    context = PassContext(recipe=PassOptions(engines=OffsetOptions(offsets="requantize")))
+    assert not expected.wanted(PassContext()) and expected.wanted(context)
     linears = program.nodes_of(ew.quantized_linear.default)
-    assert linears and expected.run(program, PassContext(offsets="requantize")).matched == len(linears)
+    assert linears and expected.run(program, context).matched == len(linears)
     for node in program.nodes_of(ew.quantized_linear.default):
         a = bound_arguments(node)
         values, scales = program.weight_of(a["weight"]), program.weight_of(a["weight_scales"])
@@ -42,7 +44,7 @@ def test_they_may_be_refused() -> None:
     program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64))
     run(program, INT4_64)
     with pytest.raises(PassError, match=r"int4 with offsets, which engines.offsets of the recipe refuses\n.*zero"):
-        RequantizeOffsets().run(program, PassContext(offsets="refuse"))
+        RequantizeOffsets().run(program, PassContext(recipe=PassOptions(engines=OffsetOptions(offsets="refuse"))))
 
 
 @pytest.mark.parametrize("offsets", ["requantize", "refuse"])
@@ -52,4 +54,9 @@ def test_they_may_be_refused() -> None:
 def test_what_has_none_is_left_alone(storage: WeightFormat, offsets: Literal["requantize", "refuse"]) -> None:
     program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64))
     run(program, storage)
-    assert RequantizeOffsets().run(program, PassContext(offsets=offsets)).matched == 0
+    assert (
+        RequantizeOffsets()
+        .run(program, PassContext(recipe=PassOptions(engines=OffsetOptions(offsets=offsets))))
+        .matched
+        == 0
+    )

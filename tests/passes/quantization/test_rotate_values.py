@@ -11,6 +11,7 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
@@ -29,12 +30,12 @@ def prepared(family: str, formats: WeightFormats = FORMATS, **overrides: object)
     """A program whose formats are chosen."""
     program = captured(family, **overrides)
     passes = takewhile(lambda p: p.name not in ("rotate_values", "quantize_linears"), default_pipeline())
-    PassManager(list(passes), PassContext(formats=formats)).run(program)
+    PassManager(list(passes), PassContext(recipe=PassOptions(weights=formats))).run(program)
     return program
 
 
 def rotate(program: Program) -> PassRecord:
-    return RotateValues().run(program, PassContext(formats=FORMATS))
+    return RotateValues().run(program, PassContext(recipe=PassOptions(weights=FORMATS)))
 
 
 def logits(program: Program) -> torch.Tensor:
@@ -85,7 +86,7 @@ def test_a_loud_channel_of_values_costs_less() -> None:
                 value[-64::32] *= 40  # of the two heads of values
                 program.weights.change(name, Source(name, tuple(value.shape), torch.float32, lambda value=value: value))
         exact = logits(program)
-        context = PassContext(formats=formats)
+        context = PassContext(recipe=PassOptions(weights=formats))
         RotateValues().run(program, context)
         QuantizeLinears().run(program, context)
         return float((logits(program) - exact).square().mean())

@@ -8,6 +8,7 @@ import torch
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
@@ -25,7 +26,7 @@ FP8, GROUPS = WeightFormat(storage="fp8"), WeightFormat(storage="fp8", group_siz
 
 
 def run(program: Program, formats: WeightFormats) -> int:
-    context = PassContext(formats=formats)
+    context = PassContext(recipe=PassOptions(weights=formats))
     ChooseFormats().run(program, context)
     return RoundWeights().run(program, context).matched
 

@@ -12,6 +12,7 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, Method, WeightFormats
 from enginewright.passes.ir.program import Program
@@ -38,12 +39,14 @@ def prepared(family: str, default: WeightFormat, **overrides: object) -> Program
     """A program whose formats are chosen."""
     program = captured(family, **overrides)
     passes = takewhile(lambda p: p.name not in ("smooth_activations", "quantize_linears"), default_pipeline())
-    PassManager(list(passes), PassContext(formats=WeightFormats(default=default))).run(program)
+    PassManager(list(passes), PassContext(recipe=PassOptions(weights=WeightFormats(default=default)))).run(program)
     return program
 
 
 def smooth(program: Program, method: Method = "nearest") -> PassRecord:
-    context = PassContext(formats=WeightFormats(smooth=True, method=method), calibration=sequences(48, 40, 30))
+    context = PassContext(
+        recipe=PassOptions(weights=WeightFormats(smooth=True, method=method)), calibration=sequences(48, 40, 30)
+    )
     return SmoothActivations().run(program, context)
 
 
@@ -146,7 +149,9 @@ def test_floats_are_not_scaled() -> None:
 
 def test_without_calibration_tokens_it_says_so() -> None:
     with pytest.raises(PassError, match="no calibration tokens"):
-        SmoothActivations().run(prepared("Llama", INT8), PassContext(formats=WeightFormats(smooth=True)))
+        SmoothActivations().run(
+            prepared("Llama", INT8), PassContext(recipe=PassOptions(weights=WeightFormats(smooth=True)))
+        )
 
 
 def test_an_override_in_floats_is_scaled_with_the_others_that_read_the_value() -> None:
@@ -155,8 +160,10 @@ def test_an_override_in_floats_is_scaled_with_the_others_that_read_the_value() -
         default=INT8, smooth=True, overrides=(FormatOverride(layers="*.mlp.down_proj", format=WeightFormat()),)
     )
     passes = takewhile(lambda p: p.name not in ("smooth_activations", "quantize_linears"), default_pipeline())
-    PassManager(list(passes), PassContext(formats=formats)).run(program)
+    PassManager(list(passes), PassContext(recipe=PassOptions(weights=formats))).run(program)
     before = logits(program)
-    record = SmoothActivations().run(program, PassContext(formats=formats, calibration=sequences(48, 40)))
+    record = SmoothActivations().run(
+        program, PassContext(recipe=PassOptions(weights=formats), calibration=sequences(48, 40))
+    )
     assert not any("down_proj" in f.where for f in record.metrics)  # a float's input isn't rounded
     torch.testing.assert_close(logits(program), before, rtol=1e-4, atol=1e-5)

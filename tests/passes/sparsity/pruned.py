@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from enginewright.passes.framework.base import Pass, PassContext, PassRecord
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
@@ -56,7 +57,7 @@ def changed(family: str, changes: Mapping[str, Change], **overrides: object) -> 
 
 
 def prune(program: Program, one: Pass, pruning: Pruning) -> PassRecord:
-    return one.run(program, PassContext(calibration=CALIBRATION, pruning=pruning))
+    return one.run(program, PassContext(recipe=PassOptions(prune=pruning), calibration=CALIBRATION))
 
 
 def logits(program: Program) -> list[torch.Tensor]:

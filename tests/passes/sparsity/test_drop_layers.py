@@ -7,6 +7,7 @@ import torch
 
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.sparsity.drop_layers import KL, SIMILARITY, DropLayers
@@ -93,4 +94,4 @@ def test_what_must_not_be_dropped() -> None:
     with pytest.raises(RecipeError, match=r"prune\.drop: the pattern 'model\.layers\.9' matches nothing"):
         prune(program, DropLayers(), Pruning(drop=("model.layers.9",)))
     with pytest.raises(PassError, match="drop_layers has no calibration tokens"):
-        DropLayers().run(program, PassContext(pruning=Pruning(layers=1)))
+        DropLayers().run(program, PassContext(recipe=PassOptions(prune=Pruning(layers=1))))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.pruning import PruneOverride, Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import Part
@@ -148,5 +149,5 @@ def test_what_must_not_be_pruned() -> None:
     with pytest.raises(PassError, match="no channel of this model can go"):
         prune(program, PruneChannels(), Pruning(channels=0.05))
     with pytest.raises(PassError, match="no calibration tokens"):
-        PruneChannels().run(program, PassContext(pruning=Pruning(channels=0.5)))
+        PruneChannels().run(program, PassContext(recipe=PassOptions(prune=Pruning(channels=0.5))))
     assert widths(program) == [128, 128]

@@ -9,6 +9,7 @@ import torch
 
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.chosen_codes import ChosenCodes
 from enginewright.passes.ir.program import Program
@@ -29,7 +30,7 @@ SPARSE_8, SPARSE_4 = INT8.model_copy(update={"sparsity": "2:4"}), INT4.model_cop
 
 
 def choose(program: Program, formats: WeightFormats, **context: Any) -> PassRecord:
-    options: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
+    options: dict[str, Any] = {"recipe": PassOptions(weights=formats), "calibration": SEQUENCES} | context
     return SelectSparsityMask().run(program, PassContext(**options))
 
 
@@ -76,8 +77,10 @@ def test_sparsegpt_chooses_integers_in_its_sweep(storage: WeightFormat) -> None:
     choose(program, formats)
     chosen = [program.weights[name] for name in sparse_weights(program)]
     assert all(isinstance(expr, ChosenCodes) for expr in chosen)
-    assert ApplyGptq().run(program, PassContext(formats=formats, calibration=SEQUENCES)).matched == 0
-    QuantizeLinears().run(program, PassContext(formats=formats))
+    assert (
+        ApplyGptq().run(program, PassContext(recipe=PassOptions(weights=formats), calibration=SEQUENCES)).matched == 0
+    )
+    QuantizeLinears().run(program, PassContext(recipe=PassOptions(weights=formats)))
     assert sorted(sparse_weights(program))  # their integers, as they were chosen
     assert all_have_the_form(program)
 
@@ -86,7 +89,7 @@ def test_integers_of_4_bits_chosen_behind_it_keep_its_zeros() -> None:
     formats = WeightFormats(default=SPARSE_4, embeddings=INT8, method="gptq", sparsify="wanda")
     program = formatted(formats)
     choose(program, formats)
-    context = PassContext(formats=formats, calibration=SEQUENCES)
+    context = PassContext(recipe=PassOptions(weights=formats), calibration=SEQUENCES)
     for one in (ApplyGptq(), QuantizeLinears(), QuantizeEmbeddings()):
         one.run(program, context)
     assert all_have_the_form(program)
@@ -99,7 +102,7 @@ def test_a_program_computes_with_what_is_kept() -> None:
     record = choose(program, formats, calibration=())  # magnitudes ask no tokens
     assert record.metrics == ()
     before = logits(program, SEQUENCES[:1])
-    CastWeightsToBf16().run(program, PassContext(formats=formats))
+    CastWeightsToBf16().run(program, PassContext(recipe=PassOptions(weights=formats)))
     after = logits(program, SEQUENCES[:1])
     assert (after - before).abs().max() < 0.05 * before.abs().max()  # rounding to bf16 of a small model
     assert all_have_the_form(program)
@@ -126,7 +129,7 @@ def test_dense_formats_are_left_alone() -> None:
     program = formatted(formats)
     assert choose(program, formats).matched == 2
     assert len(sparse_weights(program)) == 2
-    assert not SelectSparsityMask().wanted(PassContext(formats=WeightFormats(default=INT8)))
+    assert not SelectSparsityMask().wanted(PassContext(recipe=PassOptions(weights=WeightFormats(default=INT8))))
 
 
 def test_what_cannot_be_sparse_is_refused_by_name() -> None:

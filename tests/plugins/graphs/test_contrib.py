@@ -12,6 +12,7 @@ from torch.fx.node import Node
 from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
@@ -117,7 +118,9 @@ def test_products_with_4_bits_round_activations_as_the_recipe_does(
     int4 = WeightFormat(
         storage="int4", group_size=32, zero_point=zero_point, activation="int8", activation_group_size=32
     )
-    program = lowered(tiny_family("llama"), PassContext(formats=WeightFormats(default=int4, embeddings=int4)))
+    program = lowered(
+        tiny_family("llama"), PassContext(recipe=PassOptions(weights=WeightFormats(default=int4, embeddings=int4)))
+    )
     io = emit(program, tmp_path, contrib=CONTEXT)
     assert io.of_variant("contrib").accuracy_level == level and io.accuracy_level == 1
     graph = onnx.load(tmp_path / "model.contrib.onnx", load_external_data=False).graph

@@ -15,6 +15,7 @@ import torch
 from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
@@ -130,7 +131,7 @@ FORMATS_USUALLY = ("bf16, wide, biases", "fp8, tied", "int8", "int4, wide", "off
 )
 def test_activations_are_rounded_as_the_recipe_says(case: str, tmp_path: Path) -> None:
     family, overrides, formats, storages = FORMATS[case]
-    program = lowered(tiny_family(family, **overrides), PassContext(formats=formats))
+    program = lowered(tiny_family(family, **overrides), PassContext(recipe=PassOptions(weights=formats)))
     io = emit(program, tmp_path, contrib=CONTEXT, kernels=CONTEXT)
     graph = kernels_graph(tmp_path)
     assert {(p["storage"], p["sparse"]) for p in products(graph)} == storages
@@ -163,7 +164,9 @@ def evaluated(program: Program) -> Logits:
 
 def test_values_go_from_product_to_product_as_they_are(tmp_path: Path) -> None:
     """By request between attentions, and with no cast: x is rounded in the operator."""
-    program = lowered(tiny_family("llama"), PassContext(formats=WeightFormats(default=INT4, embeddings=INT4)))
+    program = lowered(
+        tiny_family("llama"), PassContext(recipe=PassOptions(weights=WeightFormats(default=INT4, embeddings=INT4)))
+    )
     emit(program, tmp_path, contrib=CONTEXT, kernels=CONTEXT)
     contrib, kernels = (
         Counter(node.op_type for node in onnx.load(tmp_path / name, load_external_data=False).graph.node)
@@ -190,7 +193,7 @@ def test_a_tied_table_is_rows_and_panels(tmp_path: Path) -> None:
 
 def test_experts_and_routers_stay_as_in_the_contrib_variant(tmp_path: Path) -> None:
     formats = WeightFormats(default=INT4_OFFSETS, embeddings=INT8)
-    program = lowered(tiny_family("mixtral"), PassContext(formats=formats))
+    program = lowered(tiny_family("mixtral"), PassContext(recipe=PassOptions(weights=formats)))
     io = emit(program, tmp_path, contrib=CONTEXT, kernels=CONTEXT)
     graph = kernels_graph(tmp_path)
     experts = program.nodes_of(ew.quantized_grouped_linear.default)
@@ -233,7 +236,9 @@ def test_bias_activation_residual_and_a_weight_that_is_computed(size: int, rows:
 
 
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
-    program = lowered(tiny_family("gemma2"), PassContext(formats=WeightFormats(default=INT4, embeddings=INT4)))
+    program = lowered(
+        tiny_family("gemma2"), PassContext(recipe=PassOptions(weights=WeightFormats(default=INT4, embeddings=INT4)))
+    )
     files = []
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()

@@ -11,6 +11,7 @@ from onnx import TensorProto
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
@@ -28,7 +29,9 @@ from tests.plugins.graphs.linear_session import emit
 
 def fp8(group_size: int, tied: bool) -> Program:
     program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=96, tied=tied))
-    context = PassContext(formats=WeightFormats(default=WeightFormat(storage="fp8", group_size=group_size)))
+    context = PassContext(
+        recipe=PassOptions(weights=WeightFormats(default=WeightFormat(storage="fp8", group_size=group_size)))
+    )
     for one in (LowerAttention(), ChooseFormats(), RoundWeights()):
         one.run(program, context)
     return program

@@ -15,6 +15,7 @@ from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from tests.acceptance.tiny_configs import tiny_family
@@ -73,7 +74,7 @@ def test_weights_are_the_floats_that_they_stand_for(
 ) -> None:
     formats = WeightFormats(default=default, embeddings=embeddings)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8} if family.endswith("128") else {}
-    program = lowered(tiny_family(family.split()[0], **sizes), PassContext(formats=formats))
+    program = lowered(tiny_family(family.split()[0], **sizes), PassContext(recipe=PassOptions(weights=formats)))
     io = emit(program, tmp_path)
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     names = {value: name for name, value in onnx.TensorProto.DataType.items()}
@@ -93,7 +94,7 @@ def test_onnxruntime_multiplies_4_bits_as_they_are(weights: WeightFormat, hidden
     """With a scale a channel, too: of blocks of all of K it would make floats at every step."""
     sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": hidden // 16}
     formats = WeightFormats(default=weights, embeddings=INT8)
-    emit(lowered(tiny_family("llama", **sizes), PassContext(formats=formats)), tmp_path)
+    emit(lowered(tiny_family("llama", **sizes), PassContext(recipe=PassOptions(weights=formats))), tmp_path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "loaded.onnx")

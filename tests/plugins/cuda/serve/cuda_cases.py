@@ -118,7 +118,7 @@ def long_contexts(case: str, length: int, cache: str | None = None, given: bool 
     worst = 0.0
     lowering, meant = lowered(program, context, "f32"), program.copy()
     for node in meant.nodes_of(torch.ops.ew.kv_write.default):
-        node.args = (*node.args[:5], context.cache if context.cache in ("i8", "fp8") else "f32")
+        node.args = (*node.args[:5], context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32")
     names = [group.name for group in lowering.program.cache_groups]
     evaluation, steps, stepper = PagedEvaluation(meant, 48), steps_of(lowering, 256, blocks=48), Steps(names, 48)
     a, b, c = random_sequences((length, 60, 3), 250)
@@ -160,7 +160,7 @@ def differences(
     meant = program.copy()
     DequantizeProducts().run(meant, context)
     for node in meant.nodes_of(torch.ops.ew.kv_write.default):
-        node.args = (*node.args[:5], context.cache if context.cache in ("i8", "fp8") else "f32")
+        node.args = (*node.args[:5], context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32")
     evaluation = PagedEvaluation(meant, BLOCKS)
     names = [group.name for group in lowering.program.cache_groups]
     steps, stepper = steps_of(lowering, 256), Steps(names, BLOCKS)

@@ -12,7 +12,7 @@ import torch
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.recipes.sections import CacheSection
+from enginewright.passes.framework.kv_options import CacheOptions
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.stablehlo.compile import emit_modules
 from enginewright.plugins.stablehlo.recipe import StableHloOptions
@@ -123,7 +123,7 @@ def test_by_our_kernels_they_mean_what_they_mean_to_the_cpu_target(recipe: str, 
     changes = {
         "buckets": BucketsSection(tokens=(8,), batch=(1,)),
         "engines": EnginesSection(context=63),
-        "kv_cache": CacheSection(dtype="f32"),
+        "kv_cache": CacheOptions(dtype="f32"),
         "stablehlo": BY_KERNELS.stablehlo,
     }
     recipe_used = load_recipe(recipe).model_copy(update=changes)

@@ -9,6 +9,7 @@ import pytest
 
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.engines.plan import PlanHeader
 from tests.acceptance.tiny_configs import tiny_family
@@ -62,7 +63,7 @@ def test_weights_of_fewer_bits(
     stored: str, weights: WeightFormat, make_bundle: MakeBundle, rtx: ProcessPoolExecutor
 ) -> None:
     model = make_tiny_model("Llama", hidden_size=128, intermediate_size=256, num_attention_heads=8)
-    bundle = make_bundle(lowered(model, PassContext(formats=WeightFormats(default=weights))))
+    bundle = make_bundle(lowered(model, PassContext(recipe=PassOptions(weights=WeightFormats(default=weights)))))
     described = json.loads((bundle / "targets/tensorrt/network.json").read_text())["weights"].values()
     assert sum(weight["dtype"] == stored for weight in described) >= 8  # the linears of two layers, and others
     check(str(bundle), rtx, "HALF", 2)

@@ -14,6 +14,7 @@ from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.engines.segments import AttentionStep, SegmentStep
@@ -70,7 +71,7 @@ def test_weights_of_fewer_bits_are_the_onnx_targets(
     family: str, default: WeightFormat, embeddings: WeightFormat | None, kinds: set[str], tmp_path: Path
 ) -> None:
     formats = WeightFormats(default=default, embeddings=embeddings)
-    program = lowered(tiny_family(family), PassContext(formats=formats))
+    program = lowered(tiny_family(family), PassContext(recipe=PassOptions(weights=formats)))
     stages, bundle = emit_segments(program, tmp_path / "b")
     assert {tensor.dtype for graph in stages.graphs for tensor in graph.weights.values()} - {"f32"} == kinds
     logits = run_plan(SegmentSession(stages, bundle, program.cache_groups))

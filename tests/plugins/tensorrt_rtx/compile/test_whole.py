@@ -12,6 +12,7 @@ import pytest
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import OffsetOptions, PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.emit.base import EmitOptions
@@ -65,7 +66,11 @@ def test_formats(
     gpus: tuple[str, ...],
     tmp_path: Path,
 ) -> None:
-    context = PassContext(formats=WeightFormats(default=default, embeddings=embeddings), offsets=offsets)
+    context = PassContext(
+        recipe=PassOptions(
+            weights=WeightFormats(default=default, embeddings=embeddings), engines=OffsetOptions(offsets=offsets)
+        )
+    )
     program = lowered(tiny_family(family), context)
     PassManager([p for p in TensorRtRtxEmitter().passes() if p.wanted(context)], context).run(program)
     engines = EnginesSection(gpus=gpus, dtype=dtype)
