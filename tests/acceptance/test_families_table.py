@@ -1,13 +1,18 @@
-"""docs/use/families.md is what exporting and running a tiny model of every family gives.
+"""tests/golden/families.json has the outcome of exporting and running a tiny model of every family.
 
-``pytest -m matrix tests/acceptance/test_families_table.py --update-golden`` writes the page anew.
+docs/use/families.md is made from it. ``pytest -m matrix tests/acceptance/test_families_table.py --update-golden``
+writes both anew.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
+import math
 import re
-from dataclasses import replace
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,7 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.runtime.shared.errors import UnsupportedModelError, VerificationError
+from tests.families import RECORDS, Family, read_families
 
 from .test_families import compare, saved
 from .tiny_configs import WHOLES, NoTinyModelError, tiny_family, tiny_whole
@@ -67,51 +73,105 @@ _BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 HEADING = """# Families
 
-Every family of decoders that transformers has, and what becomes of it. This page is made by
-`tests/acceptance/test_families_table.py`, which saves, exports and runs a tiny random model of each, and fails when
-a row is out of date.
+```
+optimize export MODEL
+```
 
-- **works**: a prefill and 8 decode steps through the CPU runtime in 32-bit floats are within 1e-4 of transformers'
-  logits. The number is what `int8` stays below on random tokens: the mean KL divergence per token from the same model
-  in 32-bit floats. (A tiny random model loses more than a trained one.)
-- **refused**: `optimize export` ends with that message, and writes nothing.
-- **not tried**: no tiny model can be built here.
-
-Nothing in Enginewright knows a family by its name: another model works if its parts do.
+This page lists every family of decoders that transformers has, by its model type, and says whether an export works.
+No part of Enginewright knows a family by its name: another model works if its parts do. The page is made by
+`tests/acceptance/test_families_table.py`, which saves, exports and runs a tiny random model of each family.
 
 A model that also takes images or sounds (`...ForConditionalGeneration`) is refused as a whole.
-`optimize export --part text` takes its [text decoder](models.md#models-that-take-images-or-sounds), whose
-family may have a row of its own: gemma3_text for Gemma 3, mistral for Mistral 3, llama for LLaVA. Rows with
-`--part text` are of whole models, saved and exported so; they are compared with the whole, given text alone.
-
-| family | result | int8: KL at most | why, or within which limit |
-| --- | --- | --- | --- |
+`optimize export --part text` takes its [text decoder](models.md#models-that-take-images-or-sounds), whose family may
+be listed: gemma3_text for Gemma 3, mistral for Mistral 3, llama for LLaVA.
 """
+WORKS = """
+## Families that work
+
+A prefill and 8 decode steps in 32-bit floats are within 1e-4 of transformers' logits. The number is a bound for the
+recipe `int8`: the mean KL divergence per token on random tokens. A tiny random model loses more than a trained one.
+
+"""
+REFUSED = """
+## Families that are refused
+
+`optimize export` ends with an error that names the module, and writes nothing.
+
+"""
+NOT_TRIED = """
+## Families that were not tried
+
+No tiny model of these can be built here.
+
+"""
+REASONS = {
+    r"of the number of tokens T|fixes the number of tokens": (
+        "A layer assumes the number of tokens in a step, as state-space models and linear attention do"
+    ),
+    r"mixes the token axis": "A convolution or a router mixes tokens outside of attention",
+    r"attention is called with": (
+        "Attention has an input that no kernel reads, such as chosen indices or a bias of positions"
+    ),
+    r"isn't a decoder-only": "Not a decoder-only language model; `--part text` may take its text decoder",
+    r"neither causal": "The attention mask is neither causal nor causal within a sliding window",
+    r"differs from its source": "The captured program differs from its source",
+    r"can't be traced": "The model can't be traced with packed tokens and any number of them",
+    r"the cpu target has no": "The cpu target lacks an op",
+    r"attention interface": "The model mixes tokens without transformers' attention interface",
+}
+"""Regular expression of a message -> the reason that the page gives."""
 
 
-def _row(family: str, folder: Path, stated: float | None) -> str:
-    """The row of a family. ``stated`` is the KL bound that the page has now, kept where it holds."""
+def record_of(family: str, folder: Path, stated: float | None) -> Family:
+    """The outcome for a family. ``stated`` is the KL bound that its record has now, which stays where it holds."""
     model_type, overrides = VARIANTS.get(family, (family, {}))
     part = "text" if family in PARTS else None
     try:
         model = tiny_whole(PARTS[family]) if part else tiny_family(model_type, **overrides)
     except NoTinyModelError as e:
-        return _cells(family, "not tried", "", _plain(str(e)))
+        return Family("not tried", None, _plain(str(e)))
     source = saved(model, folder / "saved")
     try:
         compare(model, folder / "exact.bundle", (21, 3), 8, "best", source=source, part=part)
     except UnsupportedModelError as e:
-        return _cells(family, "refused", "", _plain(e.message))
+        return Family("refused", None, _plain(e.message))
     except VerificationError as e:  # its figures are left out: they are another processor's as well
-        return _cells(family, "refused", "", _plain(e.message.partition(":")[0]))
+        return Family("refused", None, _plain(e.message.partition(":")[0]))
     recipe = load_recipe("int8").model_copy(update={"budget": BudgetSection(max_kl=_BOUNDS[-1])})
     try:
         (verification,) = export(source, folder / "int8.bundle", recipe=recipe, part=part).verification
     except UnsupportedModelError as e:  # calibration
-        return _cells(family, "works", "", f"int8: {_plain(e.message)}")
+        return Family("works", None, f"int8: {_plain(e.message)}")
     kl = verification.random_tokens.kl_mean
     bound = stated if stated is not None and kl <= stated else next(b for b in _BOUNDS if 1.5 * kl <= b)
-    return _cells(family, "works", f"{bound:g}", LIMITS.get(family, ""))
+    return Family("works", bound, LIMITS.get(family, ""))
+
+
+def _block(names: Iterable[str]) -> str:
+    """Families in a block of code; a variant is in parentheses."""
+    text = ", ".join(
+        f"{name} ({variant})" if variant else name for name, _, variant in (n.partition(", ") for n in names)
+    )
+    return "\n".join(["```text", *textwrap.wrap(text, 110, break_on_hyphens=False), "```", ""])
+
+
+def page_of(records: Mapping[str, Family]) -> str:
+    """docs/use/families.md."""
+    works: dict[float, list[str]] = {}
+    refused: dict[str, list[str]] = {reason: [] for reason in REASONS.values()}
+    for name, one in records.items():
+        if one.result == "works":
+            works.setdefault(math.inf if one.kl is None else one.kl, []).append(name)
+        elif one.result == "refused":
+            reason = next((text for message, text in REASONS.items() if re.search(message, one.note)), one.note)
+            refused.setdefault(reason, []).append(name)
+    parts = [HEADING, WORKS]
+    for bound, names in sorted(works.items()):
+        parts.append(f"{f'At most {bound:g}' if bound < math.inf else 'No bound'}:\n\n{_block(names)}\n")
+    parts += ["Limits:\n\n", *(f"- {n}: {r.note}\n" for n, r in records.items() if r.result == "works" and r.note)]
+    parts += [REFUSED, "\n".join(f"{reason}:\n\n{_block(names)}" for reason, names in refused.items() if names)]
+    parts += [NOT_TRIED, _block(name for name, one in records.items() if one.result == "not tried")]
+    return "".join(parts)
 
 
 def _capture_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,19 +187,9 @@ def _capture_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _plain(message: str) -> str:
-    """A message on one line of a table, without addresses and numbers of lines that a patch release moves."""
+    """A message on one line, without addresses and numbers of lines that a patch release moves."""
     first = " ".join(message.split())
-    return re.sub(r"\.py:\d+ in ", ".py, ", first).replace("|", "\\|")[:300]
-
-
-def _cells(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _rows(text: str) -> dict[str, str]:
-    """The rows of the page by family."""
-    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| family"))]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+    return re.sub(r"\.py:\d+ in ", ".py, ", first)[:300]
 
 
 @pytest.fixture(scope="session")
@@ -149,36 +199,40 @@ def page(repository: Path) -> Path:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
-def test_row(
+def test_record(
     family: str, page: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _capture_once(monkeypatch)
     torch.manual_seed(0)
-    rows = _rows(page.read_text(encoding="utf-8")) if page.exists() else {}
-    cells = rows.get(family, "").split(" | ")
-    stated = float(cells[2]) if len(cells) > 2 and cells[2].strip() else None
-    row = _row(family, tmp_path, stated)
+    stated = read_families().get(family, Family("not tried", None, ""))
+    record = record_of(family, tmp_path, stated.kl)
     if request.config.getoption("--update-golden"):
-        _update(page, family, row)
+        _update(page, family, record)
     else:
-        assert rows.get(family) == row, (
-            "docs/use/families.md is stale: run this file's tests with -m matrix --update-golden"
-        )
+        assert stated == record, f"{RECORDS.name} is stale: run this file's tests with -m matrix --update-golden"
 
 
-def test_the_page_has_every_family_and_no_other(page: Path) -> None:
-    assert list(_rows(page.read_text(encoding="utf-8"))) == sorted(FAMILIES)
+def test_the_page_is_what_the_records_say(page: Path, request: pytest.FixtureRequest) -> None:
+    text = page_of(read_families())
+    if request.config.getoption("--update-golden"):
+        page.write_text(text, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == text, "make it anew: --update-golden"
 
 
-def test_as_many_families_work_as_are_promised(page: Path) -> None:
-    works = [r for r in _rows(page.read_text(encoding="utf-8")).values() if r.split(" | ")[1] == "works"]
-    assert len(works) >= 110
+def test_there_is_a_record_of_every_family_and_no_other() -> None:
+    assert list(read_families()) == sorted(FAMILIES)
 
 
-def _update(page: Path, family: str, row: str) -> None:
-    with open(page, "a+", encoding="utf-8") as file:  # workers wait for one another
+def test_as_many_families_work_as_are_promised() -> None:
+    assert sum(one.result == "works" for one in read_families().values()) >= 110
+
+
+def _update(page: Path, family: str, record: Family) -> None:
+    with open(RECORDS, "r+", encoding="utf-8") as file:  # workers wait for one another
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        rows = {f: r for f, r in _rows(file.read()).items() if f in FAMILIES} | {family: row}
+        records = {name: one for name, one in read_families().items() if name in FAMILIES} | {family: record}
+        records = dict(sorted(records.items()))
         file.truncate(0)
-        file.write(HEADING + "".join(rows[f] + "\n" for f in sorted(rows)))
+        json.dump({name: asdict(one) for name, one in records.items()}, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        page.write_text(page_of(records), encoding="utf-8")

@@ -13,7 +13,7 @@ from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.ir.weights import Source
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family
-from tests.conftest import REPOSITORY
+from tests.families import working_families
 from tests.plugins.graphs.linear_session import (
     LinearSession,
     emit,
@@ -45,14 +45,8 @@ def test_families(family: str, tmp_path: Path) -> None:
     check_family(family, tmp_path)
 
 
-def _families() -> list[str]:
-    """The families that docs/use/families.md lists for the cpu target."""
-    rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
-    return [row.split("|")[1].strip() for row in rows if "| works |" in row and "," not in row.split("|")[1]]
-
-
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", _families())
+@pytest.mark.parametrize("family", working_families())
 def test_more_families(family: str, tmp_path: Path) -> None:
     check_family(family, tmp_path)
 

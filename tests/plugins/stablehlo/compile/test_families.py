@@ -17,7 +17,7 @@ from enginewright.plugins.steps.x86_levels import LevelName
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family
-from tests.conftest import REPOSITORY
+from tests.families import working_families
 from tests.plugins.graphs.linear_session import lowered_family, reference_logits, run_plan
 from tests.plugins.stablehlo.compile.module_session import ModuleSession, write_bundle
 
@@ -80,14 +80,8 @@ def test_a_family_by_iree(tmp_path: Path) -> None:
     check_family("gpt_oss", tmp_path, iree=True)
 
 
-def _families() -> list[str]:
-    """The families that docs/use/families.md lists for the cpu target."""
-    rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
-    return [row.split("|")[1].strip() for row in rows if "| works |" in row and "," not in row.split("|")[1]]
-
-
 @pytest.mark.soak
-@pytest.mark.parametrize("family", _families())
+@pytest.mark.parametrize("family", working_families())
 def test_every_family(family: str, tmp_path: Path) -> None:
     plain = check_family(family, tmp_path / "plain")
     ours = check_family(family, tmp_path / "ours", "enginewright")
@@ -95,7 +89,7 @@ def test_every_family(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("family", _families())
+@pytest.mark.parametrize("family", working_families())
 def test_every_family_by_iree(family: str, tmp_path: Path) -> None:
     needs_iree()
     print(f"\n{family}: {check_family(family, tmp_path, iree=True):.1e}")

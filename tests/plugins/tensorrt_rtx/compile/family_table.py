@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.families import working_families
 
 UNTRIED = frozenset(
     [
@@ -44,9 +45,7 @@ UNTRIED = frozenset(
 
 def families() -> list[str]:
     """The families that the cpu target takes and that were tried on these."""
-    rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
-    named = (row.split("|")[1].strip() for row in rows if "| works |" in row)
-    return [name for name in named if "," not in name and name not in UNTRIED]
+    return [name for name in working_families() if name not in UNTRIED]
 
 
 @dataclass(frozen=True)
