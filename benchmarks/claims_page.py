@@ -17,7 +17,7 @@ def page(figures: Mapping[str, Any]) -> str:
     machine = figures["machine"]
     return f"""# Claims, measured
 
-What papers and engines claim of serving language models, beside what was measured here:
+Claims of papers and engines about serving language models, and our measurements.
 `python benchmarks/claims.py BUNDLE --hf FOLDER --source MODEL --page benchmarks/notes/claims.md` makes this page.
 SmolLM2-135M in int8, {machine["cores"]} cores ({machine["processor"]}), medians of {figures["rounds"]} rounds in turn.
 
@@ -205,8 +205,8 @@ A cache of 4 bits isn't built: it would have to be within 0.01 of one of 16, and
 
 HEADS = """## Fewer key and value heads
 
-GQA (2023) converts 8 heads to 1 with 5 % of the training. What that does here, with recovery and without, is on
-the page of [attention heads](../../docs/use/attention-heads.md).
+GQA (2023) converts 8 heads to 1 with 5 % of the training. The page on
+[attention heads](../../docs/use/attention-heads.md) has the effect here, with recovery and without.
 """
 
 

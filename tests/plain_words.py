@@ -31,7 +31,6 @@ LONGEST = 30
 
 NOT_CLEAN: tuple[str, ...] = (
     ".",
-    "benchmarks/notes",
     "docs/use",
 )
 """Folders with older texts that break a rule; a name of one part covers its own files, one of two all below it.
