@@ -288,8 +288,18 @@ class _Run:
         comparison: Comparison | None,
         divergence: FirstDivergence | None,
     ) -> BisectReport:
-        errors = [x for x in (comparison and comparison.largest_error, search and search.largest_error) if x]
-        largest = max(errors, default=None) if divergence is None else None
+        """Returns the report.
+
+        Args:
+            a, b: the names of the two runs.
+            sequences: the token ids of each sequence, [S].
+            search: the comparison of the passes; None if no passes were compared.
+            comparison: the comparison with the first difference, or the last one; None if only passes were compared.
+            divergence: the first difference; None without one.
+        """
+        compared = [one for one in (comparison, search) if one is not None]
+        errors = [one.largest_error for one in compared if one.largest_error is not None]
+        error, name = max(errors, default=(None, None)) if divergence is None else (None, None)
         least_sensitive = dict(search.least_sensitive) if search else {}
         if comparison and comparison.least_sensitive and not (divergence and divergence.pass_name):
             least_sensitive["steps of the bundle" if self.tensors else "modules"] = comparison.least_sensitive
@@ -300,12 +310,10 @@ class _Run:
             b=b,
             sequences=[len(s) for s in sequences],
             layers=None if layers is None else sorted(layers),
-            values_compared=max(
-                comparison.values_compared if comparison else 0, search.values_compared if search else 0
-            ),
+            values_compared=max((one.values_compared for one in compared), default=0),
             tolerance=self._tolerance(exact=True).error,
-            largest_error=None if largest is None else largest[0],
-            largest_error_at=None if largest is None else str(largest[1]),
+            largest_error=error,
+            largest_error_at=None if name is None else str(name),
             first_divergence=divergence,
             tensors=self.tensors,
             not_covered=not_covered(used),

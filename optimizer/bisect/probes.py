@@ -1,17 +1,17 @@
-"""Probes: the places among a program's calls where values are observed, in a Program's nodes or a bundle's steps.
+"""Probes: the arguments and results of a program's calls that are observed, in a Program's nodes or a bundle's steps.
 
-The rules are the same for both. A module without modules in it (a leaf) is a group of calls that have its path: what
-they read from elsewhere is its input, what others read of them its output, if each is one value. Calls that stand for
-several modules (fusions) are known by their ops.
+The rules are the same for both. A leaf is a module without modules in it, and has a group of calls with its path. The
+value that the group reads from other calls is the leaf's input, and the value that other calls read from the group is
+its output, if there is one value each. A call that stands for several modules (a fusion) has the probes of its op.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from .values import LOGITS, ValueName, What
 
@@ -19,9 +19,9 @@ LINEARS = frozenset({"linear", "quantized_linear"})
 """Products with a weight whose rows are those of one or several linears of the model."""
 NORMS = frozenset({"rms_norm", "layer_norm"})
 ADDED_NORMS = frozenset({"add_rms_norm", "add_layer_norm"})
-"""Results: the norm, and the sum that it is of."""
+"""Norms with two results: the norm, and the sum of the first two arguments, of which it is the norm."""
 _SUM_OF_QUANTIZED = 3
-"""The sum among the results of an added norm that is quantized: behind values, scales and their sums."""
+"""The number of the sum among the results of an added norm that is quantized: after values, scales and their sums."""
 _CASTS = frozenset({"quantize_activation", "cast_bf16"})
 _ATTENTION: Mapping[str, tuple[tuple[int, What], ...]] = {
     "attention": ((0, "query"), (1, "key"), (2, "value")),
@@ -32,7 +32,10 @@ Epilogue = Literal["", "activation", "residual", "both"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start:stop`` of a product's weight, so columns of its result: those of the linear at ``path``."""
+    """Rows ``start:stop`` of a product's weight, which are those of the linear at ``path``.
+
+    The result has the same numbers of columns.
+    """
 
     path: str
     start: int
@@ -45,15 +48,15 @@ class Call:
 
     Attributes:
         key: the node, or the step's index.
-        op: its name, such as "linear", "add_rms_norm", or that of another library's op.
-        where: module paths.
-        reads: what it reads of other calls' float results, by the number of the argument (-1: within a list); any
-            hashable names a value.
-        writes: its float results, by their numbers.
-        pieces: of a product of LINEARS.
-        epilogue: what such a product does to its sums before it writes them.
-        owner: of a norm: the module that its weight is of; "" if it has none.
-        views: ("read", argument) or ("write", result) -> what of a value that is, where values are not always whole.
+        op: the name of the op, such as "linear", "add_rms_norm", or the name of another library's op.
+        where: the paths of the modules that the call stands for.
+        reads: the number of each float argument (-1: within a list), and the value that it is; any hashable names one.
+        writes: the number of each float result, and the value that it is.
+        pieces: the linears whose rows are in the weight, for an op of LINEARS.
+        epilogue: the operations that an op of LINEARS applies before it writes.
+        owner: the path of the module that a norm's weight belongs to; "" for a norm without a weight, and other ops.
+        views: ("read", argument) or ("write", result) -> the part of the value that is read or written, in programs
+            whose operands may be parts.
     """
 
     key: Hashable
@@ -69,15 +72,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Probe:
-    """A place where a value is observed: an argument or result of a call, or some columns of it.
+    """An argument or result of a call that is observed, or some of its columns.
 
     Attributes:
+        name: the name of the value.
+        key: the key of the call.
         before: True for argument number ``slot`` of the call ``key``, False for its result.
-        columns: first and last column; None: all.
-        cached: the value is what the call has written to the key cache for its tokens.
-        added: the value is result ``slot``, the sum of the first two arguments, which the call itself continues with.
-            To continue with another sum, an argument has to be replaced.
-        residual: the value is the result without the residual that the call adds to it.
+        slot: the number of the argument or result.
+        columns: the first column and the one after the last; None for all.
+        cached: True if the value are the keys that the call writes to the cache for its tokens.
+        added: True if the value is the sum of the first two arguments, with which the call itself continues. To
+            continue with another sum, an argument has to be replaced.
+        residual: True if the value is the result without the residual that the call adds to it.
     """
 
     name: ValueName
@@ -91,9 +97,12 @@ class Probe:
 
 
 def find_probes(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable) -> list[Probe]:
-    """The probes of a program, in the order of execution; ``logits`` names its result.
+    """Returns the probes of a program, in the order of execution, without values that two calls would have.
 
-    A value that would be in two places is left out.
+    Args:
+        calls: of the program, in order.
+        leaves: the paths of the modules without modules in them.
+        logits: the program's result, as ``Call.writes`` names it.
     """
     probes: list[Probe] = []
     groups = _groups(calls, leaves)
@@ -101,7 +110,7 @@ def find_probes(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable)
         probes += _of_leaf(path, group, calls, logits)
     known = {probe.name for probe in probes}
     for call in calls:
-        probes += [probe for probe in _of_call(call, leaves) if probe.name not in known]
+        probes += [probe for probe in _probes_of_call(call, leaves) if probe.name not in known]
         probes += [Probe(LOGITS, call.key, False, slot) for slot, value in call.writes if value == logits]
     order = {call.key: i for i, call in enumerate(calls)}
     count: dict[ValueName, int] = defaultdict(int)
@@ -131,8 +140,10 @@ def find_probes(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable)
 def _where_made(
     probe: Probe, calls: Mapping[Hashable, Call], makers: Mapping[Hashable, list[tuple[Call, int]]]
 ) -> Probe:
-    """The probe of an argument at the call that makes it, if that is one: so whatever reads it continues with the same,
-    in whichever order calls come."""
+    """Returns the probe of an argument as a probe of the result that it is, if one call makes it.
+
+    All readers of a value that is replaced then continue with the replacement, whatever their order.
+    """
     if not probe.before:
         return probe
     reader = calls[probe.key]
@@ -146,7 +157,7 @@ def _where_made(
 
 
 def _groups(calls: Sequence[Call], leaves: frozenset[str]) -> dict[str, list[Call]]:
-    """The calls of each leaf, if they stand for nothing else."""
+    """Returns the calls of each leaf whose calls stand for no other module."""
     groups: dict[str, list[Call]] = defaultdict(list)
     shared: set[str] = set()
     for call in calls:
@@ -158,6 +169,7 @@ def _groups(calls: Sequence[Call], leaves: frozenset[str]) -> dict[str, list[Cal
 
 
 def _of_leaf(path: str, group: Sequence[Call], calls: Sequence[Call], logits: Hashable) -> list[Probe]:
+    """Returns the input and the output of the leaf at ``path``, whose calls are ``group``."""
     keys = {call.key for call in group}
     writers = {value: (call, slot) for call in group for slot, value in call.writes}
     read = [(call, slot, value) for call in group for slot, value in call.reads if value not in writers]
@@ -165,24 +177,21 @@ def _of_leaf(path: str, group: Sequence[Call], calls: Sequence[Call], logits: Ha
     if len({value for _, _, value in read}) == 1 and all(slot >= 0 for _, slot, _ in read):
         first, slot, _ = read[0]
         probes.append(Probe(ValueName(path, "input"), first.key, True, slot))
-    left = {value for call in calls if call.key not in keys for _, value in call.reads if value in writers}
-    left |= {logits} & writers.keys()
-    if len(left) == 1:
-        call, slot = writers[left.pop()]
+    outputs = {value for call in calls if call.key not in keys for _, value in call.reads if value in writers}
+    outputs |= {logits} & writers.keys()
+    if len(outputs) == 1:
+        call, slot = writers[outputs.pop()]
         probes.append(Probe(ValueName(path, "output"), call.key, False, slot))
     return probes
 
 
 def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]]) -> tuple[Piece, ...]:
-    """Which rows of a product's weight are which linear's.
+    """Returns the rows of each linear in a product's weight; nothing if they can't be told apart.
 
     Args:
-        where: the product's module paths, in any order; some may be of what was fused with the linears.
-        name: of the weight, as passes name it: "layers.0.q_proj+k_proj.weight".
-        parts: source tensor and number of rows of each part of the weight, in order.
-
-    Returns:
-        a piece for each linear; nothing if that is unclear.
+        where: the paths of the product's modules, in any order; some may be modules that were fused with the linears.
+        name: the name of the weight, as passes name it: "layers.0.q_proj+k_proj.weight".
+        parts: the source tensor and the number of rows of each part of the weight, in order.
     """
     total = sum(size for _, size in parts)
     # Rows of one tensor may come in several pieces, where pruning left some out.
@@ -211,12 +220,15 @@ def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]])
 
 
 def owner_of(where: Sequence[str], tensor: str) -> str | None:
-    """The module that a tensor is of: the innermost one that its name begins with."""
+    """Returns the path of the innermost module that the name of a tensor begins with; None if there is none.
+
+    ``where`` are the paths to choose from.
+    """
     return max((path for path in where if tensor.startswith(f"{path}.")), key=len, default=None)
 
 
 def _unfused(name: str) -> list[str]:
-    """ "a.q+k.weight" -> "a.q.weight", "a.k.weight"."""
+    """Returns the names of the weights that were joined: "a.q.weight" and "a.k.weight" of "a.q+k.weight"."""
     words = name.split(".")
     joined = [i for i, word in enumerate(words) if "+" in word]
     if len(joined) != 1:
@@ -225,73 +237,92 @@ def _unfused(name: str) -> list[str]:
     return [".".join([*words[:i], one, *words[i + 1 :]]) for one in words[i].split("+")]
 
 
-def _apart(paths: Sequence[str], pieces: Sequence[Piece]) -> list[str]:
-    """Finds the module of a product that isn't a linear, if there is just one: its activation."""
-    others = [path for path in paths if path not in {piece.path for piece in pieces}]
-    return others if len(others) == 1 else []
-
-
 def epilogue_of(activation: bool, residual: bool) -> Epilogue:
-    """The operations that a product applies before it writes: an activation, then the addition of a residual."""
+    """Returns the name of the operations that a product applies before it writes: activation, then residual."""
     if activation and residual:
         return "both"
     return "residual" if residual else "activation" if activation else ""
 
 
-def _of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:
-    def probe(path: str, what: What, slot: int, *, before: bool, columns: tuple[int, int] | None = None) -> Probe:
-        return Probe(ValueName(path, what), call.key, before, slot, columns)
+def _probes_of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:
+    """Returns the probes that a call has because of its op."""
+    find = _FIND_BY_OP.get(call.op)
+    return [] if find is None else find(call, [path for path in call.where if path in leaves])
 
-    reads, writes = dict(call.reads), dict(call.writes)
-    modules = [path for path in call.where if path in leaves]
-    probes: list[Probe] = []
-    if call.op in LINEARS:
-        if 0 in reads:
-            probes += [probe(piece.path, "input", 0, before=True) for piece in call.pieces]
-        if call.epilogue == "activation":
-            probes += [probe(path, "output", 0, before=False) for path in _apart(modules, call.pieces)]
-        elif call.epilogue == "residual" and len(call.pieces) == 1:
-            probes.append(replace(probe(call.pieces[0].path, "output", 0, before=False), residual=True))
-        elif not call.epilogue:
-            whole = len(call.pieces) == 1
-            columns = [None if whole else (p.start, p.stop) for p in call.pieces]
-            probes += [
-                probe(piece.path, "output", 0, before=False, columns=c)
-                for piece, c in zip(call.pieces, columns, strict=True)
-            ]
-    elif call.op in _CASTS and 0 in reads:
-        probes += [probe(path, "input", 0, before=True) for path in modules]
-    elif call.op.removesuffix("_quantize") in NORMS | ADDED_NORMS and modules:
-        probes += _of_norm(call, call.owner or modules[0])
-    elif call.op in _ATTENTION and call.where:
-        probes += [probe(call.where[0], what, slot, before=True) for slot, what in _ATTENTION[call.op] if slot in reads]
-        probes += [probe(call.where[0], "context", slot, before=False) for slot in writes]
-    elif call.op == "kv_write" and call.where:
-        probes += [
-            probe(call.where[0], what, slot, before=True)
-            for (slot, _), what in zip(call.reads, _KEY_AND_VALUE, strict=False)
-        ]
-    elif call.op == "rope_kv_write" and call.where and len(call.reads) > _VALUE:
-        probes.append(probe(call.where[0], "value", call.reads[_VALUE][0], before=True))
-        probes.append(Probe(ValueName(call.where[0], "key"), call.key, False, -1, cached=True))
-    elif call.op in ("moe", "combine_experts") and modules:
-        probes += [probe(modules[0], "output", slot, before=False) for slot in writes]
+
+def _probe(call: Call, path: str, what: What, slot: int, *, before: bool = False, **details: Any) -> Probe:
+    return Probe(ValueName(path, what), call.key, before, slot, **details)
+
+
+def _of_product(call: Call, modules: Sequence[str]) -> list[Probe]:
+    """Returns the inputs of the linears of a product, and their outputs as far as the epilogue leaves them."""
+    pieces = call.pieces
+    reads_input = any(slot == 0 for slot, _ in call.reads)
+    probes = [_probe(call, piece.path, "input", 0, before=True) for piece in pieces if reads_input]
+    if call.epilogue == "activation":
+        others = [path for path in modules if path not in {piece.path for piece in pieces}]
+        if len(others) == 1:  # the module of the activation
+            probes.append(_probe(call, others[0], "output", 0))
+    elif len(pieces) == 1 and call.epilogue in ("", "residual"):
+        probes.append(_probe(call, pieces[0].path, "output", 0, residual=call.epilogue == "residual"))
+    elif not call.epilogue:
+        probes += [_probe(call, piece.path, "output", 0, columns=(piece.start, piece.stop)) for piece in pieces]
     return probes
 
 
-def _of_norm(call: Call, path: str) -> list[Probe]:
-    plain, added = call.op.removesuffix("_quantize"), call.op.removesuffix("_quantize") in ADDED_NORMS
+def _of_cast(call: Call, modules: Sequence[str]) -> list[Probe]:
+    reads_input = any(slot == 0 for slot, _ in call.reads)
+    return [_probe(call, path, "input", 0, before=True) for path in modules if reads_input]
+
+
+def _of_norm(call: Call, modules: Sequence[str]) -> list[Probe]:
+    if not modules:
+        return []
+    path, plain = call.owner or modules[0], call.op.removesuffix("_quantize")
+    added, quantized = plain in ADDED_NORMS, plain != call.op
     probes = []
     if not added and any(slot == 0 for slot, _ in call.reads):
-        probes.append(Probe(ValueName(path, "input"), call.key, True, 0))
-    if plain == call.op:
-        probes.append(Probe(ValueName(path, "output"), call.key, False, 0))
+        probes.append(_probe(call, path, "input", 0, before=True))
+    if not quantized:
+        probes.append(_probe(call, path, "output", 0))
     if added:
-        total = 1 if plain == call.op else _SUM_OF_QUANTIZED
-        probes.append(Probe(ValueName(path, "input"), call.key, False, total, added=True))
+        probes.append(_probe(call, path, "input", _SUM_OF_QUANTIZED if quantized else 1, added=True))
     return probes
+
+
+def _of_attention(call: Call, modules: Sequence[str]) -> list[Probe]:
+    reads = dict(call.reads)
+    arguments = [(slot, what) for slot, what in _ATTENTION[call.op] if slot in reads]
+    probes = [_probe(call, path, what, slot, before=True) for path in call.where[:1] for slot, what in arguments]
+    return probes + [_probe(call, path, "context", slot) for path in call.where[:1] for slot, _ in call.writes]
+
+
+def _of_cache_write(call: Call, modules: Sequence[str]) -> list[Probe]:
+    written = zip(call.reads, _KEY_AND_VALUE, strict=False)
+    return [_probe(call, path, what, slot, before=True) for path in call.where[:1] for (slot, _), what in written]
+
+
+def _of_rotated_write(call: Call, modules: Sequence[str]) -> list[Probe]:
+    if not call.where or len(call.reads) <= _VALUE:
+        return []
+    value = _probe(call, call.where[0], "value", call.reads[_VALUE][0], before=True)
+    return [value, _probe(call, call.where[0], "key", -1, cached=True)]
+
+
+def _of_experts(call: Call, modules: Sequence[str]) -> list[Probe]:
+    return [_probe(call, path, "output", slot) for path in modules[:1] for slot, _ in call.writes]
 
 
 _KEY_AND_VALUE: tuple[What, What] = ("key", "value")
 _VALUE = 2
-"""The value among what ``rope_kv_write`` reads: query, key, value, table."""
+"""The number of the value among the arguments of ``rope_kv_write``: query, key, value, table."""
+_FIND_BY_OP: Mapping[str, Callable[[Call, Sequence[str]], list[Probe]]] = {
+    **dict.fromkeys(LINEARS, _of_product),
+    **dict.fromkeys(_CASTS, _of_cast),
+    **dict.fromkeys((name + suffix for name in NORMS | ADDED_NORMS for suffix in ("", "_quantize")), _of_norm),
+    **dict.fromkeys(_ATTENTION, _of_attention),
+    "kv_write": _of_cache_write,
+    "rope_kv_write": _of_rotated_write,
+    **dict.fromkeys(("moe", "combine_experts"), _of_experts),
+}
+"""Ops -> the function that finds the probes of a call of it, given the call and the leaves that it stands for."""

@@ -168,7 +168,7 @@ class _Probes:
         return needed_nodes
 
     def whole(self, node: Node) -> torch.Tensor | None:
-        """A call's result, where values that are given are all of it; else None."""
+        """Returns the result of a call if given values are all of it; None otherwise."""
         fake = node.meta["val"]
         if node.op != "call_function" or not isinstance(fake, torch.Tensor):
             return None
@@ -176,7 +176,11 @@ class _Probes:
         if axis is None or any(not isinstance(n, int) for i, n in enumerate(fake.shape) if i != axis):
             return None
         shape = [self._recording.tokens if i == axis else int(n) for i, n in enumerate(fake.shape)]
-        width = math.prod(shape) // self._recording.tokens
+        rows = self._given_rows(node, math.prod(shape) // self._recording.tokens)
+        return None if rows is None else from_rows(rows, torch.empty(shape, dtype=fake.dtype), axis)
+
+    def _given_rows(self, node: Node, width: int) -> FloatArray | None:
+        """Returns a result [T, ``width``] put together from given values; None if these don't cover all its columns."""
         pieces: list[tuple[int, FloatArray]] = []
         for probe in self._probes.get((node, False), ()):
             if probe.residual or probe.added or probe.cached:
@@ -189,8 +193,7 @@ class _Probes:
         ends = [0, *(first + replacement.shape[1] for first, replacement in pieces)]
         if not pieces or [first for first, _ in pieces] != ends[:-1] or ends[-1] != width:
             return None
-        rows = np.concatenate([replacement for _, replacement in pieces], axis=1)
-        return from_rows(rows, torch.empty(shape, dtype=fake.dtype), axis)
+        return np.concatenate([replacement for _, replacement in pieces], axis=1)
 
     def before(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """A call's arguments, as it is to get them."""

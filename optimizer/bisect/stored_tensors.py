@@ -1,8 +1,7 @@
-"""Compares the tensors that a bundle stores with those that it should have: bit for bit, whatever tokens are run.
+"""Compares the tensors that a bundle stores, bit for bit, with the tensors that it should have.
 
-What a bundle should have is what the repeated export would write (``compare_with_export``): each weight is evaluated
-and packed once more, and thrown away. Exports are equal byte by byte, those with calibration as well. Of two bundles
-(``compare_bundles``) the other one's tensors are read.
+``compare_with_export`` compares them with the tensors that a repeated export would write: it evaluates and packs each
+weight once more. Exports are equal byte by byte, also those with calibration. ``compare_bundles`` compares two bundles.
 """
 
 from __future__ import annotations
@@ -32,12 +31,18 @@ from .values import in_layers
 _LISTED = 4
 """Indices that are named one by one."""
 _CLOSE = 0.2
-"""A common factor explains a difference if no more than this of it is left."""
+"""The largest share of a difference that may remain where a common factor explains it."""
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of one run: how it is stored, what of the source it is made of, and its stored elements in order."""
+    """A tensor of one run.
+
+    Attributes:
+        dtype, shape, layout: of the stored tensor, as weights/index.json has them.
+        parts: the rows of source tensors that the tensor was made of.
+        chunks: returns its stored elements, in order.
+    """
 
     dtype: Any
     shape: tuple[int, ...]
@@ -50,7 +55,7 @@ class _Tensor:
         return f"{self.dtype} {list(self.shape)} in {self.layout}"
 
     def read(self) -> Array:
-        """Its values, as rows."""
+        """Returns the values of the tensor, as rows."""
         raw = np.concatenate([_bytes(chunk) for chunk in self.chunks()])
         stored = raw.view(stored_dtype(self.dtype, self.layout))
         return unpack(
@@ -58,15 +63,29 @@ class _Tensor:
         )
 
 
+class _Side:
+    """The tensors of one run that are compared.
+
+    Attributes:
+        tensors: by name.
+        readers: the name of a weight -> the paths of the modules whose steps read it.
+    """
+
+    def __init__(self, tensors: dict[str, _Tensor], program: LoweredProgram) -> None:
+        self.tensors = tensors
+        self.readers = _readers(program)
+
+
 def compare_with_export(
     lowering: Lowering, bundle: Bundle, target: str, layers: Collection[int] | None, progress: Progress
 ) -> StoredTensors:
-    """Compares a bundle's tensors (B) with those that the repeated export would write (A), in the order of its program.
+    """Compares the tensors of a bundle (B) with those that a repeated export would write (A), in the program's order.
 
     Args:
-        lowering: of the program that the export makes.
-        bundle, target: what is looked at.
-        layers: only tensors of these; None: all.
+        lowering: the lowered program that the repeated export makes, with its weights.
+        bundle: the bundle that is examined.
+        target: the target whose program's tensors are compared.
+        layers: the numbers of the layers whose tensors are compared; None for all.
         progress: called with the stage "tensors".
 
     Raises:
@@ -78,17 +97,20 @@ def compare_with_export(
         chunks = partial(stored_chunks, use, expr)
         expected[use.name] = _Tensor(use.dtype, use.shape, use.layout, source_rows(expr), chunks)
     program = bundle.program(target)
-    return _compare(expected, lowering.program, _of_bundle(bundle, program), program, layers, progress)
+    return _compare(_Side(expected, lowering.program), _Side(_of_bundle(bundle, program), program), layers, progress)
 
 
 def compare_bundles(
     a: Bundle, target_a: str, b: Bundle, target_b: str, alike: bool, layers: Collection[int] | None, progress: Progress
 ) -> StoredTensors:
-    """The tensors of two bundles of one model; see ``compare_with_export``.
+    """Compares the tensors of two bundles of one model.
 
     Args:
-        alike: their recipes give weights the same formats, by the same method. Else only what no format touches is
-            compared: tensors that both store as rows of float32, such as norms and biases.
+        a, target_a: the bundle that is right, and the target whose program's tensors are compared.
+        b, target_b: the bundle that is examined, and its target.
+        alike: True if the recipes give weights the same formats by the same method. Otherwise only the tensors that
+            both store as rows of float32 are compared, such as norms and biases.
+        layers, progress: as for ``compare_with_export``.
     """
     programs = a.program(target_a), b.program(target_b)
     tensors = [_of_bundle(bundle, program) for bundle, program in zip((a, b), programs, strict=True)]
@@ -100,11 +122,12 @@ def compare_bundles(
         names = plain[0] & plain[1]
         left_out = [name for name in tensors[0] if name not in names]
         tensors = [{n: t for n, t in of.items() if n in names} for of in tensors]
-    return _compare(tensors[0], programs[0], tensors[1], programs[1], layers, progress, left_out)
+    first, second = map(_Side, tensors, programs)
+    return _compare(first, second, layers, progress, left_out)
 
 
 def other_versions(bundle: Bundle) -> list[str]:
-    """A note on what made a bundle and is of another version here, if something is: its bytes may be others."""
+    """Returns a note on the libraries whose version isn't the one that made a bundle; an empty list without any."""
     other = []
     for name, there in bundle.manifest.toolchain.items():
         try:
@@ -128,44 +151,56 @@ def _of_bundle(bundle: Bundle, program: LoweredProgram) -> dict[str, _Tensor]:
 
 
 def _compare(
-    a: dict[str, _Tensor],
-    program_a: LoweredProgram,
-    b: dict[str, _Tensor],
-    program_b: LoweredProgram,
-    layers: Collection[int] | None,
-    progress: Progress,
-    left_out: Sequence[str] = (),
+    a: _Side, b: _Side, layers: Collection[int] | None, progress: Progress, left_out: Sequence[str] = ()
 ) -> StoredTensors:
-    readers_a, readers_b = _readers(program_a), _readers(program_b)
+    """Compares the tensors of two sides that concern some layers.
+
+    Args:
+        a: the side that is right.
+        b: the side that is examined.
+        layers: the numbers of the layers; None for all.
+        progress: called with the stage "tensors".
+        left_out: the names of tensors that aren't compared, for the result.
+    """
     names = [
         name
-        for name in dict.fromkeys((*a, *b))
-        if layers is None or any(in_layers(path, layers) for path in (name, *readers_a.get(name, ())))
+        for name in dict.fromkeys((*a.tensors, *b.tensors))
+        if any(in_layers(path, layers) for path in (name, *a.readers.get(name, ())))
     ]
     differences: list[TensorDifference] = []
     compared = size = 0
     for done, name in enumerate(names, 1):
         progress(ProgressEvent("tensors", done, len(names), name))
-        modules = readers_a.get(name) or readers_b.get(name) or [name.rpartition(".")[0]]
-        ours, theirs = b.get(name), a.get(name)
-        if theirs is None:
-            assert ours is not None
-            differences.append(_whole(name, modules, ours, "B reads it, and A has no such tensor"))
-        elif ours is None or (readers_a.get(name) and not readers_b.get(name)):
-            what = "the bias was dropped" if name.endswith("bias") else "it is missing"
-            differences.append(_whole(name, modules, theirs, f"no step of B reads it: {what}"))
-        elif (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
-            differences.append(_whole(name, modules, theirs, f"B stores {ours.format}, A {theirs.format}"))
-        else:
-            compared += 1
-            size += sum(chunk.nbytes for chunk in ours.chunks())
-            if theirs.layout != ours.layout or not _same_bytes(theirs.chunks(), ours.chunks()):
-                differences += _differing(name, modules, theirs, ours)
-    return StoredTensors(compared, size, differences, [n for n in left_out if layers is None or in_layers(n, layers)])
+        modules = a.readers.get(name) or b.readers.get(name) or [name.rpartition(".")[0]]
+        reason = _not_comparable(name, a, b)
+        if reason is not None:
+            differences.append(_whole(name, modules, a.tensors.get(name) or b.tensors[name], reason))
+            continue
+        theirs, ours = a.tensors[name], b.tensors[name]
+        compared += 1
+        size += sum(chunk.nbytes for chunk in ours.chunks())
+        if theirs.layout != ours.layout or not _same_bytes(theirs.chunks(), ours.chunks()):
+            differences += _differing(name, modules, theirs, ours)
+    return StoredTensors(compared, size, differences, [name for name in left_out if in_layers(name, layers)])
+
+
+def _not_comparable(name: str, a: _Side, b: _Side) -> str | None:
+    """Returns the reason why the values of a tensor can't be compared; None if both sides have them in one format."""
+    theirs, ours = a.tensors.get(name), b.tensors.get(name)
+    if theirs is None:
+        return "B reads it, and A has no such tensor"
+    if ours is None or (a.readers.get(name) and not b.readers.get(name)):
+        return f"no step of B reads it: {'the bias was dropped' if name.endswith('bias') else 'it is missing'}"
+    if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
+        return f"B stores {ours.format}, A {theirs.format}"
+    return None
 
 
 def _readers(program: LoweredProgram) -> dict[str, list[str]]:
-    """weight -> the modules whose steps read it; of a step of several the one that the weight is named after."""
+    """Returns the paths of the modules whose steps read each weight, by the weight's name.
+
+    Of the modules of a fused step only the one counts that the weight is named after, if there is one.
+    """
     readers: dict[str, dict[str, None]] = defaultdict(dict)
     for step in program.steps:
         where = step.where.split(" + ") if step.where else []
@@ -193,7 +228,7 @@ def _same_bytes(a: Iterator[Array], b: Iterator[Array]) -> bool:
 
 
 def _whole(name: str, modules: Sequence[str], tensor: _Tensor, reason: str) -> TensorDifference:
-    """A tensor of which there is nothing to compare."""
+    """Returns the difference of a tensor all of whose values differ, or can't be compared, for a ``reason``."""
     values = int(np.prod(tensor.shape))
     return TensorDifference(
         name=name,
@@ -209,7 +244,7 @@ def _whole(name: str, modules: Sequence[str], tensor: _Tensor, reason: str) -> T
 
 
 def _differing(name: str, modules: Sequence[str], a: _Tensor, b: _Tensor) -> list[TensorDifference]:
-    """The differences of two tensors of the same shape and type; empty if only their layouts differ."""
+    """Returns the difference of two tensors of one shape and type; an empty list if only their layouts differ."""
     first, second = np.ascontiguousarray(a.read()), np.ascontiguousarray(b.read())
     bits = np.dtype(f"u{first.dtype.itemsize}")
     differs = first.view(bits) != second.view(bits)
@@ -243,7 +278,10 @@ def _differing(name: str, modules: Sequence[str], a: _Tensor, b: _Tensor) -> lis
 
 
 def _how(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[float | None, str]:
-    """The factor from a to b, if one explains the difference, and in words; values that differ, in one row."""
+    """Returns the factor from a to b, if a common one explains the difference, and the difference in words.
+
+    ``a`` and ``b`` [N] are the values that differ.
+    """
     if not np.isfinite(b).all():
         return None, "B has numbers that are not finite"
     if not a.any():
@@ -257,7 +295,10 @@ def _how(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[float 
 
 
 def _places(differs: npt.NDArray[np.bool_], last: str) -> str:
-    """Along which experts, rows and columns values differ, where it isn't along all: "rows 64:96, column 3"."""
+    """Returns the experts, rows and columns of the values that differ, such as "rows 64:96, column 3".
+
+    An axis along which all of them differ is left out. ``last`` is the name of the last axis.
+    """
     names = {1: ["element"], 2: ["row", last], 3: ["expert", "row", last]}.get(differs.ndim, ["element"] * differs.ndim)
     axes = []
     for axis, name in enumerate(names):
@@ -278,7 +319,13 @@ def _indices(at: npt.NDArray[np.intp], size: int) -> str:
 
 
 def _sources(parts: Sequence[SourceRows], shape: tuple[int, ...], differs: npt.NDArray[np.bool_] | None) -> list[str]:
-    """The source's tensors that a tensor is made of, and their rows; only those that differ, if that is known."""
+    """Returns the source tensors that a tensor was made of, with their rows, such as "q_proj.weight[0:64]".
+
+    Args:
+        parts: the rows of source tensors, in order.
+        shape: of the tensor.
+        differs: True for each value that differs, of that shape: only rows with such values are named. None for all.
+    """
     sizes = [part.size for part in parts]
     rows = None
     if differs is not None:

@@ -1,7 +1,7 @@
-"""A client of HTTP/1.1 that reads streams of tokens and takes little time itself: it must not be what is measured.
+"""A client of HTTP/1.1 for streams of tokens, which takes little time itself, so that the server is measured.
 
-A connection has one exchange at a time, and is kept for the next. Of each piece of an answer the time is taken when its
-bytes come, and what it says is decoded then, by msgspec and into a few fields.
+A connection has one exchange at a time, and is reused for the next. The time of each piece of an answer is the time at
+which its bytes arrive. httptools parses HTTP, and msgspec decodes each event into a few fields.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import ssl
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from httptools import HttpParserError, HttpResponseParser
 
 from enginewright.runtime.shared.json_document import printable
 
@@ -22,6 +23,8 @@ _MOST_HEAD = 64 << 10
 _MOST_ERROR = 64 << 10
 _MOST_DOCUMENT = 16 << 20
 _MOST_LINE = 4 << 20
+_LENGTHS = {"content-length", "transfer-encoding"}
+"""Headers that say where a body ends; without them it ends with the connection."""
 _MESSAGE = 200
 """Characters of a server's message that are kept."""
 
@@ -62,10 +65,16 @@ class Answer:
     """The response to one request, parsed as its bytes arrive.
 
     Attributes:
-        error: the kind of error, such as "http 429"; None if there is none. ``message``: the server's words.
-        first, last: times of the first and the last text, in seconds; ``gaps``: seconds between pieces of text.
-        pieces: number of pieces with text.
-        left: the client has closed the connection.
+        status: the status of the response.
+        error: the kind of error, such as "http 429"; None if there is none.
+        message: the message of the error, as the server worded it.
+        first, last: times of the first and the last piece of text, in seconds; None without text.
+        gaps: seconds between pieces of text.
+        pieces: the number of pieces with text.
+        left: True if the client has closed the connection, as it was to do.
+        texts: the pieces of text, if ``keep_text``.
+        document: the body of a response that isn't a stream.
+        heard: the time of the last byte.
         prompt_tokens, cached_tokens, tokens: the server's counts; None if it doesn't report them.
     """
 
@@ -113,12 +122,12 @@ class Answer:
         return "".join(self.texts)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """The response's head is there."""
+        """Takes the status and the headers (names in lower case) of the response."""
         self.status = status
         self._streams = status == 200 and headers.get("content-type", "").lower().startswith("text/event-stream")
 
     def feed(self, data: bytes, now: float) -> bool:
-        """Bytes of the body. False: no more is wanted."""
+        """Takes bytes of the body that arrived at the time ``now``. Returns False if no more are wanted."""
         self.heard = now
         if not self._streams:
             self._found.append(data)
@@ -143,7 +152,7 @@ class Answer:
         try:
             event = _event(data)
         except msgspec.DecodeError as e:
-            self.fail("not JSON", f"{e}: {data[:80].decode('utf-8', 'replace')}")
+            self.fail("not JSON", f"{e.__context__ or e}: {data[:80].decode('utf-8', 'replace')}")
             return
         if event.error is not None:
             self.fail("error in the stream", _said(event.error))
@@ -171,7 +180,7 @@ class Answer:
                     return
 
     def end(self) -> None:
-        """The body has come to its end."""
+        """Ends the answer: the body is complete."""
         if not self._streams:
             self.document = b"".join(self._found)
             if self.status != 200:
@@ -182,18 +191,18 @@ class Answer:
             self.fail("empty", "an answer without text")
 
     def not_streamed(self) -> None:
-        """A document where a stream was asked for is an error."""
+        """Fails if the response is a document. Called for a request that asked for a stream."""
         if self.error is None and not self._streams:
             self.fail("not a stream", _said(self.document))
 
     def fail(self, kind: str, message: str) -> None:
-        """The first error counts."""
+        """Sets the error, if it is the first one and the client hasn't left."""
         if self.error is None and not self.left:
             self.error, self.message = kind, printable(message)[:_MESSAGE]
 
 
 def _said(error: object) -> str:
-    """The message in an error of OpenAI's shape, or of another."""
+    """Returns the message of a server's error, a document or a decoded part of one, in OpenAI's form or another."""
     if isinstance(error, bytes):
         try:
             decoded = msgspec.json.decode(error)
@@ -207,26 +216,36 @@ def _said(error: object) -> str:
 
 
 class Connection(asyncio.Protocol):
-    """A connection; ``on_idle`` is called with it when it can take another exchange."""
+    """A connection to the server, whose responses httptools parses.
+
+    Args:
+        on_idle: called with the connection when it can take another exchange.
+    """
 
     def __init__(self, on_idle: Callable[[Connection], None]) -> None:
         self._on_idle = on_idle
         self._transport: asyncio.Transport | None = None
+        self._parser = HttpResponseParser(self)
         self._answer: Answer | None = None
         self._done: asyncio.Future[None] | None = None
-        self._buffer = b""
-        self._left = 0
-        self._state = "idle"
+        self._begin_response()
         self.closed = False
+
+    def _begin_response(self) -> None:
+        self._state: Literal["head", "body", "whole"] = "head"
+        self._head_bytes, self._keep = 0, False
+        self._headers: dict[str, str] = {}
+        self._pieces: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     async def exchange(self, request: bytes, answer: Answer) -> None:
-        """Sends a request, and returns when its answer has ended, in whichever way. Cancelled, it closes."""
+        """Sends a request, and returns when the answer has ended or failed. Closes if it is cancelled."""
         assert self._transport is not None
-        self._answer, self._state, self._buffer = answer, "head", b""
+        self._answer = answer
+        self._begin_response()
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -236,7 +255,7 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Goes, as a client does that doesn't wait."""
+        """Closes the connection without waiting for an answer."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
@@ -244,106 +263,69 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         answer = self._answer
         if answer is None:
-            self.close()  # nothing was asked
+            self.close()  # no request waits for an answer
             return
-        now = time.monotonic()
-        if self._state != "head":
-            self._body(data, now)
-            return
-        self._buffer += data
-        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
-        if not separator:
-            if len(self._buffer) > _MOST_HEAD:
-                self._end("not HTTP", "a head without an end")
-            return
+        answer.heard = now = time.monotonic()
+        if self._state == "head":
+            self._head_bytes += len(data)
         try:
-            status, headers = _parsed(head)
-        except ValueError:
-            self._end("not HTTP", head[:80].decode("utf-8", "replace"))
+            self._parser.feed_data(data)
+        except HttpParserError as e:
+            self._end("not HTTP", f"{e.__context__ or e}: {data[:80].decode('utf-8', 'replace')}")
             return
-        self._buffer = b""
-        if 100 <= status < 200:
-            if rest:
-                self.data_received(rest)
-            return
-        answer.heard = now
-        answer.begin(status, headers)
-        self._keep = headers.get("connection", "").lower() != "close"
-        length = headers.get("content-length", "")
-        if "chunked" in headers.get("transfer-encoding", "").lower():
-            self._state, self._left = "size", 0
-        elif length.isdigit():
-            self._state, self._left = "length", int(length)
-            if not self._left:
-                self._end()
-                return
-        else:
-            self._state, self._keep = "until closed", False
-        if rest:
-            self._body(rest, now)
-
-    def _body(self, data: bytes, now: float) -> None:
-        answer = self._answer
-        assert answer is not None
-        if self._state == "length":
-            self._left -= len(data)
-            if not answer.feed(data, now) or self._left < 0:
-                self._end("not HTTP" if self._left < 0 else None, "more than its length", close=True)
-            elif not self._left:
-                self._end()
-            return
-        if self._state == "until closed":
-            if not answer.feed(data, now):
-                self._end(close=True)
-            return
-        if self._buffer:
-            data, self._buffer = self._buffer + data, b""
-        at = 0
-        whole: list[bytes] = []
-        while True:
-            if self._state == "size":
-                line = data.find(b"\r\n", at)
-                if line < 0:
-                    break
-                try:
-                    self._left = int(data[at:line].partition(b";")[0], 16)
-                except ValueError:
-                    self._end("not HTTP", "a chunk without its size", close=True)
-                    return
-                at = line + 2
-                self._state = "chunk" if self._left else "trailer"
-            elif self._state == "chunk":
-                if len(data) - at < self._left + 2:
-                    break
-                whole.append(data[at : at + self._left])
-                at += self._left + 2
-                self._state = "size"
-            else:
-                line = data.find(b"\r\n", at)
-                if line < 0:
-                    break
-                if line == at:
-                    if not whole or answer.feed(b"".join(whole), now):
-                        self._end()
-                    else:
-                        self._end(close=True)
-                    return
-                at = line + 2
-        self._buffer = data[at:]
-        if whole and not answer.feed(whole[0] if len(whole) == 1 else b"".join(whole), now):
+        pieces, self._pieces = self._pieces, []
+        if pieces and not answer.feed(pieces[0] if len(pieces) == 1 else b"".join(pieces), now):
             self._end(close=True)
+        elif self._state == "whole":
+            self._end()
+        elif self._state == "head" and self._head_bytes > _MOST_HEAD:
+            self._end("not HTTP", "a head without an end")
+
+    # ---- called by the parser
+
+    def on_message_begin(self) -> None:
+        if self._state == "whole":
+            raise ValueError("more than one response")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        assert self._answer is not None
+        if (status := self._parser.get_status_code()) >= 200:  # others precede the response
+            self._state = "body"
+            self._keep = self._parser.should_keep_alive()
+            self._answer.begin(status, self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._state == "body":
+            self._state = "whole"
+        else:
+            self._headers = {}
+
+    # ---- the end
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        if self._answer is not None:
-            if self._state == "until closed" and exc is None:
-                self._end()
-            elif self._state == "head" and not self._buffer:
-                self._end("closed", "the connection was closed before an answer")
-            else:
-                self._end("cut", "the connection was closed within an answer")
+        if self._answer is None:
+            return
+        if self._state == "head" and not self._head_bytes:
+            self._end("closed", "the connection was closed before an answer")
+        elif self._state == "body" and exc is None and not self._headers.keys() & _LENGTHS:
+            self._end()
+        else:
+            self._end("cut", "the connection was closed within an answer")
 
     def _end(self, kind: str | None = None, message: str = "", *, close: bool = False) -> None:
+        """Ends the exchange.
+
+        Args:
+            kind, message: the error of the answer; None if it ended as the server meant it.
+            close: True if the connection can't be used again.
+        """
         answer, done = self._answer, self._done
         assert answer is not None and done is not None
         self._answer = self._done = None
@@ -351,32 +333,16 @@ class Connection(asyncio.Protocol):
             answer.fail(kind, message)
         elif not answer.left:
             answer.end()
-        if close or kind is not None or not self._keep or answer.left:
+        if close or kind is not None or answer.left or not self._keep:
             self.close()
         else:
-            self._state = "idle"
             self._on_idle(self)
         if not done.done():
             done.set_result(None)
 
-    _keep = True
-
-
-def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers. Raises ValueError."""
-    lines = head.decode("latin-1").split("\r\n")
-    version, _, rest = lines[0].partition(" ")
-    if not version.startswith("HTTP/1."):
-        raise ValueError(version)
-    headers = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return int(rest[:3]), headers
-
 
 class Client:
-    """Asks one server. Raises nothing for what a server does: an answer says what was wrong.
+    """Sends requests to one server. Errors of the server raise nothing: the answer has them.
 
     Args:
         url: of the server, with or without /v1.
@@ -400,7 +366,7 @@ class Client:
         self._asking: dict[Answer, Connection] = {}
 
     async def ask(self, method: str, path: str, body: bytes, answer: Answer) -> None:
-        """Sends one request, on a connection that is there or a new one, and returns when its answer has ended."""
+        """Sends one request, on an idle connection or a new one, and returns when its answer has ended."""
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         request = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}{length}\r\n".encode() + body
         while True:
@@ -441,7 +407,7 @@ class Client:
         return None
 
     async def watch(self) -> None:
-        """Ends requests that have heard nothing for too long; runs until it is cancelled."""
+        """Ends requests that get no byte for longer than the timeout; runs until it is cancelled."""
         while True:
             await asyncio.sleep(min(1.0, self._timeout / 4))
             limit = time.monotonic() - self._timeout

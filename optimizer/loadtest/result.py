@@ -18,15 +18,15 @@ from .run import Record, Run
 from .workload import Workload
 
 _BUSY = 0.7
-"""The share of a core from which on the load tool may itself be the limit."""
+"""The share of a core from which on the load tool itself may limit the rate."""
 
 _LATE = 0.01
-"""Seconds that sending may lag behind: more is told."""
+"""Seconds by which requests may be sent late before the result has a note about it."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds of many requests or pieces."""
+    """The distribution of a time, in seconds, over requests or pieces of text."""
 
     count: int
     mean: float
@@ -38,7 +38,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """None where there are no values."""
+        """Returns the distribution of the values that aren't None; None if there are none."""
         numbers = np.fromiter((value for value in values if value is not None), np.float64)
         if not numbers.size:
             return None
@@ -48,7 +48,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests that met all goals: of those whose clients stayed, failed ones counted as late."""
+    """The number and rate of requests that met all goals.
+
+    Attributes:
+        goals: the goals.
+        asked: requests whose clients stayed; failed ones missed the goals.
+        met: those that met all goals.
+        per_second: the rate of these.
+    """
 
     goals: Goals
     asked: int
@@ -57,7 +64,7 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """The share of those that were asked."""
+        """The share of the requests that met all goals."""
         return self.met / self.asked if self.asked else 0.0
 
 
@@ -66,10 +73,15 @@ class Figures:
     """The figures of all requests, or of a class.
 
     Attributes:
-        finished, left, failed, unfinished: what became of the requests.
-        errors: kind -> how many, and an example of the server's words.
-        prompt_tokens, cached_tokens: as far as the server says; None where it doesn't.
+        name: the name of the class; "" for all requests.
+        finished, left, failed, unfinished: the number of requests that were answered, that their clients left, that
+            failed, and that had no end when the test was interrupted.
+        errors: kind -> the number of errors, and the first message.
+        prompt_tokens, cached_tokens: as the server counts them; None if it doesn't report them.
+        tokens: tokens of all answers.
+        tokens_per_second, requests_per_second: the rates of tokens, and of finished requests.
         ttft, tpot, gap, end_to_end: times to the first text, for each further token, between pieces, to the end.
+        goodput: the requests that met all goals; None without goals.
     """
 
     name: str
@@ -91,25 +103,29 @@ class Figures:
 
     @classmethod
     def of(cls, name: str, records: Sequence[Record], seconds: float, goals: Goals) -> Figures:
-        """Computes the figures of some records over ``seconds``."""
-        errors = Counter(one.error for one in records if one.error is not None)
-        examples = {one.error: one.message for one in reversed(records) if one.error is not None}
-        prompts = [one.prompt_tokens for one in records if one.prompt_tokens is not None]
-        cached = [one.cached_tokens for one in records if one.cached_tokens is not None]
-        tokens, whole = sum(one.tokens for one in records), sum(one.whole for one in records)
+        """Computes the figures of some records.
+
+        Args:
+            name: the class of the requests; "" for all.
+            records: the requests.
+            seconds: the duration of the test.
+            goals: the goals of goodput.
+        """
         gaps = np.concatenate([np.frombuffer(one.gaps, np.float32) for one in records] or [np.zeros(0, np.float32)])
+        errors = _errors(records)
+        tokens, finished = sum(one.tokens for one in records), sum(one.whole for one in records)
         return cls(
             name=name,
-            finished=whole,
+            finished=finished,
             left=sum(one.left for one in records),
-            failed=sum(errors.values()),
+            failed=sum(count for count, _ in errors.values()),
             unfinished=sum(one.unfinished for one in records),
-            errors={kind: (count, examples[kind]) for kind, count in errors.most_common()},
-            prompt_tokens=sum(prompts) if prompts else None,
-            cached_tokens=sum(cached) if cached else None,
+            errors=errors,
+            prompt_tokens=_total(one.prompt_tokens for one in records),
+            cached_tokens=_total(one.cached_tokens for one in records),
             tokens=tokens,
-            tokens_per_second=tokens / seconds if seconds else 0.0,
-            requests_per_second=whole / seconds if seconds else 0.0,
+            tokens_per_second=_rate(tokens, seconds),
+            requests_per_second=_rate(finished, seconds),
             ttft=Spread.of(one.ttft for one in records),
             tpot=Spread.of(one.tpot for one in records),
             gap=Spread.of(gaps.tolist()),
@@ -118,7 +134,7 @@ class Figures:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Gives plain values."""
+        """Returns plain values."""
         fields = {name: vars(value) if isinstance(value, Spread) else value for name, value in vars(self).items()}
         fields["errors"] = {
             kind: {"count": count, "example": example} for kind, (count, example) in self.errors.items()
@@ -126,6 +142,23 @@ class Figures:
         if self.goodput is not None:
             fields["goodput"] = vars(self.goodput) | {"goals": vars(self.goodput.goals), "share": self.goodput.share}
         return fields
+
+
+def _errors(records: Sequence[Record]) -> dict[str, tuple[int, str]]:
+    """Returns the number of errors and the first message of each kind, the most frequent kind first."""
+    failed = [(one.error, one.message) for one in records if one.error is not None]
+    examples = dict(reversed(failed))
+    return {kind: (count, examples[kind]) for kind, count in Counter(kind for kind, _ in failed).most_common()}
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Returns the sum of the known counts; None if none is known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
 
 
 def met(record: Record, goals: Goals) -> bool:
@@ -139,7 +172,7 @@ def met(record: Record, goals: Goals) -> bool:
 def _goodput(records: Sequence[Record], seconds: float, goals: Goals) -> Goodput:
     stayed = [one for one in records if not one.left and not one.unfinished]
     good = sum(met(one, goals) for one in stayed)
-    return Goodput(goals, len(stayed), good, good / seconds if seconds else 0.0)
+    return Goodput(goals, len(stayed), good, _rate(good, seconds))
 
 
 @dataclass(frozen=True)
@@ -147,14 +180,16 @@ class LoadResult:
     """A load test's result.
 
     Attributes:
-        url, api, model: what was asked.
-        workload: what was sent (``Workload.describe``).
-        seconds: from the first request to the last end.
-        counted: whether tokens are as the server counts them; else they are pieces of text.
-        figures: of all; ``classes``: of each, where there are several.
-        late: how long after its time each request was sent.
-        cpu_seconds: that the load tool took.
-        records: of the requests, in the order of their times.
+        url, api, model: the server, its API, and the model's name.
+        workload: the load, as ``Workload.describe`` returns it.
+        seconds: the time from the first request to the last end.
+        counted: True if the server counted the tokens; False if they are pieces of text.
+        interrupted: True if the test was interrupted.
+        figures: the figures of all requests.
+        classes: the figures of each class; empty if there is only one.
+        late: the delay with which requests were sent.
+        cpu_seconds: the load tool's own CPU time.
+        records: the requests, in the order of their times.
     """
 
     url: str
@@ -176,7 +211,7 @@ class LoadResult:
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
     def notes(self) -> list[str]:
-        """Warnings that a reader needs to judge the figures."""
+        """Returns warnings about the measurement itself."""
         lines = []
         if not self.counted:
             lines.append("the server didn't say how many tokens its answers have: pieces of text were counted instead")
@@ -189,7 +224,7 @@ class LoadResult:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single requests."""
+        """Returns the result without the single requests, as plain values."""
         tokens = self.figures.tokens
         return {
             "format_version": 1,
@@ -212,12 +247,18 @@ class LoadResult:
         }
 
     def write_records(self, path: Path) -> None:
-        """Writes a line of JSON a request. Raises BundleError if it can't be written."""
+        """Writes a line of JSON for each request to a file. Raises BundleError if it can't be written."""
         write_output(path, "".join(json.dumps(one.to_json()) + "\n" for one in self.records))
 
 
 def result_of(run: Run, options: LoadOptions, workload: Workload) -> LoadResult:
-    """Counts and sorts what was measured."""
+    """Returns the result of a run.
+
+    Args:
+        run: the measured requests.
+        options: of the test.
+        workload: the load that was sent.
+    """
     by_class = {one.name: one.goals for one in options.classes}
     several = len(by_class) > 1
     groups = {name: [one for one in run.records if one.of_class == name] for name in by_class}

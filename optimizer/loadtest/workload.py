@@ -1,4 +1,4 @@
-"""The requests of a load test: what they ask, when they come, and who leaves. All of it follows from the seed alone."""
+"""The requests of a load test: prompts, times, and the clients that leave, all determined by the seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUESTS = 100
 
 _MOST_TRACE_BYTES = 1 << 30
 _HASH_BLOCK = 512
-"""Tokens that an entry of ``hash_ids`` stands for, in Mooncake's traces."""
+"""Tokens of a block that an entry of ``hash_ids`` names, in Mooncake's traces."""
 
 _WORDS = """
 the of and to in is it you that he was for on are with as his they be at one have this from or had by not word
@@ -40,7 +40,7 @@ hard start might story saw
 """
 
 WORDS = tuple(_WORDS.split())
-"""Common ones, which most tokenizers have as a token each: so many words are about as many tokens."""
+"""Common words. Most tokenizers have a token for each, so a number of words is about that number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Turn:
 
     Attributes:
         prompt: a text, or the messages of a trace.
-        words: intended length of the prompt, in tokens.
-        answer: most tokens of the answer.
-        leave_after: pieces of the answer after which the client disconnects; None: it stays.
+        words: the intended length of the prompt, in tokens.
+        answer: the most tokens of the answer.
+        leave_after: the number of pieces of the answer after which the client disconnects; None if it stays.
     """
 
     prompt: str | tuple[Mapping[str, Any], ...]
@@ -62,9 +62,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns that follow one another. ``at``: seconds from the start at which the first is meant to be sent.
+    """A conversation of one client.
 
-    ``prefix``: what it begins with, as others do.
+    Attributes:
+        index: its number.
+        of_class: the class of its requests.
+        turns: its turns, in order.
+        prefix: the text before the first prompt, which other conversations share.
+        at: the time at which the first turn is to be sent, in seconds from the start.
     """
 
     index: int
@@ -76,7 +81,15 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a trace. ``at`` is in seconds; ``prompt`` a text, messages, or a number of tokens."""
+    """A line of a trace; None where the line says nothing.
+
+    Attributes:
+        at: the time, in seconds.
+        prompt: a text, messages, or a number of tokens.
+        answer: the most tokens of the answer.
+        of_class: the name of the class of the request.
+        blocks: the numbers of the beginnings of the prompt, of 512 tokens each, which rows may share.
+    """
 
     at: float | None
     prompt: str | int | tuple[Mapping[str, Any], ...] | None
@@ -86,14 +99,16 @@ class Row:
 
 
 class Workload:
-    """All conversations, in the order in which they come.
+    """All conversations, in the order in which they begin.
 
     Args:
-        options: checked.
+        options: the checked options of the test.
 
     Attributes:
-        is_open: whether they come at times of their own.
-        total: how many there are; None: as many as there is time for.
+        rows: the lines of the trace; empty without one.
+        is_open: True if conversations begin at given times; False if each of ``clients`` begins one after another.
+        clients: the number of clients of a closed loop; 0 in an open one.
+        total: the number of conversations; None for as many as there is time for.
 
     Raises:
         RequestError: the trace can't be read, or has no times where they are needed.
@@ -105,22 +120,25 @@ class Workload:
         timed = bool(self.rows) and all(row.at is not None for row in self.rows)
         self.is_open = options.rate is not None or (options.clients is None and timed)
         self.clients = 0 if self.is_open else options.clients or 4
-        if options.requests is not None:
-            self.total: int | None = options.requests
-        elif options.seconds is not None:
-            self.total = None
-        else:
-            self.total = len(self.rows) or REQUESTS
-        if self.rows and options.rate is None and self.is_open:  # the trace's own times are there once
-            self.total = min(len(self.rows), self.total if self.total is not None else len(self.rows))
+        self.total = self._total()
         self._classes = {one.name: one for one in options.classes}
-        for row in self.rows:
-            if row.of_class is not None and row.of_class not in self._classes and len(self._classes) > 1:
-                raise RequestError(f"trace: {options.trace}: there is no class {row.of_class!r}")
+        if len(self._classes) > 1:
+            for unknown in (row.of_class for row in self.rows if row.of_class not in (None, *self._classes)):
+                raise RequestError(f"trace: {options.trace}: there is no class {unknown!r}")
         self._shares = list(accumulate(one.share for one in options.classes))
         self._prefixes = [
             _text(Random(f"{options.seed}/prefix/{i}"), options.shared_prefix) for i in range(options.prefixes)
         ]
+
+    def _total(self) -> int | None:
+        """Returns the number of conversations; None for as many as there is time for."""
+        options = self.options
+        total = options.requests
+        if total is None and options.seconds is None:
+            total = len(self.rows) or REQUESTS
+        if self.rows and self.is_open and options.rate is None:  # a trace has the time of each of its rows once
+            return len(self.rows) if total is None else min(len(self.rows), total)
+        return total
 
     def __iter__(self) -> Iterator[Conversation]:
         times = self.times() if self.is_open else _zeros()
@@ -130,7 +148,7 @@ class Workload:
             yield self.conversation(index, at)
 
     def times(self) -> Iterator[float]:
-        """Seconds from the start at which conversations begin, in an open loop."""
+        """Yields the times at which conversations begin, in seconds from the start, in an open loop."""
         options = self.options
         if options.rate is None:
             first = self.rows[0].at or 0.0
@@ -147,7 +165,10 @@ class Workload:
                 at = self._after(at, rng.expovariate(1.0))
 
     def _after(self, at: float, due: float) -> float:
-        """When the integral of the rate has grown by ``due``: exponential dues make a Poisson process of any rate."""
+        """Returns the time, from ``at`` on, at which the integral of the rate has grown by ``due``.
+
+        With exponential values of ``due`` the times are a Poisson process of a varying rate.
+        """
         rate, burst = self.options.rate or 0.0, self.options.burst
         fast = burst.factor * rate
         calm = burst.every - burst.on
@@ -162,7 +183,7 @@ class Workload:
             at += max(left, 1e-9)  # never stuck where a place rounds to the end
 
     def conversation(self, index: int, at: float = 0.0) -> Conversation:
-        """The conversation of a number. What it asks follows from the seed and the number, whatever came before."""
+        """Returns the conversation of a number, which depends on the seed and the number alone; ``at`` is its time."""
         options = self.options
         rng = Random(f"{options.seed}/{index}")
         row = self.rows[index % len(self.rows)] if self.rows else Row(None, None, None, None)
@@ -185,7 +206,13 @@ class Workload:
         return Conversation(index, of_class, tuple(turns), prefix, at)
 
     def _prompt(self, rng: Random, words: int, blocks: tuple[int, ...]) -> str:
-        """``blocks``: numbers of beginnings of 512 tokens each; those of one number are the same everywhere."""
+        """Returns a prompt.
+
+        Args:
+            rng: draws the words.
+            words: the length of the prompt.
+            blocks: the numbers of the blocks that it begins with, of 512 words each: a number is always the same text.
+        """
         seed = self.options.seed
         shared = [_text(Random(f"{seed}/block/{block}"), _HASH_BLOCK) for block in blocks[: words // _HASH_BLOCK]]
         return " ".join([*shared, _text(rng, words - _HASH_BLOCK * len(shared))]).strip()
@@ -228,7 +255,7 @@ def _text(rng: Random, words: int) -> str:
 
 
 def read_trace(path: Path) -> tuple[Row, ...]:
-    """The lines of a trace: JSON objects, or a CSV file with Azure's headings.
+    """Reads a trace: lines of JSON objects, or a CSV file with Azure's headings.
 
     A JSON line has ``at`` (seconds), ``prompt`` (a text, or a number of tokens) or ``messages``, ``max_tokens``,
     ``class``; or Mooncake's names: ``timestamp`` (milliseconds), ``input_length``, ``output_length``, ``hash_ids``.
@@ -259,7 +286,7 @@ _KEYS = frozenset(
 
 
 def _row(given: Any) -> Row:
-    """Raises ValueError."""
+    """Returns the row of a JSON value. Raises ValueError."""
     if not isinstance(given, dict):
         raise ValueError("it isn't an object")
     if unknown := sorted(set(given) - _KEYS):
@@ -284,7 +311,7 @@ def _row(given: Any) -> Row:
 
 
 def _azure_row(line: Mapping[str, Any]) -> Row:
-    """Raises ValueError, KeyError or TypeError."""
+    """Returns the row of a line with Azure's headings. Raises ValueError, KeyError or TypeError."""
     at = datetime.fromisoformat(line["TIMESTAMP"][:26]).timestamp()
     return Row(at, _length(line["ContextTokens"]), _length(line["GeneratedTokens"]), None)
 

@@ -272,26 +272,50 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     def ttft(batch: int) -> float:
         return first_token_seconds(model, prompt, batch - 1, context)
 
-    def late(batch: int) -> str:
+    def speed(batch: int) -> BatchSpeed:
+        step = tpot(batch)
+        return BatchSpeed(batch, ttft(batch), step, batch / step)
+
+    def bound(batch: int) -> str:
+        return model.bound(StepSizes((1,) * batch, (context,) * batch))
+
+    largest, limit = largest_batch(requests, options, tpot, ttft)
+    return replace(
+        device_plan,
+        speeds=tuple(
+            replace(speed(batch), bound=bound(batch)) if batch <= requests else BatchSpeed(batch)
+            for batch in options.batches
+        ),
+        largest=speed(largest) if largest else None,
+        largest_limit=limit,
+        steps=_steps(model, context),
+    )
+
+
+def largest_batch(
+    requests: int, options: PlanOptions, tpot: Callable[[int], float], ttft: Callable[[int], float]
+) -> tuple[int, str]:
+    """Returns the largest number of requests at a time that meets the goals, and the reason against more.
+
+    Args:
+        requests: the largest number that fits into memory.
+        options: with the goals.
+        tpot, ttft: the seconds of each token, and to the first one, by the number of requests at a time.
+
+    Returns:
+        the number, 0 if none meets the goals; and "memory", "tpot", "ttft", or "requests" for ``MOST_REQUESTS``.
+    """
+
+    def missed(batch: int) -> str:
         for name, goal, seconds in (("tpot", options.tpot, tpot), ("ttft", options.ttft, ttft)):
             if goal is not None and seconds(batch) > goal:
                 return name
         return ""
 
-    speeds = []
-    for batch in options.batches:
-        if batch > requests:
-            speeds.append(BatchSpeed(batch))
-            continue
-        step = tpot(batch)
-        bound = model.bound(StepSizes((1,) * batch, (context,) * batch))
-        speeds.append(BatchSpeed(batch, ttft(batch), step, batch / step, bound))
-    largest = most_that(requests, lambda n: not late(n))
-    limit = late(largest + 1) if largest < requests else "memory" if requests < MOST_REQUESTS else "requests"
-    best = None
-    if largest:
-        best = BatchSpeed(largest, ttft(largest), tpot(largest), largest / tpot(largest))
-    return replace(device_plan, speeds=tuple(speeds), largest=best, largest_limit=limit, steps=_steps(model, context))
+    largest = most_that(requests, lambda n: not missed(n))
+    if largest < requests:
+        return largest, missed(largest + 1)
+    return largest, "memory" if requests < MOST_REQUESTS else "requests"
 
 
 def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:

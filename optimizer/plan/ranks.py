@@ -1,7 +1,7 @@
-"""A plan for a model on several ranks: what each holds, what moves over links, how fast partitions are, and the best.
+"""Plans a model on several ranks: the memory of each rank, the bytes on links, the times, and the best partition.
 
-A rank's program is what ``runtime/ranks/partition.py`` makes of the cpu target's. Its kernels take as long as on a
-device alone (``Planning``); where ranks gather or hand on, they wait for the link (``links``), and compute nothing.
+``runtime/ranks/partition.py`` makes the program of a rank from the cpu target's. The kernels of a rank take as long as
+on a device alone (``Planning``). While ranks gather or send, they wait for the link (``links``) and compute nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from enginewright.plugins.native.threads import available_threads
-from enginewright.plugins.steps.planning import Gpu, StepModel
+from enginewright.plugins.steps.planning import Gpu, Shares, StepModel
 from enginewright.runtime.ranks.kinds.table import kind_of_collective, planned_sizes
 from enginewright.runtime.ranks.partition import MOST_RANKS, Partition, partition
 from enginewright.runtime.shared.arena import plan_arena
@@ -32,6 +32,7 @@ from .planner import (
     CHUNK,
     MakeModel,
     Memory,
+    largest_batch,
     model_maker,
     most_that,
     name_of,
@@ -39,7 +40,7 @@ from .planner import (
     processes_waiting,
     room_of,
 )
-from .programs import PlannedProgram, planning_of, target_on
+from .programs import PlannedModel, PlannedProgram, planning_of, target_on
 from .result import BatchSpeed, DeviceSection, Omitted
 
 FORMAT_VERSION = 1
@@ -139,8 +140,8 @@ def _element(operand: Operand, wires: Wires) -> float:
 
 
 def alone(program: LoweredProgram) -> LoweredProgram:
-    """A rank's program without what it exchanges, all buffers being its own: what its device holds and computes."""
-    without = {"receive": "inputs", "send": "outputs"}  # what lies between stages isn't a rank's
+    """Returns a rank's program without collectives, and with all buffers as its own: what its device computes."""
+    without = {"receive": "inputs", "send": "outputs"}  # buffers between stages aren't a rank's
     steps = tuple(s.model_copy(update={without[s.op]: ()}) if s.op in without else s for s in program.steps)
     buffers = tuple(b.model_copy(update={"region": 0, "offset": None}) for b in program.buffers)
     planned = plan_arena(
@@ -150,7 +151,7 @@ def alone(program: LoweredProgram) -> LoweredProgram:
 
 
 def _shape(program: LoweredProgram) -> Hashable:
-    """Equal for ranks that hold and compute as much."""
+    """Returns a key that is equal for ranks that need as much memory, and compute as much."""
     weights = sum(map(stored_bytes, program.weights))
     return weights, program.arena_bytes, tuple((g.name, g.planes, len(g.layers)) for g in program.cache_groups)
 
@@ -160,9 +161,9 @@ class Stage:
     """The ranks that compute some layers together.
 
     Attributes:
-        first, count: its ranks.
-        programs: of ranks that differ, without what they exchange.
-        waits: of each rank.
+        first, count: the first of its ranks, and their number.
+        programs: the programs of ranks that differ, without collectives.
+        waits: the data that each rank receives in a step, by equal collectives.
     """
 
     first: int
@@ -172,7 +173,7 @@ class Stage:
 
 
 def stages_of(parts: Sequence[LoweredProgram], how: Partition, wires: Wires) -> tuple[Stage, ...]:
-    """The ranks' programs by stage, the first layers first."""
+    """Returns the programs of all ranks by stage, the stage with the first layers first."""
     stages, count = [], how.ranks // how.stages
     for index in reversed(range(how.stages)):
         ranks = range(index * count, (index + 1) * count)
@@ -245,13 +246,14 @@ def _decode(requests: int, context: int) -> StepSizes:
 
 @dataclass(frozen=True)
 class Collective:
-    """Equal collectives of a step, as the rank sees them that waits longest.
+    """Equal collectives of a step, on the rank that waits longest.
 
     Attributes:
-        count: of a step.
-        rows: whose rows come: "T", one for each token, or "R", one for each sampled one.
-        inside, between: bytes that the rank gets for each row, from its own machine and from others.
-        seconds: that one takes in a step of one token.
+        op, where: the name of the op, and the module that it belongs to.
+        count: the number of these collectives in a step.
+        rows: "T" if the rank receives a row for each token, "R" for each sampled token.
+        inside, between: bytes that the rank receives for each row, from its own machine and from others.
+        seconds: the time of one of them in a step of one token.
     """
 
     op: str
@@ -268,10 +270,11 @@ class PartitionPlan:
     """One partition of one program on some devices; bytes and seconds.
 
     Attributes:
-        partition: such as "tensor=4,pipeline=2".
-        weights: of the rank that holds most; weights_total: of all, of which ``weights_once`` would do without ranks.
-        kv_per_token, kv_total, kv_once: the same of keys and values: heads that don't divide are on several ranks.
-        received: bytes that a rank gets for each token of a step, of the rank that gets most.
+        partition: the partition, such as "tensor=4,pipeline=2".
+        weights: bytes of the rank with most; weights_total: of all ranks; weights_once: of the model without ranks.
+        kv_per_token, kv_total, kv_once: the same of keys and values for a token. Heads that can't be divided among the
+            ranks are on several of them.
+        received: bytes that the rank with most receives in a step of one token.
         meetings: collectives of a step, on the rank that has most.
         waited: seconds of a step of one token in which ranks wait for links.
     """
@@ -316,7 +319,7 @@ class Best:
 
 @dataclass(frozen=True)
 class RankPlans:
-    """All of it."""
+    """The result of ``plan_ranks``: devices, links, the plan of each partition, and the best ones."""
 
     model: str
     parameters: int
@@ -329,7 +332,7 @@ class RankPlans:
     omitted: tuple[Omitted, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: seconds, bytes, tokens a second."""
+        """Returns plain values: seconds, bytes, tokens a second."""
         return {"format_version": FORMAT_VERSION} | asdict(self)
 
 
@@ -338,7 +341,7 @@ def plan_ranks(source: str | Path, options: PlanOptions, progress: Progress = si
 
     Args:
         source: a bundle, or a model: see ``planned_model``.
-        options: see there; ``ranks`` isn't empty, or ``partition`` is given.
+        options: with numbers of ``ranks``, or one ``partition``.
         progress: called as the work goes on.
 
     Raises:
@@ -354,31 +357,17 @@ def plan_ranks(source: str | Path, options: PlanOptions, progress: Progress = si
     partitions = _partitions(options)
     wires = {name_of(gpu): _wires(options, gpu, max(how.ranks for how in partitions)) for gpu in devices}
     model = planned_model(source, options.recipes, (target_on(gpu=False),), progress)
-    programs = [p for p in model.programs if p.program is not None and p.target == target_on(gpu=False)]
-    if not programs:
-        why = "; ".join(f"{', '.join(p.recipes)}: {p.omitted}" for p in model.programs if p.omitted)
-        raise BundleError(
-            f"{model.info.name}: nothing can be cut into ranks{f': {why}' if why else ''}",
-            hint=f"Export the model with --target {target_on(gpu=False)}, whose programs are cut.",
-        )
     fitted = within(options, model.info)
+    planner = _Planner(_cut_programs(model), partitions, fitted, shares, model.info.context_length, progress)
     rooms = {name_of(gpu): room_of(gpu, fitted, shares) for gpu in devices}
     plans: list[PartitionPlan] = []
     refused: list[RequestError] = []
     for gpu in devices:
-        here = wires[name_of(gpu)]
-        for planned in programs:
-            for done, how in enumerate(partitions):
-                progress(ProgressEvent("partitions", done, len(partitions), str(how)))
-                share = 1 if gpu is not None else min(here.per_machine, how.ranks)  # of one machine's cores and memory
-                room = rooms[name_of(gpu)] if fitted.memory is not None else rooms[name_of(gpu)] // share
-                threads = fitted.threads or max(1, available_threads() // share)
-                make = model_maker(replace(fitted, threads=threads), shares, model.info.context_length, progress)
-                try:
-                    plans.append(_plan(planned, how, gpu, room, here, fitted, make))
-                except RequestError as e:
-                    refused.append(e)
-            progress(ProgressEvent("partitions", len(partitions), len(partitions)))
+        for plan in planner.plans(gpu, rooms[name_of(gpu)], wires[name_of(gpu)]):
+            if isinstance(plan, PartitionPlan):
+                plans.append(plan)
+            else:
+                refused.append(plan)
     if not plans:
         raise refused[0]
     if not any(plan.fits for plan in plans):
@@ -398,8 +387,63 @@ def plan_ranks(source: str | Path, options: PlanOptions, progress: Progress = si
     )
 
 
+def _cut_programs(model: PlannedModel) -> list[PlannedProgram]:
+    """Returns the programs that can be cut into ranks. Raises BundleError if there are none."""
+    programs = [p for p in model.programs if p.program is not None and p.target == target_on(gpu=False)]
+    if not programs:
+        why = "; ".join(f"{', '.join(p.recipes)}: {p.omitted}" for p in model.programs if p.omitted)
+        raise BundleError(
+            f"{model.info.name}: nothing can be cut into ranks{f': {why}' if why else ''}",
+            hint=f"Export the model with --target {target_on(gpu=False)}, whose programs are cut.",
+        )
+    return programs
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Plans each program in each partition on a device.
+
+    Attributes:
+        programs: the programs, before they are cut.
+        partitions: the partitions to plan.
+        options, shares: of the plan.
+        context_length: tokens of the model's context.
+        progress: called with the stage "partitions".
+    """
+
+    programs: Sequence[PlannedProgram]
+    partitions: Sequence[Partition]
+    options: PlanOptions
+    shares: Shares
+    context_length: int
+    progress: Progress
+
+    def plans(self, gpu: Gpu | None, room: int, wires: Wires) -> Iterator[PartitionPlan | RequestError]:
+        """Yields the plan of each program in each partition, or the error that there are too many ranks for it.
+
+        Args:
+            gpu: the device of each rank; None for this machine.
+            room: bytes of memory of a device.
+            wires: the links between ranks.
+        """
+        for planned in self.programs:
+            for done, how in enumerate(self.partitions):
+                self.progress(ProgressEvent("partitions", done, len(self.partitions), str(how)))
+                # Ranks on one machine without GPUs share its cores and its memory.
+                ranks = 1 if gpu is not None else min(wires.per_machine, how.ranks)
+                rank_room = room if self.options.memory is not None else room // ranks
+                threads = self.options.threads or max(1, available_threads() // ranks)
+                options = replace(self.options, threads=threads)
+                make = model_maker(options, self.shares, self.context_length, self.progress)
+                try:
+                    yield _plan(planned, how, gpu, rank_room, wires, self.options, make)
+                except RequestError as e:
+                    yield e
+            self.progress(ProgressEvent("partitions", len(self.partitions), len(self.partitions)))
+
+
 def _partitions(options: PlanOptions) -> list[Partition]:
-    """The requested partition, or all of the requested numbers of ranks. Raises RequestError."""
+    """Returns the requested partition, or all partitions into the requested numbers of ranks. Raises RequestError."""
     if options.partition is not None:
         how = Partition.parse(options.partition)
         if options.ranks and options.ranks != (how.ranks,):
@@ -417,7 +461,29 @@ def _partitions(options: PlanOptions) -> list[Partition]:
 
 
 def _wires(options: PlanOptions, gpu: Gpu | None, ranks: int) -> Wires:
-    """Raises TargetError or RequestError."""
+    """Returns the links of a plan. Raises TargetError or RequestError for an option that isn't possible.
+
+    ``gpu`` is the device of each rank, None for this machine; ``ranks`` the largest number of ranks.
+    """
+    links = _links(options, gpu, ranks)
+    share = default_share() if options.link_share is None else options.link_share
+    if not 0 < share <= 1:
+        raise RequestError(f"link_share: {share:g} is out of range", hint="It must be above 0, and 1 at most.")
+    per_machine = _PER_MACHINE if options.per_machine is None else options.per_machine
+    check_range("per_machine", (per_machine,), MOST_RANKS)
+    float_bytes = 4 if gpu is None else 2
+    if len(links) == 2:
+        return Wires(links[0] or _memory(per_machine), links[1], per_machine, share, float_bytes)
+    if links[0] is not None and links[0].between:
+        return Wires(None, links[0], 1, share, float_bytes)
+    return Wires(links[0] or _memory(ranks), None, MOST_RANKS, share, float_bytes)
+
+
+def _links(options: PlanOptions, gpu: Gpu | None, ranks: int) -> list[Link | None]:
+    """Returns the link between ranks, or that within a machine and that between machines; None is this memory.
+
+    Raises TargetError for an unknown link, RequestError if there is none, or two don't go together.
+    """
     names = split_links(options.links)
     if not names and gpu is not None and ranks > 1:
         raise RequestError(f"link: what joins {gpu.name}s isn't given", hint="Name it: --link nvlink, or --link pcie4.")
@@ -427,28 +493,18 @@ def _wires(options: PlanOptions, gpu: Gpu | None, ranks: int) -> Wires:
             f"link: {names[0]} and {names[1]} aren't a link within machines and one between them",
             hint="Name them in this order, such as --link nvlink,ndr.",
         )
-    share = default_share() if options.link_share is None else options.link_share
-    if not 0 < share <= 1:
-        raise RequestError(f"link_share: {share:g} is out of range", hint="It must be above 0, and 1 at most.")
-    per_machine = _PER_MACHINE if options.per_machine is None else options.per_machine
-    check_range("per_machine", (per_machine,), MOST_RANKS)
-    float_bytes = 4 if gpu is None else 2
-    if len(links) == 1 and (one := links[0]) is not None and one.between:
-        return Wires(None, one, 1, share, float_bytes)
-    inside = links[0] or _memory(ranks if len(links) == 1 else per_machine)
-    between = links[1] if len(links) == 2 else None
-    return Wires(inside, between, per_machine if between else MOST_RANKS, share, float_bytes)
+    return links
 
 
 def _memory(ranks: int) -> Link:
-    """This machine's memory, measured."""
+    """Returns the memory of this machine as a link, with the measured time of a collective of so many ranks."""
     planning = planning_of(target_on(gpu=False))
     assert planning is not None and planning.meeting is not None, "it runs ranks"
     seconds = planning.meeting(ranks) if ranks > 1 else 0.0
     return Link(MEMORY, 0.0, seconds, 0.0, "a meeting of ranks, timed on this machine")
 
 
-class _Held:
+class _RankMemory:
     """The memory that the ranks of a partition need on their devices."""
 
     def __init__(self, planned: PlannedProgram, stages: Sequence[Stage]) -> None:
@@ -477,10 +533,10 @@ def _plan(
     whole = Memory(planned.program, planned.target)
     parts = partition(planned.program, how)
     stages = stages_of(parts, how, wires)
-    held = _Held(planned, stages)
-    block = held.block
-    requests = most_that(MOST_REQUESTS, lambda n: held.needed(n, context, prompt) <= room)
-    longest = most_that(1 << 20, lambda n: held.needed(1, n * block, n * block) <= room) * block
+    memory = _RankMemory(planned, stages)
+    block = memory.block
+    requests = most_that(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
+    longest = most_that(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
     one_token = _decode(1, context)
     partition_plan = PartitionPlan(
         device=name_of(gpu),
@@ -491,14 +547,14 @@ def _plan(
         pipeline=how.stages,
         fits=requests > 0,
         room=room,
-        weights=max(rank.weights for rank in held.ranks),
+        weights=max(rank.weights for rank in memory.ranks),
         weights_total=sum(Memory(part, planned.target).weights for part in parts),
         weights_once=whole.weights,
-        kv_per_token=max(rank.cache(block) for rank in held.ranks) // block,
+        kv_per_token=max(rank.cache(block) for rank in memory.ranks) // block,
         kv_total=sum(Memory(part, planned.target).cache(block) for part in parts) // block,
         kv_once=whole.cache(block) // block,
-        workspace=max(rank.workspace(1, prompt, context) for rank in held.ranks),
-        needed=held.needed(1, context, prompt),
+        workspace=max(rank.workspace(1, prompt, context) for rank in memory.ranks),
+        needed=memory.needed(1, context, prompt),
         most_requests=requests,
         most_tokens=longest,
         received=max(_bytes(waits, one_token) for stage in stages for waits in stage.waits),
@@ -519,21 +575,15 @@ def _plan(
             batch, model.ttft(prompt, batch - 1, context), tpot, batch / tpot, model.bound(batch, context)
         )
 
-    def late(batch: int) -> str:
-        if options.tpot is not None and model.tpot(batch, context) > options.tpot:
-            return "tpot"
-        if options.ttft is not None and model.ttft(prompt, batch - 1, context) > options.ttft:
-            return "ttft"
-        return ""
-
-    most = most_that(requests, lambda n: not late(n))
-    limit = late(most + 1) if most < requests else "memory" if requests < MOST_REQUESTS else "requests"
+    most, limit = largest_batch(
+        requests, options, lambda n: model.tpot(n, context), lambda n: model.ttft(prompt, n - 1, context)
+    )
     speeds = tuple(speed(batch) if batch <= requests else BatchSpeed(batch) for batch in options.batches)
     return replace(partition_plan, speeds=speeds, largest=speed(most) if most else None, largest_limit=limit)
 
 
 def _measured(programs: Sequence[LoweredProgram], gpu: Gpu | None) -> Sequence[LoweredProgram]:
-    """Whose kernels are looked at: on this machine, where that takes seconds, the one with most weights."""
+    """Returns the programs whose kernels are timed: all for a GPU; on this machine, which is slow, the largest one."""
     return programs if gpu is not None else [max(programs, key=lambda p: sum(map(stored_bytes, p.weights)))]
 
 

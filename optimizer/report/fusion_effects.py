@@ -1,9 +1,9 @@
-"""The effect of each of a target's fusions on the time of a step: measured here, with and without it, on equal weights.
+"""Measures the effect of each fusion of a target on the time of a step, on equal weights.
 
-The whole list of fusions is compared with the list less one, so that a fusion isn't credited with another's effect. All
-programs are timed alternately, in another order each round, and compared round by round: a slower machine slows all. A
-program's place in memory changes its speed too, so the program with all fusions is timed twice: the difference between
-these two is noise, and so is every difference that isn't larger.
+The program with all fusions is compared with the programs that lack one, so that a fusion isn't credited with another's
+effect. All programs are timed alternately, in another order each round, and compared round by round: a slower machine
+slows all. A program's place in memory changes its speed too. So the program with all fusions is timed twice: the
+difference between the two is noise, and so is any other difference that isn't larger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.arena import plan_arena
-from enginewright.runtime.shared.contracts import CacheGroup, StepInput
+from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 from enginewright.runtime.shared.kv_formats import KV_FORMATS
 from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -35,17 +35,17 @@ from enginewright.runtime.shared.targets import MEASURED
 _CONTEXT = 64
 """Tokens in a request's cache at the measured decode step, where the model takes that many."""
 _PREFILL = (256, 128, 64, 32)
-"""Tokens of a prefill: the first of these that the time allows."""
+"""Tokens of a prefill: the first of these numbers for which the time is enough is measured."""
 _FEWEST, _MOST = 6, 100
-"""Runs of each program; of fewer an interval can't be said."""
+"""The fewest and most runs of each program: fewer give no interval."""
 _BESIDE_WEIGHTS = 512 << 20
-"""Bytes that the programs need together for what they compute, at most."""
+"""The most bytes that the programs need together for the values that they compute."""
 _SHARE = 0.4
-"""The share of the seconds that decode has; the rest is prefill's."""
+"""The share of the seconds for decode steps; prefills have the rest."""
 
 
 _TWIN = "the same again"
-"""Stands among the names of fusions for the program with all of them a second time."""
+"""The name of the second program with all fusions, among the names of fusions."""
 
 
 def fusion_effects(
@@ -62,63 +62,47 @@ def fusion_effects(
     """Measures the fusions of the cpu target.
 
     Args:
-        program: as the target's passes get it; it is left as it is.
-        passes: those of the target, less what the recipe turns off.
-        matched: how many places each changed, by its name.
-        bundle: with the target and its weights.
-        memory_budget: bytes of memory that may be taken; None: what is free.
-        seconds: about how long to measure. Where even a few steps take longer nothing is measured.
-        shortest: seconds of a decode step below which nothing is measured, as it would be noise.
-        threads: of the kernels; 0 takes as many as there are cores.
+        program: the program before the target's passes; it isn't changed.
+        passes: the target's passes, without those that the recipe turns off.
+        matched: the number of places that each pass changed, by the pass's name.
+        bundle: the bundle with the target and its weights.
+        memory_budget: bytes of memory that may be used; None for the free memory.
+        seconds: the approximate duration of the measurement. If even a few steps take longer, nothing is measured.
+        shortest: seconds of a decode step below which nothing is measured, since the result would be noise.
+        threads: threads of the kernels; 0 for one per core.
     """
     context = min(_CONTEXT, bundle.model.context_length)
     fusions = [p for p in passes if p.exact]  # the others decide what is stored, and run each time
-    unmeasured = tuple(FusionEffect(p.name, matched.get(p.name, 0)) for p in fusions)
-
-    def skipped(why: str) -> FusionEffects:
-        return FusionEffects(MEASURED, context, 0, unmeasured, why)
-
     compared = [p for p in fusions if matched.get(p.name)]
-    if not compared:
-        return skipped("no fusion changed anything")
-    whole = bundle.program(MEASURED)
-    if sum(stored_bytes(use) for use in whole.weights) + _BESIDE_WEIGHTS > (
-        free_memory() if memory_budget is None else memory_budget
-    ):
-        return skipped("there is no memory for it")
     decode = StepSizes(lengths=(1,), contexts=(context,))
     prefills = [_prefill(n) for n in _PREFILL if n <= bundle.model.context_length] or [_prefill(1)]
-
-    def runner(lowered: LoweredProgram) -> StepRunner:
-        step_runner = StepRunner(bundle, [decode, prefills[0]], threads=threads, lowered=lowered)
-        step_runner.fill_caches()
-        return step_runner
-
     try:
+        if not compared:
+            raise _NotMeasuredError("no fusion changed anything")
+        whole = bundle.program(MEASURED)
+        free = free_memory() if memory_budget is None else memory_budget
+        if sum(stored_bytes(use) for use in whole.weights) + _BESIDE_WEIGHTS > free:
+            raise _NotMeasuredError("there is no memory for it")
+
+        def runner(lowered: LoweredProgram) -> StepRunner:
+            step_runner = StepRunner(bundle, [decode, prefills[0]], threads=threads, lowered=lowered)
+            step_runner.fill_caches()
+            return step_runner
+
         runners = {"": runner(whole)}
         twin = runner(whole)
-        step = runners[""].step(decode)
-        if (least := min(_time(runners[""], step) for _ in range(_FEWEST))) < shortest:
-            return skipped(f"a step takes {least * 1e6:.0f} microseconds: what a fusion changes would be lost in noise")
+        _check_duration(runners[""], decode, shortest)
         for p in compared:
-            lowered = _lowered(program, [q for q in passes if q is not p], whole.cache_groups)
-            if set(lowered.weights) != set(whole.weights):
-                return skipped(f"without {p.name} the program has other weights")
-            runners[p.name] = runner(lowered)
+            runners[p.name] = runner(_without(p, program, passes, whole))
         runners[_TWIN] = twin
-    except (BundleError, CapacityError) as e:
-        return skipped(f"the program can't run here: {e}")
-    decoded = _paired(runners, decode, seconds * _SHARE)
-    if not decoded:
-        return skipped(f"a few steps take more than {seconds:g} seconds")
-    tokens, prefilled = 0, _Times({})
-    shortest_prefill = prefills[-1].lengths[0]
-    once = _time(runners[""], runners[""].step(prefills[-1])) / shortest_prefill
-    for sizes in prefills:
-        tokens = sizes.lengths[0]
-        if once * tokens * len(runners) * (_FEWEST + 1) <= seconds * (1 - _SHARE) or tokens == shortest_prefill:
-            prefilled = _paired(runners, sizes, seconds * (1 - _SHARE))
-            break
+        decoded = _paired(runners, decode, seconds * _SHARE)
+        if not decoded:
+            raise _NotMeasuredError(f"a few steps take more than {seconds:g} seconds")
+        tokens, prefilled = _prefilled(runners, prefills, seconds * (1 - _SHARE))
+    except (BundleError, CapacityError, _NotMeasuredError) as e:
+        why = str(e) if isinstance(e, _NotMeasuredError) else f"the program can't run here: {e}"
+        unmeasured = tuple(FusionEffect(p.name, matched.get(p.name, 0)) for p in fusions)
+        return FusionEffects(MEASURED, context, 0, unmeasured, why)
     effects = (
         FusionEffect(
             p.name,
@@ -132,16 +116,52 @@ def fusion_effects(
         )
         for p in fusions
     )
-    return FusionEffects(
-        MEASURED, context, tokens if prefilled else 0, tuple(effects), "", decoded.noise(), prefilled.noise()
-    )
+    return FusionEffects(MEASURED, context, tokens, tuple(effects), "", decoded.noise(), prefilled.noise())
 
 
-def _lowered(program: Program, passes: Sequence[Pass], caches: Sequence[CacheGroup]) -> LoweredProgram:
-    copy = program.copy()
+class _NotMeasuredError(Exception):
+    """The effects of fusions aren't measured; the text says why."""
+
+
+def _check_duration(runner: StepRunner, sizes: StepSizes, shortest: float) -> None:
+    """Raises _NotMeasuredError if a step of these sizes takes less than ``shortest`` seconds."""
+    step = runner.step(sizes)
+    least = min(_time(runner, step) for _ in range(_FEWEST))
+    if least < shortest:
+        raise _NotMeasuredError(
+            f"a step takes {least * 1e6:.0f} microseconds: what a fusion changes would be lost in noise"
+        )
+
+
+def _without(fusion: Pass, program: Program, passes: Sequence[Pass], whole: LoweredProgram) -> LoweredProgram:
+    """Returns the lowered program that all passes but one make.
+
+    Args:
+        fusion: the pass that is left out.
+        program: the program before the passes.
+        passes: all passes.
+        whole: the lowered program that all passes make. Raises _NotMeasuredError if that has other weights.
+    """
+    copy, caches = program.copy(), whole.cache_groups
+    rest = [one for one in passes if one is not fusion]
     cache = CacheOptions(dtype=KV_FORMATS[caches[0].dtype if caches else "f32"].name)
-    PassManager(passes, PassContext(recipe=PassOptions(kv_cache=cache))).run(copy)
-    return plan_arena(lower_program(copy).program)
+    PassManager(rest, PassContext(recipe=PassOptions(kv_cache=cache))).run(copy)
+    lowered = plan_arena(lower_program(copy).program)
+    if set(lowered.weights) != set(whole.weights):
+        raise _NotMeasuredError(f"without {fusion.name} the program has other weights")
+    return lowered
+
+
+def _prefilled(runners: Mapping[str, StepRunner], prefills: Sequence[StepSizes], seconds: float) -> tuple[int, _Times]:
+    """Returns the tokens and the times of the longest prefill that these seconds allow; 0 and no times without any."""
+    shortest = prefills[-1].lengths[0]
+    per_token = _time(runners[""], runners[""].step(prefills[-1])) / shortest
+    for sizes in prefills:
+        tokens = sizes.lengths[0]
+        if per_token * tokens * len(runners) * (_FEWEST + 1) <= seconds or tokens == shortest:
+            break
+    times = _paired(runners, sizes, seconds)
+    return tokens if times else 0, times
 
 
 def _prefill(tokens: int) -> StepSizes:
@@ -150,7 +170,7 @@ def _prefill(tokens: int) -> StepSizes:
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds of each program by round; empty if nothing was measured."""
+    """The seconds of each program in each round; empty if nothing was measured."""
 
     by_name: Mapping[str, Sequence[float]]
 
@@ -158,16 +178,19 @@ class _Times:
         return bool(self.by_name)
 
     def median(self, name: str) -> float | None:
-        """Computes the median, in microseconds."""
+        """Returns the median of a program's times, in microseconds; None if it wasn't measured."""
         return round(median(self.by_name[name]) * 1e6, 1) if name in self.by_name else None
 
     def noise(self) -> float | None:
-        """The noise of the measurement: the largest distance from 0 in the interval between two equal programs."""
+        """Returns the largest distance from 0 in the interval of the difference of two equal programs.
+
+        Returns None if nothing was measured.
+        """
         interval = self._interval(_TWIN)
         return None if interval is None else max(abs(interval[0]), abs(interval[1]))
 
     def saves(self, name: str) -> Interval | None:
-        """The interval of what the fusion saves, if all of it is beyond the noise."""
+        """Returns the interval of the share of time that a fusion saves; None unless all of it is beyond the noise."""
         interval, noise = self._interval(name), self.noise()
         if interval is None or noise is None or (interval[0] <= noise and interval[1] >= -noise):
             return None
@@ -181,10 +204,11 @@ class _Times:
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:
-    """An interval that holds the median with a confidence of 95 % at least, whatever the values' distribution.
+    """Returns an interval that contains the median with a confidence of at least 95 %, for any distribution.
 
-    From one order statistic to the one as far from the other end: the number of values below the median is binomial
-    (Conover, Practical Nonparametric Statistics, 3.2). None for fewer than 6 values, which have no such interval.
+    The ends are two order statistics with the same distance from the least and the largest value: the number of values
+    below the median is binomial (Conover, Practical Nonparametric Statistics, 3.2). Fewer than 6 values have no such
+    interval: then it returns None.
     """
     count, ordered, below = len(values), sorted(values), 0.0
     interval = None
@@ -197,7 +221,7 @@ def median_interval(values: Sequence[float]) -> Interval | None:
 
 
 def _paired(runners: Mapping[str, StepRunner], sizes: StepSizes, seconds: float) -> _Times:
-    """Times of runners that alternate; empty if the seconds aren't enough for a few rounds."""
+    """Returns the times of runners that alternate; empty if the seconds aren't enough for a few rounds."""
     steps = {name: runner.step(sizes) for name, runner in runners.items()}
     first = sum(_time(runners[name], step) for name, step in steps.items())  # warms up, and is not counted
     if first * _FEWEST > 4 * seconds:

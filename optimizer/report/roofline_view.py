@@ -1,4 +1,4 @@
-"""A roofline as the page and the terminal show it: steps of one kind together, with their share of the limit."""
+"""The roofline of the page and the terminal: steps grouped by kind, with their share of the limit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .roofline import Roofline, ShapeCosts, StepTime
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 18.0, 16.0, 46.0
 _LETTER, _LINE, _LONGEST = 7.3, 15.0, 24
 _NEARBY = 60.0
-"""The distance of one kind's names, of which one is then too many."""
+"""The least distance between two points that are both named with the same kind."""
 _NAMED = 0.02
-"""The share of a step's time that a point must have to be named."""
+"""The least share of a step's time for a point to be named."""
 _APART = 40.0
-"""Between ticks, at least: their labels are some letters wide."""
+"""The least distance between ticks: their labels are some letters wide."""
 _BAR, _BETWEEN, _KINDS = 26.0, 26.0, 8
-"""A bar's height, the space above it for its name, and the kinds that have a colour of their own."""
+"""The height of a bar, the space above it for its name, and the number of kinds with a colour of their own."""
 
 _Corners = tuple[float, float, float, float]
 """left, top, right, bottom"""
@@ -32,10 +32,17 @@ _Corners = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class StepGroup:
-    """All steps of a shape with the same op for the same modules of different layers.
+    """The steps of a shape with one op for the same modules of different layers.
 
-    ``seconds``, ``limit`` and ``share`` (limit / seconds) are None where nothing was measured, and ``share`` where a
-    step brings nothing from memory. ``bound``: "memory" or "products", whichever limits it; "" where neither does.
+    Attributes:
+        op, kind: the name of the op, and of the modules without the layers' numbers.
+        count: the number of steps.
+        cost: the cost of all of them.
+        seconds: their measured time; None if they weren't measured.
+        limit: the least time on this machine; None if the machine wasn't measured.
+        share: limit / seconds; None if either is missing, or the limit is 0.
+        part: the share of these steps in the shape's time; None if it wasn't measured.
+        bound: "memory" or "products", the larger limit; "" if neither limits the steps.
     """
 
     op: str
@@ -51,7 +58,10 @@ class StepGroup:
 
 @dataclass(frozen=True)
 class ShapeView:
-    """A shape with its groups, those that take longest first."""
+    """A shape with its groups of steps, in descending order of time.
+
+    ``limit`` is the least time of all steps on this machine, in seconds; None if the machine wasn't measured.
+    """
 
     shape: ShapeCosts
     groups: tuple[StepGroup, ...]
@@ -64,13 +74,13 @@ class ShapeView:
 
     @property
     def share(self) -> float | None:
-        """The limit's time as a share of the measured one: 1 is as fast as this machine can be."""
+        """The limit's time divided by the measured time: 1 is as fast as this machine can be."""
         return self.limit / self.shape.seconds if self.limit is not None and self.shape.seconds else None
 
 
 @dataclass(frozen=True)
 class Point:
-    """A group in the chart: ``series`` is its shape's place in the list."""
+    """A group of steps in the chart; ``series`` is the number of its shape."""
 
     x: float
     y: float
@@ -81,7 +91,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A limit in the chart, and where its name is; that of one that slopes is along it, from this place on."""
+    """A limit in the chart, from (x1, y1) to (x2, y2), with the position of its label.
+
+    The label of a sloping line is turned, and begins at that position.
+    """
 
     x1: float
     y1: float
@@ -100,9 +113,9 @@ class Line:
 
 @dataclass(frozen=True)
 class RooflineChart:
-    """Points by multiply-adds a byte and a second, under this machine's limits.
+    """A roofline chart: points by multiply-adds per byte (x) and per second (y), below the limits of this machine.
 
-    ``labels``: x, y, text-anchor and text of the points that are named.
+    ``labels`` are x, y, text-anchor and text of each label of a point.
     """
 
     x_ticks: tuple[tuple[float, str], ...]
@@ -119,7 +132,7 @@ class RooflineChart:
 
 @dataclass(frozen=True)
 class Slice:
-    """A kind of modules in a bar: ``colour`` is its place in the legend. ``text`` is empty where there is no room."""
+    """A kind of modules in a bar; ``colour`` is its number in the legend. ``text`` is empty if there is no room."""
 
     x: float
     width: float
@@ -140,7 +153,7 @@ class TimeBar:
 
 @dataclass(frozen=True)
 class TimeBars:
-    """A bar for each shape that was timed, all of one length; and the names of the colours."""
+    """A bar for each shape that was timed, all of one length. ``kinds`` are the names of the colours."""
 
     size: Size
     bar: float
@@ -149,7 +162,7 @@ class TimeBars:
 
 
 def shape_view(shape: ShapeCosts, machine: Machine | None) -> ShapeView:
-    """The groups of a shape."""
+    """Returns a shape with its steps in groups; ``machine`` is the measured machine, None if it wasn't measured."""
     by_kind: dict[tuple[str, str], list[StepTime]] = {}
     for step in shape.steps:
         by_kind.setdefault((step.op, kind_of(step.where)), []).append(step)
@@ -173,33 +186,41 @@ def _group(op: str, kind: str, steps: Sequence[StepTime], whole: float | None, m
 
 
 def time_bars(views: Sequence[ShapeView], width: float) -> TimeBars | None:
-    """The bars; None if nothing was timed."""
+    """Returns a bar of this width for each shape that was timed; None if no shape was."""
     timed = [view for view in views if view.shape.seconds]
     parts: dict[str, float] = {}
-    for view in timed:
-        for g in view.groups:
-            parts[g.kind] = max(parts.get(g.kind, 0.0), g.part or 0.0)
+    for group in (group for view in timed for group in view.groups):
+        parts[group.kind] = max(parts.get(group.kind, 0.0), group.part or 0.0)
     if not parts:
         return None
     kinds = sorted(parts, key=lambda kind: -parts[kind])[:_KINDS]
-    bars = []
-    for i, view in enumerate(timed):
-        seconds = dict.fromkeys([*kinds, ""], 0.0)
-        for g in view.groups:
-            seconds[g.kind if g.kind in kinds else ""] += g.seconds or 0.0
-        whole = sum(seconds.values()) or 1.0
-        places = stacked([seconds[kind] for kind in seconds], width)
-        slices = []
-        for colour, (kind, (x, length)) in enumerate(zip(seconds, places, strict=True)):
-            share = f"{100 * seconds[kind] / whole:.0f} %"
-            named = f"{short_name(kind) or 'others'} {share}"
-            text = next((t for t in (named, share) if _LETTER * len(t) + 10 < length), "")
-            if length:
-                slices.append(Slice(x, length, colour, text, f"{kind or 'others'}: {share}"))
-        y = i * (_BAR + _BETWEEN) + _BETWEEN - 6
-        bars.append(TimeBar(view.shape.name, duration(view.shape.seconds or 0.0), y, tuple(slices)))
+    bars = [
+        TimeBar(
+            view.shape.name,
+            duration(view.shape.seconds or 0.0),
+            i * (_BAR + _BETWEEN) + _BETWEEN - 6,
+            _slices(view, kinds, width),
+        )
+        for i, view in enumerate(timed)
+    ]
     names = tuple(kinds) + (("others",) if len(parts) > len(kinds) else ())
     return TimeBars(Size(width, len(bars) * (_BAR + _BETWEEN)), _BAR, tuple(bars), names)
+
+
+def _slices(view: ShapeView, kinds: Sequence[str], width: float) -> tuple[Slice, ...]:
+    """Returns the slices of the time of a shape: one of each of these kinds of modules, and one of all others."""
+    seconds = dict.fromkeys([*kinds, ""], 0.0)
+    for group in view.groups:
+        seconds[group.kind if group.kind in kinds else ""] += group.seconds or 0.0
+    whole = sum(seconds.values()) or 1.0
+    slices = []
+    for colour, (kind, (x, length)) in enumerate(zip(seconds, stacked([*seconds.values()], width), strict=True)):
+        share = f"{100 * seconds[kind] / whole:.0f} %"
+        texts = f"{short_name(kind) or 'others'} {share}", share
+        text = next((text for text in texts if _LETTER * len(text) + 10 < length), "")
+        if length:
+            slices.append(Slice(x, length, colour, text, f"{kind or 'others'}: {share}"))
+    return tuple(slices)
 
 
 def short_name(kind: str) -> str:
@@ -209,7 +230,7 @@ def short_name(kind: str) -> str:
 
 
 def chart(roofline: Roofline, views: Sequence[ShapeView], size: Size = WIDE) -> RooflineChart | None:
-    """The chart; None if nothing was measured that has products and bytes."""
+    """Returns the chart of some shapes; None if no step with products and bytes was measured."""
     machine = roofline.machine
     groups = [
         (i, g, g.cost.multiply_adds / g.cost.memory, g.cost.multiply_adds / g.seconds)
@@ -249,7 +270,7 @@ def chart(roofline: Roofline, views: Sequence[ShapeView], size: Size = WIDE) -> 
 
 
 def _spread(ticks: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
-    """The ticks whose labels have room."""
+    """Returns the ticks (position, label) whose labels have room."""
     apart: list[tuple[float, str]] = []
     for tick in ticks:
         if not apart or abs(tick[0] - apart[-1][0]) >= _APART:
@@ -258,7 +279,7 @@ def _spread(ticks: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]
 
 
 def _roofs(machine: Machine, x: LogAxis, y: LogAxis, slope: Line) -> list[Line]:
-    """A line for each type of products, lowest first, each named where no other name stands."""
+    """Returns a line for each type of products, lowest first, each labelled where no other label is."""
     boxes = [_slope_label(slope)]
     lines = []
     for kind, peak in sorted(machine.peaks.items(), key=lambda item: item[1]):
@@ -276,19 +297,16 @@ def _roofs(machine: Machine, x: LogAxis, y: LogAxis, slope: Line) -> list[Line]:
 def _labels(
     points: Sequence[tuple[Point, str, bool]], lines: Sequence[Line], size: Size
 ) -> list[tuple[float, float, str, str]]:
-    """Names beside, below or above the largest points, where nothing else is: no name, no line, no other point.
+    """Returns the names next to the largest points, where they cover no other name, line or point.
 
-    A kind of module that has been named at a point nearby is not named again.
+    A point whose name stands at another point nearby is not named.
+
+    Args:
+        points: each point, the name of its modules, and True if it is large enough to be named.
+        lines: the bandwidth's line first, then the others.
+        size: of the chart.
     """
-    slope, *roofs = lines
-    boxes = [_slope_label(slope), *(_text_box(r.label_x, r.label_y, r.anchor, r.label) for r in roofs)]
-    boxes += [(r.x1, r.y1 - 1, r.x2, r.y1 + 1) for r in roofs]
-    boxes += [(p.x - p.size, p.y - p.size, p.x + p.size, p.y + p.size) for p, _, _ in points]
-    steps = [i / 100 for i in range(101)]
-    boxes += [
-        (x - 1, y - 1, x + 1, y + 1)
-        for x, y in ((slope.x1 + s * (slope.x2 - slope.x1), slope.y1 + s * (slope.y2 - slope.y1)) for s in steps)
-    ]
+    boxes = _obstacles([point for point, _, _ in points], lines)
     labels: list[tuple[float, float, str, str]] = []
     for point, name in sorted(((p, n) for p, n, named in points if named), key=lambda item: -item[0].size):
         text = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
@@ -306,21 +324,33 @@ def _labels(
     return labels
 
 
+def _obstacles(points: Sequence[Point], lines: Sequence[Line]) -> list[_Corners]:
+    """Returns boxes around the lines, their names and the points of a chart; the first line is the sloping one."""
+    slope, *roofs = lines
+    boxes = [_slope_label(slope), *(_text_box(r.label_x, r.label_y, r.anchor, r.label) for r in roofs)]
+    boxes += [(r.x1, r.y1 - 1, r.x2, r.y1 + 1) for r in roofs]
+    boxes += [(p.x - p.size, p.y - p.size, p.x + p.size, p.y + p.size) for p in points]
+    for step in range(101):
+        x, y = slope.x1 + step / 100 * (slope.x2 - slope.x1), slope.y1 + step / 100 * (slope.y2 - slope.y1)
+        boxes.append((x - 1, y - 1, x + 1, y + 1))
+    return boxes
+
+
 def _text_box(x: float, y: float, anchor: str, text: str) -> _Corners:
-    """The corners of a text: letters rise about 10 above the baseline and descend 3 below."""
+    """Returns the corners of a text: letters rise about 10 above the baseline and descend 3 below."""
     left = x - _LETTER * len(text) if anchor == "end" else x
     return left, y - 11, left + _LETTER * len(text), y + 3
 
 
 def _slope_label(slope: Line) -> _Corners:
-    """About where the bandwidth's name is: along its line, on the upper side."""
+    """Returns a box around the label of the bandwidth's line, which is along the line, on its upper side."""
     turned, length = math.radians(slope.angle), _LETTER * len(slope.label)
     end_x, end_y = slope.label_x + length * math.cos(turned), slope.label_y + length * math.sin(turned)
     return slope.label_x - 12, end_y - 12, end_x, slope.label_y
 
 
 def _named_slope(slope: Line, points: Sequence[Point]) -> Line:
-    """The line with its name where the fewest points are in its way, rather at the beginning."""
+    """Returns the line with its label at the position that covers the fewest points, the first of several such."""
     turned, length = math.radians(slope.angle), math.hypot(slope.x2 - slope.x1, slope.y2 - slope.y1)
     free = length - _LETTER * len(slope.label) - 12
     places = [12 + max(free - 12, 0.0) * i / 8 for i in range(9)]

@@ -86,7 +86,9 @@ LONG = {"error": {"message": "x" * 1000, "type": "server_error"}}
         ([CUT], "closed", ""),
         ([b"HTTP/1.1 200 OK\r\nx", CUT], "cut", ""),
         ([b"SSH-2.0-OpenSSH_9\r\n\r\n", STALL], "not HTTP", "SSH"),
-        ([b"x" * 70_000, STALL], "not HTTP", "head"),
+        ([b"x" * 70_000, STALL], "not HTTP", "HTTP/"),
+        ([b"HTTP/1.1 200 OK\r\nx: " + b"x" * 70_000, STALL], "not HTTP", "head"),
+        ([b"".join([*document(200, {}), b"HTTP/1.1 200 OK\r\n\r\n"])], "not HTTP", "response"),
         ([HEAD, b"zz\r\n", STALL], "not HTTP", "chunk"),
     ],
 )
