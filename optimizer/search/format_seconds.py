@@ -1,8 +1,8 @@
-"""The time of a token with each format of each unit: a decode step of one request, timed before there is a bundle.
+"""Times a decode step of one request with each format of each unit, before a bundle is exported.
 
-The program is lowered once for each format, with that format everywhere; no weight is read for it. On this machine its
-steps run on random weights, as ``optimize plan`` does; on a GPU they are predicted. A unit's time is that of the steps
-that read its weights. The rest of a step is equal for all formats, except for the rounding of inputs, which is divided
+The program is lowered once for each format, with that format everywhere; no weight is read for it. On this machine the
+steps run on random weights, as in ``optimize plan``; on a GPU they are predicted. The time of a unit is that of the
+steps that read its weights. The rest is equal for all formats, except for the rounding of inputs, whose time is divided
 among the units.
 """
 
@@ -23,7 +23,7 @@ NANOSECONDS = 1e9
 
 
 class Clock(Protocol):
-    """Times a token of programs: ``optimizer/plan/token_clock.py``."""
+    """Times a token of programs. ``optimizer/plan/token_clock.py`` implements it."""
 
     @property
     def device(self) -> str:
@@ -32,16 +32,16 @@ class Clock(Protocol):
     def time(
         self, program: Program, passes: Sequence[Pass], context: PassContext
     ) -> tuple[tuple[Step, ...], StepSeconds]:
-        """Gives the steps that passes make of a program, and their seconds."""
+        """Returns the steps of a program after some passes, and their seconds."""
 
 
 @dataclass(frozen=True)
 class FormatSeconds:
-    """Nanoseconds of a token.
+    """The nanoseconds of a token.
 
     Attributes:
-        units: of each unit, by its formats.
-        fixed: of all else.
+        units: for each unit, the nanoseconds with each of its formats.
+        fixed: the nanoseconds of all else.
     """
 
     units: tuple[tuple[int, ...], ...]
@@ -53,30 +53,21 @@ def time_formats(
     timed: Callable[[Sequence[int]], tuple[tuple[Step, ...], StepSeconds]],
     on_progress: Callable[[int, int, str], None],
 ) -> FormatSeconds:
-    """Times each format of each unit: one program for each format, with it wherever it can be, else the smallest.
+    """Times each format of each unit, with a program for each format. Units that can't have it get their smallest one.
 
     Args:
-        units: whose formats are timed.
-        timed: gives the steps of a choice, by the index of each unit's format, and their seconds.
-        on_progress: called with how many formats are done, of how many, and the next.
+        units: the units whose formats are timed.
+        timed: returns the steps and their seconds, given the index of the format of each unit.
+        on_progress: called with the number of formats that are timed, the number of all, and the next one.
     """
     formats = list(dict.fromkeys(f for unit in units for f in unit.formats))
-    owner = {str(weight_node(n).target): i for i, unit in enumerate(units) for n in unit.nodes}
     nanoseconds = [[0] * len(unit.formats) for unit in units]
     others: list[int] = []
     changed: list[list[tuple[int, int]]] = []
     for done, weight_format in enumerate(formats):
         on_progress(done, len(formats), f"timing {weight_format}")
         chosen = [u.formats.index(weight_format) if weight_format in u.formats else u.smallest for u in units]
-        steps, seconds = timed(chosen)
-        unit_seconds = [0.0] * len(units)
-        other = seconds.around
-        for step, step_seconds in zip(steps, seconds.steps, strict=True):
-            reads = {i for o in step.inputs if o.kind == "weight" for i in _owners(o.name, owner)}
-            if not reads:
-                other += step_seconds
-            for i in reads:
-                unit_seconds[i] += step_seconds / len(reads)
+        unit_seconds, other = _by_unit(*timed(chosen), units)
         others.append(round(other * NANOSECONDS))
         places = [(i, o) for i, o in enumerate(chosen) if units[i].formats[o] == weight_format]
         changed.append(places)
@@ -89,8 +80,29 @@ def time_formats(
     return FormatSeconds(tuple(tuple(of) for of in nanoseconds), fixed)
 
 
+def _by_unit(steps: Sequence[Step], seconds: StepSeconds, units: Sequence[FormatUnit]) -> tuple[Sequence[float], float]:
+    """Returns the seconds of the steps that read the weights of each unit, and those of all else.
+
+    A step that reads the weights of several units counts for each by an equal part.
+    """
+    owner = {str(weight_node(n).target): i for i, unit in enumerate(units) for n in unit.nodes}
+    unit_seconds, other = [0.0] * len(units), seconds.around
+    for step, step_seconds in zip(steps, seconds.steps, strict=True):
+        reads = {i for o in step.inputs if o.kind == "weight" for i in _owners(o.name, owner)}
+        if not reads:
+            other += step_seconds
+        for i in reads:
+            unit_seconds[i] += step_seconds / len(reads)
+    return unit_seconds, other
+
+
 def _owners(weight: str, owner: dict[str, int]) -> set[int]:
-    """The units whose weight a lowered program has under that name, or a part of it: ``NAME.int4``, ``NAME.scales``."""
+    """Returns the number of the unit with a weight of a lowered program, in a set; an empty set if it is in no unit.
+
+    Args:
+        weight: the name of the weight or of a part of it, such as ``NAME.int4`` or ``NAME.scales``.
+        owner: the number of the unit of each weight of the program before lowering.
+    """
     while weight not in owner:
         weight, dot, _ = weight.rpartition(".")
         if not dot:

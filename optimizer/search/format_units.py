@@ -31,18 +31,18 @@ from enginewright.runtime.shared.panel_layouts import Layout
 ew = torch.ops.ew
 
 _ANY = WeightFormat(storage="bf16", activation="bf16")
-"""A format that every weight can have which may have another than floats."""
+"""A format that every weight can have which doesn't have to stay floats."""
 
 
 @dataclass(frozen=True)
 class FormatUnit:
-    """Weights that have one format, and the calls that read them: one weight, but for experts of one module.
+    """Weights that have the same format, and the calls that read them: one weight, or the experts of one module.
 
     Attributes:
-        paths: module paths, as overrides name them; no other unit has them.
-        nodes: of the program; several if the head's weight is the table too.
-        formats: those that it can have, each once.
-        sizes: bytes that it takes in each.
+        paths: the paths of the modules, as overrides name them; no other unit has them.
+        nodes: the calls in the program; several for experts, and if the head's weight is the table too.
+        formats: the formats that the weights can have, each once.
+        sizes: the bytes of the weights in each format.
     """
 
     paths: tuple[str, ...]
@@ -56,23 +56,31 @@ class FormatUnit:
 
     @property
     def layer(self) -> str:
-        """The path up to the layer's number, or all of it where there is none."""
+        """The path of the first module up to the layer's number; all paths if it isn't in a layer."""
         match = re.match(r".*?\.\d+(?=\.|$)", self.paths[0])
         return match[0] if match else self.where
 
     @property
     def smallest(self) -> int:
-        """Index of the format that takes the fewest bytes; of several the first."""
+        """The index of the first format with the fewest bytes."""
         return self.sizes.index(min(self.sizes))
 
 
 def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[FormatUnit]:
-    """The weights that may have one of several formats, in the order in which the program reads them.
+    """Returns the units of a program with the formats that each can have, in the order in which they are read.
 
-    Left out is what a recipe's default would not be given to (see ``ChooseFormats``). Of the candidates, those are left
-    out whose groups, or fours of sparse ones, don't divide a weight's input dimension, and sparse ones where weights
-    always stay dense; where none is left, the weight stays 32-bit floats.
+    Weights that don't get the default of a recipe (see ``ChooseFormats``) are in no unit. A unit has the candidates
+    whose groups, and fours of sparse formats, divide the input dimensions of its weights. It has no sparse candidate if
+    a weight always stays dense. A unit without any candidate stays 32-bit floats.
     """
+    order = {node: i for i, node in enumerate(program.graph.nodes)}
+    heads = heads_of(program)
+    together = sorted(_together(program), key=lambda nodes: min(order[n] for n in nodes))
+    return [_unit(program, nodes, candidates, heads) for nodes in together]
+
+
+def _together(program: Program) -> list[list[Node]]:
+    """Returns the calls whose weights may have another format than floats, grouped by weights of one format."""
     marked = program.copy()
     ChooseFormats().run(marked, PassContext(recipe=PassOptions(weights=WeightFormats(default=_ANY))))
     kinds = (*LINEARS, ew.embedding.default)
@@ -83,21 +91,21 @@ def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[For
         same = [some for some in together if any(_belong_together(node, other) for other in some)]
         together = [some for some in together if some not in same]
         together.append([*(n for some in same for n in some), node])
-    order = {node: i for i, node in enumerate(program.graph.nodes)}
-    units, heads = [], heads_of(program)
-    for nodes in sorted(together, key=lambda some: min(order[n] for n in some)):
-        weights = dict.fromkeys(weight_node(n) for n in nodes)
-        shapes = [tuple(int(n) for n in program.value(w).shape) for w in weights]
-        dense = any(why_dense(n, heads) is not None for n in nodes)
-        fitting = [c for c in candidates if all(_fits(s, c) for s in shapes) and not (dense and c.sparsity != "dense")]
-        formats = tuple(dict.fromkeys(fitting)) or (WeightFormat(),)
-        sizes = tuple(sum(bytes_of(s, f) for s in shapes) for f in formats)
-        units.append(FormatUnit(where_of(nodes), tuple(nodes), formats, sizes))
-    return units
+    return together
+
+
+def _unit(program: Program, nodes: Sequence[Node], candidates: Sequence[WeightFormat], heads: set[Node]) -> FormatUnit:
+    """Returns the unit of some calls with those candidates that all their weights can have, or floats without any."""
+    shapes = [tuple(int(n) for n in program.value(w).shape) for w in dict.fromkeys(map(weight_node, nodes))]
+    dense = any(why_dense(n, heads) is not None for n in nodes)
+    fitting = [c for c in candidates if all(_fits(s, c) for s in shapes) and not (dense and c.sparsity != "dense")]
+    formats = tuple(dict.fromkeys(fitting)) or (WeightFormat(),)
+    sizes = tuple(sum(bytes_of(s, f) for s in shapes) for f in formats)
+    return FormatUnit(where_of(nodes), tuple(nodes), formats, sizes)
 
 
 def weight_node(node: Node) -> Node:
-    """The weight that a product or an embedding reads."""
+    """Returns the weight that a product or an embedding reads."""
     weight = node.args[WEIGHT_ARGUMENT[node.target]]
     assert isinstance(weight, Node)
     return weight
@@ -108,14 +116,14 @@ def _belong_together(a: Node, b: Node) -> bool:
 
 
 def bytes_of_others(program: Program, units: Sequence[FormatUnit]) -> int:
-    """Bytes of the weights that keep their 32-bit floats, such as norms'."""
+    """Returns the bytes of the weights in no unit, such as those of norms, which keep their 32-bit floats."""
     names = {str(weight_node(n).target) for unit in units for n in unit.nodes}
     others = [program.weights[name] for name in program.weights if name not in names]
     return sum(4 * torch.Size(e.shape).numel() for e in others)
 
 
 def bytes_of(shape: tuple[int, ...], weight_format: WeightFormat) -> int:
-    """Bytes of a weight [.., N, K] as it is stored, with its scales and offsets."""
+    """Returns the bytes of a weight of shape [.., N, K] stored in a format, with its scales and offsets."""
     stored, sparse = weight_format.stored, weight_format.sparsity != "dense"
     if stored.layout is None:
         return stored_bytes(shape, "rows", "f32", weight_format.storage)

@@ -15,13 +15,17 @@ Sparsity = Literal["dense", "2:4"]
 
 
 class WeightFormat(Section):
-    """Everything that a linear needs to know about its weight, apart from how a target packs it.
+    """The format of a weight [N, K], except for the layout that a target packs it into.
 
-    ``group_size`` is along the input dimension K; 0 means one scale per output channel. ``zero_point``: groups have an
-    offset too, a float16 like their scale: a weight is value * scale + offset. ``activation`` is the format
-    the input is brought to before the product, with one scale for ``activation_group_size`` values of a token, or for
-    all of them (0). ``scale_block``: so many groups share a float16, and each has a signed byte that multiplies it: 8
-    or 16; 0 is a float16 for each group. The same goes for offsets.
+    Attributes:
+        storage: the name of the format of the values, a row of ``FORMATS``.
+        group_size: neighbours along K that share a scale; 0 for one scale for each of the N outputs.
+        zero_point: True if groups have an offset too, a float16 like the scale: a weight is value * scale + offset.
+        activation: the format into which the input is converted before the product.
+        activation_group_size: values of a token that share a scale then; 0 for all of them.
+        sparsity: "2:4" if at most two of four neighbours along K aren't 0.
+        scale_block: 8 or 16 for a float16 for that many groups, and a signed byte for each group that multiplies it; 0
+            for a float16 for each group. The same goes for offsets.
     """
 
     storage: Storage = "f32"
@@ -33,66 +37,76 @@ class WeightFormat(Section):
     scale_block: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        stored = self.stored
+    def _groups_fit(self) -> Self:
+        stored, group, activation_group = self.stored, self.group_size, self.activation_group_size
         if (activation := stored.activation) != self.activation:
             raise ValueError(f"storage {self.storage!r} goes with activation {activation!r}, not {self.activation!r}")
-        groups = {"group_size": self.group_size, "activation_group_size": self.activation_group_size}
-        for key, size in groups.items():
+        for key, size in (("group_size", group), ("activation_group_size", activation_group)):
             if size and not stored.group_sizes:
                 raise ValueError(f"{key} is {size}, but storage {self.storage!r} has no scales")
             known = stored.group_sizes or (0,)
             if size not in known and (size or key == "group_size"):
                 raise ValueError(f"{key} is {size}, which can't be made for {self.storage}, only {_listed(known)}")
-        if self.activation_group_size and self.activation == "float":
+        if activation_group and self.activation == "float":
             raise ValueError(
-                f"activation_group_size is {self.activation_group_size}, but storage {self.storage!r} is multiplied "
+                f"activation_group_size is {activation_group}, but storage {self.storage!r} is multiplied "
                 "with floats as they are"
             )
-        if stored.integers and stored.multiple and self.group_size != self.activation_group_size:
+        always_equal = stored.integers and stored.multiple
+        if group != activation_group and (always_equal or (group and activation_group)):
+            which = f"for {self.storage}" if always_equal else "where both are not 0"
             raise ValueError(
-                f"group_size is {self.group_size} and activation_group_size {self.activation_group_size}: "
-                f"for {self.storage} they must be the same"
+                f"group_size is {group} and activation_group_size {activation_group}: {which} they must be the same"
             )
-        if self.group_size and self.activation_group_size and self.group_size != self.activation_group_size:
-            raise ValueError(
-                f"group_size is {self.group_size} and activation_group_size {self.activation_group_size}: "
-                "where both are not 0 they must be the same"
-            )
-        if self.zero_point and not stored.shifted:
+        return self
+
+    @model_validator(mode="after")
+    def _offsets_fit(self) -> Self:
+        if self.zero_point and not self.stored.shifted:
             having = _listed(repr(name) for name, of in FORMATS.items() if of.shifted)
             raise ValueError(f"zero_point can't be true for storage {self.storage!r}, only for {having}")
-        if self.sparsity != "dense" and not stored.sparse:
+        return self
+
+    @model_validator(mode="after")
+    def _sparsity_fits(self) -> Self:
+        if self.sparsity == "dense":
+            return self
+        if not self.stored.sparse:
             raise ValueError(f"sparsity {self.sparsity!r} can't be made for storage {self.storage!r} yet")
-        if self.scale_block and self.scale_block not in SCALE_BLOCKS:
-            raise ValueError(f"scale_block is {self.scale_block}, and can be {_listed((0, *SCALE_BLOCKS))}")
-        if self.scale_block and not (stored.integers and self.group_size):
-            raise ValueError(f"scale_block is {self.scale_block}, but there are no groups of integers to share scales")
-        if self.scale_block and self.sparsity != "dense":
+        if self.scale_block:
             raise ValueError("scale_block can't go with sparsity '2:4': sparse kernels read a scale for each group")
-        if self.sparsity != "dense" and self.zero_point:
+        if self.zero_point:
             raise ValueError(
                 "sparsity '2:4' can't have zero_point = true: with an offset, what isn't kept would be one"
             )
         return self
 
+    @model_validator(mode="after")
+    def _scale_blocks_fit(self) -> Self:
+        if self.scale_block and self.scale_block not in SCALE_BLOCKS:
+            raise ValueError(f"scale_block is {self.scale_block}, and can be {_listed((0, *SCALE_BLOCKS))}")
+        if self.scale_block and not (self.stored.integers and self.group_size):
+            raise ValueError(f"scale_block is {self.scale_block}, but there are no groups of integers to share scales")
+        return self
+
     @property
     def stored(self) -> StoredFormat:
-        """The entry of its storage in the table of formats."""
+        """The row of the storage in the table of formats."""
         return FORMATS[self.storage]
 
     @property
     def everywhere(self) -> bool:
-        """True if every target reads it; False if only targets with our own kernels for it do."""
+        """True if every target reads the format; False if only targets with our own kernels for it do."""
         return self.stored.everywhere and not self.scale_block and self.group_size != 16
 
     def fits_blocks(self, size: int) -> bool:
-        """Returns True if the groups of a weight with K = ``size`` fill whole blocks of scales, or aren't in blocks."""
+        """Returns True if the groups of a weight with K = ``size`` fill whole blocks of scales, if there are blocks."""
         return not self.scale_block or size % (self.group_size * self.scale_block) == 0
 
     def for_inputs(self, size: int) -> WeightFormat:
-        """Returns this format for a weight with K = ``size``: one scale per channel of 4 bits becomes one group of K
-        values.
+        """Returns this format for a weight with K = ``size``.
+
+        Formats whose groups have to be a multiple of some number of values have one group of K instead of none.
         """
         if self.group_size or not self.stored.multiple:
             return self

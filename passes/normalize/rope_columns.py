@@ -1,7 +1,8 @@
-"""Reads a table of cosines or sines: which frequency is in each of its columns, however it was put together."""
+"""Reads a table of cosines or sines: the frequency in each of its columns, for any ops that compute the table."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +20,12 @@ aten = torch.ops.aten
 class Columns:
     """A value [T, C] whose column c is ``scale * function(positions * frequencies[columns[c]])``.
 
-    positions: [T] of an integer type. frequencies: [F], a weight. function: "cos", "sin" or "" (the angle).
+    Attributes:
+        positions: [T] of an integer type.
+        frequencies: [F], a weight.
+        columns: the number of the frequency of each column, [C].
+        function: "cos", "sin", or "" for the angle itself.
+        scale: the factor.
     """
 
     positions: Node
@@ -30,35 +36,45 @@ class Columns:
 
 
 def read_columns(program: Program, node: object) -> Columns | None:
-    """The columns of a value [T, C]; None if it isn't made of positions times frequencies."""
+    """Returns the columns of a value [T, C]; None if it isn't computed from positions times frequencies."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
-    if node.target in (aten.cos.default, aten.sin.default):
-        inner = read_columns(program, node.args[0])
-        if inner is None or inner.function or inner.scale != 1.0:
-            return None
-        return replace(inner, function="cos" if node.target is aten.cos.default else "sin")
-    if node.target is aten.mul.Tensor:
-        return _read_product(program, node)
-    if node.target is aten.cat.default:
-        return _read_cat(program, node)
-    if node.target is aten.repeat_interleave.self_int:
-        arguments = bound_arguments(node)
-        inner, times = read_columns(program, arguments["self"]), arguments["repeats"]
-        if inner is None or arguments["dim"] not in (1, -1) or not isinstance(times, int):
-            return None
-        return replace(inner, columns=tuple(c for c in inner.columns for _ in range(times)))
-    if node.target is aten._to_copy.default:  # ew.rope casts its table to what it rotates
-        return read_columns(program, node.args[0]) if program.value(node).dtype.is_floating_point else None
+    return _READERS.get(node.target, _read_slice)(program, node)
+
+
+def _read_wave(program: Program, node: Node) -> Columns | None:
+    """Reads the cosines or sines of angles."""
+    inner = read_columns(program, node.args[0])
+    if inner is None or inner.function or inner.scale != 1.0:
+        return None
+    return replace(inner, function="cos" if node.target is aten.cos.default else "sin")
+
+
+def _read_repeated(program: Program, node: Node) -> Columns | None:
+    """Reads columns each of which comes several times in a row."""
+    arguments = bound_arguments(node)
+    inner, times = read_columns(program, arguments["self"]), arguments["repeats"]
+    if inner is None or arguments["dim"] not in (1, -1) or not isinstance(times, int):
+        return None
+    return replace(inner, columns=tuple(c for c in inner.columns for _ in range(times)))
+
+
+def _read_cast(program: Program, node: Node) -> Columns | None:
+    """Reads columns that are cast to another type of floats: ew.rope casts its table to the type that it rotates."""
+    return read_columns(program, node.args[0]) if program.value(node).dtype.is_floating_point else None
+
+
+def _read_slice(program: Program, node: Node) -> Columns | None:
+    """Reads a slice of columns."""
     bounds = slice_bounds(program, node)
     inner = read_columns(program, bounds[0]) if bounds is not None and bounds[1] == 1 else None
-    return (
-        replace(inner, columns=inner.columns[slice(*bounds[2:])]) if inner is not None and bounds is not None else None
-    )
+    if inner is None or bounds is None:
+        return None
+    return replace(inner, columns=inner.columns[slice(*bounds[2:])])
 
 
 def _read_product(program: Program, node: Node) -> Columns | None:
-    """A table times a number, or positions [T, 1] times frequencies [F]."""
+    """Reads a table times a number, or positions [T, 1] times frequencies [F]."""
     first, second = node.args
     if isinstance(second, (int, float)):
         inner = read_columns(program, first)
@@ -75,6 +91,7 @@ def _read_product(program: Program, node: Node) -> Columns | None:
 
 
 def _read_cat(program: Program, node: Node) -> Columns | None:
+    """Reads several tables side by side, which may differ in the order of frequencies alone."""
     arguments = bound_arguments(node)
     parts = [read_columns(program, n) for n in arguments["tensors"]]
     known = [p for p in parts if p is not None]
@@ -88,7 +105,7 @@ def _read_cat(program: Program, node: Node) -> Columns | None:
 
 
 def _positions(program: Program, node: object) -> Node | None:
-    """[T] behind its view as [T, 1] and its cast to float, in any order."""
+    """Returns the positions [T] of a value that is a view of them as [T, 1], cast to floats before or after."""
     column = False
     while isinstance(node, Node):
         if node.target is aten._to_copy.default:
@@ -99,3 +116,14 @@ def _positions(program: Program, node: object) -> Node | None:
             value = program.value(node)
             return node if column and value.dim() == 1 and not value.dtype.is_floating_point else None
     return None
+
+
+_READERS: Mapping[object, Callable[[Program, Node], Columns | None]] = {
+    aten.cos.default: _read_wave,
+    aten.sin.default: _read_wave,
+    aten.mul.Tensor: _read_product,
+    aten.cat.default: _read_cat,
+    aten.repeat_interleave.self_int: _read_repeated,
+    aten._to_copy.default: _read_cast,
+}
+"""Ops -> the function that reads the columns of their results; other results may be slices."""

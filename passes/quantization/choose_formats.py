@@ -1,4 +1,4 @@
-"""Every linear, grouped linear and embedding learns the format of its weight; the passes behind this one obey."""
+"""Chooses the format of the weight of every linear, grouped linear and embedding, which later passes apply."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ LINEARS: tuple[Target, ...] = (ew.linear.default, ew.grouped_linear.default)
 WEIGHT_ARGUMENT: dict[Target, int] = {ew.linear.default: 1, ew.grouped_linear.default: 2, ew.embedding.default: 1}
 
 FEWEST_OUTPUTS = 32
-"""A panel's rows. A product with fewer outputs is stored as a whole panel, so that a narrower format saves little."""
+"""The rows of a panel. A product with fewer outputs is stored as a whole panel: a narrower format saves little."""
 
 LONGEST_SUM = 1 << 16
-"""Products of 8-bit integers that an int32 holds whatever they are, with weights taken as 0 .. 255 as kernels do."""
+"""The number of products of any 8-bit integers whose sum fits into an int32, with weights taken as 0 .. 255."""
 
 _CHOOSERS: dict[Target, tuple[int, ...]] = {
     aten.topk.default: (0,),
@@ -51,26 +51,24 @@ _CHOOSERS: dict[Target, tuple[int, ...]] = {
     ew.route_experts.default: (0,),
     ew.combine_experts.default: (2,),
 }
-"""Ops that choose, or weigh what was chosen, by their arguments at these places."""
+"""Ops that choose, or weigh chosen values, -> the numbers of the arguments by which they do."""
 
 
 class ChooseFormats(Pass):
-    """Writes ``meta["format"]``: an override's format, or the default where nothing speaks against it.
+    """Writes ``meta["format"]``: the format of an override, or else the default.
 
-    The default is ``formats.embeddings``, if there is one, for tables and for the product that gives the logits, and
-    ``formats.default`` for all others. With ``keep_blocks`` it is the format in which the weight is stored, if it is
-    stored as integers; parts of a fused product that are stored in different formats can't keep them.
+    The default is ``formats.embeddings``, if it is set, for tables and for the product that gives the logits, and
+    ``formats.default`` for all others. With ``keep_blocks`` the default is the format in which the weight is stored, if
+    it is stored as integers. A fused product whose parts are stored in different formats can't keep them.
 
-    The default is not given to a product that decides which experts a token takes (a router: rounding there changes
-    which weights are read, not just by how much a sum is off), nor to one with fewer than 32 outputs, nor to a table
-    that the model computes (the sines of positions, which are exact). A table that is also some product's weight has
-    that one's format, so that it is stored once. An override that names a module is taken at its word in all of these
-    cases. What is computed from the inputs, or holds integers, has no other format at all.
+    Some weights keep their floats instead of the default: those of a product that decides which experts a token takes
+    (a router: rounding it would change which weights are read), of a product with fewer than 32 outputs, and tables
+    that the model computes (the sines of positions, which are exact). An override is applied to these too. Weights
+    that are computed from the inputs, and integers, never have another format.
 
-    Of a format with scales in blocks, weights whose groups don't fill whole blocks have a float16 for each group.
-
-    Of a sparse format, tables, products that give the logits and experts have the dense form, unless an override asks
-    for it, which is an error.
+    A table that is also the weight of a product has the product's format, so that it is stored once. If the groups of a
+    weight don't fill whole blocks of scales, it has a float16 for each group. If the default is sparse, tables,
+    products that give the logits and experts have the dense form; an override to a sparse form is an error for them.
     """
 
     name = "choose_formats"
@@ -132,7 +130,7 @@ HAS_FORMATS = Condition(
 
 
 def heads_of(program: Program) -> set[Node]:
-    """The products that give the logits, with nothing but elementwise ops and choices of rows behind them."""
+    """Returns the products that give the logits, after which there are only elementwise ops and choices of rows."""
     vocabulary = program.value(program.logits).shape[-1]
     seen, open_ = {program.logits}, [program.logits]
     heads = set()
@@ -150,7 +148,10 @@ def heads_of(program: Program) -> set[Node]:
 
 
 def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[CodeFormat | None]]:
-    """Finds as what integers the weights of calls are stored, if targets read these. Raises RecipeError if none is."""
+    """Returns the formats of integers in which the weights of calls are stored, as far as targets read these.
+
+    Raises RecipeError if no weight is stored as integers.
+    """
     formats = {}
     for node in _of_weights(program):
         weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
@@ -166,7 +167,7 @@ def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[Code
 
 
 def _kept(kind: CodeFormat | None, context: PassContext) -> CodeFormat | None:
-    """The format in which targets read the integers; None if they don't."""
+    """Returns the format in which targets read integers of this format; None if they can't read them."""
     for known in () if kind is None else (kind, kind.in_4_bits):
         stored = _as_stored(frozenset({known}))
         if stored is None or stored.everywhere or not context.common_formats:
@@ -175,7 +176,7 @@ def _kept(kind: CodeFormat | None, context: PassContext) -> CodeFormat | None:
 
 
 def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:
-    """The one format in which all parts of a weight are stored."""
+    """Returns the format in which all parts of a weight are stored; None if there are several, or floats."""
     kind = next(iter(kinds)) if len(kinds) == 1 else None
     if kind is None:
         return None
@@ -198,11 +199,16 @@ def _blocks_that_differ(node: Node, kinds: frozenset[CodeFormat | None]) -> Reje
 def _overriding(
     node: Node, formats: WeightFormats, own: WeightFormat, used: set[FormatOverride]
 ) -> WeightFormat | None:
-    """The format that overrides give a call, None without any; those that speak for it join ``used``.
+    """Returns the format that overrides give to the weight of a call; None without an override.
 
-    ``own`` is what it has without them.
+    Args:
+        node: the call.
+        formats: the formats of the recipe.
+        own: the format without overrides.
+        used: the overrides that apply to a call; those that apply to this one are added.
 
-    Raises PassError if the call stands for several modules that don't all have the same format.
+    Raises:
+        PassError: the call stands for several modules, and these don't all have the same format.
     """
     paths = node.meta[WHERE]
     overrides = [formats.override_of(path) for path in paths]
@@ -219,7 +225,7 @@ def _overriding(
 
 
 def _unless(reason: str | None, wanted: WeightFormat, node: Node, result: PassResult) -> WeightFormat:
-    """The format that is wanted, or floats and a rejection if there is a reason against it."""
+    """Returns the wanted format, or adds a rejection and returns floats if there is a reason against the format."""
     if reason is None or wanted == WeightFormat():
         return wanted
     result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
@@ -256,7 +262,7 @@ def _why_not_product(program: Program, node: Node) -> str | None:
 
 
 def _decides(node: Node) -> Node | None:
-    """The op that chooses by this node's result, as a router's; ATen ops in between are followed."""
+    """Returns the op that chooses by the result of a node, directly or after ATen ops; None if there is none."""
     seen, open_ = {node}, [node]
     while open_:
         value = open_.pop()
@@ -280,7 +286,7 @@ def why_dense(node: Node, heads: set[Node]) -> str | None:
 
 
 def _without_partial_blocks(program: Program, node: Node, wanted: WeightFormat, result: PassResult) -> WeightFormat:
-    """The format, without blocks of scales if the weight has groups for a part of one."""
+    """Returns the wanted format, without blocks of scales if the groups of the weight don't fill whole blocks."""
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None or wanted.fits_blocks(weight.shape[-1]):
         return wanted
@@ -291,7 +297,14 @@ def _without_partial_blocks(program: Program, node: Node, wanted: WeightFormat, 
 
 
 def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set[Node]) -> WeightFormat:
-    """The format for a weight of this one's size. Raises PassError for one that it can't have."""
+    """Returns a format as it is for a weight of this size. Raises PassError if the weight can't have it.
+
+    Args:
+        program: the program.
+        node: the call that reads the weight.
+        chosen: the format.
+        heads: the products that give the logits.
+    """
     if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
         raise PassError(
             f"{describe_node(node)}: an override gives it the sparsity {chosen.sparsity}, but {reason}",
@@ -305,39 +318,42 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None:
         return chosen
-    size, group, stored = weight.shape[-1], chosen.group_size, chosen.stored
-    if not stored.fits(size, group or size):
-        others = [f"groups of {g}" for g in stored.group_sizes if g and size % g == 0]
-        others += ["group_size = 0"] if size % stored.multiple == 0 else []
-        name = chosen.storage
-        of = f"{name}'s groups of {group}" if group else f"{stored.multiple}, which {name} needs"
-        raise PassError(
-            f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {of}",
-            hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
-        )
+    size, stored = weight.shape[-1], chosen.stored
+    _check_size(node, chosen, size)
     if stored.codebook is not None and formats_of_rows(weight) != {CodeFormat.of(chosen)}:
         raise PassError(
             f"{describe_node(node)}: the recipe gives it the storage {chosen.storage}, which its source doesn't have",
             hint="A format with a codebook is kept from a GGUF file. Give the module another one, such as int3.",
         )
-    if not chosen.fits_blocks(size):
-        raise PassError(
-            f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {chosen.scale_block} groups of "
-            f"{group}, which share their scales",
-            hint="Give it scale_block = 0, by an override in the recipe.",
-        )
-    if chosen.sparsity != "dense" and size % QUAD:
-        raise PassError(
-            f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {QUAD}, of which 2:4 keeps two",
-            hint='Give it sparsity = "dense", by an override in the recipe.',
-        )
     rounded = node.target in LINEARS and stored.integers
-    if rounded and not (group or chosen.activation_group_size) and size > LONGEST_SUM:
+    if rounded and not (chosen.group_size or chosen.activation_group_size) and size > LONGEST_SUM:
         raise PassError(
             f"{describe_node(node)}: a sum of {size:,} products of 8-bit integers may not fit into 32 bits",
             hint="Give it groups of 32, by an override in the recipe.",
         )
     return chosen.for_inputs(size)
+
+
+def _check_size(node: Node, chosen: WeightFormat, size: int) -> None:
+    """Raises PassError if a format needs an input dimension that is a multiple of a number which ``size`` isn't."""
+    group, stored = chosen.group_size, chosen.stored
+    if not stored.fits(size, group or size):
+        others = [f"groups of {g}" for g in stored.group_sizes if g and size % g == 0]
+        others += ["group_size = 0"] if size % stored.multiple == 0 else []
+        others.append("storage int8")
+        number = (
+            f"{chosen.storage}'s groups of {group}" if group else f"{stored.multiple}, which {chosen.storage} needs"
+        )
+        hint = f"Give it {' or '.join(others)}, by an override in the recipe."
+    elif not chosen.fits_blocks(size):
+        number = f"{chosen.scale_block} groups of {group}, which share their scales"
+        hint = "Give it scale_block = 0, by an override in the recipe."
+    elif chosen.sparsity != "dense" and size % QUAD:
+        number = f"{QUAD}, of which 2:4 keeps two"
+        hint = 'Give it sparsity = "dense", by an override in the recipe.'
+    else:
+        return
+    raise PassError(f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {number}", hint=hint)
 
 
 def _check_overrides(program: Program, formats: WeightFormats, used: set[FormatOverride]) -> None:

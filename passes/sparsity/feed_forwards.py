@@ -1,7 +1,7 @@
-"""Feed-forward networks in a normalised program: a linear whose inputs are made one by one of others' outputs.
+"""Feed-forward networks in a normalised program: a linear whose inputs are computed channel by channel from others.
 
-Nothing else sees their width, so channels can go: rows of the linears that open one (gate and up, or one
-alone), their biases, and columns of the one that closes it.
+No other call reads the channels, so some can be removed: rows of the linears that open a network (gate and up, or one
+linear) and of their biases, and columns of the linear that closes it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ POINTWISE: frozenset[Target] = frozenset(
 
 @dataclass(frozen=True)
 class Opening:
-    """A linear whose outputs ``start:start + width`` are the channels, in order, and again behind them in ``parts``."""
+    """A linear whose outputs are the channels, in order, ``parts`` times: 2 for gate and up in one linear."""
 
     linear: Node
     parts: int
@@ -64,14 +64,14 @@ class Opening:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """One network.
+    """A feed-forward network.
 
     Attributes:
-        down: the linear that closes it; channels are its inputs.
-        openings: the linears that open it: each output is a channel's, once or twice (gate and up in one).
-        between: the calls between them, in order.
+        down: the linear that closes the network; its inputs are the channels.
+        openings: the linears that open the network.
+        between: the calls between these linears, in order.
         width: the number of channels.
-        path: the path of the module that ``down`` is.
+        path: the path of the module of ``down``.
     """
 
     down: Node
@@ -81,7 +81,7 @@ class FeedForward:
     path: str
 
     def keep(self, program: Program, kept: tuple[int, ...], down: WeightExpr) -> None:
-        """Takes all other channels out; ``down`` is the weight that closes it from then on, [H, kept]."""
+        """Removes all channels but ``kept`` from a program; ``down`` [H, kept] is the new weight of the last linear."""
         for opening in self.openings:
             rows = tuple(part * self.width + i for part in range(opening.parts) for i in kept)
             for argument in opening.linear.args[1:3]:
@@ -100,7 +100,7 @@ class _NotPrunableError(Exception):
 
 
 def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]:
-    """All in the program, in order, and those that are like one but for a reason."""
+    """Returns the feed-forward networks of a program, in order, and rejections of those whose channels can't go."""
     networks: list[FeedForward] = []
     rejected: list[Rejection] = []
     order = {node: i for i, node in enumerate(program.graph.nodes)}
@@ -125,10 +125,17 @@ def _acts(node: Node) -> bool:
 
 
 def _network(program: Program, down: Node, order: dict[Node, int]) -> FeedForward:
+    """Returns the network that a linear closes. Raises _NotPrunableError if its channels can't go.
+
+    Args:
+        program: the program.
+        down: the linear.
+        order: the number of each node in the program.
+    """
     width = _free_weight(program, down, 1)
     between: dict[Node, None] = {}
     openings: dict[Node, Opening] = {}
-    waiting: list[tuple[Node, int]] = [(n, 1) for n in down.all_input_nodes[:1]]
+    waiting = [(n, 1) for n in down.all_input_nodes[:1]]
     while waiting:
         node, parts = waiting.pop()
         if node.target is ew.linear.default:
@@ -136,21 +143,9 @@ def _network(program: Program, down: Node, order: dict[Node, int]) -> FeedForwar
                 raise _NotPrunableError(f"the outputs of {node.name} are several channels'")
             if _free_weight(program, node, 0) != parts * width:
                 raise _NotPrunableError(f"{node.name} has other outputs than the {width} channels")
-            continue
-        if node in between:
-            continue
-        between[node] = None
-        if node.target is ew.gated_activation.default and parts == 1:
-            waiting += [(n, 2) for n in node.all_input_nodes]
-        elif node.target is aten.cat.default and parts == 2:
-            _check_halves(program, node, width)
-            waiting += [(n, 1) for n in node.all_input_nodes]
-        elif node.target in POINTWISE and parts == 1:
-            if any([int(s) for s in program.value(n).shape[-1:]] != [width] for n in node.all_input_nodes):
-                raise _NotPrunableError(f"{node.name} ({node.target}) mixes values of other widths in")
-            waiting += [(n, 1) for n in node.all_input_nodes]
-        else:
-            raise _NotPrunableError(f"{node.name} ({node.target}) is between the linears")
+        elif node not in between:
+            between[node] = None
+            waiting += _arguments(program, node, parts, width)
     members = {down, *between}
     for node in (*openings, *between):
         if other := next((u for u in node.users if u not in members), None):
@@ -161,7 +156,30 @@ def _network(program: Program, down: Node, order: dict[Node, int]) -> FeedForwar
     return FeedForward(down, tuple(openings.values()), ordered, width, down.meta[WHERE][0])
 
 
+def _arguments(program: Program, node: Node, parts: int, width: int) -> list[tuple[Node, int]]:
+    """Returns the arguments of a call between the linears, and the times that the channels are in each.
+
+    Raises _NotPrunableError for an op that doesn't compute channels one by one.
+
+    Args:
+        program: the program.
+        node: the call.
+        parts: the times that the channels are in its result.
+        width: the number of channels.
+    """
+    if node.target is ew.gated_activation.default and parts == 1:
+        return [(n, 2) for n in node.all_input_nodes]
+    if node.target is aten.cat.default and parts == 2:
+        _check_halves(program, node, width)
+    elif node.target not in POINTWISE or parts != 1:
+        raise _NotPrunableError(f"{node.name} ({node.target}) is between the linears")
+    elif any([int(s) for s in program.value(n).shape[-1:]] != [width] for n in node.all_input_nodes):
+        raise _NotPrunableError(f"{node.name} ({node.target}) mixes values of other widths in")
+    return [(n, 1) for n in node.all_input_nodes]
+
+
 def _check_halves(program: Program, cat: Node, width: int) -> None:
+    """Raises _NotPrunableError unless a concatenation puts two values of ``width`` channels one after the other."""
     rank = program.value(cat).dim()
     dim = cat.args[1] if len(cat.args) > 1 else 0
     assert isinstance(dim, int)
@@ -170,7 +188,10 @@ def _check_halves(program: Program, cat: Node, width: int) -> None:
 
 
 def _free_weight(program: Program, linear: Node, axis: int) -> int:
-    """The size of a linear's weight along an axis, if weight and bias are its own and not computed."""
+    """Returns the size of the weight of a linear along an axis.
+
+    Raises _NotPrunableError if weight or bias has other readers or is computed, or the linear does more than multiply.
+    """
     for argument in linear.args[1:3]:
         if argument is None:
             continue
