@@ -6,7 +6,6 @@ After a change of a help text, a field, an endpoint, a metric or a rule: ``pytes
 
 from __future__ import annotations
 
-import inspect
 import re
 import textwrap
 from collections import Counter
@@ -33,7 +32,7 @@ from enginewright.runtime.server.http.errors import OPENAI, WORDS
 from enginewright.runtime.server.http.fields import HINTS, Fields
 from enginewright.runtime.server.http.front import Front
 from enginewright.runtime.server.http.metrics import Metrics
-from enginewright.runtime.server.http.options import ServerOptions
+from enginewright.runtime.server.http.options import DECLARED, ServerOptions
 from enginewright.runtime.server.protocols.anthropic import MessagesBody
 from enginewright.runtime.server.protocols.bodies import RENAMED, Body, ChatBody, CompletionBody
 from enginewright.runtime.server.protocols.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
@@ -111,19 +110,6 @@ def command_page() -> str:
 # The server
 
 
-def attributes(kind: type) -> dict[str, str]:
-    """The "Attributes:" section of a class's docstring: names, which may be several -> text."""
-    section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-    rows: dict[str, str] = {}
-    for line in section.splitlines():
-        if re.match(r"    \S", line):
-            name, _, text = line.strip().partition(": ")
-            rows[name] = text
-        else:
-            rows[name] += f" {line.strip()}"
-    return rows
-
-
 def rule_lines(rules: Mapping[str, Only]) -> Iterator[str]:
     """An item of a list for the fields of each reason to refuse one."""
     by_reason: dict[str, list[str]] = {}
@@ -161,7 +147,7 @@ def endpoint_lines() -> Iterator[str]:
 def metric_lines() -> Iterator[str]:
     """An item of a list for each metric, with both of its names."""
     texts: dict[str, list[str]] = {}
-    page = Metrics({}, most_tenants=1).text().decode()
+    page = Metrics({}, ServerOptions(models={}, tenant_metrics=1)).text().decode()
     for name, text in re.findall(r"^# HELP (\S+) (.*)$", page, re.M):
         texts.setdefault(text, []).append(name)
     for text, names in texts.items():
@@ -220,10 +206,10 @@ def server_page() -> str:
         "## Keys of a configuration file",
         "",
     ]
-    for names, text in attributes(ServerOptions).items():
-        values = [getattr(defaults, name) for name in names.split(", ")]
-        shown = f" Default: {code(map(repr, values))}." if any(v not in ({}, [], None) for v in values) else ""
-        lines.append(f"- {code(names.split(', '))}: {sentence(plain(text))}{shown}")
+    for name, option in DECLARED.items():
+        value = getattr(defaults, name)
+        shown = "" if value in ({}, [], None) else f" Default: `{value!r}`."
+        lines.append(f"- `{name}`: {sentence(option.help)}{shown}")
     lines += ["", "## Metrics", "", *metric_lines(), "", "## Error codes", ""]
     for rows in WORDS.values():
         for protocol, words in rows.items():

@@ -17,7 +17,9 @@ import pytest
 import typer.main
 
 from enginewright.optimizer.cli.app import app
-from enginewright.runtime.server.http.options import ServerOptions, options_from_file
+from enginewright.runtime.server.http.engine_options import replica_options
+from enginewright.runtime.server.http.option_files import options_from_file
+from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.shared.errors import RequestError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -247,7 +249,7 @@ def test_the_ray_service_says_what_the_application_takes() -> None:
     options = ServerOptions(**app["args"], ray="auto")
     options.check()
     workers = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    each = options.for_each_replica()["threads"]
+    each = replica_options(options)["threads"]
     assert [group["rayStartParams"]["num-cpus"] for group in workers] == [str(each)]
     assert workers[0]["minReplicas"] == options.replicas and workers[0]["maxReplicas"] == options.max_replicas
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -72,7 +72,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         terminated = threading.Event()
         try:
             with (
-                raises_terminated(terminated, unless=command.__module__.endswith(".serve")),
+                raises_terminated(terminated),
                 _no_interrupt_dropped(),
                 _interrupts_kept(),
                 warnings_shown(hidden=bool(kwargs.get("quiet", False))),
@@ -166,15 +166,16 @@ def _came_of_interrupt(error: BaseException) -> bool:
 
 
 @contextmanager
-def raises_terminated(terminated: threading.Event, *, unless: bool = False) -> Iterator[None]:
+def raises_terminated(terminated: threading.Event) -> Iterator[None]:
     """Makes ``Terminated`` of the first SIGTERM, and ignores those that follow while it cleans up.
+
+    A handler that is installed meanwhile goes before it: a server that listens ends its requests first.
 
     Args:
         terminated: set by the signal.
-        unless: True for a command that handles SIGTERM itself.
     """
     main = threading.current_thread() is threading.main_thread()
-    if unless or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -33,25 +33,52 @@ def known_targets(values: list[str] | None) -> list[str] | None:
     return values
 
 
+@dataclass(frozen=True)
+class Flags:
+    """Marks a parameter of a command, ``Annotated[Mapping[str, Any], Flags(...)]``, that stands for several flags.
+
+    Attributes:
+        parameters: a flag each, None by default. The command gets a mapping of those that were passed.
+    """
+
+    parameters: Sequence[Parameter]
+
+    def __call__(self, **values: Any) -> dict[str, Any]:
+        """Returns the values of the flags that were passed."""
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command some of whose parameters are dataclasses: the parser sees an option for each of their fields."""
+    """Decorates a command some of whose parameters are dataclasses or ``Flags``: the parser sees an option for each of
+    their fields or flags."""
     options: list[Parameter] = []
-    groups: dict[str, type[Any]] = {}
+    groups: dict[str, tuple[Callable[..., Any], list[Parameter]]] = {}
     for one in _parameters(command):
-        if isinstance(one.annotation, type) and is_dataclass(one.annotation):
-            groups[one.name] = one.annotation
-            options += _parameters(one.annotation)
-        else:
+        if (group := _group(one.annotation)) is None:
             options.append(one)
+        else:
+            groups[one.name] = group
+            options += group[1]
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        objects = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
-        command(**given, **objects)
+    def run(**values: Any) -> None:
+        objects = {
+            name: make(**{member.name: values.pop(member.name) for member in members})
+            for name, (make, members) in groups.items()
+        }
+        command(**values, **objects)
 
     run.__signature__ = Signature(options)  # type: ignore[attr-defined]  # what inspect and typer look at
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
+
+
+def _group(annotation: Any) -> tuple[Callable[..., Any], list[Parameter]] | None:
+    """Returns what makes a parameter's object, and the options that it is made of; None for a single option."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return annotation, _parameters(annotation)
+    mark = getattr(annotation, "__metadata__", (None,))[0]
+    return (mark, list(mark.parameters)) if isinstance(mark, Flags) else None
 
 
 def _parameters(of: Callable[..., object]) -> list[Parameter]:

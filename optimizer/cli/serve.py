@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,16 +17,16 @@ import msgspec
 import typer
 
 from enginewright.runtime.bundle.hub_id import is_model, parse_hub_id
+from enginewright.runtime.server.http.options import DECLARED, Option, ServerOptions
 from enginewright.runtime.shared.errors import MissingDependencyError, RequestError
 
 from .console import print_json, print_styled, reported
 from .exported import exported
-from .options import AsJson, ModelRecipe, Serving, grouped
+from .options import AsJson, Flags, ModelRecipe, Serving, grouped
 
 if TYPE_CHECKING:
     from enginewright.runtime.server.engines.engine_client import Model
     from enginewright.runtime.server.http.front import Front
-    from enginewright.runtime.server.http.options import ServerOptions
 
 NAME = "serve"
 EPILOG = (
@@ -41,86 +44,30 @@ EPILOG = (
 )
 
 
-@dataclass(frozen=True)
-class Listening:
-    """The server's address, and the clients it admits; None leaves a setting to the file, or the default."""
-
-    host: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1, which only this machine reaches.")] = (
-        None
-    )
-    port: Annotated[int | None, typer.Option("--port", "-p", help="Port; default 8000; 0 takes a free one.")] = None
-    api_keys: Annotated[Path | None, typer.Option(help="A TOML file of keys (hashed), their tenants and quotas.")] = (
-        None
-    )
-    allowed_hosts: Annotated[
-        list[str] | None,
-        typer.Option("--allowed-host", help="A name that requests may use; * is any. May be repeated."),
-    ] = None
-    allowed_origins: Annotated[
-        list[str] | None,
-        typer.Option("--allowed-origin", help="A site whose pages may ask (CORS), such as https://example.org."),
-    ] = None
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Listen beyond this machine though nobody needs a key.")
-    ] = None
-    tls_certificate: Annotated[Path | None, typer.Option(help="A certificate (PEM): HTTPS.")] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None
+def _flag(name: str, option: Option) -> Parameter:
+    """Returns a flag of the command for an option of the server; None leaves the option to the file, or its default."""
+    kind = typing.get_type_hints(ServerOptions)[name]
+    if typing.get_origin(kind) is typing.Literal:
+        kind = str
+    spelled = [flag or "--" + name.replace("_", "-") for flag in option.flags]
+    default = getattr(ServerOptions(models={}), name)
+    shown = f" Default: {_spelled(default)}." if default else ""
+    declaration = typer.Option(*spelled, metavar=option.metavar, help=option.help + shown)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declaration])
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The server's limits; None leaves a setting to the file, or the default."""
-
-    max_requests: Annotated[int | None, typer.Option(help="Requests of a model that run at a time; default 64.")] = None
-    max_waiting: Annotated[int | None, typer.Option(help="More that may wait; the rest get 429. Default 256.")] = None
-    max_body: Annotated[int | None, typer.Option(help="Bytes of a request's body; default 16 MiB.")] = None
-    max_held: Annotated[int | None, typer.Option(help="Bytes of all bodies together; default 128 MiB.")] = None
-    max_connections: Annotated[int | None, typer.Option(help="Open connections; default 1024.")] = None
-    max_loaded: Annotated[int | None, typer.Option(help="Models loaded at a time; default: all.")] = None
-    request_seconds: Annotated[float | None, typer.Option(help="Longest answer, in seconds; default: none.")] = None
-    drain_seconds: Annotated[float | None, typer.Option(help="Given to answers when the server stops; default 30.")] = (
-        None
-    )
-    splice: Annotated[
-        bool | None,
-        typer.Option("--splice/--no-splice", help="Put an answer's own tokens back in its conversation; default on."),
-    ] = None
-    log_json: Annotated[bool | None, typer.Option("--log-json", help="Logs as JSON, a line a request.")] = None
-    tenant_metrics: Annotated[
-        int | None, typer.Option(metavar="N", help="Show the usage of up to N tenants in /metrics; default: none.")
-    ] = None
-    otlp: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Send spans of requests there (OpenTelemetry): http://HOST:4318/v1/traces."),
-    ] = None
-    any_model: Annotated[
-        bool | None, typer.Option("--any-model", help="Answer requests for models that are not there, by the first.")
-    ] = None
-    unknown_fields: Annotated[
-        str | None,
-        typer.Option(
-            metavar="refuse|ignore", help="Fields of a body that nobody knows: 400 (default), or named in a header."
-        ),
-    ] = None
+def _spelled(value: Any) -> str:
+    """Returns a default value as the help shows it."""
+    if value is True:
+        return "on"
+    whole = isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0
+    return f"{value >> 20} MiB" if whole else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True)
-class Replicas:
-    """Engines of a model on Ray Serve, on this machine or on many."""
-
-    replicas: Annotated[
-        int | None, typer.Option(help="Engines of each model, on Ray Serve; default: one, without Ray.")
-    ] = None
-    max_replicas: Annotated[int | None, typer.Option(help="Up to so many where there is much to do.")] = None
-    target_requests: Annotated[
-        float | None, typer.Option(help="Requests of a replica beyond which there is to be another; default 16.")
-    ] = None
-    routing: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Who gets a request: prefix (knows most of the prompt; default), load, round-robin."
-        ),
-    ] = None
+ServerFlags = Annotated[
+    Mapping[str, Any], Flags([_flag(name, option) for name, option in DECLARED.items() if option.flags])
+]
+"""The options of the server that flags name, by their names; see ``ServerOptions``."""
 
 
 @reported
@@ -145,100 +92,148 @@ def command(
     ] = None,
     recipe: ModelRecipe = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with these options; flags go before it.")] = None,
-    listening: Listening,
-    bounds: Bounds,
-    replicas: Replicas,
+    max_requests: Annotated[
+        int | None, typer.Option(help="Requests of a model that run at a time; default 64.")
+    ] = None,
+    server: ServerFlags,
     serving: Serving,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all options as such a file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Serves models over HTTP, by the protocols of OpenAI, Anthropic and Ollama, with a page to chat and metrics."""
-    from enginewright.runtime.server.http.options import as_toml
-
-    if missing := next(
-        (name for name in ("httptools", "prometheus_client", "starlette", "uvicorn") if find_spec(name) is None), None
-    ):
-        hint = "Install it with: pip install 'enginewright[serve]'"
-        raise MissingDependencyError(f"serve needs {missing}, which is not installed", hint=hint)
-
-    flags = {
-        name: str(value) if isinstance(value, Path) else value
-        for group in (listening, bounds, replicas)
-        for name, value in vars(group).items()
-        if value not in (None, [])
-    }
-    requests = flags.pop("max_requests", None)
-    named = dict(_named(text, "--model", "NAME=BUNDLE", "chat=smollm2.bundle") for text in model or ())
-    if bundle is not None:
-        named = {_name_of(bundle): bundle} | named
-    flags |= {"models": named} if named else {}
-    aliases = dict(_named(text, "--alias", "NAME=MODEL", "gpt-4o-mini=chat") for text in alias or ())
-    flags |= {"aliases": aliases} if aliases else {}
+    _check_packages("httptools", "prometheus_client", "starlette", "uvicorn")
+    flags = dict(server) | _named_models(bundle, model, alias)
     flags |= {} if serving.ray is None else {"ray": serving.ray}  # of replicas; without them, of ranks
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in serving.given().items()}
-    default = Serving().given()
-    llm = {name: value for name, value in plain.items() if value != default[name]}
-    llm |= {} if requests is None else {"max_requests": requests}
-    options = _options(config, flags, llm)
-    if not options.models:
-        raise typer.BadParameter("there is nothing to serve: name a BUNDLE, or --model NAME=BUNDLE")
-    options.check()
-    if options.replicas:
-        _need_ray()
-    elif "max_replicas" in flags:
-        hint = "Pass --replicas N as well, or leave --max-replicas out."
-        raise RequestError("max_replicas: it is of replicas, and there are none", hint=hint)
-    elif "ray" in flags and "ray" not in options.llm:
-        hint = "Pass --replicas N or --ranks N as well, or leave --ray out."
-        raise RequestError("ray: it is of replicas or ranks, and there are none", hint=hint)
+    request = _Request(config, flags, _llm_flags(serving, max_requests), recipe)
+    options = request.options()
+    request.check(options)
     if print_config:
+        from enginewright.runtime.server.http.option_files import as_toml
+
         print(as_toml(options), end="")
         return
 
     from enginewright.runtime.server.http.logs import set_up_logs
+    from enginewright.runtime.server.http.option_files import check_files
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server reads its keys and options again at it, once it answers
-    options.check_files()
+    check_files(options)
     if options.log_json:
         set_up_logs(as_json=True)
-    sources = dict(options.models)
-    if recipe is not None and not any(map(is_model, sources.values())):
-        hint = "Pass the model that a bundle was made from, or leave the recipe out."
-        raise RequestError("recipe: it is of models that are exported first, and there are none", hint=hint)
-    options = msgspec.structs.replace(options, models={n: _exported(p, recipe) for n, p in sources.items()})
+    sources, options = options.models, request.exported(options)
+    reread = partial(request.reread, dict(zip(sources.values(), options.models.values(), strict=True)))
+    ready = partial(_print_ready, as_json)
+    if options.replicas:
+        _serve_replicas(options, ready, reread)
+    else:
+        _serve_engines(options, ready, reread)
 
-    def reread() -> ServerOptions:
-        """Returns the options as they are now. Models that weren't there are exported for replicas alone."""
-        new = _options(config, flags, llm)
-        bundles = {source: options.models[name] for name, source in sources.items()}
+
+def _check_packages(*names: str) -> None:
+    """Raises MissingDependencyError for a package of the server that isn't installed."""
+    if missing := next((name for name in names if find_spec(name) is None), None):
+        hint = "Install it with: pip install 'enginewright[serve]'"
+        raise MissingDependencyError(f"serve needs {missing}, which is not installed", hint=hint)
+
+
+def _named_models(bundle: str | None, models: Sequence[str] | None, aliases: Sequence[str] | None) -> dict[str, Any]:
+    """Returns the options ``models`` and ``aliases``, each if an argument names any; ``bundle`` has its path's name."""
+    named = dict(_named(text, "--model", "NAME=BUNDLE", "chat=smollm2.bundle") for text in models or ())
+    if bundle is not None:
+        named = {_name_of(bundle): bundle} | named
+    further = dict(_named(text, "--alias", "NAME=MODEL", "gpt-4o-mini=chat") for text in aliases or ())
+    return ({"models": named} if named else {}) | ({"aliases": further} if further else {})
+
+
+def _llm_flags(serving: Serving, max_requests: int | None) -> dict[str, Any]:
+    """Returns the options of ``LLM`` that flags set: those that differ from the defaults."""
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in serving.given().items()}
+    default = Serving().given()
+    llm = {name: value for name, value in plain.items() if value != default[name]}
+    return llm | ({} if max_requests is None else {"max_requests": max_requests})
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of the command, from which the options are made at the start and at SIGHUP.
+
+    Attributes:
+        config: file of options; None: there is none.
+        flags: options of the server that flags set. They go before the file's.
+        llm: options of ``LLM`` that flags set.
+        recipe: recipe of models that are exported first; None takes their default.
+    """
+
+    config: Path | None
+    flags: Mapping[str, Any]
+    llm: Mapping[str, Any]
+    recipe: str | None
+
+    def options(self) -> ServerOptions:
+        """Returns the options of the file and the flags. They aren't checked together yet.
+
+        Raises RequestError naming the file.
+        """
+        fields: dict[str, Any] = {"models": {}}
+        if self.config is not None:
+            from enginewright.runtime.server.http.option_files import options_from_file
+
+            fields |= options_from_file(self.config)
+        fields |= self.flags
+        engine = dict(self.llm)
+        if fields.get("replicas") or not (engine.get("ranks") or engine.get("partition")):
+            engine.pop("ray", None)
+        return ServerOptions(**fields | {"llm": fields.get("llm", {}) | engine})
+
+    def check(self, options: ServerOptions) -> None:
+        """Raises RequestError for options that are wrong, and for flags without the ones that they belong to."""
+        if not options.models:
+            raise typer.BadParameter("there is nothing to serve: name a BUNDLE, or --model NAME=BUNDLE")
+        options.check()
+        if options.replicas:
+            _need_ray()
+        elif "max_replicas" in self.flags:
+            hint = "Pass --replicas N as well, or leave --max-replicas out."
+            raise RequestError("max_replicas: it is of replicas, and there are none", hint=hint)
+        elif "ray" in self.flags and "ray" not in options.llm:
+            hint = "Pass --replicas N or --ranks N as well, or leave --ray out."
+            raise RequestError("ray: it is of replicas or ranks, and there are none", hint=hint)
+
+    def exported(self, options: ServerOptions) -> ServerOptions:
+        """Returns the options with a bundle for each model, exported if needed.
+
+        Raises RequestError for a recipe where no model has to be exported, and what an export raises.
+        """
+        if self.recipe is not None and not any(map(is_model, options.models.values())):
+            hint = "Pass the model that a bundle was made from, or leave the recipe out."
+            raise RequestError("recipe: it is of models that are exported first, and there are none", hint=hint)
+        paths = {name: _exported(path, self.recipe) for name, path in options.models.items()}
+        return msgspec.structs.replace(options, models=paths)
+
+    def reread(self, bundles: Mapping[str, str]) -> ServerOptions:
+        """Returns the options as they are now.
+
+        Args:
+            bundles: path of a model at the start -> path of its bundle. New models are exported for replicas alone.
+        """
+        new = self.options()
         paths = {
-            name: _exported(path, recipe) if new.replicas else bundles.get(path, path)
+            name: _exported(path, self.recipe) if new.replicas else bundles.get(path, path)
             for name, path in new.models.items()
         }
         return msgspec.structs.replace(new, models=paths)
 
-    def ready(url: str, front: Front) -> None:
-        rows = {name: one.describe() for name, one in front.models.items()}
-        if as_json:
-            print_json({"url": url, "models": rows})
-            sys.stdout.flush()
-            return
-        for name, row in rows.items():
-            print_styled(f"{name}: {row['state']}, target {row['target'] or 'not loaded'}")
-        print_styled(f"serving at {url} (OpenAI's API: {url}/v1); Ctrl-C ends it")
 
-    if options.replicas:
-        _serve_replicas(options, ready, reread)
+def _print_ready(as_json: bool, url: str, front: Front) -> None:
+    """Prints the server's address and its models. ``as_json``: as one document."""
+    rows = {name: one.describe() for name, one in front.models.items()}
+    if as_json:
+        print_json({"url": url, "models": rows})
+        sys.stdout.flush()
         return
-    engines = options.begin_engines()  # they open their bundles while this process imports what it needs
-    try:
-        from enginewright.runtime.server.http.front import open_models
-        from enginewright.runtime.server.serve import serve
-
-        serve(options, ready, open_models(options, engines), reread)
-    finally:
-        for one in engines.values():
-            one.kill()
+    for name, row in rows.items():
+        print_styled(f"{name}: {row['state']}, target {row['target'] or 'not loaded'}")
+    print_styled(f"serving at {url} (OpenAI's API: {url}/v1); Ctrl-C ends it")
 
 
 def _need_ray() -> None:
@@ -247,22 +242,21 @@ def _need_ray() -> None:
         raise MissingDependencyError("--replicas needs ray, which is not installed", hint=hint)
 
 
-def _options(config: Path | None, flags: Mapping[str, Any], llm: Mapping[str, Any]) -> ServerOptions:
-    """Returns the options of a file with those of flags before them. They aren't checked together yet.
+def _serve_engines(
+    options: ServerOptions, ready: Callable[[str, Front], None], reread: Callable[[], ServerOptions]
+) -> None:
+    """Serves models by processes of this machine, which open their bundles while this one imports what it needs."""
+    from enginewright.runtime.server.http.engine_options import begin_engines
 
-    Args:
-        flags: options of the server that flags name.
-        llm: options of ``LLM`` that flags name.
+    engines = begin_engines(options)
+    try:
+        from enginewright.runtime.server.http.front import open_models
+        from enginewright.runtime.server.serve import serve
 
-    Raises RequestError naming the file.
-    """
-    from enginewright.runtime.server.http.options import ServerOptions, options_from_file
-
-    fields: dict[str, Any] = {"models": {}} | ({} if config is None else options_from_file(config)) | dict(flags)
-    engine = dict(llm)
-    if fields.get("replicas") or not (engine.get("ranks") or engine.get("partition")):
-        engine.pop("ray", None)
-    return ServerOptions(**fields | {"llm": fields.get("llm", {}) | engine})
+        serve(options, ready, open_models(options, engines), reread)
+    finally:
+        for one in engines.values():
+            one.kill()
 
 
 def _serve_replicas(

@@ -16,6 +16,7 @@ from ray import serve
 from ..shared.errors import RequestError
 from .app import make_app
 from .engines.engine_client import Limits, Model
+from .http.engine_options import replica_options
 from .http.front import Front
 from .http.gate import Gate
 from .http.options import ServerOptions
@@ -29,7 +30,7 @@ def application(args: dict[str, Any]) -> Any:
     Raises RequestError naming what is wrong with them.
     """
     options = _options(args)
-    limits, llm_options = _limits(options), options.for_each_replica()
+    limits, llm_options = _limits(options), replica_options(options)
     if not llm_options.get("threads"):
         raise RequestError("llm: how many threads a replica has isn't said", hint="Add llm: {threads: 4} to the args.")
     replicas = {
@@ -56,7 +57,7 @@ class Door:
 
     async def __init__(self, args: dict[str, Any], handles: dict[str, Any]) -> None:  # type: ignore[misc]
         options = _options(args)
-        limits, llm_options, host = _limits(options), options.for_each_replica(), str(ray.util.get_node_ip_address())
+        limits, llm_options, host = _limits(options), replica_options(options), str(ray.util.get_node_ip_address())
         models: dict[str, Model] = {
             name: Replicated(name, path, dict(llm_options), limits, options, cpus_of(llm_options), host, handles[name])
             for name, path in options.models.items()

@@ -25,6 +25,7 @@ from .engines.engine_client import Model, UnavailableError
 from .http.connection import Connection
 from .http.front import Front
 from .http.logs import set_up_logs
+from .http.option_files import check_files
 from .http.options import ServerOptions
 
 _LOG = logging.getLogger("enginewright.server")
@@ -84,7 +85,7 @@ def serve(
         BundleError: a model can't be opened.
     """
     options.check()
-    options.check_files()
+    check_files(options)
     set_up_logs(options.log_json)
     _raise_file_limit()
     return_large_blocks_at_once()
@@ -189,7 +190,7 @@ async def _reload(front: Front, config: uvicorn.Config, reread: Callable[[], Ser
             if later:
                 _LOG.warning("a restart is needed to change: %s", ", ".join(later))
         if front.options.tls_certificate is not None:
-            front.options.check_files()
+            check_files(front.options)
             assert config.ssl is not None
             config.ssl.load_cert_chain(front.options.tls_certificate, front.options.tls_key, password="")
             _LOG.info("the certificate is read again")

@@ -19,6 +19,17 @@ def shown(value: object, most: int = 80) -> str:
         return f"<{type(value).__name__}>"
 
 
+def field_first(problem: str, whole: str) -> str:
+    """Returns msgspec's message of a wrong value with the field first, as in "max_tokens: expected `int`, got `str`".
+
+    Args:
+        problem: the message.
+        whole: the name of what was read, for a message without a field.
+    """
+    message, _, place = problem.partition(" - at `$")
+    return f"{place.rstrip('`').lstrip('.') or whole}: {message[0].lower()}{message[1:]}"
+
+
 class EnginewrightError(Exception):
     """Base of all errors that Enginewright raises on purpose.
 

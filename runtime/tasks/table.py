@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..shared.errors import RequestError
+from ..shared.errors import RequestError, field_first
 from .base import Task
 from .generate import Generate
 from .hidden_states import HiddenStates
@@ -31,17 +31,6 @@ def received(value: Any) -> Task[Any]:
 def received_result(task: Task[Any], value: Any) -> Any:
     """Returns a task's result from what a socket gave."""
     return msgspec.convert(value, task.result_type, dec_hook=_array)
-
-
-def field_first(problem: str, whole: str) -> str:
-    """Returns msgspec's message with the field first: "Expected `int`, got `str` - at `$.max_tokens`".
-
-    Args:
-        problem: the message.
-        whole: the name of what was read, for a message without a field.
-    """
-    message, _, place = problem.partition(" - at `$")
-    return f"{place.rstrip('`').lstrip('.') or whole}: {message[0].lower()}{message[1:]}"
 
 
 def _array(kind: type, value: Any) -> Any:

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from ...requests.vllm_names import Only
-from ...shared.errors import RequestError, shown
-from ...tasks.table import field_first
+from ...shared.errors import RequestError, field_first, shown
 from .limits import LARGEST, Sizes, split, value_of
 
 B = TypeVar("B", bound="Fields")

@@ -21,6 +21,7 @@ from ...shared.helpers import HelperErrors
 from ..engines.engine_client import Limits, Model, UnavailableError
 from ..engines.records import Engine
 from ..engines.turns import Turns
+from .engine_options import model_options
 from .errors import NO_MODEL, ApiError
 from .fields import B, decoded
 from .intake import FREE_BYTES, Intake
@@ -49,10 +50,10 @@ class Front:
     def __init__(self, options: ServerOptions, models: dict[str, Model] | None = None) -> None:
         self.options = options
         self.models = open_models(options) if models is None else models
-        self.tenants = Tenants(options.api_keys)
+        self.tenants = Tenants(options)
         self.intake = Intake(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         errors = HelperErrors()
-        self.metrics = helper("metrics", Metrics(self.models, errors, options.tenant_metrics), errors)
+        self.metrics = helper("metrics", Metrics(self.models, options, errors), errors)
         self._turns_of_small, self._turns_of_large = FairTurns(), FairTurns()
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False
@@ -80,7 +81,7 @@ class Front:
         that are wrong, which leaves all as they are.
         """
         self.options, now, later = self.options.reloaded(options)
-        self.intake.options = self.options
+        self.intake.options = self.tenants.options = self.options
         return now, later
 
     def model(self, name: str | None) -> Model:
@@ -194,7 +195,7 @@ def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingP
     Raises BundleError for one that can't be opened, and RequestError for a wrong option.
     """
     limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
-    llm_options = options.for_each_model()
+    llm_options = model_options(options)
     return {
         name: Model(name, path, dict(llm_options), limits, engines.get(name)) for name, path in options.models.items()
     }

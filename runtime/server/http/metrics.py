@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from ...engine.pulse import METRICS, Metric
 from ...shared.helpers import HelperErrors
+from .options import ServerOptions
 
 if TYPE_CHECKING:
     from ..engines.engine_client import Model
@@ -64,13 +65,13 @@ class Metrics:
     """Counts what requests took.
 
     Args:
-        models: by their names, for what they do now.
-        errors: those of the front end's helpers, for a metric.
-        most_tenants: tenants with series of their own, the first that have ended a request; 0: there is no usage by
-            tenant.
+        models: the models by their names; gauges read their state.
+        options: the server's options, of which ``tenant_metrics`` is the number of tenants with series of their own:
+            the first ones that end a request.
+        errors: errors of the front end's helpers, which a metric counts.
     """
 
-    def __init__(self, models: Mapping[str, Model], errors: HelperErrors | None = None, most_tenants: int = 0) -> None:
+    def __init__(self, models: Mapping[str, Model], options: ServerOptions, errors: HelperErrors | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each other one, which nobody's dashboards look at
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -92,11 +93,11 @@ class Metrics:
             )
             for prefix in _PREFIXES
         ]
-        self._most_tenants = most_tenants
+        self._most_tenants = options.tenant_metrics
         self._tenants: set[str] = set()
         self._usage = {
             name: Counter(f"enginewright_{name}", text, ["tenant", "model_name"], registry=self._registry)
-            for name, text in (_USAGE if most_tenants else {}).items()
+            for name, text in (_USAGE if options.tenant_metrics else {}).items()
         }
         self._responses = Counter(
             "enginewright_http_responses", "Responses by status.", ["status"], registry=self._registry

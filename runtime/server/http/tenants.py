@@ -8,7 +8,6 @@ import heapq
 import hmac
 import itertools
 import logging
-import os
 import re
 import time
 import tomllib
@@ -23,6 +22,7 @@ import msgspec
 from ...bundle.regular_file import MOST_JSON_BYTES, read_regular
 from ...requests.request_options import RequestOptions
 from ...shared.errors import RequestError
+from .options import ServerOptions
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _LOG = logging.getLogger("enginewright.server")
@@ -187,11 +187,13 @@ class Tenants:
     """The tenants by their keys; the file is read again when it changes.
 
     Args:
-        path: a TOML file with a ``[[keys]]`` for each; None: no keys are needed, and all are one tenant.
+        options: the server's options, of which ``api_keys`` is the file of keys, with a ``[[keys]]`` for each. Without
+            one no key is needed, and all clients are one tenant.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self._path = None if path is None else Path(path)
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self._path = None if options.api_keys is None else Path(options.api_keys)
         self._everybody = Tenant("")
         self._tenants: dict[str, Tenant] = {}
         self._stamp: tuple[int, int] | None = None

@@ -6,9 +6,11 @@ servers send (llama.cpp, Ollama, LM Studio, SGLang, OpenRouter, Open WebUI), and
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -17,7 +19,6 @@ from ...requests.request_options import RequestOptions
 from ...requests.sampling import (
     DEFAULTS_ALWAYS,
     DEFAULTS_OF_SAMPLING,
-    SEQUENCE_OPTIONS,
     SamplingParams,
     fitting_defaults,
 )
@@ -177,19 +178,12 @@ class Body(Fields, kw_only=True):
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
 
-    _same: ClassVar[tuple[str, ...]] = (
-        *("temperature", "top_p", "top_k", "min_p", "typical_p", "frequency_penalty", "presence_penalty"),
-        *("repetition_penalty", "allowed_token_ids", "bad_words", "n", "num_beams", "length_penalty", "early_stopping"),
-        *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
-        *("prompt_logprobs", "speculate", *SEQUENCE_OPTIONS),
-    )
-
     def params(self, model: ModelInfo) -> dict[str, Any]:
         """Fields of SamplingParams: the protocol's defaults, the model's recommendation, what the body says."""
         recommended = model.generation_defaults
         names = (*DEFAULTS_OF_SAMPLING, *DEFAULTS_ALWAYS)
         fields: dict[str, Any] = {"temperature": 1.0} | {k: recommended[k] for k in names if k in recommended}
-        overrides = {name: value for name in self._same if (value := getattr(self, name)) is not None}
+        overrides = {name: value for name in _sampling_fields(type(self)) if (value := getattr(self, name)) is not None}
         if (most := self.most_tokens()) is not None:
             overrides["max_tokens"] = None if most == -1 else most  # -1: as many as there is room for
         fields = fitting_defaults(fields, overrides)
@@ -246,6 +240,18 @@ class Body(Fields, kw_only=True):
     def streamed(self) -> bool:
         return bool(self.stream)
 
+
+_OTHER_FORMS = frozenset({"max_tokens", "logit_bias", "seed", "structured_outputs", "logprobs", "best_of"})
+"""Fields of SamplingParams that bodies spell in another way: ``params`` makes these."""
+
+
+@cache
+def _sampling_fields(kind: type[Body]) -> tuple[str, ...]:
+    """Returns the fields of a body that SamplingParams has with the same name and meaning."""
+    return tuple(name for name in _PARAMETERS if name in kind.__struct_fields__ and name not in _OTHER_FORMS)
+
+
+_PARAMETERS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 _REASONING = (
     ("thinking", ("type", "budget_tokens"), ("clear_thinking", "display", "keep")),

@@ -48,6 +48,7 @@ from ..engines.records import (
     ToFrontEnd,
     packed,
 )
+from ..http.engine_options import replica_options
 from ..http.options import ServerOptions
 from .cluster import QUIET, Cluster, last_line
 from .replica import ELSEWHERE, Replica
@@ -68,7 +69,7 @@ def open_replicas(options: ServerOptions, cluster: Cluster) -> dict[str, Model]:
 
     Raises BundleError for one that can't be opened, and RequestError where the cluster has too few CPUs.
     """
-    llm_options = options.for_each_replica()
+    llm_options = replica_options(options)
     engines = len(options.models) * options.replicas
     if not llm_options.get("threads"):
         llm_options["threads"] = max(1, cluster.cpus // engines)

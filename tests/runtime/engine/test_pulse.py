@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from enginewright import LLM, SamplingParams
 from enginewright.runtime.engine.pulse import METRICS, Pulse
 from enginewright.runtime.server.http.metrics import Metrics
+from enginewright.runtime.server.http.options import ServerOptions
 
 BUSY = Pulse((4.0, 0.5), 3, 1, 0.75, 100, 2, (("lookup", 1), ("grammar", 2)))
 IDLE = Pulse((0.0, 2.0), 0, 0, 0.25, 11, 1, (("lookup", 5),))
@@ -41,7 +42,9 @@ def test_every_gauge_crosses_a_socket() -> None:
 
 def test_gauges_with_a_metric_are_shown_under_both_prefixes() -> None:
     model = SimpleNamespace(name="m", beat=BUSY, info={}, deaths=0, state="ready", replicas=1, retried=0)
-    families = text_string_to_metric_families(Metrics(cast(Any, {"m": model})).text().decode())
+    families = text_string_to_metric_families(
+        Metrics(cast(Any, {"m": model}), ServerOptions(models={})).text().decode()
+    )
     shown = {family.name: family for family in families}
     for field, metric in METRICS.items():
         for prefix in ("enginewright_", "vllm:"):

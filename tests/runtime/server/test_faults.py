@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.runtime.requests.request_options import RequestOptions
+from enginewright.runtime.server.http.engine_options import model_options
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.server.http.tenants import Key, Tenant
 from enginewright.runtime.shared.errors import RequestError
@@ -424,11 +425,11 @@ def test_a_model_is_exported_first_and_once(
 def test_models_have_shares_of_threads_and_memory() -> None:
     models = {"a": "a.bundle", "b": "b.bundle", "c": "c.bundle"}
     options = ServerOptions(models=models, llm={"threads": 8, "memory": "300MiB"})
-    assert options.for_each_model() == {"threads": 2, "memory": 100 << 20}
+    assert model_options(options) == {"threads": 2, "memory": 100 << 20}
     options = ServerOptions(models=models, llm={"threads": 1, "memory": "300MiB"}, max_loaded=2)
-    assert options.for_each_model() == {"threads": 1, "memory": 150 << 20}
-    assert ServerOptions(models={"a": "a.bundle"}, llm={"seed": 3}).for_each_model() == {"seed": 3}
-    assert 0 < ServerOptions(models=models).for_each_model()["memory"] < free_memory() // 4
+    assert model_options(options) == {"threads": 1, "memory": 150 << 20}
+    assert model_options(ServerOptions(models={"a": "a.bundle"}, llm={"seed": 3})) == {"seed": 3}
+    assert 0 < model_options(ServerOptions(models=models))["memory"] < free_memory() // 4
 
 
 def test_a_key_s_requests_do_not_overtake_others() -> None:

@@ -9,7 +9,8 @@ import pytest
 import uvicorn
 
 from enginewright.runtime.server.http.errors import ApiError, api_error
-from enginewright.runtime.server.http.options import NEED_RESTART, ServerOptions, as_toml, options_from_file
+from enginewright.runtime.server.http.option_files import as_toml, options_from_file
+from enginewright.runtime.server.http.options import DECLARED, ServerOptions
 from enginewright.runtime.server.serve import _set_times
 from enginewright.runtime.shared.errors import RequestError
 
@@ -84,7 +85,7 @@ def test_options_that_change_while_a_server_runs_and_those_that_need_a_restart()
     assert set(now) == {"aliases", "max_waiting", "idle_seconds"}
     assert set(later) == {"models", "port"}
     assert options == ServerOptions(models={"m": "a"}, max_waiting=4, port=1, aliases={"n": "m"}, idle_seconds=90.0)
-    assert set(ServerOptions.__struct_fields__) > NEED_RESTART
+    assert set(later) <= {name for name, option in DECLARED.items() if option.restart} < set(DECLARED)
     with pytest.raises(RequestError, match="aliases: x: there is no model 'other'"):
         old.reloaded(ServerOptions(models={"other": "b"}, aliases={"x": "other"}))
     with pytest.raises(RequestError, match="max_waiting"):

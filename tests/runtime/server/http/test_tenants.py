@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.server.http.tenants import Charge, FairTurns, Key, QuotaError, Tenant, Tenants
 from enginewright.runtime.shared.errors import RequestError
 from tests.runtime.server.in_process import InProcess
@@ -51,7 +52,7 @@ def test_a_quota_of_nothing_is_refused_where_it_is_read(tmp_path: Path, line: st
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nhash = "sha256:{"0" * 64}"\ntenant = "a"\n{line}\n')
     with pytest.raises(RequestError, match=f"api keys: .*{line.split()[0]}"):
-        Tenants(file)
+        Tenants(ServerOptions(models={}, api_keys=str(file)))
 
 
 def test_endpoints_that_only_count_tokens_are_counted(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from enginewright.runtime.server.http.engine_options import replica_options
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.shared.errors import RequestError
 from tests.runtime.server.conftest import START, Reply, Server
@@ -438,11 +439,11 @@ def test_without_ray_the_extra_is_named(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"replicas": -1}, "out of range"),
-        ({"replicas": 2, "target_requests": 0.0}, "out of range"),
+        ({"replicas": -1}, "replicas: expected `int` >= 0"),
+        ({"replicas": 2, "target_requests": 0.0}, "target_requests: expected `float` > 0.0"),
         ({"replicas": 4, "max_replicas": 2}, "max_replicas: 2, with 4"),
         ({"max_replicas": 2}, "max_replicas: 2, with 0"),
-        ({"replicas": 2, "routing": "random"}, "routing: there is no 'random'"),
+        ({"replicas": 2, "routing": "random"}, "routing: invalid enum value 'random'"),
         ({"replicas": 2, "max_loaded": 1}, "max_loaded: replicas stay loaded"),
     ],
 )
@@ -454,8 +455,8 @@ def test_options_that_are_wrong(given: dict[str, Any], said: str) -> None:
 def test_threads_and_memory_are_a_replica_s_own() -> None:
     models = {"a": "a", "b": "b"}
     options = ServerOptions(models=models, replicas=3, llm={"threads": 4, "memory": "100MiB", "seed": 1})
-    assert options.for_each_replica() == {"threads": 2, "memory": 50 << 20, "seed": 1}
-    whole = ServerOptions(models={"a": "a"}, replicas=1).for_each_replica()["memory"]
-    share = ServerOptions(models=models, replicas=1, max_replicas=4).for_each_replica()["memory"]
+    assert replica_options(options) == {"threads": 2, "memory": 50 << 20, "seed": 1}
+    whole = replica_options(ServerOptions(models={"a": "a"}, replicas=1))["memory"]
+    share = replica_options(ServerOptions(models=models, replicas=1, max_replicas=4))["memory"]
     assert 0 < share < whole / 6  # free memory differs from one moment to the next
-    assert "memory" not in ServerOptions(models=models, replicas=3, ray="auto").for_each_replica()
+    assert "memory" not in replica_options(ServerOptions(models=models, replicas=3, ray="auto"))
