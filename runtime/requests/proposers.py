@@ -8,21 +8,22 @@ name, its kinds of proposals with the rates at which these are expected to be ac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..shared.contracts import FloatArray
 from .request import Generation, Request
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ProposalKind:
-    """A kind of proposals: acceptance and costs are counted for each kind by itself.
+    """A kind of proposals: acceptance and costs are counted for each kind separately.
 
     Attributes:
-        source: the name of its proposer.
-        rank: of a request's proposals that cost nothing, the one with the highest rank is taken, then the first.
-        expected: the share of its tokens that are accepted, behind accepted ones, until that is measured.
+        source: the name of the proposer.
+        rank: the order of a request's proposals that cost no time: the one with the highest rank becomes the draft.
+        expected: the expected acceptance rate of a token after accepted ones, until the rate is measured.
     """
 
     source: str
@@ -32,7 +33,7 @@ class ProposalKind:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may follow those of a request; none is ``NOTHING``. The next token comes first."""
+    """Tokens that may follow those of a request, the next one first. ``NOTHING`` is a proposal without tokens."""
 
     tokens: Sequence[int]
     kind: ProposalKind
@@ -47,25 +48,41 @@ class Proposer(ABC):
     Attributes:
         name: the source of its proposals in ``LLM.info`` and in metrics.
         bytes: the memory that it takes of the budget for KV caches.
+        outputs: names of the step outputs that ``observe`` gets (``step_schema.OUTPUTS``), such as "hidden:12". Each
+            step with such outputs takes longer, whether it has drafts or not.
     """
 
     name: ClassVar[str]
     bytes: int = 0
+    outputs: tuple[str, ...] = ()
 
     @abstractmethod
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
-        """Returns a proposal for each request, with at most as many tokens as is given with it."""
+        """Returns a proposal for each request.
 
-    def observe(self, request: Generation, draft: Sequence[int], accepted: int) -> None:
-        """Learns that the model drew the first ``accepted`` tokens of a draft, which this proposed."""
+        ``wanted``: the requests, each with the most tokens of its proposal.
+        """
+
+    def observe(
+        self, request: Generation, draft: Sequence[int], accepted: int, outputs: Mapping[str, FloatArray]
+    ) -> None:
+        """Learns from a step of a request that has drawn tokens: with ``outputs`` each step, else each draft.
+
+        Args:
+            request: the request, with its new tokens.
+            draft: the tokens that this proposer proposed; empty if it proposed none for the step.
+            accepted: the number of those tokens, the first ones, that the model drew too.
+            outputs: output -> its rows at the last known token and at each accepted token of the step's draft, of
+                whichever proposer: [n, ...]. It has the names of ``Proposer.outputs``.
+        """
         return
 
     def release(self, request: Request) -> None:
-        """Frees what it holds for a request, which has ended or comes back later."""
+        """Frees the memory for a request, which has ended or begins again later."""
         return
 
     def forget(self, tenant: str | None) -> None:
-        """Forgets what requests of a tenant, or of any, have said."""
+        """Forgets the texts of a tenant's requests; of all requests if ``tenant`` is None."""
         return
 
     def close(self) -> None:
@@ -89,13 +106,13 @@ class TimedProposer(Proposer):
         """Returns the estimated seconds to propose one more token for each of ``rows`` requests, together."""
 
     def behind(self, request: Generation) -> float:
-        """Returns the seconds that it needs for a request before it can propose; 0 if it lacks few tokens."""
+        """Returns the seconds to compute the tokens of a request that it hasn't seen yet; 0 if they are few."""
         return 0.0
 
     def takes(self, request: Generation) -> bool:
-        """Returns False for a request that it can't propose for."""
+        """Returns False for a request for which it can propose nothing."""
         return True
 
     def describe(self) -> dict[str, Any]:
-        """Returns what ``LLM.info`` says of it."""
+        """Returns the proposer's entry of ``LLM.info``."""
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -119,13 +119,19 @@ class _SampledRows:
         return batch
 
 
-def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup], ports: Sequence[str] = ()) -> StepInput:
+def step_input(
+    chunks: Sequence[Chunk],
+    groups: Mapping[str, CacheGroup],
+    ports: Sequence[str] = (),
+    outputs: Collection[str] = (),
+) -> StepInput:
     """Makes the arrays of a step; see ``contracts.StepInput``. Array operations, as this is Python between two steps.
 
     Args:
         chunks: the chunks of the step, in the order of their tokens.
         groups: the cache groups by name.
         ports: arrays that the program takes besides those of every step, as in ``ExecutorCaps.ports``.
+        outputs: names of the outputs that are wanted besides those of the requests.
     """
     starts, counts, rows = np.array([(c.start, c.count, c.rows) for c in chunks], np.int32).T  # [B] each
     ends, row_ends = np.cumsum(counts, dtype=np.int32), np.cumsum(rows, dtype=np.int32)  # [B] each
@@ -142,7 +148,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup], ports:
         rows=np.arange(len(sampled.rows), dtype=np.int32) + np.repeat(ends - row_ends, rows),
         more=provided(ports, chunks),
         sampling=sampled.sampling(),
-        outputs=tuple(sorted({name for c in chunks if c.request.scores for name in c.request.outputs})),
+        outputs=tuple(sorted({*outputs, *(name for c in chunks if c.request.scores for name in c.request.outputs)})),
     )
 
 

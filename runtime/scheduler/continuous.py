@@ -92,7 +92,8 @@ class ContinuousScheduler:
         self._decode = DecodePhase(self.queues, self.cache, self.drafts, self.policy, caps.in_flight)
         self._prefill = PrefillPhase(self.queues, self._admission, self.cache, self.policy, config, caps)
         # Of steps that are in flight at a time, each is followed by one of the same requests.
-        self._inputs = deque(StepInputs(self.groups, caps.masks, caps.ports) for _ in range(caps.in_flight))
+        steps = (StepInputs(self.groups, caps.masks, caps.ports, self.drafts.outputs) for _ in range(caps.in_flight))
+        self._inputs = deque(steps)
         self.chunks: tuple[Chunk, ...] = ()
 
     def _policy(self) -> Policy:
@@ -325,6 +326,8 @@ class ContinuousScheduler:
                 request.search.take(request, top(output, end - 1, request.search.looked_at))
                 return None
             request.accept(drawn[-1], logprobs_of(request, output, end - 1))
+            if self.drafts.outputs:
+                self.drafts.learn(chunk, 0, output, first)
         if request.finished:
             self.queues.remove(request)
         return request if chunk.samples or request.scores else None

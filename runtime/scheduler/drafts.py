@@ -1,13 +1,13 @@
-"""Speculation: tokens that are likely next are computed together with the last known one, and drawn as always.
+"""Speculation: the likely next tokens of a request, its draft, are computed together with its last known token.
 
-Logits are bit for bit the same however rows are batched, and each position has its own random number, so what is drawn
-behind a draft is what plain decoding would have drawn there: a draft is accepted as far as it is equal to that. Nothing
-but time depends on it. Keys and values of what was rejected lie behind the request's last token, where nobody looks,
-until they are overwritten.
+Logits are bit for bit the same however rows are batched, and each position has its own random number. So the token that
+is drawn after a draft's token is the one that plain decoding would have drawn there, and a draft is accepted up to its
+first token that differs from the drawn one. Only time depends on drafts. Keys and values of rejected tokens are after
+the request's last token, where attention never reads, until they are overwritten.
 
-A draft is as long as makes the step's tokens a second the most (``_Step.best``), by what is measured meanwhile: the
-acceptance rate of proposals of its kind, what steps of more rows take, and what a proposal takes where it is
-computed. Where it wouldn't pay there is none. What drafts of a kind may lose is bounded (``acceptance.Credit``).
+A draft has the length with the most expected tokens a second (``_Step.best``). The estimate is measured: the acceptance
+rate of proposals of its kind, the time of steps with more rows, and the time to compute a proposal. Without an expected
+gain there is no draft. The time that drafts of a kind may lose is bounded (``acceptance.Credit``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from ..shared.errors import RequestError
 from ..shared.helpers import HelperErrors
 from ..shared.step_costs import DRAFT_ROWS
+from ..shared.step_schema import LOGITS
 from .acceptance import AcceptanceRates, Credit
 from .base import Batch, Chunk
 from .helpers import helper
@@ -32,27 +33,43 @@ from .step_outputs import logprobs_of
 from .step_times import DecodeTimes
 
 LEAST_GAIN = 1.05
-"""A draft is expected to give so many times as many tokens a second: what it costs besides rows isn't measured."""
+"""The least expected gain of a draft in tokens a second, as a factor: not all of its costs are measured."""
 LEAST_LEFT = 32
-"""An answer is expected to go on for as many tokens as it has, and so many at least, unless it ends by max_tokens."""
+"""The least tokens that an answer is expected to go on for, if ``max_tokens`` allows; more if it has more already."""
 
 
 class NoDrafts:
-    """Every request that decodes has one row. What speculates overrides what it does otherwise."""
+    """No speculation: every request that decodes has one row. ``Drafts`` derives from this.
+
+    Attributes:
+        outputs: names of the outputs that are wanted of every step, for ``learn``.
+    """
+
+    outputs: tuple[str, ...] = ()
 
     def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
-        """Begins a step of these requests, without those ``paused``. Says whether it may have drafts at all."""
+        """Begins a step of the running requests but the paused ones. Returns True if it may have drafts."""
         return False
 
     def draft(self, request: Request) -> Sequence[int]:
-        """Gives tokens to compute behind the last one of a request that decodes."""
+        """Returns the tokens to compute after the last one of a request that decodes."""
         return ()
 
     def after_step(self, batch: Batch, seconds: float) -> None:
-        """Learns from a step, which took so long with making it. Its drafts are verified after this."""
+        """Learns from the time of a step, before its drafts are verified.
+
+        ``seconds``: the time that it took, with its scheduling.
+        """
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
-        """Gives a request what was drawn, ``tokens`` in rows from ``first`` on, as far as its draft is equal to it."""
+        """Gives a request the drawn tokens of its chunk, up to the first one that differs from the draft.
+
+        Args:
+            chunk: the chunk, with a draft.
+            tokens: the tokens that the step drew at the chunk's rows.
+            output: the output of the step.
+            first: the chunk's first row in ``output``.
+        """
         request, count = chunk.request, 0
         assert isinstance(request, Generation), "only these have drafts"
         for at, token in enumerate(tokens):
@@ -65,22 +82,29 @@ class NoDrafts:
         request.computed = chunk.start + count
         request.drafted, request.accepted = request.drafted + len(chunk.draft), request.accepted + count - 1
 
-    def learn(self, chunk: Chunk, accepted: int) -> None:
-        """Learns how many tokens of a draft were accepted, after ``verify``."""
+    def learn(self, chunk: Chunk, accepted: int, output: StepOutput, first: int) -> None:
+        """Learns from the results of a chunk that has drawn tokens: of each draft, and with ``outputs`` of each chunk.
+
+        Args:
+            chunk: the chunk, whose tokens its request has.
+            accepted: the tokens of its draft that were accepted.
+            output: the output of the step.
+            first: the chunk's first row in ``output``.
+        """
 
     def release(self, request: Request) -> None:
-        """Frees what is held for a request that has ended, or was preempted and will come back."""
+        """Frees what is held for a request that has ended, or was preempted and begins again later."""
 
     def forget(self, tenant: str | None) -> None:
-        """Forgets what requests of a tenant, or of any, have said."""
+        """Forgets the texts of a tenant's requests; of all requests if ``tenant`` is None."""
 
     def describe(self) -> dict[str, object] | None:
-        """Counts tokens, for ``LLM.info``; None where nothing is drafted."""
+        """Returns the counts of tokens for ``LLM.info``; None where nothing is drafted."""
         return None
 
 
 class _Choice(NamedTuple):
-    """Drafts of ``length`` tokens each; ``tokens`` are expected of the step then, and ``speed`` of them a second."""
+    """Drafts of ``length`` tokens each, with the expected new tokens of the step, and its tokens a second (speed)."""
 
     speed: float
     length: int
@@ -97,16 +121,18 @@ class _Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class _Step:
-    """Keeps what belongs to one step that may have drafts, from ``begin`` to the last ``verify``.
+    """The state of one step that may have drafts, from ``begin`` to the last ``verify``.
 
     Attributes:
-        times: what steps take.
-        decoding: requests that run when it begins.
-        plain_seconds: what it takes without drafts.
-        rows, tokens: its rows so far, and the new tokens that are expected of them.
-        proposed: drafts of timed proposers.
-        proposal_seconds, proposal_took: what these are expected to take, and what they took.
-        late: seconds of each drafted row beyond those that were expected.
+        times: estimates of the time of a step by its rows.
+        decoding: the number of running requests when the step begins.
+        plain_seconds: the expected time of the step without drafts.
+        rows: the rows of the step so far.
+        tokens: the new tokens that are expected of these rows.
+        proposed: the drafts of timed proposers.
+        proposal_seconds: the expected time to compute them.
+        proposal_took: the measured time to compute them, in seconds.
+        late: the seconds by which the step took longer than expected, for each drafted row.
     """
 
     times: DecodeTimes
@@ -125,13 +151,13 @@ class _Step:
         return DRAFT_ROWS - self.rows
 
     def best(self, rates: Sequence[float], most: int, credit: float, each: float = 0.0) -> _Choice:
-        """Decides how long further drafts are, where these pay at all.
+        """Returns the best length of further drafts; 0 if drafts aren't expected to gain ``LEAST_GAIN``.
 
         Args:
-            rates: acceptance rates of the requests that get one.
-            most: tokens that each may have.
-            credit: seconds that they may cost.
-            each: seconds that it takes to propose one token more for all of them.
+            rates: acceptance rates of the requests that get a draft.
+            most: most tokens of each draft.
+            credit: seconds that the drafts may cost.
+            each: seconds to propose one more token for all of the requests.
         """
         before, expected = self.times.seconds(self.rows) + self.proposal_seconds, self.tokens
         best = _Choice(LEAST_GAIN * expected / before, 0, expected)
@@ -149,13 +175,13 @@ class _Step:
 
 @dataclass(slots=True)
 class _History:
-    """Keeps what is known of one request's drafts.
+    """The history of one request's drafts.
 
     Attributes:
-        rates: its own acceptance rates; before there were many, those of all requests.
-        found: the step in which it had its last draft, or began.
-        next_look: the step in which to look for one again.
-        kind: the kind of its last one.
+        rates: the request's acceptance rates; close to those of all requests while it has had few drafts.
+        found: the number of the step in which it had its last draft, or began.
+        next_look: the number of the step in which proposers are asked for a draft again.
+        kind: the kind of its last draft.
     """
 
     rates: AcceptanceRates
@@ -165,11 +191,20 @@ class _History:
 
 
 class Drafts(NoDrafts):
-    """Drafts for all requests. Raises RequestError if the executor can't compute several rows of a request ahead.
+    """Drafts for all requests.
+
+    Args:
+        caps: the executor's capabilities.
+        times: estimates of the time of a step by its rows.
+        proposers: the sources of drafts.
+        clock: seconds.
+        errors: counts the errors of proposers; None counts them in an object of its own.
 
     Attributes:
-        times: what steps take.
-        by_source: drafted and accepted tokens so far, of each source.
+        by_source: proposer -> its drafted and its accepted tokens so far.
+
+    Raises:
+        RequestError: the executor can't verify drafts, or doesn't give an output that a proposer needs.
     """
 
     def __init__(
@@ -193,6 +228,14 @@ class Drafts(NoDrafts):
         self._free = [helper("proposer", one, errors) for one in proposers if not isinstance(one, TimedProposer)]
         self._proposers: dict[str, Proposer] = {one.name: one for one in (*self._free, *self._timed)}
         self.by_source = {name: [0, 0] for name in self._proposers}
+        self.outputs = tuple(dict.fromkeys(name for one in proposers for name in one.outputs))
+        for one in proposers:
+            if missing := [name for name in one.outputs if name not in (LOGITS, *caps.outputs)]:
+                raise RequestError(
+                    f"speculate: proposer {one.name!r} needs the output {missing[0]!r} of each step, which this bundle "
+                    "doesn't give",
+                    hint=f"Export it with that output. It gives {', '.join((LOGITS, *caps.outputs))}.",
+                )
         self._rates, self._credit = AcceptanceRates(), Credit()
         self._histories: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
         self._steps = self._next_look = 0  # steps so far, and the next that may have drafts
@@ -213,7 +256,12 @@ class Drafts(NoDrafts):
     # Before a step
 
     def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
-        """Begins a step, and has timed proposers propose. This is called for each step, so it has to be quick."""
+        """Begins a step, and has timed proposers propose.
+
+        Args:
+            running: the running requests.
+            paused: those of them that get no token in this step.
+        """
         self._steps += 1
         self._step = None
         if running and running[-1] is not self._newest:
@@ -234,7 +282,7 @@ class Drafts(NoDrafts):
         return True
 
     def draft(self, request: Request) -> Sequence[int]:
-        """Gives the tokens of a timed proposer, or those of another that cost nothing, if that pays."""
+        """Returns the draft of a timed proposer, or a proposal that costs no time, if a gain is expected."""
         step = self._step
         assert step is not None, "this step may have drafts"
         if not isinstance(request, Generation):
@@ -264,7 +312,7 @@ class Drafts(NoDrafts):
         return proposal.tokens[: best.length]
 
     def _most(self, request: Generation) -> int:
-        """Says how many tokens may be drafted for a request."""
+        """Returns the most tokens of a draft of a request."""
         if not request.params.speculate or request.search is not None:
             return 0
         return request.max_tokens - request.output_length - 1
@@ -276,22 +324,30 @@ class Drafts(NoDrafts):
         return history
 
     def _looked_up(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
-        """Gives the best proposals that cost no time: those of the highest rank."""
+        """Returns the proposal of the highest rank that costs no time for each request.
+
+        ``wanted``: the requests, each with the most tokens of its proposal.
+        """
         nothing = [NOTHING] * len(wanted)
         of_each = zip(nothing, *(proposer.propose(wanted) for proposer in self._free), strict=True)
         return [max(proposals, key=lambda proposal: proposal.kind.rank) for proposals in of_each]
 
     def _found(self, own: _History, kind: ProposalKind) -> None:
-        """Notes that a request has a draft in this step, so that the next one looks for one, too."""
+        """Takes note that a request has a draft in this step, so that proposers are asked in the next step too.
+
+        Args:
+            own: the request's history.
+            kind: the kind of its draft.
+        """
         own.kind, own.found, own.next_look = kind, self._steps, self._steps + 1
         self._next_look = self._steps + 1
 
     def _credit_seconds(self, step: _Step, kind: ProposalKind) -> float:
-        """Says how many seconds drafts of this kind may cost now."""
+        """Returns the seconds that drafts of this kind may cost now."""
         return self._credit.left(kind, self._steps) * step.plain_seconds
 
     def _spend(self, step: _Step, kind: ProposalKind, seconds: float) -> None:
-        """Notes what drafts of this kind cost; less than 0 is what they saved."""
+        """Takes note of the seconds that drafts of this kind cost; fewer than 0 if they saved time."""
         self._credit.spend(kind, seconds / step.plain_seconds, self._steps)
 
     def _propose(self, proposer: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:
@@ -397,9 +453,22 @@ class Drafts(NoDrafts):
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
         super().verify(chunk, tokens, output, first)
-        self._guarded.learn(chunk, chunk.request.computed - chunk.start - 1)
+        self._guarded.learn(chunk, chunk.request.computed - chunk.start - 1, output, first)
 
-    def learn(self, chunk: Chunk, accepted: int) -> None:
+    def learn(self, chunk: Chunk, accepted: int, output: StepOutput, first: int) -> None:
+        request, source = chunk.request, ""
+        assert isinstance(request, Generation), "only these draw tokens"
+        if chunk.draft:
+            source = self._count_accepted(chunk, accepted)
+        row = first + chunk.rows - 1 - len(chunk.draft)  # of the last known token
+        for proposer in self._proposers.values():
+            proposed = proposer.name == source
+            if proposed or proposer.outputs:
+                outputs = {name: output.outputs[name][row : row + 1 + accepted] for name in proposer.outputs}
+                proposer.observe(request, chunk.draft if proposed else (), accepted if proposed else 0, outputs)
+
+    def _count_accepted(self, chunk: Chunk, accepted: int) -> str:
+        """Counts the accepted tokens of a draft, and what the draft saved; returns the name of its proposer."""
         request, step, drafted = chunk.request, self._step, len(chunk.draft)
         assert step is not None, "only these have drafts"
         history = self._history(request)
@@ -409,8 +478,7 @@ class Drafts(NoDrafts):
         for rates in (history.rates, self._rates):
             rates.saw(history.kind, accepted, tried)
         self._spend(step, history.kind, drafted * step.late - accepted * step.plain_seconds / step.decoding)
-        if isinstance(request, Generation):
-            self._proposers[history.kind.source].observe(request, chunk.draft, accepted)
+        return history.kind.source
 
     def release(self, request: Request) -> None:
         for proposer in self._proposers.values():
@@ -422,10 +490,13 @@ class Drafts(NoDrafts):
 
 
 def _next_look(step: int, found: int) -> int:
-    """Says in which step to look for drafts again, after one without; the last was found in ``found``.
+    """Returns the number of the step in which proposers are asked again.
 
-    Looking takes time, so where none was found for long not each step looks. What repeats itself is found later, too.
-    Requests look in the same steps.
+    Asking takes time, so after many steps without a draft not every step asks. All requests ask in the same steps.
+
+    Args:
+        step: the number of a step without a draft.
+        found: the number of the last step with a draft.
     """
     misses = step - found
     every = 1 if misses < 4 else min(1 << misses.bit_length() - 2, 16)
@@ -440,6 +511,13 @@ def drafts_for(
     clock: Callable[[], float] = time.monotonic,
     errors: HelperErrors | None = None,
 ) -> NoDrafts:
-    """Makes what drafts: see ``SchedulerConfig.speculate``. Raises RequestError if the executor can't verify drafts."""
+    """Makes the drafts of a scheduler.
+
+    Args:
+        speculate: as in ``SchedulerConfig``.
+        caps, times, proposers, clock, errors: see ``Drafts``.
+
+    Raises what ``Drafts`` raises.
+    """
     enabled = caps.verifies if speculate is None else speculate
     return Drafts(caps, times, proposers, clock, errors) if enabled else NoDrafts()

@@ -30,10 +30,17 @@ class StepInputs:
         groups: the cache groups by name.
         masks: False if the executor takes lists of tokens instead of masks.
         ports: arrays that the program takes besides those of every step, as in ``ExecutorCaps.ports``.
+        outputs: names of the outputs that are wanted of every step.
     """
 
-    def __init__(self, groups: Mapping[str, CacheGroup], masks: bool = True, ports: Sequence[str] = ()) -> None:
-        self._groups, self._masks, self._ports = groups, masks, tuple(ports)
+    def __init__(
+        self,
+        groups: Mapping[str, CacheGroup],
+        masks: bool = True,
+        ports: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+    ) -> None:
+        self._groups, self._masks, self._ports, self._outputs = groups, masks, tuple(ports), outputs
         self._arrays = [
             _GroupArrays(group, group_port(BLOCK_TABLE, name), group_port(SLOTS, name))
             for name, group in groups.items()
@@ -46,7 +53,7 @@ class StepInputs:
         if last is not None and last.is_followed_by(chunks):
             self._last = last.next(chunks)
             return self._last.step
-        step = step_input(chunks, self._groups, self._ports)
+        step = step_input(chunks, self._groups, self._ports, self._outputs)
         if step.sampling is not None and step.sampling.masks is not None and not self._masks:
             step.sampling = step.sampling.with_lists()
         elif all(chunk.count == 1 and chunk.samples and chunk.request.search is None for chunk in chunks):
@@ -106,7 +113,7 @@ class DecodeStep:
             arrays[table], arrays[slots] = self._moved(group, arrays[table], arrays[slots], changed)
         if self._ports:
             arrays.update(provided(self._ports, chunks))
-        self.step = StepInput(arrays, sampling=self._next_sampling(last.sampling))
+        self.step = StepInput(arrays, sampling=self._next_sampling(last.sampling), outputs=last.outputs)
         self._starts = [start + 1 for start in self._starts]
         return self
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import enginewright as ew
 from enginewright.runtime.engine.proposers import PROPOSERS
 from enginewright.runtime.scheduler.step_times import DecodeTimes
-from tests.runtime.engine.phrases import Phrases, TimedPhrases
+from enginewright.runtime.shared.errors import RequestError
+from tests.runtime.engine.phrases import LikelyTokens, Phrases, TimedPhrases
 
 PROMPTS = [[9, 40, 22, 7, 80 + i] for i in range(4)]
 PARAMS = ew.SamplingParams(max_tokens=40, ignore_eos=True, logprobs=2)
@@ -40,6 +42,34 @@ def test_answers_are_those_without_it(
     assert 0 < counts["accepted"] < counts["drafted"]
     assert proposer.observed == [counts["drafted"], counts["accepted"]] and proposer.closed
     assert ("draft_phrases" in speculation) == (toy is TimedPhrases)
+
+
+def test_one_with_outputs_gets_those_of_every_step(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)
+    with ew.LLM(tiny_bundle, speculate=None) as plain:
+        expected = plain.generate(PROMPTS, PARAMS)
+        texts = [[*prompt, *result.token_ids[:-1]] for prompt, result in zip(PROMPTS, expected, strict=True)]
+        states = [plain.hidden_states(text, [1])[0][len(PROMPTS[0]) - 1 :] for text in texts]
+    toy = LikelyTokens("logits", "hidden:1")
+    monkeypatch.setitem(PROPOSERS, toy.name, lambda setup: toy)
+    with ew.LLM(tiny_bundle, speculate="lookup") as llm:
+        assert llm.generate(PROMPTS, PARAMS) == expected
+        assert not llm.engine.scheduler.helper_errors.counts
+        counts = llm.info()["speculation"]["sources"]["likely"]
+    assert 0 < counts["drafted"] == sum(len(draft) for draft, _ in toy.drafts)
+    assert counts["accepted"] == sum(accepted for _, accepted in toy.drafts)
+    for steps, result, expected_states in zip(toy.rows.values(), expected, states, strict=True):
+        logits, hidden = (np.concatenate([rows[name] for rows in steps]) for name in toy.outputs)
+        assert logits.argmax(1).tolist() == list(result.token_ids)
+        np.testing.assert_array_equal(hidden, expected_states)
+
+
+def test_an_output_that_a_bundle_lacks_is_refused(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROPOSERS, LikelyTokens.name, lambda setup: LikelyTokens("hidden:99"))
+    with pytest.raises(RequestError, match="speculate: proposer 'likely' needs the output 'hidden:99'"):
+        ew.LLM(tiny_bundle, speculate="lookup")
 
 
 def test_a_row_opens_nothing_where_nothing_is_proposed(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
