@@ -67,8 +67,7 @@ from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.step_times import DecodeTimes
-from enginewright.runtime.shared.contracts import StepInput
-from enginewright.runtime.shared.step_costs import DRAFT_ROWS
+from enginewright.runtime.shared.contracts import DRAFT_ROWS, StepInput
 
 TOGETHER = 8
 FloatArray = npt.NDArray[np.float64]

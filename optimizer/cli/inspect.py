@@ -82,7 +82,8 @@ def command(
 
 
 def _of_rank(program: LoweredProgram, text: str, rank: int) -> LoweredProgram:
-    from enginewright.runtime.ranks.partition import Partition, partition
+    from enginewright.runtime.ranks.partition import Partition
+    from enginewright.runtime.ranks.rank_programs import partition
 
     how = Partition.parse(text)
     if rank >= how.ranks:

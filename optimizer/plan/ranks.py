@@ -16,7 +16,8 @@ from typing import Any
 from enginewright.plugins.native.threads import available_threads
 from enginewright.plugins.steps.planning import Gpu, Shares, StepModel
 from enginewright.runtime.ranks.kinds.table import kind_of_collective, planned_sizes
-from enginewright.runtime.ranks.partition import MOST_RANKS, Partition, partition
+from enginewright.runtime.ranks.partition import MOST_RANKS, Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError

@@ -31,10 +31,9 @@ from ..requests.request import Generation, Request
 from ..scheduler.base import Chunk
 from ..scheduler.step_inputs import StepInputs
 from ..scheduler.step_times import DecodeTimes
-from ..shared.contracts import NO_TOKEN
+from ..shared.contracts import DRAFT_ROWS, NO_TOKEN
 from ..shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from ..shared.memory import format_bytes
-from ..shared.step_costs import DRAFT_ROWS
 from ..shared.targets import MEASURED
 from ..text.tokenizer import Tokenizer
 from .proposer_setup import ProposerSetup

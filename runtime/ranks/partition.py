@@ -1,26 +1,18 @@
-"""One lowered program becomes one for each rank, and every bit stays as it is.
+"""Partitions: the number of ranks of each kind among which a model is divided.
 
-A partition says how many ranks each kind (``kinds/table.py``) has. At most one kind divides the steps into stages, and
-at most one the layers of each stage among its ranks: ``cut.py`` explains that by an example.
+The kinds (``kinds/table.py``) are loaded when a model is divided: importing ``LLM`` doesn't need them.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..shared.arena import ALIGNMENT, plan_arena, plan_region
-from ..shared.dtypes import stored_bytes
 from ..shared.errors import RequestError
-from ..shared.hidden_taps import add_taps
-from ..shared.lowered_program import Affine, Buffer, LoweredProgram, Operand
-from .cut import LayerCut
-from .kinds.base import LayerKind, PartitionKind, Place, StepKind
-from .kinds.table import KINDS, layer_kinds, step_kinds
-from .kinds.views import with_operands, with_own_buffers
-from .rank_maker import programs_of
+
+if TYPE_CHECKING:
+    from .kinds.base import PartitionKind
 
 MOST_RANKS = 64
 
@@ -36,7 +28,7 @@ class Partition:
     sizes: tuple[tuple[str, int], ...]
 
     def __init__(self, **sizes: int) -> None:
-        known = tuple((name, sizes.pop(name)) for name in KINDS if name in sizes)
+        known = tuple((name, sizes.pop(name)) for name in _kinds() if name in sizes) if sizes else ()
         if sizes:
             raise TypeError(f"there is no kind of partition {next(iter(sizes))!r}")
         object.__setattr__(self, "sizes", tuple((name, count) for name, count in known if count != 1))
@@ -49,7 +41,7 @@ class Partition:
     @property
     def kinds(self) -> dict[PartitionKind, int]:
         """The kinds that have more than one rank -> their ranks."""
-        return {KINDS[name]: count for name, count in self.sizes}
+        return {_kinds()[name]: count for name, count in self.sizes}
 
     @property
     def stages(self) -> int:
@@ -65,12 +57,12 @@ class Partition:
     def parse(cls, text: str) -> Partition:
         """Reads ``tensor=2``, or a number of ranks. Raises RequestError."""
         if text.strip().isdigit():
-            text = f"{next(iter(KINDS))}={text}"
+            text = f"{next(iter(_kinds()))}={text}"
         values: dict[str, int] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
-            if name not in KINDS or not value.strip().isdigit() or name in values:
-                known = ", ".join(f"{name}=N" for name in KINDS)
+            if name not in _kinds() or not value.strip().isdigit() or name in values:
+                known = ", ".join(f"{name}=N" for name in _kinds())
                 raise RequestError(f"partition: {part.strip()!r} isn't understood", hint=f"Write {known}.")
             values[name] = int(value)
         parsed = cls(**values)
@@ -79,114 +71,10 @@ class Partition:
         return parsed
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={count}" for name, count in self.sizes) or f"{next(iter(KINDS))}=1"
+        return ",".join(f"{name}={count}" for name, count in self.sizes) or f"{next(iter(_kinds()))}=1"
 
 
-def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, ...]:
-    """Cuts a lowered program, of whatever target, into one for each rank, with memory planned.
+def _kinds() -> dict[str, PartitionKind]:
+    from .kinds.table import KINDS
 
-    The logits are whole on rank 0 alone. Block tables and slots are the same on every rank; a cache group has
-    the heads of its rank.
-
-    Raises RequestError if there are more ranks than query heads, more stages than layers, heads that can't be cut, or
-    kinds that don't go together.
-    """
-    if how.ranks == 1:
-        return (program,)
-    layers, steps = _kinds_of(how)
-    stages = steps.stages(with_own_buffers(program), how.stages)
-    programs: list[LoweredProgram] = []
-    for index in reversed(range(how.stages)):
-        place = Place(index, how.stages, how.ranks // how.stages)
-        programs += programs_of(LayerCut(stages[index], place, layers, steps))
-    for link in range(how.stages - 1):
-        programs = list(plan_region(programs, how.stages + 1 + link))
-    planned = (plan_arena(_narrowed(steps.finish(one, programs))) for one in programs)
-    return tuple(map(add_taps, planned))
-
-
-def _kinds_of(how: Partition) -> tuple[LayerKind, StepKind]:
-    """Returns what divides the layers and what the steps. Raises RequestError for kinds that don't go together."""
-    for kind, count in how.kinds.items():
-        kind.check(str(how), how.ranks, count)
-    layers = [kind for kind in how.kinds if isinstance(kind, LayerKind)]
-    steps = [kind for kind in how.kinds if isinstance(kind, StepKind)]
-    for several in (layers, steps):
-        if len(several) > 1:
-            raise RequestError(
-                f"partition: {how}: {several[0].name} doesn't go together with {several[1].name}",
-                hint="Leave one of the two out.",
-            )
-    return (layers or layer_kinds())[0], (steps or step_kinds())[0]
-
-
-def _narrowed(program: LoweredProgram) -> LoweredProgram:
-    """A rank's own buffers without the columns that it never touches."""
-    views: dict[str, list[Operand]] = {}
-    for operand in (o for step in program.steps for o in (*step.inputs, *step.outputs)):
-        if operand.kind == "buffer":
-            views.setdefault(operand.name, []).append(operand)
-    whole = {b.name for b in program.buffers if b.region} | {o.name for o in program.outputs.values()}
-    places = {
-        name: columns
-        for name, of in views.items()
-        if name not in whole and (columns := _columns_in_use(of)) is not None
-    }
-
-    def moved(operand: Operand) -> Operand:
-        columns = places.get(operand.name) if operand.kind == "buffer" else None
-        if columns is None:
-            return operand
-        offset = next(
-            at + operand.offset.constant - lo for (lo, hi), at in columns if lo <= operand.offset.constant < hi
-        )
-        strides = (Affine(_width_of(columns)), *operand.strides[1:])
-        return operand.model_copy(update={"offset": Affine(offset), "strides": strides})
-
-    def size(buffer: Buffer) -> Buffer:
-        if buffer.name not in places:
-            return buffer
-        view = views[buffer.name][0]
-        row = stored_bytes(view.dtype, _width_of(places[buffer.name]))
-        return buffer.model_copy(update={"size": view.shape[0] * row})
-
-    steps = tuple(with_operands(step, map(moved, step.inputs), map(moved, step.outputs)) for step in program.steps)
-    return program.model_copy(update={"steps": steps, "buffers": tuple(map(size, program.buffers))})
-
-
-_Places = tuple[tuple[tuple[int, int], int], ...]
-"""Ranges of a row's columns, and where each begins once the others are gone."""
-
-
-def _width_of(places: _Places) -> int:
-    return sum(hi - lo for (lo, hi), _ in places)
-
-
-def _columns_in_use(views: Sequence[Operand]) -> _Places | None:
-    """Returns the columns of a buffer that its views touch.
-
-    None: they touch all columns, they aren't columns of the same rows, or a range isn't aligned.
-    """
-    like = views[0]
-    if len({(v.dtype, v.shape[:1], v.strides[:1]) for v in views}) > 1 or like.rank < 2:
-        return None
-    ranges = []
-    for view in views:
-        inner = list(zip(view.shape[1:], view.strides[1:], strict=True))
-        numbers = [view.offset, *view.strides, *view.shape[1:]]
-        if not all(n.is_constant for n in numbers) or view.strides[-1].constant != 1:
-            return None
-        past = view.offset.constant + 1 + sum((n.constant - 1) * stride.constant for n, stride in inner)
-        if view.offset.constant < 0 or past > like.strides[0].constant:
-            return None
-        ranges.append((view.offset.constant, past))
-    merged: list[tuple[int, int]] = []
-    for lo, hi in sorted(ranges):
-        if merged and lo <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(hi, merged[-1][1])
-        else:
-            merged.append((lo, hi))
-    widths = [hi - lo for lo, hi in merged]
-    if sum(widths) >= like.strides[0].constant or any(stored_bytes(like.dtype, n) % ALIGNMENT for n in widths):
-        return None
-    return tuple(zip(merged, itertools.accumulate(widths, initial=0), strict=False))
+    return KINDS

@@ -21,10 +21,9 @@ from weakref import WeakKeyDictionary
 from enginewright.runtime.requests.proposers import NOTHING, Proposal, ProposalKind, Proposer, TimedProposer
 from enginewright.runtime.requests.request import Generation, Request
 
-from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
+from ..shared.contracts import DRAFT_ROWS, NO_TOKEN, ExecutorCaps, StepOutput
 from ..shared.errors import RequestError
 from ..shared.helpers import HelperErrors
-from ..shared.step_costs import DRAFT_ROWS
 from ..shared.step_schema import LOGITS
 from .acceptance import AcceptanceRates, Credit
 from .base import Batch, Chunk

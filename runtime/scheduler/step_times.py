@@ -22,8 +22,8 @@ import numpy as np
 
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
+from ..shared.contracts import DRAFT_ROWS
 from ..shared.errors import RequestError, shown
-from ..shared.step_costs import DRAFT_ROWS
 from ..shared.targets import PROCESSOR
 from .base import Chunk
 

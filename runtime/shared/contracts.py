@@ -436,6 +436,10 @@ def as_outputs(logits: FloatArray | None) -> dict[str, FloatArray]:
     return {} if logits is None else {LOGITS: logits}
 
 
+DRAFT_ROWS = 16
+"""Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
+
+
 @dataclass(frozen=True)
 class ExecutorCaps:
     """The capabilities of an executor, by which the scheduler plans.

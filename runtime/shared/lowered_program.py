@@ -22,7 +22,6 @@ from .contracts import CacheGroup
 from .dtypes import Dtype, stored_bytes
 from .errors import BundleError
 from .json_document import parse_shown
-from .op_schema import problem_of_step
 from .panel_layouts import Layout
 from .records import Count, Record, read
 
@@ -231,6 +230,8 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
                 f"{source}: program format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
                 hint="Install a newer enginewright.",
             )
+        from .op_schema import problem_of_step  # importing ``LLM`` doesn't need the declarations of ops
+
         program = read(cls, data, source)
         for i, step in enumerate(program.steps):
             if (problem := problem_of_step(step)) is not None:

@@ -20,9 +20,6 @@ from .op_schema import OPS, Cost
 from .panel_layouts import DEPTHS, PANEL
 from .weight_formats import FORMAT_OF, FORMATS
 
-DRAFT_ROWS = 16
-"""Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
-
 
 @dataclass(frozen=True)
 class StepSizes:

@@ -23,7 +23,8 @@ from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.plugins.cpu.serve.ranked import RankedExecutor
 from enginewright.plugins.native.executable import CpuProgram, isas
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.contracts import FloatArray, StepInput
 from enginewright.runtime.shared.errors import CapacityError, RequestError
 from enginewright.runtime.shared.lowered_program import LoweredProgram

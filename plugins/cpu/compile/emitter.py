@@ -15,7 +15,8 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.progress import Progress

@@ -9,8 +9,8 @@ import numpy as np
 
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
-from enginewright.runtime.shared.contracts import StepInput
-from enginewright.runtime.shared.step_costs import DRAFT_ROWS, StepSizes
+from enginewright.runtime.shared.contracts import DRAFT_ROWS, StepInput
+from enginewright.runtime.shared.step_costs import StepSizes
 
 from .step_runner import StepRunner
 

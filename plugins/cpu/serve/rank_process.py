@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from enginewright.runtime.bundle.reader import Bundle, Load
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.lowered_program import LoweredProgram

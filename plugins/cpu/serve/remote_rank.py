@@ -16,7 +16,8 @@ import msgspec
 
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.errors import EnginewrightError
 
 from ...native.executable import isas

@@ -16,7 +16,8 @@ from enginewright.passes.lowering.narrow_floats import narrow_floats
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.lowered_program import LoweredProgram

@@ -26,7 +26,8 @@ from enginewright.optimizer.plan.ranks import (
     stages_of,
 )
 from enginewright.optimizer.plan.ranks_text import best_line, link_line, notes
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import CapacityError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram

@@ -14,8 +14,8 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.ranks.kinds.base import LayerKind, Rule
 from enginewright.runtime.ranks.kinds.table import KINDS
 from enginewright.runtime.ranks.kinds.tensor import RULES
-from enginewright.runtime.ranks.partition import Partition, partition
-from enginewright.runtime.ranks.rank_programs import whole_groups
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition, whole_groups
 from enginewright.runtime.shared.errors import RequestError
 from tests.acceptance.test_ranks import logits_of
 

@@ -26,8 +26,7 @@ from enginewright.runtime.scheduler.acceptance import CREDIT, MORE_CREDIT
 from enginewright.runtime.scheduler.base import Batch, Chunk
 from enginewright.runtime.scheduler.drafts import LEAST_GAIN, Drafts, NoDrafts, _Step, drafts_for
 from enginewright.runtime.scheduler.step_times import DecodeTimes
-from enginewright.runtime.shared.contracts import ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.step_costs import DRAFT_ROWS
+from enginewright.runtime.shared.contracts import DRAFT_ROWS, ExecutorCaps, StepInput, StepOutput
 
 LOOPING = [70, 71, 72, 73] * 8
 PARAMS = ew.SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)

@@ -9,7 +9,8 @@ from enginewright.optimizer.plan.ranks import alone
 from enginewright.plugins.cpu.compile import step_probe
 from enginewright.plugins.cpu.compile.step_probe import StepProbe, _first_of_each
 from enginewright.plugins.steps.planning import CountedSteps
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes

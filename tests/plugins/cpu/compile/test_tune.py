@@ -15,9 +15,9 @@ from enginewright.plugins.cpu.serve.tuning import load_tuning
 from enginewright.plugins.native.executable import TUNABLES
 from enginewright.plugins.steps.timed_steps import Case, cases_of, compare, mean, worth
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
+from enginewright.runtime.shared.contracts import DRAFT_ROWS
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import ProgressEvent
-from enginewright.runtime.shared.step_costs import DRAFT_ROWS
 
 
 @pytest.fixture

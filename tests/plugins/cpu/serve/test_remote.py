@@ -38,7 +38,8 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import target_groups
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, MissingDependencyError, RequestError

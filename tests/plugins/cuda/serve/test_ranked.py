@@ -34,7 +34,8 @@ from enginewright.plugins.gpu.tiles import GPUS
 from enginewright.plugins.ranks.messages import packed_step, unpacked_step
 from enginewright.plugins.steps.packed_steps import StepLimits
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.contracts import CacheGroup, FloatArray, StepInput
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import Affine, Operand, Step, WeightUse
