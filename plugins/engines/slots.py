@@ -14,11 +14,11 @@ from dataclasses import replace
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.errors import BundleError, CapacityError
+from enginewright.runtime.shared.errors import CapacityError
 
 from ..gpu.carried_sampling import open_sampler
 from ..gpu.cuda_driver import Device
-from ..steps.linear_io import LOGITS, LinearIo
+from ..steps.linear_io import LOGITS, linear_io
 from ..steps.paged_section import KERNELS_FOLDER
 from ..steps.slot_steps import SlotSteps
 from .base import EngineExecutor, engine_section
@@ -48,7 +48,7 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
     """
 
     def __init__(self, bundle: Bundle, blocks: Mapping[str, int], *, target: str, threads: int = 0) -> None:
-        section, io = engine_section(bundle, target), _linear_io(bundle, target)
+        section, io = engine_section(bundle, target), linear_io(bundle, target)
         capacity = slot_capacity_of(bundle, target)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group(capacity) for group in io.cache_groups)
@@ -88,7 +88,7 @@ def slot_capacity_of(bundle: Bundle, target: str) -> int:
 def slot_groups_of(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
     """The cache groups, with slots as their blocks. Raises BundleError."""
     capacity = slot_capacity_of(bundle, target)
-    return tuple(group.to_group(capacity) for group in _linear_io(bundle, target).cache_groups)
+    return tuple(group.to_group(capacity) for group in linear_io(bundle, target).cache_groups)
 
 
 def gpu_budget(bundle: Bundle, target: str) -> int:
@@ -115,12 +115,3 @@ def gpu_budget(bundle: Bundle, target: str) -> int:
 def _free_bytes(library: Library) -> int:
     with closing(library.open_device()) as device:
         return device.free_bytes()
-
-
-def _linear_io(bundle: Bundle, target: str) -> LinearIo:
-    io = bundle.target(target).section(LinearIo)
-    if io is None:
-        raise BundleError(
-            f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."
-        )
-    return io

@@ -28,7 +28,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import CacheGroup, CacheGroupShape
+from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
@@ -150,6 +152,16 @@ def cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
     """A layer's (past, present) names of its keys, then of its values."""
     key, value = ((f"past_{kind}_{layer}", f"present_{kind}_{layer}") for kind in ("key", "value"))
     return key, value
+
+
+def linear_io(bundle: Bundle, target: str) -> LinearIo:
+    """Returns the inputs and outputs of a target's steps. Raises BundleError if the target is missing, not ready, or of
+    another form."""
+    if (io := bundle.target(target).section(LinearIo)) is None:
+        raise BundleError(
+            f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."
+        )
+    return io
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:

@@ -12,10 +12,9 @@ import pytest
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.plugins.onnx.recipe import OnnxSection
-from enginewright.plugins.onnx.serve.executor import linear_io
 from enginewright.plugins.onnx.serve.session import PROVIDERS, load_onnxruntime, open_session
 from enginewright.plugins.onnx.serve.slot_caches import LENGTH_STEP, SlotCaches
-from enginewright.plugins.steps.linear_io import LinearIo, Variant
+from enginewright.plugins.steps.linear_io import LinearIo, Variant, linear_io
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import open_executor

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _OFFLOADED = "Open the bundle without offload_folder, with memory for what is to be kept."
 
 
-def tuning_of(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
+def read_tuning(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
     """Returns the tuning file of `optimize tune` for a bundle on this machine, and a note for people; None and ""
     without one."""
     if not tuning_path(bundle).exists():
@@ -40,6 +40,12 @@ def tuning_of(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
     from .tuning import load_tuning
 
     return load_tuning(bundle, isa or isas()[0])
+
+
+def tuned_choices(bundle: Bundle, isa: str) -> tuple[Mapping[str, int], str]:
+    """Returns the choices of ``read_tuning`` that every rank takes, {} without a file, and the note for people."""
+    tuned, note = read_tuning(bundle, isa)
+    return tuned.choices if tuned is not None else {}, note
 
 
 class CpuExecutor(HostBlocks):
@@ -89,7 +95,7 @@ class CpuExecutor(HostBlocks):
         check_free(sum(cache_block_bytes(g) * in_memory.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned, row_seconds = "", dict[int, tuple[float, ...]]()
         if tuning is None:
-            tuned, self._tuned = tuning_of(bundle, isa)
+            tuned, self._tuned = read_tuning(bundle, isa)
             if tuned is not None:
                 tuning, threads, row_seconds = tuned.choices, threads or tuned.threads, tuned.row_seconds
         self._program = CpuProgram(

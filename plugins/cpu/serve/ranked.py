@@ -46,9 +46,10 @@ from enginewright.runtime.shared.memory import check_free
 from ...native.executable import NUMERICS_VERSION, isas
 from ...native.threads import available_threads, core_shares
 from ...ranks.processes import errors_of, how_it_ended, last_lines
+from ...ranks.queued_step import QueuedStep
 from ...ranks.records import RankReply
 from ..extension import cpu_extension as _cpu
-from .executor import CpuExecutor, tuning_of
+from .executor import CpuExecutor, tuned_choices
 from .rank_process import RankSetting, cache_sizes, cpu_facts
 
 RANKS_A_CORE = 8
@@ -90,8 +91,7 @@ class RankedExecutor(CpuExecutor):
         programs = rank_programs(bundle, target, how)
         threads, cores = _placed(how.ranks, placement.threads)
         if tuning is None:
-            tuned, note = tuning_of(bundle, isa)
-            tuning = tuned.choices if tuned is not None else {}
+            tuning, note = tuned_choices(bundle, isa)
         groups = whole_groups(programs, how)
         check_free(sum(cache_block_bytes(g) * blocks.get(g.name, 0) for g in groups), "a KV cache")
         places = [list(_places(program, blocks)) for program in programs]
@@ -124,7 +124,7 @@ class RankedExecutor(CpuExecutor):
         ]
         self._cores = cores[0] if cores else ()
         self._how, self._pinned = how, 0
-        self._pending: deque[_Posted] = deque()
+        self._pending: deque[QueuedStep] = deque()
         self._processes = RankProcesses(settings, self._link, placement.rank_timeout)
         try:
             with _on_cores(self._cores):
@@ -147,7 +147,7 @@ class RankedExecutor(CpuExecutor):
                 self._memory[rank][name].append(memory[at : at + math.prod(shape)].reshape(shape))
         weakref.finalize(self, self._processes.close).atexit = False  # at exit the system does it, after the last step
 
-    def submit(self, step: StepInput) -> _Posted:
+    def submit(self, step: StepInput) -> QueuedStep:
         self._bundle.check_unchanged()
         # Those whose results were never asked for, or are asked for later. Blocks are copied when no rank is in a step.
         while len(self._pending) > (0 if step.copies else self._how.stages - 1):
@@ -161,7 +161,7 @@ class RankedExecutor(CpuExecutor):
             self._program.post(step, self._link)
         except RuntimeError as e:
             self._raise(e)
-        self._pending.append(_Posted(self._pending, partial(self._run, run), step))
+        self._pending.append(QueuedStep(self._pending, partial(self._run, run), step))
         return self._pending[-1]
 
     def _run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
@@ -241,32 +241,6 @@ class RankedExecutor(CpuExecutor):
         if self._pending:  # they wait for rank 0, which isn't coming
             self._link.abandon("the model was closed")
         self._processes.close()
-
-
-class _Posted:
-    """A step that the other ranks have begun, in the queue of such steps. See ``executors.base.Pending``."""
-
-    def __init__(self, queue: deque[_Posted], run: Callable[[StepInput], StepOutput], step: StepInput) -> None:
-        self._queue, self._run, self._step = queue, run, step
-        self._output: StepOutput | None = None
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        """Runs it if that hasn't been done, and those before it; what goes wrong is raised by ``result``."""
-        while self in self._queue and self._queue[0] is not self:
-            self._queue[0].run()
-        if self._output is None and self._error is None:
-            try:
-                self._output = self._run(self._step)
-            except Exception as e:  # noqa: BLE001  who asks for the result gets it
-                self._error = e
-
-    def result(self) -> StepOutput:
-        self.run()
-        if self._error is not None:
-            raise self._error
-        assert self._output is not None
-        return self._output
 
 
 class RankProcesses:

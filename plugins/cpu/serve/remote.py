@@ -26,8 +26,9 @@ from ...native.executable import isas
 from ...native.step_profile import StepProfile
 from ...ranks.messages import SilentRankError, packed_copies
 from ...ranks.others import OtherRanks, Places
+from ...ranks.queued_step import QueuedStep
 from ..extension import cpu_extension as _cpu
-from .executor import CpuExecutor, tuning_of
+from .executor import CpuExecutor, tuned_choices
 from .rank_process import cpu_facts
 from .remote_rank import RemoteSetting
 
@@ -61,14 +62,14 @@ class RemoteExecutor:
     ) -> None:
         how, patience = placement.partition, placement.rank_timeout
         self._how, self._machines = how, places.machines
-        self._pending: deque[_Sent] = deque()
+        self._pending: deque[QueuedStep] = deque()
         self._others = others = OtherRanks(how, places, patience)
         self._mail = others.mail
         try:
             check_partition(how)
             programs = rank_programs(bundle, target, how)
             threads, isa = placement.threads or 1, placement.isa or isas()[0]
-            tuning = _tuning(bundle, isa) if tuning is None else tuning
+            tuning = tuned_choices(bundle, isa)[0] if tuning is None else tuning
             settings = {
                 rank: RemoteSetting(
                     bundle=str(bundle.path.absolute()),
@@ -98,7 +99,7 @@ class RemoteExecutor:
         self.caps = replace(self._own.caps, row_seconds={}, outputs=outputs, in_flight=how.stages)
         self._order = [group.name for group in self._own.cache_groups]
 
-    def submit(self, step: StepInput) -> _Sent:
+    def submit(self, step: StepInput) -> QueuedStep:
         while len(self._pending) > self._how.stages - 1:  # whose results were never asked for, or are later
             self._pending[0].run()
         self._others.raise_if_lost()
@@ -107,12 +108,12 @@ class RemoteExecutor:
             self._mail.post(packed, packed_copies(self._order, step.copies))
         except SilentRankError as e:
             self._others.lose(e.rank, e.problem, e)
-        self._pending.append(_Sent(self, step))
+        self._pending.append(QueuedStep(self._pending, self._run_first, step))
         return self._pending[-1]
 
-    def run_first(self) -> StepOutput:
+    def _run_first(self, step: StepInput) -> StepOutput:
         """Runs rank 0's part of the step that was sent first."""
-        step = self._pending.popleft().step
+        self._pending.popleft()
         self._others.raise_if_lost()
         moved = self._mail.moved
         try:
@@ -124,11 +125,6 @@ class RemoteExecutor:
             if not isinstance(e, RequestError) or self._how.stages > 1 or self._mail.moved != moved:
                 self._others.abandon(f"rank 0: {e}")
             raise
-
-    @property
-    def queue(self) -> deque[_Sent]:
-        """Steps that were sent, and not yet run here."""
-        return self._pending
 
     @property
     def profile(self) -> StepProfile | None:
@@ -165,35 +161,3 @@ def check_partition(how: Partition) -> None:
             f"partition: {how}: keys are divided among ranks of one machine alone",
             hint="Leave ray out, or use tensor=N and pipeline=N.",
         )
-
-
-class _Sent:
-    """A step that the other ranks have begun. See ``executors.base.Pending``."""
-
-    def __init__(self, executor: RemoteExecutor, step: StepInput) -> None:
-        self._executor, self.step = executor, step
-        self._output: StepOutput | None = None
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        """Runs it if that hasn't been done, and those before it; what goes wrong is raised by ``result``."""
-        queue = self._executor.queue
-        while self in queue and queue[0] is not self:
-            queue[0].run()
-        if self._output is None and self._error is None:
-            try:
-                self._output = self._executor.run_first()
-            except Exception as e:  # noqa: BLE001  who asks for the result gets it
-                self._error = e
-
-    def result(self) -> StepOutput:
-        self.run()
-        if self._error is not None:
-            raise self._error
-        assert self._output is not None
-        return self._output
-
-
-def _tuning(bundle: Bundle, isa: str) -> Mapping[str, int]:
-    tuned, _ = tuning_of(bundle, isa)
-    return tuned.choices if tuned is not None else {}

@@ -9,14 +9,13 @@ from contextlib import closing
 
 from enginewright.plugins.doctor.checks import gpu_problem
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.base import Deferred
-from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 from enginewright.runtime.shared.memory import default_budget
 
 from ...gpu.cuda_driver import Cuda, load_cuda
-from ...native.threads import available_threads
-from ...steps.linear_io import LinearIo
+from ...steps.linear_io import LinearIo, linear_io
+from ...steps.slot_executor import SlotExecutor
 from ...steps.slot_steps import SlotSteps
 from ..kernels.library import find_operators, operators_library
 from .session import PROVIDERS, find_provider, load_onnxruntime, open_session
@@ -63,11 +62,11 @@ NARROW_WEIGHT = re.compile(r"\.onnx\.(b?f16)")
 """The pattern of weights' names in the variant of 16 bits."""
 
 
-class OnnxExecutor:
+class OnnxExecutor(SlotExecutor):
     """The executor of the onnx target: blocks are slots, and prefill and decode alternate.
 
-    A step runs on the thread that asks for its result. Its decodes run together, as far as their slots are near each
-    other; prompts run one by one, or padded together where that costs little.
+    The decodes of a step run together, as far as their slots are near each other. Prompts run one by one, or padded
+    together where that costs little.
 
     Args:
         bundle: a bundle with a ready target of the linear form.
@@ -96,13 +95,8 @@ class OnnxExecutor:
         variant: str | None = None,
     ) -> None:
         io = variant_io(bundle, target, provider, variant)
-        self._bundle, self.blocks = bundle, dict(blocks)
-        self.cache_groups: tuple[CacheGroup, ...] = slot_groups(io, capacity)
-        slots = min(self.blocks[g.name] for g in self.cache_groups)
-        self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
-        self._target = target
+        super().__init__(bundle, target, blocks, slot_groups(io, capacity), threads)
         self._variant = io.variant
-        self._threads = threads or available_threads()
         self._module = load_onnxruntime(io.onnxruntime)
         self._provider = find_provider(provider, self._module)
         if io.file not in bundle.files:
@@ -121,18 +115,14 @@ class OnnxExecutor:
             ),
             io,
             path,
-            slots=slots,
+            slots=self._count,
             capacity=capacity,
             vocab=bundle.model.vocab_size,
             device=self._provider.device,
             module=self._module,
         )
         together = io.variant not in ("contrib", "kernels")
-        self._steps = SlotSteps(self._caches, self.cache_groups, slots, self._threads, chunks_together=together)
-
-    def submit(self, step: StepInput) -> Deferred:
-        self._bundle.check_unchanged()
-        return Deferred(self._steps.run, step)
+        self._steps = SlotSteps(self._caches, self.cache_groups, self._count, self._threads, chunks_together=together)
 
     def describe(self) -> dict[str, str | int]:
         return {
@@ -142,20 +132,6 @@ class OnnxExecutor:
             "variant": self._variant,
             "threads": self._threads,
         }
-
-    def close(self) -> None:
-        """Does nothing: nothing runs between steps, and memory goes with the object."""
-
-
-def linear_io(bundle: Bundle, target: str) -> LinearIo:
-    """Returns the inputs and outputs of a target's steps. Raises BundleError if it isn't there, not ready, or of
-    another form."""
-    io = bundle.target(target).section(LinearIo)
-    if io is None:
-        raise BundleError(
-            f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."
-        )
-    return io
 
 
 def variant_io(bundle: Bundle, target: str, provider: str, variant: str | None) -> LinearIo:

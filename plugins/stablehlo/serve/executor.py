@@ -11,13 +11,12 @@ import numpy as np
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.bundle.trust import read_code
-from enginewright.runtime.executors.base import Deferred
-from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, FloatArray, Int32Array, StepInput
+from enginewright.runtime.shared.contracts import CacheGroup, FloatArray, Int32Array
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 from ...doctor.machine import iree_version
-from ...native.threads import available_threads
 from ...steps.host_arrays import Array, aligned, in_place
+from ...steps.slot_executor import SlotExecutor
 from ...steps.slot_steps import SlotSteps
 from ...steps.slots import SlotRun
 from ..section import BLOCK, ModuleSection, StableHloSection
@@ -28,7 +27,7 @@ from .pjrt_library import Pjrt
 from .runs import Part, Plan
 
 
-class StableHloExecutor:
+class StableHloExecutor(SlotExecutor):
     """The executor of the stablehlo target: blocks are slots, and prefill and decode alternate.
 
     XLA compiles a module when a step first needs it, which takes seconds for a large model, or it is found compiled.
@@ -61,19 +60,10 @@ class StableHloExecutor:
         load: Load = "map",
     ) -> None:
         section = self._section = stablehlo_section(bundle, target)
-        self._bundle, self.blocks = bundle, dict(blocks)
-        self.cache_groups: tuple[CacheGroup, ...] = slot_groups(section, context)
-        slots = min(self.blocks[g.name] for g in self.cache_groups)
-        self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
-        self._target = target
-        self._threads = threads or available_threads()
+        super().__init__(bundle, target, blocks, slot_groups(section, context), threads)
         self._client = open_client(section, provider, self._threads)
-        self._slots = ModuleSlots(bundle, target, section, self._client, slots=slots, load=load)
-        self._steps = SlotSteps(self._slots, self.cache_groups, slots, self._threads, prompts_alone=True)
-
-    def submit(self, step: StepInput) -> Deferred:
-        self._bundle.check_unchanged()
-        return Deferred(self._steps.run, step)
+        self._slots = ModuleSlots(bundle, target, section, self._client, slots=self._count, load=load)
+        self._steps = SlotSteps(self._slots, self.cache_groups, self._count, self._threads, prompts_alone=True)
 
     def describe(self) -> dict[str, str | int]:
         return {
@@ -81,9 +71,6 @@ class StableHloExecutor:
             **self._client.describe(),
             "caches": "in place" if self._slots.in_place else "copied",
         }
-
-    def close(self) -> None:
-        """Does nothing: nothing runs between steps, and memory goes with the object."""
 
 
 class ModuleClient(Protocol):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.onnx.serve import executor as onnx_slots
-from enginewright.plugins.onnx.serve.executor import OnnxExecutor, linear_io, slot_capacity
+from enginewright.plugins.onnx.serve.executor import OnnxExecutor, slot_capacity
+from enginewright.plugins.steps.linear_io import linear_io
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import TensorEntry, WeightsIndex
 from enginewright.runtime.engine.llm import LLM

@@ -10,9 +10,10 @@ import onnx
 import pytest
 
 from enginewright.plugins.onnx.serve import slot_caches
-from enginewright.plugins.onnx.serve.executor import OnnxExecutor, linear_io
+from enginewright.plugins.onnx.serve.executor import OnnxExecutor
 from enginewright.plugins.onnx.serve.session import PROVIDERS, load_onnxruntime, open_session
 from enginewright.plugins.onnx.serve.slot_caches import SlotCaches
+from enginewright.plugins.steps.linear_io import linear_io
 from enginewright.plugins.steps.slots import SlotRun
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM

@@ -1,0 +1,41 @@
+"""A step of ranks that run theirs in the order in which steps were begun."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
+
+
+class QueuedStep:
+    """A step that the other ranks have begun. See ``executors.base.Pending``.
+
+    Args:
+        queue: the steps that were begun and whose own part hasn't run yet, this one included, oldest first.
+        run: runs this rank's part of the oldest step, and takes the step out of the queue.
+        step: the step's inputs.
+    """
+
+    def __init__(self, queue: deque[QueuedStep], run: Callable[[StepInput], StepOutput], step: StepInput) -> None:
+        self._queue, self._run, self._step = queue, run, step
+        self._output: StepOutput | None = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Runs the steps that were begun earlier, and then this one, unless it has run; ``result`` raises its error."""
+        while self in self._queue and self._queue[0] is not self:
+            self._queue[0].run()
+        if self._output is None and self._error is None:
+            try:
+                self._output = self._run(self._step)
+            except Exception as e:  # noqa: BLE001  who asks for the result gets it
+                self._error = e
+
+    def result(self) -> StepOutput:
+        """Returns the step's output. Raises what its run raised."""
+        self.run()
+        if self._error is not None:
+            raise self._error
+        assert self._output is not None
+        return self._output
