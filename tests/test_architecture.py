@@ -203,7 +203,9 @@ def allowed(offence: str) -> bool:
     if (
         "/compile/" in place
         or place.startswith("plugins/cpu/recipe.py")
-        or place.startswith(("plugins/engines/emit_kernels.py", "plugins/engines/gpus.py"))
+        or place.startswith(
+            ("plugins/engines/emit_kernels.py", "plugins/engines/emitter.py", "plugins/engines/gpus.py")
+        )
     ):
         return True
     if place.startswith(ON_TORCH):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, field_validator
 
 from enginewright.passes.framework.pass_options import OffsetOptions
-from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.errors import RecipeError, TargetError
 
 from ..ranks.recipe import known_partitions
 from .formats import parse_capabilities
@@ -57,6 +57,21 @@ class EnginesSection(OffsetOptions):
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
     partitions: tuple[str, ...] = ()
     large_tiles: StrictBool = False
+
+    def context_within(self, model_context: int) -> int:
+        """Returns the most tokens of a request: ``context``, or the model's if that is None.
+
+        Args:
+            model_context: the most tokens of a request of the model; 0 for no limit.
+
+        Raises RecipeError if ``context`` is more than the model's.
+        """
+        if self.context and model_context and self.context > model_context:
+            raise RecipeError(
+                f"engines.context: {self.context:,} tokens are more than the model's context of {model_context:,}",
+                hint="Ask for fewer, or export with a longer --context, if the model has one.",
+            )
+        return self.context or model_context
 
     _gpus_are_known = field_validator("gpus")(known_gpus)
     _partitions_are_known = field_validator("partitions")(known_partitions)

@@ -36,20 +36,14 @@ def modules_of(
 
     ``multiple``: a divisor of the places of a slot. Raises RecipeError naming a size that doesn't fit into the slots.
     """
-    context = engines.context or context_length
-    if context > context_length:
-        raise RecipeError(
-            f"engines.context: slots of {context:,} tokens are longer than the model's context of {context_length:,}",
-            hint="Ask for fewer, or export with a longer --context, if the model has one.",
-        )
-    requests = tuple(b.tokens for b in buckets.buckets if b.kind == "batch") if buckets else ()
-    chunks = tuple(b.tokens for b in buckets.buckets if b.kind == "tokens") if buckets else ()
+    context = engines.context_within(context_length)
+    requests, chunks = _sizes_of("batch", buckets), _sizes_of("tokens", buckets)
     if chunks and chunks[-1] > context:
         raise RecipeError(
             f"buckets.tokens: {chunks[-1]:,} tokens are more than the slots can hold, {context:,}",
             hint="Leave that size out, or let slots be longer (context in [engines]).",
         )
-    most = engines.requests or (max(requests) if requests else REQUESTS[-1])
+    most = engines.requests or max(requests, default=REQUESTS[-1])
     if requests and requests[-1] > most:
         raise RecipeError(
             f"buckets.batch: {requests[-1]:,} requests are more than engines.requests, {most:,}",
@@ -58,6 +52,11 @@ def modules_of(
     batches = sorted({1, *(n for n in requests or REQUESTS if n < most), most})
     chunks = chunks or tuple(n for n in CHUNKS if n <= (engines.chunk or CHUNKS[-1]))
     return tuple(module for places in slot_lengths(context, multiple) for module in _modules(places, batches, chunks))
+
+
+def _sizes_of(kind: str, buckets: BucketPlan | None) -> tuple[int, ...]:
+    """Returns a recipe's buckets of one kind, ascending; () without buckets."""
+    return tuple(b.tokens for b in buckets.buckets if b.kind == kind) if buckets else ()
 
 
 def _modules(places: int, batches: list[int], chunks: tuple[int, ...]) -> list[ModuleSection]:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-from enginewright.passes.attention.round_kv_cache import RoundKvCache
-from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
-from enginewright.passes.quantization.dequantize_tables import DequantizeTables
-from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
 from enginewright.plugins.gpu.recipe import MOST_BLOCKS, EnginesSection
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
-from enginewright.runtime.shared.errors import MissingDependencyError, RecipeError
-from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
 from ...engines.emit_kernels import emit_attention_kernels, emit_sampling_kernels
+from ...engines.emitter import EnginesEmitter
 from ...engines.gpus import KERNELS_FOR, check_kernels
 from ...engines.section import TensorRtSection
 from ...gpu.formats import check_formats
@@ -37,15 +30,10 @@ _REQUESTS, _PROMPTS, _CHUNK = 16, 4, 512
 _USUAL_REQUESTS, _USUAL_CHUNK, _USUAL_POOL = 4, 128, 1024
 
 
-class TensorRtEmitter:
+class TensorRtEmitter(EnginesEmitter):
     """Writes the network's description, its weights, and the code of the plugins for each kind of GPU."""
 
     name = "tensorrt"
-
-    def passes(self) -> list[Pass]:
-        """Returns the target's own passes. TensorRT fuses by itself; it gathers floats alone, and needs no offsets of
-        int4."""
-        return [RoundKvCache(SCALED_CACHES), DequantizeTables(), RequantizeOffsets()]
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
@@ -58,12 +46,11 @@ class TensorRtEmitter:
         check_kernels(capabilities)
         check_formats(capabilities, (floats,))
         profiles = profiles_of(options.engines, options.context_length)
-        for package in ("onnx", "triton"):
-            if importlib.util.find_spec(package) is None:
-                raise MissingDependencyError(
-                    f"target {self.name}: writing it needs {package}, which is not installed",
-                    hint=f"Install it with: pip install {package} (or 'enginewright[tensorrt]', with TensorRT itself)",
-                )
+        self.check_packages(
+            ("onnx", "triton"),
+            "writing it",
+            "Install it with: pip install {} (or 'enginewright[tensorrt]', with TensorRT itself)",
+        )
         from ...graphs.emit_model import summed_products
         from ...graphs.weights import ExternalWeights
         from .describe_network import describe_network  # only this target, and the onnx target, need the package
@@ -104,13 +91,7 @@ def profiles_of(engines: EnginesSection, context_length: int) -> tuple[PagedProf
 
     Raises RecipeError if requests are to be longer than the model's context.
     """
-    context = engines.context or context_length or KV_BLOCK_SIZE
-    if context_length and context > context_length:
-        raise RecipeError(
-            f"engines.context: {context:,} tokens are more than the model's context of {context_length:,}",
-            hint="Ask for fewer, or export with a longer --context, if the model has one.",
-        )
-    blocks = -(-context // KV_BLOCK_SIZE)
+    blocks = -(-(engines.context_within(context_length) or KV_BLOCK_SIZE) // KV_BLOCK_SIZE)
     requests = engines.requests or _REQUESTS
     tokens = max(engines.chunk or _CHUNK, requests)
     prompts = min(max(engines.prompts or _PROMPTS, requests), tokens)

@@ -17,7 +17,6 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
-from ...emit.engine_report import EngineReport
 from ...engines.emit_kernels import (
     LayerKernels,
     emit_attention_kernels,
@@ -34,10 +33,9 @@ from ...engines.segments import (
 from ...graphs.float_types import FloatType
 from ...graphs.weights import ExternalWeights
 from ...steps.paged_section import KERNELS_FOLDER
+from .adopt_engine import TARGET, adopt_engine
 from .build_engine import EngineRequest, build_engine
 from .segment_graphs import SegmentedModel, SegmentGraph, segment_model
-
-TARGET = "tensorrt-rtx"
 
 REQUESTS, CHUNK = 16, 512
 """Most requests of a decode step, and most tokens of any step, by default."""
@@ -145,23 +143,11 @@ def _build(
             source, plan = Path(scratch) / "segment.onnx", Path(scratch) / "segment.plan"
             source.write_bytes(graph.model)
             sizes = tuple({"T": profile.T, "R": profile.R} for profile in profiles)
-            built = build_engine(EngineRequest(source, plan, tuple(gpus), sizes, name=f"{TARGET}, {graph.name}"))
-            path = f"{target_folder(TARGET)}/{_engine_file(graph)}"
-            written = writer.adopt(path, plan)
-            engines.append(EngineSection(file=_engine_file(graph), bytes=written.bytes, sha256=written.sha256))
+            request = EngineRequest(source, plan, tuple(gpus), sizes, name=f"{TARGET}, {graph.name}")
+            built = build_engine(request)
             version = built.version
-            options.record(
-                EngineReport(
-                    target=TARGET,
-                    file=path,
-                    seconds=built.seconds,
-                    peak_rss_bytes=built.peak_rss_bytes,
-                    file_bytes=written.bytes,
-                    compute_capabilities=tuple(gpus),
-                    profiles=tuple(f"T {p.T[0]} to {p.T[2]}, R {p.R[0]} to {p.R[2]}" for p in profiles),
-                    attentions=built.attentions,
-                )
-            )
+            texts = tuple(f"T {p.T[0]} to {p.T[2]}, R {p.R[0]} to {p.R[2]}" for p in profiles)
+            engines.append(adopt_engine(built, request, _engine_file(graph), texts, writer, options))
             progress(ProgressEvent("engines", done, len(graphs), graph.name))
     return tuple(engines), version
 

@@ -19,26 +19,12 @@ _BEST_REQUESTS, _BEST_CHUNK = 4, 128
 """The sizes within a profile that kernels are chosen for."""
 
 
-def slot_capacity(engines: EnginesSection, context_length: int) -> int:
-    """Places of a slot: one more than a request has tokens.
-
-    Raises RecipeError if slots are to be longer than the model's context.
-    """
-    context = engines.context or context_length
-    if context > context_length:
-        raise RecipeError(
-            f"engines.context: slots of {context:,} tokens are longer than the model's context of {context_length:,}",
-            hint="Ask for fewer, or export with a longer --context, if the model has one.",
-        )
-    return context + 1
-
-
 def profiles_of(engines: EnginesSection, context_length: int, buckets: BucketPlan | None) -> tuple[ProfileSection, ...]:
     """Returns the profiles of decode steps by rising size, then those of prompts.
 
     Raises RecipeError naming a bucket, or a size of [engines], that the slots or the profiles can't hold.
     """
-    capacity = slot_capacity(engines, context_length)
+    capacity = engines.context_within(context_length) + 1  # its last place is for rows that rest
     batches = tuple(b.tokens for b in buckets.buckets if b.kind == "batch") if buckets else ()
     tokens = tuple(b.tokens for b in buckets.buckets if b.kind == "tokens") if buckets else ()
     requests = engines.requests or max(batches, default=REQUESTS)

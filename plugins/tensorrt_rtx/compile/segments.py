@@ -168,11 +168,7 @@ def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Nod
     late: dict[Node, int] = {}
     for node in reversed(calls):
         late[node] = min((behind.get(u, late.get(u, last)) for u in _readers(node)), default=last)
-    tables: set[Node] = set()
-    for node in calls:
-        sources = [n for n in node.all_input_nodes if n.op != "get_attr" and n not in constants and has_tensors(n)]
-        if all(n in tables or str(n.target) == "positions" for n in sources):
-            tables.add(node)
+    tables = _position_tables(calls, constants)
     places: dict[Node, int] = {}
     for node in calls:
         # Several results of one call are made in one place.
@@ -180,6 +176,16 @@ def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Nod
         places[node] = 0 if node in tables else places[node.all_input_nodes[0]] if parts else late[node]
         _check_inputs(node, behind)
     return places
+
+
+def _position_tables(calls: Sequence[Node], constants: Mapping[Node, None]) -> set[Node]:
+    """Returns the calls that depend on weights and positions alone, such as the rotation's table."""
+    tables: set[Node] = set()
+    for node in calls:
+        sources = [n for n in node.all_input_nodes if n.op != "get_attr" and n not in constants and has_tensors(n)]
+        if all(n in tables or str(n.target) == "positions" for n in sources):
+            tables.add(node)
+    return tables
 
 
 def _readers(node: Node) -> Iterator[Node]:

@@ -16,16 +16,15 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
-from ...emit.engine_report import EngineReport
 from ...engines.emit_kernels import emit_sampling_kernels
-from ...engines.section import EngineSection, TensorRtSection
+from ...engines.section import TensorRtSection
 from ...graphs.emit_model import emit_model
 from ...steps.linear_io import MODEL_FILE
 from ...steps.paged_section import KERNELS_FOLDER
+from .adopt_engine import TARGET, adopt_engine
 from .build_engine import EngineRequest, build_engine
 from .profiles import describe, profiles_of
 
-NAME = "tensorrt-rtx"
 PLAN_FILE = "model.plan"
 
 
@@ -43,7 +42,7 @@ def emit_whole(
     """
     profiles = profiles_of(options.engines, options.context_length, options.buckets)
     _check_disk(program, writer.final_path)
-    with BundleWriter(writer.folder / f"{NAME}.graph") as scratch:
+    with BundleWriter(writer.folder / f"{TARGET}.graph") as scratch:
         io = emit_model(program, scratch, progress, (options.engines.dtype or "f16"), profiles[0].C)
         scratch.finish_weights()
         graph = scratch.folder / MODEL_FILE
@@ -54,37 +53,23 @@ def emit_whole(
             compute_capabilities=capabilities,
             profiles=tuple({"B": p.B, "S": p.S, "R": p.R} for p in profiles),
             lengths=True,
-            name=f"target {NAME}",
+            name=f"target {TARGET}",
             inputs=tuple(x.name for x in signature.input),
             outputs=tuple(x.name for x in signature.output),
         )
         progress(ProgressEvent("engine", 0, 1, f"for compute capability {', '.join(capabilities)}"))
         built = build_engine(request, lambda done, total, what: progress(ProgressEvent("engine", done, total, what)))
         progress(ProgressEvent("engine", 1, 1, PLAN_FILE))
-        path = f"{target_folder(NAME)}/{PLAN_FILE}"
-        written = writer.adopt(path, request.plan)
+        engine = adopt_engine(built, request, PLAN_FILE, tuple(describe(p) for p in profiles), writer, options)
     if importlib.util.find_spec("triton") is not None:  # without it the CPU draws tokens
-        emit_sampling_kernels(program, capabilities, f"{target_folder(NAME)}/{KERNELS_FOLDER}", writer, progress)
-    options.record(
-        EngineReport(
-            target=NAME,
-            file=path,
-            seconds=built.seconds,
-            peak_rss_bytes=built.peak_rss_bytes,
-            file_bytes=written.bytes,
-            compute_capabilities=capabilities,
-            profiles=tuple(describe(p) for p in profiles),
-            attentions=built.attentions,
-        )
-    )
-    engine = EngineSection(file=PLAN_FILE, bytes=written.bytes, sha256=written.sha256, profiles=profiles)
+        emit_sampling_kernels(program, capabilities, f"{target_folder(TARGET)}/{KERNELS_FOLDER}", writer, progress)
     section = TensorRtSection(
         flavour="rtx",
         form="whole",
         version=built.version,
         compute_capabilities=capabilities,
         dtype=(options.engines.dtype or "f16"),
-        engines=(engine,),
+        engines=(engine.model_copy(update={"profiles": profiles}),),
     )
     return TargetManifest(sections={"io": io.model_copy(update={"file": ""}), "tensorrt": section})
 

@@ -36,7 +36,7 @@ def test_a_recipe_s_buckets_and_engines() -> None:
 @pytest.mark.parametrize(
     ("engines", "plan", "message"),
     [
-        ({"context": 400}, None, "engines.context: slots of 400 tokens are longer than the model's context of 300"),
+        ({"context": 400}, None, "engines.context: 400 tokens are more than the model's context of 300"),
         (
             {"context": 20},
             BucketPlan.from_sizes((8, 24), (), 4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.plugins.gpu.recipe import EnginesSection
-from enginewright.plugins.tensorrt_rtx.compile.profiles import describe, profiles_of, slot_capacity
+from enginewright.plugins.tensorrt_rtx.compile.profiles import describe, profiles_of
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.shared.errors import RecipeError
 
@@ -23,7 +23,7 @@ def test_defaults() -> None:
 def test_a_short_context_has_short_chunks() -> None:
     _, prefill = profiles_of(EnginesSection(), 32, None)
     assert (prefill.S, prefill.C) == ((1, 32, 32), 33)
-    assert slot_capacity(EnginesSection(context=8), 32) == 9
+    assert profiles_of(EnginesSection(context=8), 32, None)[0].C == 9
 
 
 def test_each_bucket_has_a_profile_for_the_sizes_down_to_the_one_before() -> None:
@@ -41,7 +41,7 @@ def test_each_bucket_has_a_profile_for_the_sizes_down_to_the_one_before() -> Non
 @pytest.mark.parametrize(
     ("engines", "plan", "message"),
     [
-        ({"context": 65}, None, r"engines.context: slots of 65 tokens are longer than the model's context of 64"),
+        ({"context": 65}, None, r"engines.context: 65 tokens are more than the model's context of 64"),
         ({"context": 16, "chunk": 17}, None, r"engines.chunk: 17 tokens are more than the slots can hold, 16"),
         (
             {"context": 16},
