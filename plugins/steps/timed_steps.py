@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from enginewright.runtime.shared.step_costs import StepSizes
 
 _SHORT, _LONG, _BATCH, _PROMPT = 128, 1024, 8, 128
 _SECONDS = 0.02
-"""The time of one measurement of a case: short steps are repeated."""
-
 
 STAGE = "tune"
 LEAST_GAIN = 1.03
@@ -75,13 +73,65 @@ class Tune(Protocol):
         """
 
 
-def too_short(tried: int, candidates: int, seconds: float) -> list[str]:
-    """A line for ``Tuned.summary`` where the time was over before all was tried."""
-    if tried == candidates:
-        return []
-    return [
-        f"{seconds:g} seconds were too short for {candidates - tried} of {candidates} choices: pass a larger --seconds"
-    ]
+@dataclass(frozen=True)
+class Trial:
+    """A choice, compared with the best so far.
+
+    Attributes:
+        name, value: the name and value of the tunable.
+        gain: the geometric mean over the cases of the time without it over the time with it.
+        gains: gains by case, each the median over the rounds.
+        faster: True if it became part of the best.
+    """
+
+    name: str
+    value: int
+    gain: float
+    gains: dict[str, float]
+    faster: bool
+
+
+T = TypeVar("T", bound=Trial)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Generic[T]):
+    """The part of a ``Tuned`` that is the same for every target.
+
+    Attributes:
+        gain, gains: gains of all choices together, as in ``Trial``; 1 if nothing is faster, or nothing was compared.
+        tried: the choices that there was time for.
+        candidates: the number of choices.
+        seconds: the time that tuning took.
+        most_seconds: the time that it was allowed.
+    """
+
+    gain: float
+    gains: dict[str, float]
+    tried: tuple[T, ...]
+    candidates: int
+    seconds: float
+    most_seconds: float
+
+    def measured(self) -> dict[str, Any]:
+        """Returns the gains and the trials as plain values, for ``Tuned.to_json``."""
+        return {
+            "gain": self.gain,
+            "gains": self.gains,
+            "tried": [asdict(t) for t in self.tried],
+            "candidates": self.candidates,
+            "seconds": self.seconds,
+        }
+
+    def too_short(self) -> list[str]:
+        """Returns a line for ``Tuned.summary`` if the time was over before all was tried."""
+        missing = self.candidates - len(self.tried)
+        if not missing:
+            return []
+        return [
+            f"{self.most_seconds:g} seconds were too short for {missing} of {self.candidates} choices: pass a larger "
+            "--seconds"
+        ]
 
 
 @dataclass(frozen=True)
@@ -105,11 +155,25 @@ def cases_of(context: int) -> tuple[Case, ...]:
     return tuple(cases)
 
 
-class Timed(Protocol):
-    """A program with some choices, whose steps are timed."""
+class Timed:
+    """A program with some choices, whose steps are timed.
+
+    Args:
+        runs: a function for each case, which runs a step of it.
+        seconds: the time of one measurement: short steps are repeated.
+    """
+
+    def __init__(self, runs: Sequence[Callable[[], object]], seconds: float = _SECONDS) -> None:
+        self._runs = runs
+        self.repeats = [repeats_of(run, seconds) for run in runs]
 
     def time(self, case: int) -> float:
-        """Seconds of a step of a case."""
+        """Returns the seconds of a step of a case: the mean of its repeats."""
+        run, repeats = self._runs[case], self.repeats[case]
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        return (time.perf_counter() - start) / repeats
 
 
 def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:

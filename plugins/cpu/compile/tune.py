@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
-from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from ...native.threads import available_threads
-from ...steps.timed_steps import STAGE, Case, cases_of, check_seconds, compare, mean, repeats_of, too_short, worth
+from ...steps.timed_steps import (
+    STAGE,
+    Case,
+    Measured,
+    Timed,
+    Trial,
+    cases_of,
+    check_seconds,
+    compare,
+    mean,
+    worth,
+)
 from ..serve.tuning import TuningFile
 from .row_seconds import CONTEXTS, row_seconds
 from .step_runner import StepRunner
@@ -39,61 +49,33 @@ _ROWS_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A choice, compared with the best so far.
+class Tried(Trial):
+    """A choice of a tunable or of the number of threads ("threads"), compared with the best so far.
 
     Attributes:
-        name, value: the name and value of the tunable, or of threads.
-        gain: the geometric mean over the cases of the time without it over the time with it.
-        gains: gains by case, each the median over the rounds.
-        faster: True if it became part of the best.
-        kept: True if it is part of what is chosen: the best was faster in the last comparison too.
+        kept: True if it is part of the file: the best was faster in the last comparison too.
     """
 
-    name: str
-    value: int
-    gain: float
-    gains: dict[str, float]
-    faster: bool
     kept: bool = False
 
 
-@dataclass(frozen=True)
-class TuneResult:
-    """The result of `optimize tune`.
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(Measured[Tried]):
+    """The result of `optimize tune` for the cpu target.
 
     Attributes:
-        file: the choices that are kept, or would be.
+        file: the choices that are in the file, or would be.
         path: the file's path.
         written: True if the file was written.
-        gain, gains: gains of all choices together, as in ``Tried``.
-        candidates: the number of candidates; ``tried`` has those that there was time for.
-        seconds: the time that it took.
-        asked: the time that it was allowed, in seconds.
     """
 
     file: TuningFile
     path: Path
     written: bool
-    gain: float
-    gains: dict[str, float]
-    tried: tuple[Tried, ...]
-    candidates: int
-    seconds: float
-    asked: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "path": str(self.path),
-            "written": self.written,
-            "file": self.file.model_dump(),
-            "gain": self.gain,
-            "gains": self.gains,
-            "tried": [asdict(t) for t in self.tried],
-            "candidates": self.candidates,
-            "seconds": self.seconds,
-        }
+        """Returns plain values."""
+        return {"path": str(self.path), "written": self.written, "file": self.file.model_dump(), **self.measured()}
 
     def table(self) -> list[str]:
         """Three tables: each choice beside the best so far, what is chosen beside the executor's own by kind of step,
@@ -124,7 +106,7 @@ class TuneResult:
             lines.append("chosen: " + ", ".join(f"{name} {value:,}" for name, value in chosen.items()))
         elif self.tried:
             lines.append("nothing is faster here than the executor's own choices")
-        lines += too_short(len(self.tried), self.candidates, self.asked)
+        lines += self.too_short()
         return [*lines, f"{self.path}{'' if self.written else ' was not written'}"]
 
 
@@ -142,7 +124,7 @@ def tune(
     Each candidate runs interleaved with the best so far. In the end the best runs interleaved with the executor's own
     choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is. No candidate is
     begun that would not end in time, the last comparison included; if there is no time for any, no file is written.
-    Last comes what steps of several rows of a request take with what was chosen (``row_seconds``).
+    Last, steps of several rows of a request are timed with what was chosen (``row_seconds``).
 
     Args:
         bundle: opened, with a ready target cpu.
@@ -162,63 +144,103 @@ def tune(
         raise RequestError(
             "records: target cpu keeps none", hint="Leave --records out, or name a target that does: tvm."
         )
-    began = time.perf_counter()
-    cases = cases_of(bundle.model.context_length)
-    plan = [(name, value) for name, values in CANDIDATES.items() for value in values]
-    plan += [] if threads else [("threads", n) for n in fewer_threads(available_threads())]
-    default = best = Contender(bundle, cases, threads, {})
-    opening = time.perf_counter() - began
-    until = began + (1 - _ROWS_SHARE) * seconds - opening
-    round_seconds = 2 * sum(default.time(i) * default.repeats[i] for i in range(len(cases)))
-    left = until - time.perf_counter() - opening * len(plan)
-    rounds = min(max(int(left / (round_seconds * (len(plan) + _LAST))), _FEWEST), _MOST)
-    needed = opening + round_seconds * rounds * (1 + _LAST)
-    tried: list[Tried] = []
-    for done, (name, value) in enumerate(plan):
-        if time.perf_counter() + needed > until:
-            break
-        progress(ProgressEvent(STAGE, done, len(plan) + 2, f"{name} {value:,}"))
-        other = _with(bundle, cases, best, name, value)
-        gains = compare(best, other, cases, rounds)
-        faster = worth(gains.values())
-        tried.append(Tried(name, value, mean(gains.values()), gains, faster))
-        best = other if faster else best
-    progress(ProgressEvent(STAGE, len(plan), len(plan) + 2, "the best beside the executor's own"))
-    gains = compare(default, best, cases, _LAST * rounds) if best is not default else {case.name: 1.0 for case in cases}
-    is_better = best is not default and worth(gains.values())
-    chosen = best if is_better else default
-    rows: dict[int, tuple[float, ...]] = {}
-    if tried:
-        progress(ProgressEvent(STAGE, len(plan) + 1, len(plan) + 2, "rows of one request"))
-        contexts = tuple(sorted({min(context, bundle.model.context_length) for context in CONTEXTS}))
-        left = began + seconds - time.perf_counter() - opening
-        rows = row_seconds(bundle, contexts, left, threads=chosen.threads, choices=chosen.choices)
+    search = _Search(bundle, threads, seconds, progress)
+    search.run()
+    gains, is_better = search.compare_with_default()
+    chosen = search.best if is_better else search.default
     file = TuningFile.for_here(
         bundle,
-        default.isa,
+        search.default.isa,
         threads=chosen.threads if not threads else 0,
         choices=chosen.choices,
         gains={name: round(gain, 4) for name, gain in gains.items()} if is_better else {},
-        row_seconds=rows,
+        row_seconds=search.row_seconds(chosen),
     )
     path = tuning_path(bundle)
-    if write and tried:
+    written = write and bool(search.tried)
+    if written:
         file.write(path)
-    progress(ProgressEvent(STAGE, len(plan) + 2, len(plan) + 2))
+    search.report(2)
     return TuneResult(
         file=file,
         path=path,
-        written=write and bool(tried),
+        written=written,
         gain=mean(gains.values()),
         gains=gains,
-        tried=tuple(replace(t, kept=is_better and t.faster and _is_part(t, best)) for t in tried),
-        candidates=len(plan),
-        seconds=time.perf_counter() - began,
-        asked=seconds,
+        tried=tuple(replace(t, kept=is_better and t.faster and _is_part(t, search.best)) for t in search.tried),
+        candidates=len(search.plan),
+        seconds=time.perf_counter() - search.began,
+        most_seconds=seconds,
     )
 
 
-class Contender:
+class _Search:
+    """Compares one choice after the other with the best so far, until the time is over.
+
+    Args:
+        bundle: opened, with a ready target cpu.
+        threads: the number of threads; 0 takes one for each core, and tries half as many.
+        seconds: the most time to measure, in seconds. Opening the program may take longer.
+        progress: a function called with the stage "tune".
+
+    Attributes:
+        began: the time at which the search began, of ``time.perf_counter``.
+        plan: the names and values to try.
+        tried: those that there was time for.
+        default: the program with the executor's own choices.
+        best: the program with the best choices so far.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int, seconds: float, progress: Progress) -> None:
+        self.began = time.perf_counter()
+        self._bundle, self._seconds, self._progress = bundle, seconds, progress
+        self._cases = cases_of(bundle.model.context_length)
+        self.plan = [(name, value) for name, values in CANDIDATES.items() for value in values]
+        self.plan += [] if threads else [("threads", n) for n in fewer_threads(available_threads())]
+        self.tried: list[Tried] = []
+        self.default = self.best = Contender(bundle, self._cases, threads, {})
+        self._opening = time.perf_counter() - self.began
+        self._until = self.began + (1 - _ROWS_SHARE) * seconds - self._opening
+        self._round_seconds = 2 * sum(n * self.default.time(i) for i, n in enumerate(self.default.repeats))
+        left = self._until - time.perf_counter() - self._opening * len(self.plan)
+        self._rounds = min(max(int(left / (self._round_seconds * (len(self.plan) + _LAST))), _FEWEST), _MOST)
+
+    def run(self) -> None:
+        """Tries the choices, as long as there is time for one and for the final comparison."""
+        needed = self._opening + self._round_seconds * self._rounds * (1 + _LAST)
+        for done, (name, value) in enumerate(self.plan):
+            if time.perf_counter() + needed > self._until:
+                break
+            self._progress(ProgressEvent(STAGE, done, len(self.plan) + 2, f"{name} {value:,}"))
+            other = _with(self._bundle, self._cases, self.best, name, value)
+            gains = compare(self.best, other, self._cases, self._rounds)
+            faster = worth(gains.values())
+            self.tried.append(Tried(name, value, mean(gains.values()), gains, faster))
+            self.best = other if faster else self.best
+
+    def compare_with_default(self) -> tuple[dict[str, float], bool]:
+        """Returns the gains by case of the best over the executor's own choices, and if they are worth keeping."""
+        self.report(0, "the best beside the executor's own")
+        if self.best is self.default:
+            return {case.name: 1.0 for case in self._cases}, False
+        gains = compare(self.default, self.best, self._cases, _LAST * self._rounds)
+        return gains, worth(gains.values())
+
+    def row_seconds(self, chosen: Contender) -> dict[int, tuple[float, ...]]:
+        """Returns the times of steps of several rows of a request by context; {} if nothing was tried."""
+        if not self.tried:
+            return {}
+        self.report(1, "rows of one request")
+        contexts = tuple(sorted({min(context, self._bundle.model.context_length) for context in CONTEXTS}))
+        left = self.began + self._seconds - time.perf_counter() - self._opening
+        return row_seconds(self._bundle, contexts, left, threads=chosen.threads, choices=chosen.choices)
+
+    def report(self, phase: int, what: str = "") -> None:
+        """Reports progress after the choices: phase 0 is the final comparison, 1 the rows, 2 the end."""
+        self._progress(ProgressEvent(STAGE, len(self.plan) + phase, len(self.plan) + 2, what))
+
+
+class Contender(Timed):
     """A program with some choices, ready to run.
 
     Args:
@@ -232,20 +254,11 @@ class Contender:
         self.threads, self.choices = threads, dict(choices)
         self._runner = StepRunner(bundle, [case.sizes for case in cases], threads=threads, tuning=choices)
         self._runner.fill_caches()
-        self._steps: list[StepInput] = [self._runner.step(case.sizes) for case in cases]
-        self.repeats = [repeats_of(partial(self._runner.program.run, step)) for step in self._steps]
+        super().__init__([partial(self._runner.program.run, self._runner.step(case.sizes)) for case in cases])
 
     @property
     def isa(self) -> str:
         return self._runner.program.isa
-
-    def time(self, case: int) -> float:
-        """Seconds of a step of a case: the mean of some."""
-        step, repeats, run = self._steps[case], self.repeats[case], self._runner.program.run
-        start = time.perf_counter()
-        for _ in range(repeats):
-            run(step)
-        return (time.perf_counter() - start) / repeats
 
 
 def _is_part(tried: Tried, best: Contender) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from ...emit.finished_bundle import add_file, replace_manifest
 from ...native.threads import available_threads
 from ...steps.timed_steps import (
     STAGE,
+    Measured,
+    Timed,
+    Trial,
     cases_of,
     check_seconds,
     compare,
     mean,
     random_step,
-    repeats_of,
-    too_short,
     worth,
 )
 from ...steps.x86_levels import LEVELS, Level, LevelName
@@ -57,55 +58,40 @@ _FILL = 0x3C
 """The bytes of what products read: 0.01 as a float."""
 
 
-@dataclass(frozen=True)
-class TriedSchedule:
-    """A value, compared with the best of a product so far; ``gain`` and ``gains`` as of ``tune.Tried``."""
+@dataclass(frozen=True, kw_only=True)
+class TriedSchedule(Trial):
+    """A value of a field of a product's schedule, compared with the product's best so far.
+
+    Attributes:
+        product: the product's name; see ``products_of``.
+    """
 
     product: str
-    name: str
-    value: int
-    gain: float
-    gains: dict[str, float]
-    faster: bool
 
 
-@dataclass(frozen=True)
-class TunedTvm:
-    """The result of tuning.
+@dataclass(frozen=True, kw_only=True)
+class TunedTvm(Measured[TriedSchedule]):
+    """The result of `optimize tune` for the tvm target.
 
     Attributes:
         bundle: the path of the bundle.
-        path: the library that was written; None if none was.
-        level: the level of x86-64 that it is for.
-        records: schedules of products whose own schedules aren't the fastest.
-        gain, gains: gains of the whole program; 1 if nothing is faster, or nothing was compared.
-        candidates: the number of candidates; ``tried`` has those that there was time for.
-        seconds: the time that it took.
-        asked: the time that it was allowed, in seconds.
+        path: the path of the library that was written; None if none was.
+        level: the level of x86-64 that the library is for.
+        records: product -> its fastest schedule, of products whose own schedules aren't the fastest.
     """
 
     bundle: Path
     path: Path | None
     level: LevelName
     records: dict[str, Schedule]
-    gain: float
-    gains: dict[str, float]
-    tried: tuple[TriedSchedule, ...]
-    candidates: int
-    seconds: float
-    asked: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns plain values."""
         return {
             "path": str(self.path) if self.path else None,
             "level": self.level,
             "records": {name: schedule.model_dump() for name, schedule in self.records.items()},
-            "gain": self.gain,
-            "gains": self.gains,
-            "tried": [asdict(t) for t in self.tried],
-            "candidates": self.candidates,
-            "seconds": self.seconds,
+            **self.measured(),
         }
 
     def table(self) -> list[str]:
@@ -122,7 +108,7 @@ class TunedTvm:
         lines = [] if self.records else ["nothing is faster here than the schedules that it has"]
         for name, schedule in self.records.items():
             lines.append(f"{name}: " + ", ".join(f"{field} {value}" for field, value in schedule.model_dump().items()))
-        lines += too_short(len(self.tried), self.candidates, self.asked)
+        lines += self.too_short()
         return [*lines, f"{self.path} for x86-64-{self.level}" if self.path else f"{self.bundle} was not changed"]
 
 
@@ -161,7 +147,16 @@ def tune(
             raise BundleError(f"{records}: the bundle has no product {unknown[0]}", hint="Tune it without --records.")
         path = _write(bundle, compiler.level, compiler.library(schedules), schedules) if write else None
         return TunedTvm(
-            bundle.path, path, compiler.level, schedules, 1.0, {}, (), 0, time.perf_counter() - began, seconds
+            bundle=bundle.path,
+            path=path,
+            level=compiler.level,
+            records=schedules,
+            gain=1.0,
+            gains={},
+            tried=(),
+            candidates=0,
+            seconds=time.perf_counter() - began,
+            most_seconds=seconds,
         )
     search = _Search(compiler, began + seconds, progress)
     schedules = search.run()
@@ -187,7 +182,7 @@ def tune(
         tried=tuple(search.tried),
         candidates=len(search.plan),
         seconds=time.perf_counter() - began,
-        asked=seconds,
+        most_seconds=seconds,
     )
 
 
@@ -232,15 +227,16 @@ class _Compiler:
         level = LEVELS[self.level]
         return self._compile(self._module(program or self.program, level, schedules=schedules), level)
 
-    def whole(self, library: bytes) -> _Contender:
-        return _Contender(self, self.program, library)
+    def whole(self, library: bytes) -> Timed:
+        """Returns the whole program, ready to be timed with a library."""
+        return Timed(self._steps_with(self.program, library))
 
-    def product(self, name: str, schedule: Schedule) -> _Contender:
-        """A program of one step."""
+    def product(self, name: str, schedule: Schedule) -> Timed:
+        """Returns a program of one product alone, compiled with a schedule and ready to be timed."""
         program = self.program.model_copy(update={"steps": (self.program.steps[self.products[name]],), "taps": {}})
-        return _Contender(self, program, self.library({name: schedule}, program), _SECONDS)
+        return Timed(self._steps_with(program, self.library({name: schedule}, program)), _SECONDS)
 
-    def steps_with(self, program: LoweredProgram, library: bytes) -> list[partial[Any]]:
+    def _steps_with(self, program: LoweredProgram, library: bytes) -> list[partial[Any]]:
         """Returns functions that run each case's step."""
         loaded = Library(library, Path("tuned.so"), self._threads)
         run = loaded.program(program)
@@ -251,22 +247,6 @@ class _Compiler:
             for memory in memories:
                 memory.fill(_FILL)
         return [partial(step.run, one) for one in self._steps]
-
-
-class _Contender:
-    """A program with some schedules, ready to run."""
-
-    def __init__(self, compiler: _Compiler, program: LoweredProgram, library: bytes, seconds: float = 0.02) -> None:
-        self._runs = compiler.steps_with(program, library)
-        self._repeats = [repeats_of(run, seconds) for run in self._runs]
-
-    def time(self, case: int) -> float:
-        """Seconds of a step of a case: the mean of some."""
-        run, repeats = self._runs[case], self._repeats[case]
-        start = time.perf_counter()
-        for _ in range(repeats):
-            run()
-        return (time.perf_counter() - start) / repeats
 
 
 def fits(product: str, name: str, value: int, level: Level) -> bool:
@@ -291,7 +271,7 @@ class _Search:
     def run(self) -> dict[str, Schedule]:
         """Returns the fastest schedule of each product whose own isn't the fastest."""
         fastest: dict[str, Schedule] = {}
-        best: dict[str, _Contender] = {}
+        best: dict[str, Timed] = {}
         longest = 0.0
         for done, (product, name, value) in enumerate(self.plan):
             # The last comparison compiles the whole program twice: about what each of its kernels takes alone.
@@ -307,7 +287,11 @@ class _Search:
             other = self._compiler.product(product, schedule)
             gains = compare(best[product], other, self._compiler.cases, _ROUNDS)
             faster = worth(gains.values())
-            self.tried.append(TriedSchedule(product, name, value, mean(gains.values()), gains, faster))
+            self.tried.append(
+                TriedSchedule(
+                    product=product, name=name, value=value, gain=mean(gains.values()), gains=gains, faster=faster
+                )
+            )
             if faster:
                 fastest[product], best[product] = schedule, other
             longest = max(longest, time.perf_counter() - start)
