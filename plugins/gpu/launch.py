@@ -78,7 +78,7 @@ def paged_attention(
 
     Raises ValueError for tensors that don't fit together, TargetError for what AttentionShape refuses.
     """
-    split_keys, scratch, work, workers = parts.split_keys, parts.scratch, parts.work, parts.workers
+    split_keys, work, workers = parts.split_keys, parts.work, parts.workers
     k_cache, v_cache = caches.keys, caches.values
     if q.dtype not in FLOATS_OF:
         raise ValueError(f"paged_attention: q is {q.dtype}, and not one of float16, bfloat16, float32")
@@ -99,22 +99,11 @@ def paged_attention(
     if tokens == 0:
         return out
     needed = 4 * attention_scratch(tokens, heads, value_size, blocks, block_size, split_keys) if split_keys else 0
-    if scratch is None or not needed:
-        scratch = torch.empty(needed, dtype=torch.uint8, device=q.device)
-    elif not scratch.is_contiguous() or scratch.nbytes < needed or scratch.data_ptr() % 16:
-        raise ValueError(
-            f"paged_attention: scratch has {scratch.nbytes} bytes of {needed}, isn't contiguous, or its address isn't "
-            "a multiple of 16"
-        )
+    memory = _memory(parts.scratch, needed, q.device)
     if work is not None and needed:
-        size = work_size(requests, splits_of(blocks, block_size, split_keys))
-        if not decodes or work.dtype != torch.int32 or work.numel() < size:
-            raise ValueError(
-                f"paged_attention: work {work.dtype} {tuple(work.shape)} isn't of a step of {requests} tokens"
-            )
+        _check_work(work, requests if decodes else 0, splits_of(blocks, block_size, split_keys))
         workers = workers or _workers(v_cache)
     launcher = JitLauncher(gpu.capability, interpreted=not q.is_cuda)
-    memory = scratch.view(-1).view(torch.uint8)[:needed].view(torch.float32)
     for call in attention_calls(
         q,
         caches,
@@ -127,6 +116,24 @@ def paged_attention(
     ):
         launcher.bind(call)()
     return out
+
+
+def _memory(scratch: torch.Tensor | None, needed: int, device: torch.device) -> torch.Tensor:
+    """Returns ``needed`` bytes of scratch memory as float32, new if there is none. Raises ValueError for too little."""
+    if scratch is None or not needed:
+        scratch = torch.empty(needed, dtype=torch.uint8, device=device)
+    elif not scratch.is_contiguous() or scratch.nbytes < needed or scratch.data_ptr() % 16:
+        raise ValueError(
+            f"paged_attention: scratch has {scratch.nbytes} bytes of {needed}, isn't contiguous, or its address isn't "
+            "a multiple of 16"
+        )
+    return scratch.view(-1).view(torch.uint8)[:needed].view(torch.float32)
+
+
+def _check_work(work: torch.Tensor, requests: int, splits: int) -> None:
+    """Raises ValueError if ``work`` isn't that of a decode step of some requests, 0 for a step of another kind."""
+    if not requests or work.dtype != torch.int32 or work.numel() < work_size(requests, splits):
+        raise ValueError(f"paged_attention: work {work.dtype} {tuple(work.shape)} isn't of a step of {requests} tokens")
 
 
 def decode_work(

@@ -176,26 +176,34 @@ def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = 
 
 
 def _rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int, int]]:
-    """(rows, keys, warps, stages): as much as there may be first, and then less and less.
+    """Yields (rows, keys, warps, stages): as much as there may be first, and then less and less."""
+    return _decode_rule(case) if case.decode else _prompt_rule(case, gpu)
 
-    When decoding, copies ahead (3 stages) come before wide tiles: bytes under way are what counts. A prompt's tiles are
-    best large; their sums are in registers, of which 8 warps have twice as many as 4.
-    """
-    group, width = power_of_2(case.group), width_of(case.head_size)
-    single = case.dtype == "f32"  # multiplied without tensor cores
-    if case.decode:
-        most = 32 if single or width > 128 else 64 if width > 64 else 128
-        deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
-        for depths in (deep, (2,), (1,)):
-            for keys, stages in product(_halves(most, 16), depths):
-                yield decode_rows(case.group), keys, 8 if single else 4, stages
-        return
+
+def _decode_rule(case: TileCase) -> Iterator[tuple[int, int, int, int]]:
+    """Copies ahead (3 stages) come before wide tiles: bytes under way are what counts."""
+    width, single = width_of(case.head_size), _is_single(case)
+    most = 32 if single or width > 128 else 64 if width > 64 else 128
+    deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
+    for depths in (deep, (2,), (1,)):
+        for keys, stages in product(_halves(most, 16), depths):
+            yield decode_rows(case.group), keys, 8 if single else 4, stages
+
+
+def _prompt_rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int, int]]:
+    """Large tiles come first. Their sums are in registers, of which 8 warps have twice as many as 4."""
+    group, width, single = power_of_2(case.group), width_of(case.head_size), _is_single(case)
     most = 32 if single else 128 if width <= 128 and gpu.capability in (90, 100) else 64
     most_rows = 128 if not single and width <= 128 else 64 if width <= 64 or not single else 32
     for depths, fewest in (((3, 2), 32), ((3, 2), 16), ((1,), 16)):
         for rows in _halves(max(most_rows, group), max(FEWEST_ROWS, group)):
             for keys, stages in product(_halves(most if fewest > 16 or depths == (1,) else 16, fewest), depths):
                 yield rows, keys, 8 if single or rows * width >= 64 * 128 else 4, stages
+
+
+def _is_single(case: TileCase) -> bool:
+    """Returns True for queries that are multiplied without tensor cores."""
+    return case.dtype == "f32"
 
 
 def _halves(most: int, least: int) -> Iterator[int]:

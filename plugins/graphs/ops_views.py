@@ -124,21 +124,16 @@ def _filled(number: float | None) -> Handler:
     return emit
 
 
+_BY_NAME = (
+    *(_reshape, _same, _convert, _permute, _unsqueeze, _squeeze),
+    *(_expand, _slice, _select, _split, _unbind, _cat),
+)
+"""Handlers whose names are those of ``SPELLINGS``."""
+
 HANDLERS: Mapping[Any, Handler] = {
     **of_each(
         {
-            "reshape": _reshape,
-            "same": _same,
-            "convert": _convert,
-            "permute": _permute,
-            "unsqueeze": _unsqueeze,
-            "squeeze": _squeeze,
-            "expand": _expand,
-            "slice": _slice,
-            "select": _select,
-            "split": _split,
-            "unbind": _unbind,
-            "cat": _cat,
+            **{handler.__name__.removeprefix("_"): handler for handler in _BY_NAME},
             **dict.fromkeys(("full", "full_like"), _filled(None)),
             "zeros_like": _filled(0.0),
             "ones_like": _filled(1.0),

@@ -9,7 +9,7 @@ a block that lies outside of what it sees changes nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
@@ -69,10 +69,10 @@ def _paged_attention(k: Kernel) -> None:
                 tile = Tile(b, head, at, together, first, last, position)
                 with T.If(last - first == int64(1)):
                     with T.Then():
-                        _rows(k, a, tile, 1)
+                        _TileLoops(k, a, tile, 1).write()
                     with T.Else():
                         if tokens > 1:
-                            _rows(k, a, tile, tokens)
+                            _TileLoops(k, a, tile, tokens).write()
                         else:
                             T.evaluate(int64(0))
             token.set(last)
@@ -100,81 +100,105 @@ class Tile:
     position: Expr
 
 
-def _rows(k: Kernel, a: Attention, tile: Tile, tokens: int) -> None:
-    """Writes the loops of a tile of at most ``tokens`` tokens: all its rows see the same keys.
+class _TileLoops:
+    """The loops of a tile of at most ``tokens`` tokens: all its rows, one for each token and head, see the same keys.
 
     Where there are fewer tokens the last one is computed again, and stored once more.
     """
-    head, heads, first = tile.head, tile.heads, tile.first
-    keys, values, group = k.cache()
-    cached, depth, channels, size = group.sizes
-    attrs = k.step.attrs
-    scale, window, softcap = float(attrs["scale"]), int(attrs["window"]), float(attrs["softcap"])
-    rows = [(t, h) for t in range(tokens) for h in range(heads)]
-    token = [T.Bind(T.min(first + int64(t), tile.stop - int64(1))) for t in range(tokens)]
-    place = [T.Bind(tile.position + token[t] - first) for t in range(tokens)]
-    greatest = [Local(f32(NONE)) for _ in rows]
-    sums = [Local(vector(f32(0.0), LANES), LANES) for _ in rows]
-    powers = [on_stack(size) for _ in rows]
-    results = [[Local(vector(f32(0.0), n), n) for _, n in lanes_of(channels)] for _ in rows]
-    begin = T.floordiv(T.max(place[0] - int64(window - 1), int64(0)), int64(size)) if window else int64(0)
-    end = T.Bind(T.floordiv(place[-1], int64(size)) + int64(1))
-    with T.serial(T.Bind(begin), end) as block:
-        piece = T.cast(a.table.buffer[tile.request, block], "int64") * int64(cached) + tile.kv_head
-        key_at, value_at = T.Bind(piece * int64(size * depth)), T.Bind(piece * int64(size * channels))
-        scores = [[Local(vector(f32(0.0), LANES), LANES) for _ in range(size // LANES)] for _ in rows]
-        with T.serial(int64(0), int64(depth)) as d:
-            vectors = range(size // LANES)
-            loaded = [T.Bind(load(keys, key_at + d * int64(size) + int64(v * LANES), LANES)) for v in vectors]
-            for i, (t, h) in enumerate(rows):
-                query = T.Bind(T.broadcast(a.q.load(token[t], head + int64(h), d), LANES))
+
+    def __init__(self, k: Kernel, a: Attention, tile: Tile, tokens: int) -> None:
+        self.k, self.a, self.tile = k, a, tile
+        self.keys, self.values, group = k.cache()
+        self.cached, self.depth, self.channels, self.size = group.sizes
+        attrs = k.step.attrs
+        self.scale, self.softcap = float(attrs["scale"]), float(attrs["softcap"])
+        self.window = int(attrs["window"])
+        self.rows = [(t, h) for t in range(tokens) for h in range(tile.heads)]
+        first = tile.first
+        self.token = [T.Bind(T.min(first + int64(t), tile.stop - int64(1))) for t in range(tokens)]
+        self.place = [T.Bind(tile.position + self.token[t] - first) for t in range(tokens)]
+        self.greatest = [Local(f32(NONE)) for _ in self.rows]
+        self.sums = [Local(vector(f32(0.0), LANES), LANES) for _ in self.rows]
+        self.powers = [on_stack(self.size) for _ in self.rows]
+        self.results = [[Local(vector(f32(0.0), n), n) for _, n in lanes_of(self.channels)] for _ in self.rows]
+
+    def write(self) -> None:
+        """Writes the loop over the blocks of keys that the tile sees, and what stores its rows."""
+        size, first, last = self.size, self.place[0], self.place[-1]
+        begin = T.floordiv(T.max(first - int64(self.window - 1), int64(0)), int64(size)) if self.window else int64(0)
+        end = T.Bind(T.floordiv(last, int64(size)) + int64(1))
+        with T.serial(T.Bind(begin), end) as block:
+            piece = T.cast(self.a.table.buffer[self.tile.request, block], "int64") * int64(self.cached)
+            piece = piece + self.tile.kv_head
+            key_at, value_at = T.Bind(piece * int64(size * self.depth)), T.Bind(piece * int64(size * self.channels))
+            scores = self._scores(key_at)
+            factors = [self._softmax(i, scores[i], block) for i in range(len(self.rows))]
+            for i, factor in enumerate(factors):
+                for (_, n), result in zip(lanes_of(self.channels), self.results[i], strict=True):
+                    result.set(result.get() * vector(factor, n))
+            self._add_values(value_at, block)
+        for i, (t, h) in enumerate(self.rows):
+            head = self.tile.head + int64(h)
+            _store(self.a, self.token[t], head, self.greatest[i], self.sums[i], self.results[i], self.channels)
+
+    def _scores(self, key_at: Expr) -> list[list[Local]]:
+        """Multiplies the queries by the keys of a block: [rows][vectors of keys]."""
+        vectors = range(self.size // LANES)
+        scores = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in self.rows]
+        with T.serial(int64(0), int64(self.depth)) as d:
+            places = [key_at + d * int64(self.size) + int64(v * LANES) for v in vectors]
+            loaded = [T.Bind(load(self.keys, place, LANES)) for place in places]
+            for i, (t, h) in enumerate(self.rows):
+                query = T.Bind(T.broadcast(self.a.q.load(self.token[t], self.tile.head + int64(h), d), LANES))
                 for s, key in zip(scores[i], loaded, strict=True):
                     s.set(T.fma(query, key, s.get()))
-        factors = []
-        for i, (t, h) in enumerate(rows):
-            seen = []
-            for v, s in enumerate(scores[i]):
-                number = T.Bind(T.ramp(T.cast(block * int64(size) + int64(v * LANES), "int32"), T.int32(1), LANES))
-                at = T.Bind(T.broadcast(T.cast(place[t], "int32"), LANES))
-                value = s.get() * vector(f32(scale), LANES)
-                if softcap:
-                    cap = vector(f32(softcap), LANES)
-                    value = tanh(value / cap, LANES) * cap
-                if a.slopes is not None:
-                    slope = T.broadcast(a.slopes.load(head + int64(h)), LANES)
-                    value = value + slope * T.cast(number - at, f"float32x{LANES}")
-                visible = number <= at
-                if window:
-                    visible = T.And(visible, number > at - T.broadcast(T.int32(window), LANES))
-                s.set(T.Select(visible, value, vector(f32(NONE), LANES)))
-                seen.append(visible)
-            highest = T.Bind(_largest([s.get() for s in scores[i]]))
-            now = T.Bind(T.max(greatest[i].get(), highest))
-            factor = T.Bind(exp(greatest[i].get() - now, 1))
-            greatest[i].set(now)
-            added = sums[i].get() * T.broadcast(factor, LANES)
-            for v, (s, visible) in enumerate(zip(scores[i], seen, strict=True)):
-                power = T.Bind(T.Select(visible, exp(s.get() - T.broadcast(now, LANES), LANES), vector(f32(0), LANES)))
-                store(powers[i], int64(v * LANES), power, LANES)
-                added = added + power
-            sums[i].set(added)
-            factors.append(factor)
-        for i in range(len(rows)):
-            for (_, n), result in zip(lanes_of(channels), results[i], strict=True):
-                result.set(result.get() * vector(factors[i], n))
-        limit = T.Bind(T.min(int64(size), place[-1] + int64(1) - block * int64(size)))
-        # What is behind the last token isn't read: it may be anything.
-        pieces = list(enumerate(lanes_of(channels)))
-        together = max(1, k.level.rows * k.level.vectors // len(rows))
+        return scores
+
+    def _masked(self, i: int, v: int, score: Local, block: Expr) -> Expr:
+        """Scales and masks a vector of a row's scores; returns which keys the row sees."""
+        t, h = self.rows[i]
+        number = T.Bind(T.ramp(T.cast(block * int64(self.size) + int64(v * LANES), "int32"), T.int32(1), LANES))
+        at = T.Bind(T.broadcast(T.cast(self.place[t], "int32"), LANES))
+        value = score.get() * vector(f32(self.scale), LANES)
+        if self.softcap:
+            cap = vector(f32(self.softcap), LANES)
+            value = tanh(value / cap, LANES) * cap
+        if self.a.slopes is not None:
+            slope = T.broadcast(self.a.slopes.load(self.tile.head + int64(h)), LANES)
+            value = value + slope * T.cast(number - at, f"float32x{LANES}")
+        visible = number <= at
+        if self.window:
+            visible = T.And(visible, number > at - T.broadcast(T.int32(self.window), LANES))
+        score.set(T.Select(visible, value, vector(f32(NONE), LANES)))
+        return visible
+
+    def _softmax(self, i: int, scores: Sequence[Local], block: Expr) -> Expr:
+        """Stores the powers of a row's scores; returns the factor of what earlier blocks gave."""
+        seen = [self._masked(i, v, s, block) for v, s in enumerate(scores)]
+        highest = T.Bind(_largest([s.get() for s in scores]))
+        now = T.Bind(T.max(self.greatest[i].get(), highest))
+        factor = T.Bind(exp(self.greatest[i].get() - now, 1))
+        self.greatest[i].set(now)
+        added = self.sums[i].get() * T.broadcast(factor, LANES)
+        for v, (s, visible) in enumerate(zip(scores, seen, strict=True)):
+            power = T.Bind(T.Select(visible, exp(s.get() - T.broadcast(now, LANES), LANES), vector(f32(0), LANES)))
+            store(self.powers[i], int64(v * LANES), power, LANES)
+            added = added + power
+        self.sums[i].set(added)
+        return factor
+
+    def _add_values(self, value_at: Expr, block: Expr) -> None:
+        """Adds a block's values, times the powers. What is after the last token isn't read: it may be anything."""
+        limit = T.Bind(T.min(int64(self.size), self.place[-1] + int64(1) - block * int64(self.size)))
+        pieces = list(enumerate(lanes_of(self.channels)))
+        together = max(1, self.k.level.rows * self.k.level.vectors // len(self.rows))
         for start in range(0, len(pieces), together):
             with T.serial(int64(0), limit) as j:
                 for number, (c, n) in pieces[start : start + together]:
-                    value = T.Bind(load(values, value_at + j * int64(channels) + int64(c), n))
-                    for i in range(len(rows)):
-                        result = results[i][number]
-                        result.set(T.fma(vector(powers[i][j], n), value, result.get()))
-    for i, (t, h) in enumerate(rows):
-        _store(a, token[t], head + int64(h), greatest[i], sums[i], results[i], channels)
+                    value = T.Bind(load(self.values, value_at + j * int64(self.channels) + int64(c), n))
+                    for i in range(len(self.rows)):
+                        result = self.results[i][number]
+                        result.set(T.fma(vector(self.powers[i][j], n), value, result.get()))
 
 
 def _store(

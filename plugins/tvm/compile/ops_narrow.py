@@ -121,75 +121,144 @@ def integer_product(
     rows: Expr,
     first: Expr | None = None,
 ) -> None:
-    """``given``: words of 4 values, scales and sums; ``factors``: the weight's scales, and offsets if it has them."""
-    words, scales, sums = given
-    attrs, dots = k.step.attrs, Dots(k.level)
-    columns, depth = (size.constant for size in weight.shape)
-    of_weights, of_values = int(attrs["weight_group"]), int(attrs["activation_group"])
-    size = of_weights or of_values or depth
-    groups, step = -(-depth // size), DEPTHS[use.layout]
-    steps, per_group = -(-depth // step), -(-size // step)
-    own_sums = bool(of_weights) and not of_values and groups > 1
-    lanes = dots.lanes
-    rows_of_scales = groups if of_weights else 1
-    across = range(0, PANEL // lanes, dots.vectors)
+    """Writes the loops of a product of integers.
 
-    def factor(memory: Memory, panel: Expr, g: Expr, v: int) -> Expr:
-        at = memory.base + (panel * int64(rows_of_scales) + g) * int64(PANEL) + int64(v * lanes)
+    Args:
+        k: the step's kernel.
+        given: the activations: words of 4 values, scales and sums.
+        weight: the weight's values [N, K], in a layout of panels.
+        use: the weight's entry in the program.
+        factors: the weight's scales, and its offsets if it has them.
+        product: the result, which takes the sums.
+        rows: the number of rows.
+        first: the first row; None for row 0.
+    """
+    loops = _IntegerLoops(k, given, weight, use, factors, product)
+    over_panels(k, rows, weight.shape[0].constant, loops.block, first=first)
+
+
+Vectors = list[list[Local]]
+"""A sum for each row of a block and each vector of a panel: [rows][vectors]."""
+
+
+class _IntegerLoops:
+    """The loops over a block of rows and a panel of a product of integers. See ``integer_product``.
+
+    Where weights are in groups and activations aren't, values of the activations are summed here, group by group.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        given: Sequence[Memory],
+        weight: Memory,
+        use: WeightUse,
+        factors: Sequence[Memory],
+        product: Product,
+    ) -> None:
+        self.k, self.weight, self.factors, self.product = k, weight, factors, product
+        self.words, self.scales, self.sums = given
+        self.dots = Dots(k.level)
+        self.columns, depth = (size.constant for size in weight.shape)
+        self.weight_groups, self.value_groups = (int(k.step.attrs[f"{of}_group"]) for of in ("weight", "activation"))
+        size = self.weight_groups or self.value_groups or depth
+        self.depth_step = DEPTHS[use.layout]
+        self.bias = BIAS[use.dtype]
+        self.groups = -(-depth // size)
+        self.steps, self.group_steps = -(-depth // self.depth_step), -(-size // self.depth_step)
+        self.own_sums = bool(self.weight_groups) and not self.value_groups and self.groups > 1
+
+    def block(self, r: int, p: int, row: Expr, panel: Expr) -> None:
+        """Writes the product of ``r`` rows with a panel, some vectors of columns after the other."""
+        for start in range(0, PANEL // self.dots.lanes, self.dots.vectors):
+            parts = [start + v for v in range(self.dots.vectors)]
+            results = self._zeros(r, parts)
+            base = T.Bind(self.weight.base + panel * int64(PANEL * self.steps))
+            with T.serial(int64(0), int64(self.groups)) as g:
+                self._add_group(results, parts, row, panel, g, base)
+            self._store(results, parts, row, panel)
+
+    def _zeros(self, rows: int, parts: Sequence[int]) -> Vectors:
+        lanes = self.dots.lanes
+        return [[Local(vector(f32(0.0), lanes), lanes) for _ in parts] for _ in range(rows)]
+
+    def _factor(self, memory: Memory, panel: Expr, g: Expr, part: int) -> Expr:
+        """The scales or offsets of a group for a vector of columns."""
+        groups, lanes = self.groups if self.weight_groups else 1, self.dots.lanes
+        at = memory.base + (panel * int64(groups) + g) * int64(PANEL) + int64(part * lanes)
         return half_to_float(load(memory.buffer, at, lanes), lanes)
 
-    def block(r: int, p: int, row: Expr, panel: Expr) -> None:
-        for start in across:
-            parts = [start + v for v in range(dots.vectors)]
-            results = [[Local(vector(f32(0.0), lanes), lanes) for _ in parts] for _ in range(r)]
-            base = T.Bind(weight.base + panel * int64(PANEL * steps))
-            with T.serial(int64(0), int64(groups)) as g:
-                counted = [Local(vector(T.int32(0), lanes), lanes, "int32") for _ in range(r)] if own_sums else []
-                at_group = g if of_values else int64(0)
-                number = [T.Bind(sums.load(row + int64(j), at_group)) for j in range(r)]
-                begin = [T.Bind(n * T.int32(0 if own_sums else -BIAS[use.dtype])) for n in number]
-                totals = [[Local(vector(begin[j], lanes), lanes, "int32") for _ in parts] for j in range(r)]
-                end = T.Bind(T.min((g + int64(1)) * int64(per_group), int64(steps)))
-                for i in along_depth(k, T.Bind(g * int64(per_group)), end):
-                    at = T.Bind(base + i * int64(PANEL))
-                    loaded = [T.Bind(load(weight.buffer, at + int64(v * lanes), lanes)) for v in parts]
-                    for half in range(step // 4):
-                        bytes_of = [dots.weights(w if step == 4 else dots.nibbles(w, half)) for w in loaded]
-                        for j in range(r):
-                            word = words.load(row + int64(j), i * int64(step // 4) + int64(half))
-                            value = dots.values(T.Bind(T.broadcast(word, lanes)))
-                            for s, w in zip(totals[j], bytes_of, strict=True):
-                                s.set(dots.dot(s.get(), w, value))
-                            if own_sums:
-                                counted[j].set(dots.dot(counted[j].get(), dots.ones(), value))
-                for v, part in enumerate(parts):
-                    by: Expr | None = T.Bind(factor(factors[0], panel, g, part)) if of_weights else None
-                    for j in range(r):
-                        whole = totals[j][v].get()
-                        if own_sums:
-                            whole = whole - counted[j].get() * vector(T.int32(BIAS[use.dtype]), lanes)
-                        value = T.Bind(T.cast(whole, floats(lanes)))
-                        each = T.Bind(vector(scales.load(row + int64(j), at_group), lanes)) if of_values else None
-                        both = by * each if by is not None and each is not None else by if by is not None else each
-                        result = results[j][v]
-                        result.set(value if both is None else T.fma(value, both, result.get()))
-                        if len(factors) > 1:
-                            assert each is not None or groups == 1
-                            scale = each if each is not None else vector(scales.load(row + int64(j), int64(0)), lanes)
-                            counts = vector(T.cast(number[j], "float32"), lanes) * scale
-                            result.set(T.fma(counts, factor(factors[1], panel, g, part), result.get()))
-            for v, part in enumerate(parts):
-                by = T.Bind(factor(factors[0], panel, int64(0), part)) if not of_weights else None
-                for j in range(r):
-                    result = results[j][v]
-                    each = vector(scales.load(row + int64(j), int64(0)), lanes) if not of_values else None
-                    both = by * each if by is not None and each is not None else by if by is not None else each
-                    if both is not None:
-                        result.set(result.get() * both)
-                    column = panel * int64(PANEL) + int64(part * lanes)
-                    product.store_vector(result, row + int64(j), column, columns)
+    def _scale(self, row: Expr, g: Expr) -> Expr:
+        """The scale of a row's group of activations, in all lanes."""
+        return vector(self.scales.load(row, g), self.dots.lanes)
 
-    over_panels(k, rows, columns, block, first=first)
+    def _add_group(self, results: Vectors, parts: Sequence[int], row: Expr, panel: Expr, g: Expr, base: Expr) -> None:
+        """Adds a group's integer sums to the results, times the scales of that group."""
+        lanes, own_sums = self.dots.lanes, self.own_sums
+        rows = range(len(results))
+        counted = [Local(vector(T.int32(0), lanes), lanes, "int32") for _ in rows] if own_sums else []
+        at_group = g if self.value_groups else int64(0)
+        number = [T.Bind(self.sums.load(row + int64(j), at_group)) for j in rows]
+        begin = [T.Bind(n * T.int32(0 if own_sums else -self.bias)) for n in number]
+        totals = [[Local(vector(begin[j], lanes), lanes, "int32") for _ in parts] for j in rows]
+        self._sum_integers(totals, counted, parts, row, g, base)
+        for v, part in enumerate(parts):
+            by = T.Bind(self._factor(self.factors[0], panel, g, part)) if self.weight_groups else None
+            for j, result in enumerate(of_row[v] for of_row in results):
+                whole = totals[j][v].get()
+                if own_sums:
+                    whole = whole - counted[j].get() * vector(T.int32(self.bias), lanes)
+                value = T.Bind(T.cast(whole, floats(lanes)))
+                each = T.Bind(self._scale(row + int64(j), at_group)) if self.value_groups else None
+                both = _times(by, each)
+                result.set(value if both is None else T.fma(value, both, result.get()))
+                if len(self.factors) > 1:
+                    assert each is not None or self.groups == 1
+                    scale = each if each is not None else self._scale(row + int64(j), int64(0))
+                    counts = vector(T.cast(number[j], "float32"), lanes) * scale
+                    result.set(T.fma(counts, self._factor(self.factors[1], panel, g, part), result.get()))
+
+    def _sum_integers(
+        self,
+        totals: Vectors,
+        counted: Sequence[Local],
+        parts: Sequence[int],
+        row: Expr,
+        g: Expr,
+        base: Expr,
+    ) -> None:
+        """Adds a group's products to ``totals``, and the values of each row to ``counted``, unless that is empty."""
+        dots, lanes = self.dots, self.dots.lanes
+        end = T.Bind(T.min((g + int64(1)) * int64(self.group_steps), int64(self.steps)))
+        for i in along_depth(self.k, T.Bind(g * int64(self.group_steps)), end):
+            at = T.Bind(base + i * int64(PANEL))
+            loaded = [T.Bind(load(self.weight.buffer, at + int64(v * lanes), lanes)) for v in parts]
+            words = self.depth_step // 4
+            for half in range(words):
+                bytes_of = [dots.weights(w if words == 1 else dots.nibbles(w, half)) for w in loaded]
+                for j, of_row in enumerate(totals):
+                    word = self.words.load(row + int64(j), i * int64(words) + int64(half))
+                    value = dots.values(T.Bind(T.broadcast(word, lanes)))
+                    for s, w in zip(of_row, bytes_of, strict=True):
+                        s.set(dots.dot(s.get(), w, value))
+                    if counted:
+                        counted[j].set(dots.dot(counted[j].get(), dots.ones(), value))
+
+    def _store(self, results: Vectors, parts: Sequence[int], row: Expr, panel: Expr) -> None:
+        """Stores the results, times those scales that are the same for all groups."""
+        for v, part in enumerate(parts):
+            by = T.Bind(self._factor(self.factors[0], panel, int64(0), part)) if not self.weight_groups else None
+            for j, result in enumerate(of_row[v] for of_row in results):
+                each = self._scale(row + int64(j), int64(0)) if not self.value_groups else None
+                if (both := _times(by, each)) is not None:
+                    result.set(result.get() * both)
+                column = panel * int64(PANEL) + int64(part * self.dots.lanes)
+                self.product.store_vector(result, row + int64(j), column, self.columns)
+
+
+def _times(a: Expr | None, b: Expr | None) -> Expr | None:
+    """The product of two factors, where None is no factor."""
+    return b if a is None else a if b is None else a * b
 
 
 def _quantized_linear(k: Kernel) -> None:
