@@ -1,6 +1,6 @@
 // The functions of `elementwise`, one line each: the enum, the names of lowered programs, the counts of
-// operands and the loops of elementwise.h are made of them. A new one also needs a line in reference.cpp,
-// which tests compare it with, and in passes/lowering/lower_elementwise.py.
+// operands and the loops of elementwise.h are made of them. A new one also needs a line in
+// ../tests/reference.cpp, which tests compare it with, and in passes/lowering/lower_elementwise.py.
 //
 //   vector(name, operands, result): of F16 x, y, z, 16 lanes each, and `one`; see simd.h and vector_math.h
 //   scalar(name, operands, result): of floats x, y, where there is no vector form

@@ -9,8 +9,6 @@
 //   avx512_bf16.cpp    as avx512.cpp, -mavx512bf16
 //   avx512_amx.cpp     as avx512.cpp, -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 //   portable.cpp, registry.cpp     no further flags
-//   reference.cpp, reference_attention.cpp, reference_packed.cpp          no further flags; for the tests
-//   alone, not for the extension
 // None of them includes ../../native/thread_pool.h: inline functions of a header that is compiled with
 // AVX-512 flags could be picked by the linker for everybody. Threads are reached by the class Workers
 // (parallel.h).

@@ -60,12 +60,9 @@ inline int64_t peak_int8(int64_t rounds) {
   return rounds * kPeakSums * kLanes * 4;
 }
 
-inline int64_t peak_bf16(int64_t rounds) {
-  uint16_t weights[32], two[2] = {0x3f80, 0};
-  for (int i = 0; i < 32; ++i) weights[i] = static_cast<uint16_t>(i << 7);
-  launder(weights), launder(two);
-  const Pairs w = load_pairs(weights);
-  const Pair x = splat_pair(two);
+// The same of floats: product(sum) is a sum with a product of each of its lanes added.
+template <class Product>
+EW_INLINE int64_t peak_of_floats(int64_t rounds, const Product& product) {
   F16 sums[kPeakSums];
 #pragma GCC unroll 16
   for (int i = 0; i < kPeakSums; ++i) {
@@ -75,12 +72,21 @@ inline int64_t peak_bf16(int64_t rounds) {
   }
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], w, x);
+    for (int i = 0; i < kPeakSums; ++i) sums[i] = product(sums[i]);
   }
   float sum = 0;
   for (int i = 0; i < kPeakSums; ++i) sum += sum_lanes(sums[i]);
   launder(sum);
-  return rounds * kPeakSums * kLanes * 2;
+  return rounds * kPeakSums * kLanes;
+}
+
+inline int64_t peak_bf16(int64_t rounds) {
+  uint16_t weights[32], two[2] = {0x3f80, 0};
+  for (int i = 0; i < 32; ++i) weights[i] = static_cast<uint16_t>(i << 7);
+  launder(weights), launder(two);
+  const Pairs w = load_pairs(weights);
+  const Pair x = splat_pair(two);
+  return 2 * peak_of_floats(rounds, [&](F16 sum) { return dot(sum, w, x); });
 }
 
 inline int64_t peak_f32(int64_t rounds) {
@@ -88,21 +94,7 @@ inline int64_t peak_f32(int64_t rounds) {
   for (int i = 0; i < 16; ++i) weights[i] = static_cast<float>(i);
   launder(weights), launder(one);
   const F16 w = load(weights), x = splat(one);
-  F16 sums[kPeakSums];
-#pragma GCC unroll 16
-  for (int i = 0; i < kPeakSums; ++i) {
-    F16 start = splat(0.0f);  // equal sums would be worked out once
-    launder(start);
-    sums[i] = start;
-  }
-  for (int64_t round = 0; round < rounds; ++round) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kPeakSums; ++i) sums[i] = fma(x, w, sums[i]);
-  }
-  float sum = 0;
-  for (int i = 0; i < kPeakSums; ++i) sum += sum_lanes(sums[i]);
-  launder(sum);
-  return rounds * kPeakSums * kLanes;
+  return peak_of_floats(rounds, [&](F16 sum) { return fma(x, w, sum); });
 }
 
 }  // namespace

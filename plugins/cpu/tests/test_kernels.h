@@ -7,7 +7,7 @@
 #include "../../native/tests/test_tensors.h"
 #include "../../native/thread_pool.h"
 #include "../kernels/kernels.h"
-#include "../kernels/reference.h"
+#include "reference.h"
 
 namespace ew::testing {
 

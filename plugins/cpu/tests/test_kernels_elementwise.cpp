@@ -1,6 +1,94 @@
 // elementwise, copy and reduce over strided views.
 #include "test_kernels.h"
 
+namespace ew::reference {
+namespace {
+
+// Calls fn(index[4]) for every index of a shape.
+template <class F>
+void for_index(const int64_t (&shape)[kMaxRank], const F& fn) {
+  int64_t at[kMaxRank];
+  for (at[0] = 0; at[0] < shape[0]; ++at[0]) {
+    for (at[1] = 0; at[1] < shape[1]; ++at[1]) {
+      for (at[2] = 0; at[2] < shape[2]; ++at[2]) {
+        for (at[3] = 0; at[3] < shape[3]; ++at[3]) fn(at);
+      }
+    }
+  }
+}
+
+template <class T>
+T& element(const View& view, const int64_t (&at)[kMaxRank]) {
+  int64_t offset = 0;
+  for (int d = 0; d < kMaxRank; ++d) offset += at[d] * view.stride[d];
+  return static_cast<T*>(view.data)[offset];
+}
+
+int32_t apply_integer(ElementwiseFn fn, int32_t x, int32_t y) {
+  const int64_t a = x, b = y;
+  switch (fn) {
+    case ElementwiseFn::add:
+      return static_cast<int32_t>(a + b);
+    case ElementwiseFn::sub:
+      return static_cast<int32_t>(a - b);
+    case ElementwiseFn::mul:
+      return static_cast<int32_t>(a * b);
+    case ElementwiseFn::maximum:
+      return std::max(x, y);
+    default:
+      return std::min(x, y);
+  }
+}
+
+// In double, or exact for integers.
+void elementwise(const ElementwiseArgs& a) {
+  for_index(a.shape, [&](const int64_t (&at)[kMaxRank]) {
+    if (a.fn == ElementwiseFn::cast) {
+      element<float>(a.out, at) = static_cast<float>(element<int32_t>(a.in[0], at));
+      return;
+    }
+    const auto operand = [&](int i) {
+      if (a.has_scalar && i < 2 && (i == 0) == a.scalar_first)
+        return a.integer ? a.scalar : static_cast<float>(a.scalar);
+      const View& view = a.in[a.has_scalar ? 0 : i];
+      if (view.data == nullptr) return 0.0;
+      return a.integer ? static_cast<double>(element<int32_t>(view, at)) : element<float>(view, at);
+    };
+    const bool compares = ElementwiseFn::lt <= a.fn && a.fn <= ElementwiseFn::ne;
+    if (a.integer && !compares) {
+      element<int32_t>(a.out, at) =
+          apply_integer(a.fn, static_cast<int32_t>(operand(0)), static_cast<int32_t>(operand(1)));
+    } else {
+      element<float>(a.out, at) = static_cast<float>(apply(a.fn, operand(0), operand(1), operand(2)));
+    }
+  });
+}
+
+// Exact.
+void copy(const CopyArgs& a) {
+  for_index(a.shape,
+            [&](const int64_t (&at)[kMaxRank]) { element<int32_t>(a.out, at) = element<int32_t>(a.in, at); });
+}
+
+// In double.
+void reduce(const ReduceArgs& a) {
+  const int64_t rows[kMaxRank] = {a.shape[0], a.shape[1], a.shape[2], 1};
+  for_index(rows, [&](const int64_t (&at)[kMaxRank]) {
+    const float* x = &element<float>(a.in, at);
+    double sum = 0, best = x[0];
+    for (int64_t c = 0; c < a.shape[3]; ++c) {
+      sum += x[c];
+      best = best != best || x[c] != x[c] ? std::numeric_limits<double>::quiet_NaN()
+                                          : std::max<double>(best, x[c]);
+    }
+    if (a.kind == ReduceKind::mean) sum /= static_cast<double>(a.shape[3]);
+    element<float>(a.out, at) = static_cast<float>(a.kind == ReduceKind::max ? best : sum);
+  });
+}
+
+}  // namespace
+}  // namespace ew::reference
+
 using namespace ew;
 using namespace ew::testing;
 

@@ -1,4 +1,4 @@
-#include "test_kernels.h"
+#include "linear_checks.h"
 
 using namespace ew;
 using namespace ew::testing;
@@ -6,10 +6,9 @@ using namespace ew::testing;
 namespace {
 
 // A linear in buffers with gaps between rows, which must stay untouched.
-struct Linear {
+struct Linear : LinearRun<LinearArgs> {
   int64_t m, n, k, gap;
   std::vector<float> x, weight, bias;
-  LinearArgs args;
 
   Linear(int64_t rows, int64_t columns, int64_t depth, int64_t space, bool with_bias)
       : m(rows), n(columns), k(depth), gap(space), x(random_floats(m * (k + gap), 1)) {
@@ -20,24 +19,12 @@ struct Linear {
     args.weight = weight.data(), args.bias = with_bias ? bias.data() : nullptr;
     args.y_stride = n + gap;
   }
-  template <class F>
-  std::vector<float> run(const F& fn) {
-    std::vector<float> y = filled(m * (n + gap), -7);
-    args.y = y.data();
-    fn(args);
-    return y;
-  }
 };
 
 void check(Linear linear) {
-  const auto fused = linear.run([](const LinearArgs& a) { reference::linear(a, true); });
-  const auto twice = linear.run([](const LinearArgs& a) { reference::linear(a, false); });
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearArgs& a) { kernels.linear(a, pool); });
-    // Bit for bit: an output is one chain over k, whatever the blocking. portable rounds products too.
-    CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
-        << what << " m=" << linear.m << " n=" << linear.n << " k=" << linear.k;
-  });
+  check_bits<&KernelTable::linear>(
+      linear, reference::linear,
+      " m=" + std::to_string(linear.m) + " n=" + std::to_string(linear.n) + " k=" + std::to_string(linear.k));
 }
 
 void equals_reference() {
@@ -59,44 +46,18 @@ void deep_and_wide() {
 
 void row_alone_equals_row_in_batch() {
   Linear batch(40, 96, 300, 0, true);
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto all = batch.run([&](const LinearArgs& a) { kernels.linear(a, pool); });
-    for (const int64_t row : {0, 13, 39}) {
-      std::vector<float> one = filled(96, 0);
-      LinearArgs a = batch.args;
-      a.m = 1, a.x += row * a.x_stride, a.y = one.data();
-      kernels.linear(a, pool);
-      CHECK(std::memcmp(one.data(), all.data() + row * 96, 96 * sizeof(float)) == 0)
-          << what << " row " << row;
-    }
-  });
+  check_single_rows<&KernelTable::linear>(batch, {0, 13, 39});
 }
 
 void empty_sizes() {
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    Linear none(0, 32, 8, 0, false);
-    kernels.linear(none.args, pool);
-    Linear bias_only(2, 33, 0, 0, true);  // a sum over nothing is 0
-    const auto y = bias_only.run([&](const LinearArgs& a) { kernels.linear(a, pool); });
-    CHECK(y[0] == bias_only.bias[0] && y[65] == bias_only.bias[32]) << what;
-  });
+  check_empty<&KernelTable::linear>(Linear(0, 32, 8, 0, false), Linear(2, 33, 0, 0, true));
 }
 
-// NaN and infinity pass on, and stay in their row and column.
 void special_values() {
   Linear linear(5, 40, 16, 0, false);
   linear.x[2 * 16 + 3] = kNaN;
   linear.weight[static_cast<size_t>((1 * 16 + 4) * 32 + 6)] = kInf;  // n = 38, k = 4
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearArgs& a) { kernels.linear(a, pool); });
-    for (int64_t m = 0; m < 5; ++m) {
-      for (int64_t n = 0; n < 40; ++n) {
-        const float v = y[static_cast<size_t>(m * 40 + n)];
-        CHECK(std::isnan(v) == (m == 2) && std::isinf(v) == (m != 2 && n == 38))
-            << what << " " << m << " " << n;
-      }
-    }
-  });
+  check_special_values<&KernelTable::linear>(linear);
 }
 
 }  // namespace

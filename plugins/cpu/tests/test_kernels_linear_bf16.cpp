@@ -1,4 +1,4 @@
-#include "test_kernels.h"
+#include "linear_checks.h"
 
 using namespace ew;
 using namespace ew::testing;
@@ -19,11 +19,10 @@ float to_float(uint16_t bits) {
 }
 
 // A linear in buffers with gaps between rows. y's gaps must stay as they are; x's are NaN.
-struct Linear {
+struct Linear : LinearRun<LinearBf16Args> {
   int64_t m, n, k, x_stride, y_stride;
   std::vector<uint16_t> x, rows, weight;
   std::vector<float> bias;
-  LinearBf16Args args;
 
   Linear(int64_t m_, int64_t n_, int64_t k_, int64_t gap, bool with_bias)
       : m(m_), n(n_), k(k_), x_stride((k + 1) / 2 * 2 + 2 * gap), y_stride(n + gap) {
@@ -39,13 +38,6 @@ struct Linear {
     args.x = x.data(), args.x_stride = x_stride;
     args.weight = weight.data(), args.bias = with_bias ? bias.data() : nullptr;
     args.y_stride = y_stride;
-  }
-  template <class F>
-  std::vector<float> run(const F& fn) {
-    std::vector<float> y = filled(m * y_stride, -7);
-    args.y = y.data();
-    fn(args);
-    return y;
   }
   // The largest error, in units of its bound: K roundings of sums that are at most the sum of the magnitudes,
   // and one of the bias. (Products of bf16 are exact.)
@@ -77,7 +69,7 @@ void check(int64_t m, int64_t n, int64_t k, int64_t gap, bool bias) {
   const auto twice = linear.run([](const LinearBf16Args& a) { reference::linear_bf16(a, false); });
   std::vector<float> packed;  // VDPBF16's sums, whose order within a pair is its own
   for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearBf16Args& a) { kernels.linear_bf16(a, pool); });
+    const auto y = linear.run<&KernelTable::linear_bf16>(kernels, pool);
     const std::string shape =
         " m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k);
     if (!has_vdpbf16(kernels)) {
@@ -118,44 +110,18 @@ void deep_and_wide() {
 
 void row_alone_equals_row_in_batch() {
   Linear batch(40, 96, 301, 0, true);
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto all = batch.run([&](const LinearBf16Args& a) { kernels.linear_bf16(a, pool); });
-    for (const int64_t row : {0, 13, 39}) {
-      std::vector<float> one = filled(96, 0);
-      LinearBf16Args a = batch.args;
-      a.m = 1, a.x += row * a.x_stride, a.y = one.data();
-      kernels.linear_bf16(a, pool);
-      CHECK(std::memcmp(one.data(), all.data() + row * 96, 96 * sizeof(float)) == 0)
-          << what << " row " << row;
-    }
-  });
+  check_single_rows<&KernelTable::linear_bf16>(batch, {0, 13, 39});
 }
 
 void empty_sizes() {
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    Linear none(0, 32, 8, 0, false);
-    kernels.linear_bf16(none.args, pool);
-    Linear bias_only(2, 33, 0, 0, true);  // a sum over nothing is 0
-    const auto y = bias_only.run([&](const LinearBf16Args& a) { kernels.linear_bf16(a, pool); });
-    CHECK(y[0] == bias_only.bias[0] && y[65] == bias_only.bias[32]) << what;
-  });
+  check_empty<&KernelTable::linear_bf16>(Linear(0, 32, 8, 0, false), Linear(2, 33, 0, 0, true));
 }
 
-// NaN and infinity pass on, and stay in their row and column.
 void special_values() {
   Linear linear(15, 40, 16, 0, false);
   linear.x[2 * 16 + 3] = 0x7fc0;
   linear.weight[static_cast<size_t>(((8 + 2) * 32 + 6) * 2)] = 0x7f80;  // infinity at n = 38, k = 4
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearBf16Args& a) { kernels.linear_bf16(a, pool); });
-    for (int64_t m = 0; m < 15; ++m) {
-      for (int64_t n = 0; n < 40; ++n) {
-        const float v = y[static_cast<size_t>(m * 40 + n)];
-        CHECK(std::isnan(v) == (m == 2) && std::isinf(v) == (m != 2 && n == 38))
-            << what << " " << m << " " << n;
-      }
-    }
-  });
+  check_special_values<&KernelTable::linear_bf16>(linear);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "test_kernels.h"
+#include "linear_checks.h"
 
 using namespace ew;
 using namespace ew::testing;
@@ -15,12 +15,11 @@ std::vector<uint8_t> random_codes(int64_t count, unsigned seed) {
 }
 
 // A linear in buffers with gaps between rows. y's gaps must stay as they are; x's are NaN.
-struct Linear {
+struct Linear : LinearRun<LinearFp8Args> {
   int64_t m, n, k, group, y_stride;
   std::vector<float> x, bias;
   std::vector<uint8_t> rows, weight;
   std::vector<uint16_t> scales;
-  LinearFp8Args args;
 
   Linear(int64_t m_, int64_t n_, int64_t k_, int64_t group_, int64_t gap, bool with_bias)
       : m(m_), n(n_), k(k_), group(group_), y_stride(n + gap) {
@@ -39,24 +38,14 @@ struct Linear {
     args.bias = with_bias ? bias.data() : nullptr;
     args.y_stride = y_stride;
   }
-  template <class F>
-  std::vector<float> run(const F& fn) {
-    std::vector<float> y = filled(m * y_stride, -7);
-    args.y = y.data();
-    fn(args);
-    return y;
-  }
 };
 
 void check(Linear linear) {
   if (left_out()) return;
-  const auto fused = linear.run([](const LinearFp8Args& a) { reference::linear_fp8(a, true); });
-  const auto twice = linear.run([](const LinearFp8Args& a) { reference::linear_fp8(a, false); });
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearFp8Args& a) { kernels.linear_fp8(a, pool); });
-    CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
-        << what << " m=" << linear.m << " n=" << linear.n << " k=" << linear.k << " group " << linear.group;
-  });
+  check_bits<&KernelTable::linear_fp8>(linear, reference::linear_fp8,
+                                       " m=" + std::to_string(linear.m) + " n=" + std::to_string(linear.n) +
+                                           " k=" + std::to_string(linear.k) + " group " +
+                                           std::to_string(linear.group));
 }
 
 void equals_reference() {
@@ -93,17 +82,7 @@ void every_code() {
 
 void row_alone_equals_row_in_batch() {
   Linear batch(70, 96, 300, 32, 0, true);
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto all = batch.run([&](const LinearFp8Args& a) { kernels.linear_fp8(a, pool); });
-    for (const int64_t row : {0, 13, 69}) {
-      std::vector<float> one = filled(96, 0);
-      LinearFp8Args a = batch.args;
-      a.m = 1, a.x += row * a.x_stride, a.y = one.data();
-      kernels.linear_fp8(a, pool);
-      CHECK(std::memcmp(one.data(), all.data() + row * 96, 96 * sizeof(float)) == 0)
-          << what << " row " << row;
-    }
-  });
+  check_single_rows<&KernelTable::linear_fp8>(batch, {0, 13, 69});
 }
 
 void embeddings() {

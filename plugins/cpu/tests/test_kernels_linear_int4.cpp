@@ -1,4 +1,4 @@
-#include "test_kernels.h"
+#include "linear_checks.h"
 
 using namespace ew;
 using namespace ew::testing;
@@ -19,7 +19,7 @@ std::string describe(const Shape& s) {
 
 // A linear in buffers with gaps between rows. Gaps of y must stay as they are; those of values and scales
 // hold what would show in a result. Memory ends where the last panel does.
-struct Linear {
+struct Linear : LinearRun<LinearInt4Args> {
   Shape shape;
   int64_t values_stride, scales_stride, y_stride;
   std::vector<int8_t> values;
@@ -28,7 +28,6 @@ struct Linear {
   std::vector<uint8_t> weight;
   std::vector<uint16_t> weight_scales, weight_offsets;
   Workspace workspace;
-  LinearInt4Args args;
 
   explicit Linear(const Shape& s, int64_t gap = 1) : shape(s), y_stride(s.n + gap) {
     const int64_t groups = s.k / s.group;
@@ -62,13 +61,6 @@ struct Linear {
         sum += values[static_cast<size_t>(m * values_stride + k)];
       }
     }
-  }
-  template <class F>
-  std::vector<float> run(const F& fn) {
-    std::vector<float> y = filled(shape.m * y_stride, -7);
-    args.y = y.data();
-    fn(args);
-    return y;
   }
 };
 
@@ -159,7 +151,7 @@ void largest_sums_of(int64_t bits, int64_t rows) {
         linear.add_up();
         const float expected = static_cast<float>(value * group * ((1 << (offsets ? bits : bits - 1)) - 1));
         for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-          const auto y = linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
+          const auto y = linear.run<&KernelTable::linear_int4>(kernels, pool);
           CHECK(y[0] == expected && y[39] == y[0] && y[40] == -7) << what << " " << y[0];
         });
       }
@@ -183,43 +175,19 @@ void row_alone_equals_row_in_batch() {
   for (const int64_t group : {32, 64}) {
     for (const bool offsets : {false, true}) {
       Linear batch({70, 96, 320, group, offsets, true}, 0);
-      for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-        const auto all = batch.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
-        for (const int64_t row : {0, 13, 39, 69}) {
-          std::vector<float> one = filled(96, 0);
-          LinearInt4Args a = batch.args;
-          a.m = 1, a.values += row * a.values_stride, a.scales += row * a.scales_stride;
-          a.sums += row * a.sums_stride, a.y = one.data();
-          kernels.linear_int4(a, pool);
-          CHECK(std::memcmp(one.data(), all.data() + row * 96, 96 * sizeof(float)) == 0)
-              << what << describe(batch.shape) << " row " << row;
-        }
-      });
+      check_single_rows<&KernelTable::linear_int4>(batch, {0, 13, 39, 69}, describe(batch.shape));
     }
   }
 }
 
 void empty_sizes() {
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    Linear none({0, 32, 32, 32});
-    kernels.linear_int4(none.args, pool);
-    Linear bias_only({2, 33, 0, 32, true, true}, 0);  // a sum over nothing is 0
-    const auto y = bias_only.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
-    CHECK(y[0] == bias_only.bias[0] && y[65] == bias_only.bias[32]) << what;
-  });
+  check_empty<&KernelTable::linear_int4>(Linear({0, 32, 32, 32}), Linear({2, 33, 0, 32, true, true}, 0));
 }
 
-// The scale of a group that had a NaN is NaN, and so is its row, and no other.
 void nan_scale() {
   for (const bool offsets : {false, true}) {
     Linear linear({15, 40, 96, 32, offsets}, 0);
-    linear.scales[static_cast<size_t>(6 * linear.scales_stride)] = kNaN;
-    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-      const auto y = linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
-      for (int64_t i = 0; i < 15 * 40; ++i) {
-        CHECK(std::isnan(y[static_cast<size_t>(i)]) == (i / 40 == 6)) << what << " " << i;
-      }
-    });
+    check_nan_scale<&KernelTable::linear_int4>(linear);
   }
 }
 
@@ -243,7 +211,7 @@ void offsets_are_added_to_weights() {
     }
   }
   for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    CHECK(linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); }) == expected) << what;
+    CHECK(linear.run<&KernelTable::linear_int4>(kernels, pool) == expected) << what;
   });
 }
 

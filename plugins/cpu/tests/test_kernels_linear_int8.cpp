@@ -1,4 +1,4 @@
-#include "test_kernels.h"
+#include "linear_checks.h"
 
 using namespace ew;
 using namespace ew::testing;
@@ -20,7 +20,7 @@ std::string describe(const Shape& s) {
 
 // A linear in buffers with gaps between rows. Gaps of y must stay as they are; those of values and scales
 // hold what would show in a result.
-struct Linear {
+struct Linear : LinearRun<LinearInt8Args> {
   Shape shape;
   int64_t values_stride, scales_stride, y_stride;
   std::vector<int8_t> values;
@@ -29,7 +29,6 @@ struct Linear {
   std::vector<uint8_t> weight;
   std::vector<uint16_t> weight_scales;
   Workspace workspace;
-  LinearInt8Args args;
 
   explicit Linear(const Shape& s, int64_t gap = 1) : shape(s), y_stride(s.n + gap) {
     const int64_t groups = s.activation_group > 0 ? (s.k + s.activation_group - 1) / s.activation_group : 1;
@@ -65,25 +64,12 @@ struct Linear {
     args.y_stride = y_stride;
     args.workspace = &workspace;
   }
-  template <class F>
-  std::vector<float> run(const F& fn) {
-    std::vector<float> y = filled(shape.m * y_stride, -7);
-    args.y = y.data();
-    fn(args);
-    return y;
-  }
 };
 
 void check(const Shape& shape) {
   if (left_out()) return;
   Linear linear(shape);
-  const auto fused = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
-  const auto twice = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, false); });
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
-    // Bit for bit: the integers are exact, and the order of the float sums is fixed.
-    CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused)) << what << describe(shape);
-  });
+  check_bits<&KernelTable::linear_int8>(linear, reference::linear_int8, describe(shape));
 }
 
 void equals_reference() {
@@ -169,7 +155,7 @@ void deep_and_wide() {
   linear.weight_scales.assign(linear.weight_scales.size(), 0x3c00);  // 1
   linear.args.weight_scales = linear.weight_scales.data();
   for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+    const auto y = linear.run<&KernelTable::linear_int8>(kernels, pool);
     CHECK(y[0] == -127.0f * 127.0f * 8192.0f && y[39] == y[0] && y[40] == -7) << what << " " << y[0];
   });
 }
@@ -194,13 +180,7 @@ void extremes() {
             linear.sums[static_cast<size_t>(i * linear.scales_stride + (group > 0 ? j / group : 0))] += value;
           }
         }
-        const auto fused = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
-        const auto twice = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, false); });
-        for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-          const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
-          CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
-              << what << describe(shape);
-        });
+        check_bits<&KernelTable::linear_int8>(linear, reference::linear_int8, describe(shape));
       }
     }
   }
@@ -228,7 +208,7 @@ void many_rows_of_tuned_tasks() {
       const auto fused = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
       for_all(
           [&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-            const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+            const auto y = linear.run<&KernelTable::linear_int8>(kernels, pool);
             CHECK(std::string(kernels.isa) == "portable" || same_bits(y, fused)) << what << " rows " << rows;
           },
           {.task_rows = rows});
@@ -241,42 +221,19 @@ void row_alone_equals_row_in_batch() {
        {Shape{40, 96, 300, 32, 32, true}, Shape{40, 96, 300, 64, 0, true}, Shape{40, 96, 300, 0, 32, true},
         Shape{40, 96, 300, 0, 0, true}, Shape{16, 96, 1536, 32, 32, true}}) {
     Linear batch(shape, 0);
-    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-      const auto all = batch.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
-      for (const int64_t row : {int64_t{0}, int64_t{13}, shape.m - 1}) {
-        std::vector<float> one = filled(96, 0);
-        LinearInt8Args a = batch.args;
-        a.m = 1, a.values += row * a.values_stride, a.scales += row * a.scales_stride;
-        a.sums += row * a.sums_stride, a.y = one.data();
-        kernels.linear_int8(a, pool);
-        CHECK(std::memcmp(one.data(), all.data() + row * 96, 96 * sizeof(float)) == 0)
-            << what << describe(shape) << " row " << row;
-      }
-    });
+    check_single_rows<&KernelTable::linear_int8>(batch, {0, 13, shape.m - 1}, describe(shape));
   }
 }
 
 void empty_sizes() {
-  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    Linear none({0, 32, 8, 32, 32, false});
-    kernels.linear_int8(none.args, pool);
-    Linear bias_only({2, 33, 0, 32, 32, true}, 0);  // a sum over nothing is 0
-    const auto y = bias_only.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
-    CHECK(y[0] == bias_only.bias[0] && y[65] == bias_only.bias[32]) << what;
-  });
+  check_empty<&KernelTable::linear_int8>(Linear({0, 32, 8, 32, 32, false}),
+                                         Linear({2, 33, 0, 32, 32, true}, 0));
 }
 
-// The scale of a group that had a NaN is NaN, and so is its row, and no other.
 void nan_scale() {
   for (const int64_t group : {0, 32}) {
     Linear linear({15, 40, 96, group, group, false}, 0);
-    linear.scales[static_cast<size_t>(6 * linear.scales_stride)] = kNaN;
-    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-      const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
-      for (int64_t i = 0; i < 15 * 40; ++i) {
-        CHECK(std::isnan(y[static_cast<size_t>(i)]) == (i / 40 == 6)) << what << " " << i;
-      }
-    });
+    check_nan_scale<&KernelTable::linear_int8>(linear);
   }
 }
 
@@ -289,7 +246,7 @@ void all_half_scales() {
     }
     const auto expected = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-      const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+      const auto y = linear.run<&KernelTable::linear_int8>(kernels, pool);
       CHECK(worst(y, expected, 0, 0) == 0) << what << " scales from " << first;
     });
   }

@@ -1,5 +1,142 @@
 // Norms, rope, gated activations, embedding and take_rows: kernels that treat each row by itself.
+#include <cmath>
+
 #include "test_kernels.h"
+
+namespace ew::reference {
+namespace {
+
+template <class T>
+T* row(const Rows<T>& rows, int64_t i, int64_t j) {
+  return rows.data + i * rows.stride0 + j * rows.stride1;
+}
+
+float weight_or(const float* weight, int64_t i, float otherwise) {
+  return weight != nullptr ? weight[i] : otherwise;
+}
+
+// The sum into sum, if wanted; then `one` on each row, as doubles.
+template <class F>
+void for_norm_rows(const NormArgs& a, const F& one) {
+  for (int64_t i = 0; i < a.outer; ++i) {
+    for (int64_t j = 0; j < a.inner; ++j) {
+      std::vector<double> x(static_cast<size_t>(a.size));
+      for (int64_t c = 0; c < a.size; ++c) {
+        float value = row(a.x, i, j)[c];
+        if (a.sum.data != nullptr) value = row(a.sum, i, j)[c] = value + row(a.residual, i, j)[c];
+        x[static_cast<size_t>(c)] = value;
+      }
+      one(x, row(a.normed, i, j));
+    }
+  }
+}
+
+double activate(Activation kind, double x) {
+  switch (kind) {
+    case Activation::silu:
+      return apply(ElementwiseFn::silu, x, 0, 0);
+    case Activation::gelu:
+      return apply(ElementwiseFn::gelu, x, 0, 0);
+    case Activation::gelu_tanh:
+      return apply(ElementwiseFn::gelu_tanh, x, 0, 0);
+    case Activation::relu:
+      return apply(ElementwiseFn::relu, x, 0, 0);
+    case Activation::sigmoid:
+      return apply(ElementwiseFn::sigmoid, x, 0, 0);
+  }
+  return 0;
+}
+
+// Exact.
+void embedding(const EmbeddingArgs& a) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t i = 0; i < a.hidden; ++i) {
+      const int64_t id = a.ids[t];
+      const int64_t at = a.layout == WeightLayout::rows ? id * a.hidden + i
+                                                        : (id / kPanel * a.hidden + i) * kPanel + id % kPanel;
+      a.out[t * a.out_stride + i] = a.weight[at];
+    }
+  }
+}
+
+// In double.
+void rms_norm(const NormArgs& a) {
+  for_norm_rows(a, [&](const std::vector<double>& x, float* y) {
+    double squares = 0;
+    for (const double v : x) squares += v * v;
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(a.size) + a.eps);
+    for (int64_t c = 0; c < a.size; ++c) {
+      y[c] = static_cast<float>(x[static_cast<size_t>(c)] * factor * weight_or(a.weight, c, 1));
+    }
+  });
+}
+
+// In double.
+void layer_norm(const NormArgs& a) {
+  for_norm_rows(a, [&](const std::vector<double>& x, float* y) {
+    const double count = static_cast<double>(a.size);
+    double mean = 0, squares = 0;
+    for (const double v : x) mean += v / count;
+    for (const double v : x) squares += (v - mean) * (v - mean);
+    const double factor = 1 / std::sqrt(squares / count + a.eps);
+    for (int64_t c = 0; c < a.size; ++c) {
+      y[c] = static_cast<float>((x[static_cast<size_t>(c)] - mean) * factor * weight_or(a.weight, c, 1) +
+                                weight_or(a.bias, c, 0));
+    }
+  });
+}
+
+// The angle is a float product; the rest in double.
+void rope_table(const RopeTableArgs& a) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t f = 0; f < a.freqs; ++f) {
+      const float angle = static_cast<float>(a.positions[t]) * a.inv_freq[f];
+      float* out = a.out + t * a.out_stride;
+      out[f] = static_cast<float>(std::cos(static_cast<double>(angle)) * a.scale);
+      out[a.freqs + f] = static_cast<float>(std::sin(static_cast<double>(angle)) * a.scale);
+    }
+  }
+}
+
+// In double.
+void rope(const RopeArgs& a) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    const float* table = a.table + t * a.table_stride;
+    for (int64_t h = 0; h < a.heads; ++h) {
+      const float* x = row(a.x, t, h);
+      float* out = row(a.out, t, h);
+      for (int64_t i = 0; i < a.freqs; ++i) {
+        const int64_t p = a.interleaved ? 2 * i : i, q = a.interleaved ? 2 * i + 1 : i + a.freqs;
+        const double c = table[i], s = table[a.freqs + i], first = x[p], second = x[q];
+        out[p] = static_cast<float>(first * c - second * s);
+        out[q] = static_cast<float>(second * c + first * s);
+      }
+      for (int64_t i = 2 * a.freqs; i < a.size; ++i) out[i] = x[i];
+    }
+  }
+}
+
+// In double.
+void gated_activation(const GatedActivationArgs& a) {
+  for (int64_t i = 0; i < a.outer; ++i) {
+    for (int64_t j = 0; j < a.inner; ++j) {
+      const float *gate = row(a.gate, i, j), *up = row(a.up, i, j);
+      for (int64_t c = 0; c < a.size; ++c) {
+        row(a.out, i, j)[c] = static_cast<float>(activate(a.kind, gate[c]) * up[c]);
+      }
+    }
+  }
+}
+
+// Exact.
+void take_rows(const TakeRowsArgs& a) {
+  for (int64_t r = 0; r < a.count; ++r) {
+    for (int64_t j = 0; j < a.inner; ++j) std::copy_n(row(a.x, a.rows[r], j), a.size, row(a.out, r, j));
+  }
+}
+
+}  // namespace
+}  // namespace ew::reference
 
 using namespace ew;
 using namespace ew::testing;

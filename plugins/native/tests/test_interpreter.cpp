@@ -1,6 +1,6 @@
 // Program, resolver and executor: a small model with every kind of operand, in changing sizes and on several
-// threads, and what must be refused. Numbers are tested against numpy in tests/plugins/native; this runs under
-// ASan, UBSan and TSan.
+// threads, and what must be refused. Numbers are tested against numpy in tests/plugins/native; this runs
+// under ASan, UBSan and TSan.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>

@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "../../../cpu/kernels/reference.h"
+#include "../../../cpu/tests/reference.h"
 #include "../../../native/tests/test_tensors.h"
 #include "../session_threads.h"
 

@@ -1,20 +1,22 @@
-// What each kernel computes, as plain loops that take the same arguments. For the tests alone: slow, in
-// double where the order of a sum is the kernels' own affair, and bit for bit the kernels' result where
-// nothing is left open.
+// Scalar references of kernels, for the tests: plain loops over the same arguments. Those that a single test
+// needs are in its file; here are those that several share. Each says how exact it is: in double where the
+// order of a sum is the kernel's own, otherwise bit for bit the kernel's result.
 #pragma once
 
 #include <vector>
 
-#include "kernels.h"
+#include "../kernels/kernels.h"
 
 namespace ew::reference {
 
-// A function for each kernel, by its name and with its arguments: whoever adds a kernel adds the function's
-// body alone, to one of the reference*.cpp, which say how exact it is. Those of the add_ norms are in
-// rms_norm and layer_norm, where sum is not null; some kernels have none.
-#define EW_REFERENCE(name, args, ...) void name(const args& a);
-EW_KERNELS(EW_REFERENCE)
-#undef EW_REFERENCE
+void cast_bf16(const CastBf16Args& a);
+void embedding_bf16(const EmbeddingBf16Args& a);
+void embedding_fp8(const EmbeddingFp8Args& a);
+void embedding_int4(const EmbeddingInt4Args& a);
+void embedding_int8(const EmbeddingInt8Args& a);
+void kv_write(const KvWriteArgs& a);
+void paged_attention(const PagedAttentionArgs& a);
+void quantize_activation(const QuantizeActivationArgs& a);
 
 // `fused`: one fma a step, which is bit for bit what AVX-512 and AVX2 compute; else a product and a sum, as
 // portable. Exact, but that with VDPBF16 the order within a pair is the instruction's own.
