@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]  # documented
 
-from enginewright.runtime.bundle.hub_id import HubId
+from enginewright.runtime.bundle.hub_id import HubId, near_names
 from enginewright.runtime.shared.errors import CapacityError, SourceError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
@@ -409,7 +409,8 @@ def _hub_errors(wanted: HubId) -> Iterator[None]:
         raise SourceError(
             f"{wanted}: there is neither a folder {wanted.repository} here nor a model of that id at {hub} that may "
             "be read",
-            hint=f"Check the spelling. If the model is private, log in: {log_in}.",
+            hint=f"Check the spelling. If the model is private, log in: {log_in}."
+            + near_names(Path(wanted.repository), bundles=False, models=True),
         ) from e
     except RevisionNotFoundError as e:
         raise SourceError(
@@ -430,7 +431,7 @@ def _hub_errors(wanted: HubId) -> Iterator[None]:
             f"{wanted}: there is no folder {wanted.repository} here, and the connection to {hub} failed "
             f"({type(e).__name__})",
             hint=f"Check the network, proxies and HF_ENDPOINT{there}. What was fetched stays, and the next attempt "
-            "goes on from it.",
+            f"goes on from it.{near_names(Path(wanted.repository), bundles=False, models=True)}",
         ) from e
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):

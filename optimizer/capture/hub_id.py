@@ -30,8 +30,8 @@ def find_here(source: str | os.PathLike[str], *, revision: str | None = None, op
     hub_id = parse_hub_id(text)
     if hub_id is None:
         hint = "a Hugging Face folder, a GGUF file, or a model's id on the Hub, such as org/name."
-        if option == "against":  # which takes what is compared with: bundles, too
-            hint = f"a bundle, {hint}{near_names(Path(text), files='.gguf')}"
+        bundles = option == "against"  # which takes what is compared with: bundles, too
+        hint = f"{'a bundle, ' if bundles else ''}{hint}{near_names(Path(text), bundles=bundles, models=True)}"
         raise SourceError(f"{prefix}{text} doesn't exist", hint=f"Pass {hint}")
     if revision is not None:
         if hub_id.revision is not None:

@@ -107,7 +107,7 @@ def check_there(path: str | os.PathLike[str]) -> None:
     hint = "Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name."
     if not os.path.lexists(text):
         if parse_hub_id(text) is None:
-            raise BundleError(f"{shown_path(text)} doesn't exist", hint=hint + near_names(Path(text), files=".gguf"))
+            raise BundleError(f"{shown_path(text)} doesn't exist", hint=hint + near_names(Path(text), models=True))
     elif os.path.isdir(text) and not os.path.lexists(os.path.join(text, MANIFEST_PATH)) and not is_model(text):
         missing = f"it has neither {MANIFEST_PATH} nor config.json"
         raise BundleError(f"{text} is neither a bundle nor a model: {missing}", hint=hint)
@@ -120,21 +120,27 @@ def shown_path(path: str) -> str:
     return path if len(path) <= 255 else f"{path[:60]}..."
 
 
-def near_names(root: Path, files: str | None = None) -> str:
-    """Names a bundle beside ``root`` whose name is near, or else some that are there; empty if there is none.
+def near_names(root: Path, *, bundles: bool = True, models: bool = False) -> str:
+    """Returns a hint for a path that doesn't exist: its nearest neighbour, or else some neighbours; empty without any.
 
-    ``files``: the end of the names of files that are as good.
+    Args:
+        root: the path that doesn't exist.
+        bundles: whether bundles are named.
+        models: whether GGUF files and Hugging Face folders are named.
     """
+
+    def fits(entry: os.DirEntry[str]) -> bool:
+        if os.path.lexists(os.path.join(entry, MANIFEST_PATH)):
+            return bundles
+        gguf = entry.name.lower().endswith(_GGUF)
+        return models and (gguf or (entry.is_dir() and _is_models_folder(entry.path)))
+
     try:
-        folders = [
-            one.name
-            for one in os.scandir(root.parent)
-            if os.path.lexists(os.path.join(one, MANIFEST_PATH)) or (files and one.name.lower().endswith(files))
-        ]
+        names = [entry.name for entry in os.scandir(root.parent) if fits(entry)]
     except (OSError, ValueError):
         return ""
-    near = difflib.get_close_matches(root.name[:255], folders, 1)
+    near = difflib.get_close_matches(root.name[:255], names, 1)
     if near:
         return f" Did you mean {root.parent / near[0]}?"
-    there = ", ".join(str(root.parent / name) for name in sorted(folders)[:3])
-    return f" There is {there}." if there else ""
+    neighbours = ", ".join(str(root.parent / name) for name in sorted(names)[:3])
+    return f" There is {neighbours}." if neighbours else ""

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..shared.errors import CapacityError, EnginewrightError, MissingDependencyError, OverloadError, RequestError, shown
+from ..shared.errors import (
+    CapacityError,
+    EnginewrightError,
+    MissingDependencyError,
+    OverloadError,
+    RequestError,
+    meant,
+    shown,
+)
 from ..shared.helpers import HelperErrors
 from ..shared.json_document import JSON_GUIDANCE, JSON_WHITESPACE
 from ..shared.json_schema import hold_schema
@@ -121,9 +129,8 @@ class StructuredOutputsParams:
         known = {one.name for one in fields(cls)}
         for name in value:
             if name not in known:
-                raise RequestError(
-                    f"structured_outputs: there is no {shown(name)}", hint=f"It has {', '.join(sorted(known))}."
-                )
+                hint = f"{meant(name, known)}It has {', '.join(sorted(known))}."
+                raise RequestError(f"structured_outputs: there is no {shown(name)}", hint=hint)
         return cls(**value)
 
     @classmethod

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..shared.errors import EnginewrightError, RequestError
+from ..shared.errors import EnginewrightError, RequestError, meant
 from ..tasks.arguments import encode_within
 from .engines.engine_client import Model
 from .http.errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
@@ -192,7 +192,9 @@ async def _over_quota(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     path = request.url.path
-    message = f"{request.method[:20]} {path[:80]}.{_hint_of(path)}"
+    known = [route.path for route in request.app.routes if "{" not in route.path]
+    hint = _hint_of(path) or meant(path, known).rstrip()
+    message = " ".join(filter(None, (f"{request.method[:20]} {path[:80]}.", hint)))
     return error_response(request.scope, ApiError(404, message, problem=NO_PATH))
 
 
@@ -222,7 +224,7 @@ def _hint_of(path: str) -> str:
     if tail is None:
         return ""
     bases = "OpenAI's clients take a base URL that ends with /v1, and Anthropic's and Ollama's take one without."
-    return f" Did you mean {_TAILS[tail]}? {bases}"
+    return f"Did you mean {_TAILS[tail]}? {bases}"
 
 
 _PATHS = ("/v1/models", "/api/tags", *BODIES)

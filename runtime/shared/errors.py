@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Self
@@ -28,6 +29,28 @@ def field_first(problem: str, whole: str) -> str:
     """
     message, _, place = problem.partition(" - at `$")
     return f"{place.rstrip('`').lstrip('.') or whole}: {message[0].lower()}{message[1:]}"
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """Returns a hint's beginning that asks for the known name nearest to a misspelled one; empty if none is near.
+
+    Names of more than 64 characters are not compared.
+    """
+    near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) and len(name) <= 64 else []
+    return f"Did you mean {near[0]}? " if near else ""
+
+
+def meant_in(fields: Iterable[str], *missing: str) -> str:
+    """Returns a hint's beginning for a field that is missing while another of nearly its name is there.
+
+    Args:
+        fields: the fields that are there.
+        missing: the missing field, or several of which one would do.
+    """
+    for name in fields:
+        if name not in missing and (near := difflib.get_close_matches(name[:64], missing, 1)):
+            return f"Did you mean {near[0]} by {name[:64]}? "
+    return ""
 
 
 class EnginewrightError(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from enginewright.runtime.bundle.tokenizer_files import CHAT_TEMPLATE_PATH
 
-from ..shared.errors import BundleError, RequestError, shown
+from ..shared.errors import BundleError, RequestError, meant, meant_in, shown
 from .template_process import StoppedError, template_process
 from .tool_schema import tool_schema
 
@@ -164,8 +163,7 @@ class ChatTemplate:
                 hint="Describe them in a message, or pass chat_template with the text of one that does.",
             )
         known = sorted(self._reads - {"messages", "add_generation_prompt", *self._variables})
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"It reads {', '.join(known) or 'no others'}." + (f" Did you mean {near[0]}?" if near else "")
+        hint = f"{meant(name, known)}It reads {', '.join(known) or 'no others'}."
         if name in of_params:
             hint = f"Pass SamplingParams({name}=...)."
         raise RequestError(f"chat: {name}: the model's template has no such variable ({self._name})", hint=hint)
@@ -178,7 +176,7 @@ class ChatTemplate:
         if not self._knows(role):
             raise RequestError(
                 f"chat: message {i} has the role {shown(role)}, which the model's template doesn't know ({self._name})",
-                hint=f"It knows {', '.join(self._roles)}.",
+                hint=f"{meant(role, self._roles)}It knows {', '.join(self._roles)}.",
             )
         if role == "system" and not self._shown("system"):
             raise RequestError(
@@ -200,7 +198,8 @@ class ChatTemplate:
                 what = f"is of type {shown(kind)}" if kind not in _TEXTS else "has no text"
                 raise RequestError(
                     f"chat: message {i}: part {j} of its content {what}; models take text alone here",
-                    hint='Parts look like {"type": "text", "text": "Hello"}.',
+                    hint=(meant_in(part, "text") if isinstance(part, Mapping) else "")
+                    + 'Parts look like {"type": "text", "text": "Hello"}.',
                 )
             texts.append(text)
         if self._shown("parts"):
@@ -291,7 +290,8 @@ def _check_messages(messages: Sequence[Message]) -> None:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
                 f"chat: message {i} has no role",
-                hint='Messages look like {"role": "user", "content": "Hello"}.',
+                hint=(meant_in(message, "role") if isinstance(message, Mapping) else "")
+                + 'Messages look like {"role": "user", "content": "Hello"}.',
             )
 
 

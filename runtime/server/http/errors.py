@@ -197,6 +197,19 @@ def protocol_of(path: str) -> str:
     return OPENAI
 
 
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    RESPONSES: {"max_tokens": "max_output_tokens", "response_format": "text.format"},
+    OLLAMA: {
+        "max_tokens": "options.num_predict",
+        "repetition_penalty": "options.repeat_penalty",
+        "response_format": "format",
+        **{name: f"options.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
+        **{name: f"options.{name}" for name in ("presence_penalty", "frequency_penalty")},
+    },
+}
+"""Protocol -> fields of chat completions -> their names in the protocol's bodies, which errors have."""
+
+
 class ApiError(Exception):
     """A response that isn't what was asked for.
 
@@ -229,8 +242,11 @@ class ApiError(Exception):
         protocol = protocol_of(path)
         rows = WORDS.get(self.problem, {})
         words = rows.get(protocol) or rows.get(OPENAI) or Words("{detail}")
-        values = {"detail": str(self), "seconds": self.headers.get("retry-after", "1"), **self._values}
-        param = self.param
+        param, detail = self.param, str(self)
+        if param is not None and param in RENAMED.get(protocol, {}) and detail.startswith(f"{param}: "):
+            name = RENAMED[protocol][param]
+            param, detail = name, name + detail.removeprefix(param)
+        values = {"detail": detail, "seconds": self.headers.get("retry-after", "1"), **self._values}
         if self.problem == CONTEXT:
             if param is None or (path in _PROMPTS and param in ("prompt", "messages", "input")):
                 param = _PROMPTS.get(path, "prompt")

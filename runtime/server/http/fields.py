@@ -8,16 +8,15 @@ harmless. A field that is null counts as left out, and an integer may be written
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 import msgspec
 
 from ...requests.vllm_names import Only
-from ...shared.errors import RequestError, field_first, shown
+from ...shared.errors import RequestError, field_first, meant, shown
 from .limits import LARGEST, Sizes, split, value_of
 
 B = TypeVar("B", bound="Fields")
@@ -80,7 +79,8 @@ def decoded(
             value = value_of(field, raw, known)
             if field in _whole_fields(kind):
                 value = whole(value)
-            elif field == "stream_options" and isinstance(value, dict):
+            elif isinstance(value, dict) and (parts := _parts(kind, field)):
+                check_parts(name, value, parts)
                 value = {part: one for part, one in value.items() if one is not None}
             if field in names and value != values[field]:
                 raise RequestError(f"{name}: {names[field]} says something else", hint="Pass one of them.")
@@ -94,7 +94,9 @@ def decoded(
             ignored.append(name)
         else:
             rest = "it out; with --unknown-fields ignore, the server leaves such fields out itself."
-            raise RequestError(f"{shown(name)}: there is no such field", hint=f"{_near_field(name, kind)} {rest}")
+            near = meant(name, (*kind.__struct_fields__, *kind.renamed))
+            hint = f"{near}Otherwise leave {rest}" if near else f"Leave {rest}"
+            raise RequestError(f"{shown(name)}: there is no such field", hint=hint)
     try:
         return msgspec.convert(values, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
@@ -102,11 +104,26 @@ def decoded(
         raise RequestError(names.get(field, field) + colon + rest) from e
 
 
-def _near_field(name: str, kind: type[Fields]) -> str:
-    """Returns a hint's beginning: a question that names the field with nearly this name, and "Leave"."""
-    known = (*kind.__struct_fields__, *kind.renamed)
-    near = difflib.get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
-    return f"Did you mean {near[0]}? Otherwise leave" if near else "Leave"
+def check_parts(place: str, value: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises RequestError if an object of a body has a field that isn't ``known``, unless the field is null.
+
+    Args:
+        place: the object's place in the body, such as ``messages[2]``.
+    """
+    known = tuple(known)
+    for name, part in value.items():
+        if name not in known and part is not None:
+            hint = f"{meant(name, known)}It has {', '.join(known)}."
+            raise RequestError(f"{place}: there is no {shown(name)}", hint=hint)
+
+
+@cache
+def _parts(kind: type[Fields], field: str) -> tuple[str, ...]:
+    """Returns the fields of the struct that a field of a body is; empty where its type is another."""
+    types = {one.name: get_args(one.type) or (one.type,) for one in msgspec.structs.fields(kind)}[field]
+    return next(
+        (one.__struct_fields__ for one in types if isinstance(one, type) and issubclass(one, msgspec.Struct)), ()
+    )
 
 
 @cache
@@ -130,5 +147,4 @@ def whole(value: Any) -> Any:
 _EXACT = 2**53
 """Floats below it have all whole numbers."""
 _LONGEST_TAKEN = 1024
-_LONGEST_NAME = 64
 """The most bytes of a field that is refused unless it asks for nothing."""

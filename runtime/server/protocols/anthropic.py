@@ -21,7 +21,7 @@ from ...tasks.generate import Finished
 from ..engines.engine_client import Model
 from ..engines.records import Ended
 from ..http.errors import ApiError, json_response
-from ..http.fields import Fields
+from ..http.fields import Fields, check_parts
 from ..http.front import Front
 from ..http.routes import Routes
 from .answers import Given, News, Shape, event
@@ -192,9 +192,7 @@ def _known(place: str, value: Any, names: Sequence[str]) -> Mapping[str, Any]:
     """An object that has no other fields. Raises RequestError."""
     if not isinstance(value, Mapping):
         raise RequestError(f"{place}: {shown(value)} isn't an object", hint=f"It has {', '.join(names)}.")
-    for name, field in value.items():
-        if name not in names and field is not None:
-            raise RequestError(f"{place}: there is no {shown(name)}", hint=f"It has {', '.join(names)}.")
+    check_parts(place, value, names)
     return value
 
 

@@ -25,9 +25,9 @@ from ...requests.sampling import (
 from ...requests.structured import StructuredOutputsParams
 from ...requests.vllm_names import Only
 from ...shared.contracts import ModelInfo
-from ...shared.errors import RequestError, shown
+from ...shared.errors import RequestError, meant, meant_in, shown
 from ...shared.json_schema import hold_schema
-from ..http.fields import HINTS, Fields, whole
+from ..http.fields import HINTS, Fields, check_parts, whole
 
 MOST_PROMPTS = 128
 MOST_TOP_LOGPROBS = 20
@@ -184,7 +184,11 @@ class Body(Fields, kw_only=True):
         names = (*DEFAULTS_OF_SAMPLING, *DEFAULTS_ALWAYS)
         fields: dict[str, Any] = {"temperature": 1.0} | {k: recommended[k] for k in names if k in recommended}
         overrides = {name: value for name in _sampling_fields(type(self)) if (value := getattr(self, name)) is not None}
-        if (most := self.most_tokens()) is not None:
+        name, most = self.most_tokens()
+        if most is not None:
+            if most < 1 and most != -1 and not self.scores_alone:
+                hint = "It must be 1 or more, or -1 for the rest of the context."
+                raise RequestError(f"{name}: {shown(most)} is out of range", hint=hint)
             overrides["max_tokens"] = None if most == -1 else most  # -1: as many as there is room for
         fields = fitting_defaults(fields, overrides)
         if fields.get("num_beams", 1) > 1:
@@ -212,9 +216,14 @@ class Body(Fields, kw_only=True):
         names = set(self.__struct_fields__).intersection(RequestOptions.__struct_fields__)
         return RequestOptions(**{name: getattr(self, name) for name in names} | {"tenant": tenant})
 
-    def most_tokens(self) -> int | None:
-        """The most new tokens that the body asks for; None if it doesn't say."""
-        return self.max_tokens
+    def most_tokens(self) -> tuple[str, int | None]:
+        """Returns the field that limits the new tokens, and the limit; None if the body has none."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def scores_alone(self) -> bool:
+        """Returns True if the prompt is scored, and nothing new is written."""
+        return False
 
     def form(self) -> dict[str, Any] | None:
         """The form that an answer has, as fields of StructuredOutputsParams. Raises RequestError."""
@@ -333,13 +342,9 @@ class ChatBody(Body, kw_only=True):
         """Returns parts of its fields on which no answer depends, by name. Raises RequestError for unknown parts."""
         ignored = []
         for name, honoured, harmless in _REASONING:
-            for part, value in (getattr(self, name) or {}).items():
-                if value is None or part in honoured:
-                    continue
-                if part not in harmless:
-                    hint = f"It has {', '.join((*honoured, *harmless))}."
-                    raise RequestError(f"{name}: there is no {shown(part)}", hint=hint)
-                ignored.append(f"{name}.{part}")
+            parts = getattr(self, name) or {}
+            check_parts(name, parts, (*honoured, *harmless))
+            ignored += [f"{name}.{part}" for part, value in parts.items() if part in harmless and value is not None]
         return ignored
 
     @property
@@ -356,8 +361,10 @@ class ChatBody(Body, kw_only=True):
             fields["logprobs"] = _within("top_logprobs", self.top_logprobs or 0, MOST_TOP_LOGPROBS)
         return fields
 
-    def most_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def most_tokens(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().most_tokens()
+        return "max_completion_tokens", self.max_completion_tokens
 
 
 class CompletionBody(Body, kw_only=True):
@@ -392,7 +399,6 @@ class CompletionBody(Body, kw_only=True):
 
     @property
     def scores_alone(self) -> bool:
-        """Returns True if the prompt is scored, and nothing new is written."""
         return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[str | list[int]]:
@@ -485,12 +491,17 @@ def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
         fields = given.get("json_schema", given)
         schema = fields.get("schema") if isinstance(fields, Mapping) else None
         if not isinstance(schema, (dict, bool)):
-            hint = 'Write {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}.'
+            there = fields if isinstance(fields, Mapping) else given
+            hint = (
+                meant_in(there, "schema", "json_schema")
+                + 'Write {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}.'
+            )
             raise RequestError("response_format: its schema is missing", hint=hint)
         return {"json": schema}
     if kind == "structural_tag":
         return {"structural_tag": msgspec.json.encode({k: v for k, v in given.items() if k != "type"}).decode()}
-    hint = "Its type is text, json_object, json_schema or structural_tag."
+    hint = meant(kind, ("text", "json_object", "json_schema", "structural_tag"))
+    hint += "Its type is text, json_object, json_schema or structural_tag."
     raise RequestError(f"response_format: {shown(kind)} isn't a type", hint=hint)
 
 

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from ...requests.sampling import SEQUENCE_OPTIONS
 from ...requests.vllm_names import Only
 from ...shared.contracts import ModelInfo
-from ...shared.errors import RequestError, shown
+from ...shared.errors import RequestError, meant, shown
 from ...tasks.generate import Finished
 from ..engines.engine_client import Model
 from ..engines.records import Ended
@@ -116,7 +116,8 @@ class _Asked(Fields, kw_only=True):
             elif name in _OPTIONS_IGNORED or ignore_unknown:
                 ignored.append(f"options.{name}")
             else:
-                hint = "Leave it out; with --unknown-fields ignore, the server leaves such options out itself."
+                hint = meant(name, (*_SAMPLING, "num_predict", "repeat_last_n"))
+                hint += "Leave it out; with --unknown-fields ignore, the server leaves such options out itself."
                 raise RequestError(f"options: there is no {shown(name)}", hint=hint)
         if (last := options.get("repeat_last_n")) == 0 and last is not False:  # nothing is penalised
             fields |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}

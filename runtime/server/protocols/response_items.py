@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...requests.vllm_names import Only
-from ...shared.errors import RequestError, shown
+from ...shared.errors import RequestError, meant, shown
 from ..http.errors import NO_ITEM, ApiError
-from ..http.fields import Fields
+from ..http.fields import Fields, check_parts
 from .bodies import MOST_TOP_LOGPROBS, ChatBody, StreamOptions
 from .unsupported import Unsupported, type_of
 
@@ -92,9 +92,8 @@ def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, 
         ("text", text, ("format", "verbosity")),
         ("reasoning", reasoning, ("effort", "summary", "generate_summary", "context", "mode")),
     ):
+        check_parts(name, fields, known)
         for key, value in fields.items():
-            if key not in known and value is not None:
-                raise RequestError(f"{name}: there is no {shown(key)}", hint=f"It has {', '.join(known)}.")
             if key not in ("format", "effort") and value is not None:
                 ignored.append(f"{name}.{key}")
     effort, form = reasoning.get("effort"), text.get("format")
@@ -272,7 +271,7 @@ def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) ->
             messages.append({"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content})
         elif kind != "message":
             if i > last and not _SERVER_ITEMS.fullmatch(kind):
-                hint = f"It is {', '.join((*_PREFIXES, _REFERENCE))}."
+                hint = f"{meant(kind, (*_PREFIXES, _REFERENCE))}It is {', '.join((*_PREFIXES, _REFERENCE))}."
                 raise RequestError(f"{place}: {shown(kind)} isn't a type of item that is read here", hint=hint)
             note = unsupported.note(place, kind)
             message = assistant_turn(bool(turn and turn["content"] and not noted))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...shared.errors import RequestError, shown
+from ...shared.errors import RequestError, meant_in, shown
 from ..http.limits import ARGUMENTS, LARGEST, value_of
 
 MOST_TOOLS = 1024
@@ -100,7 +100,9 @@ def _tool(place: str, tool: Any) -> tuple[dict[str, Any], bool]:
     fields = tool.get(kind, tool)  # Responses has the fields in the tool itself
     name = fields.get("name") if isinstance(fields, Mapping) else None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        hint = "A name has up to 128 letters, digits, underscores, dashes, dots, colons and slashes."
+        misspelled = "" if kind in tool else meant_in(tool, kind)
+        misspelled = misspelled or (meant_in(fields, "name") if isinstance(fields, Mapping) else "")
+        hint = f"{misspelled}A name has up to 128 letters, digits, underscores, dashes, dots, colons and slashes."
         raise RequestError(f"{place}: {shown(name)} isn't a name of a tool", hint=hint)
     about = fields.get("description")
     if about is not None and not isinstance(about, str):
@@ -186,7 +188,8 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         checked_message, place = dict(message), f"messages[{i}]"
         if checked_message.get("content") is None:
             if checked_message.get("role") != "assistant":
-                raise RequestError(f"{place}: its content is missing", hint='Write {"role": ..., "content": "..."}.')
+                hint = meant_in(message, "content") + 'Write {"role": ..., "content": "..."}.'
+                raise RequestError(f"{place}: its content is missing", hint=hint)
             checked_message["content"] = ""  # many templates write it without a look
         for name in _REASONING:
             if checked_message.get(name) is not None and not isinstance(checked_message[name], str):

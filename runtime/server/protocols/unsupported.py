@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...shared.errors import RequestError, shown
+from ...shared.errors import RequestError, meant, shown
 
 _KINDS = {
     **dict.fromkeys(("image", "image_url", "input_image", "images"), "image"),
@@ -51,7 +51,10 @@ class Unsupported:
         Raises RequestError naming the part where it is refused.
         """
         if refused:
-            hint = "Describe it in words. In earlier messages and in tool results, a note replaces it."
+            hint = (
+                meant(kind, ["text"])
+                + "Describe it in words. In earlier messages and in tool results, a note replaces it."
+            )
             raise RequestError(f"{place}: {shown(kind)}: models take text alone here", hint=hint)
         name = _UNSAFE.sub("_", kind[:_MOST_NAME])
         self.replaced.append(f"{place} ({name})")

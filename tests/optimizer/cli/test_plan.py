@@ -105,6 +105,13 @@ def test_errors(arguments: list[str], code: int, named: str, tiny_bundle: Path, 
     assert named in result.stderr
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    result = run(str(tmp_path / "nothing"), "--gpu", "h100")
+@pytest.mark.parametrize("command", ["plan", "export"])
+def test_a_model_that_is_not_there(command: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [command, str(tmp_path / "nothing")])
     assert result.exit_code == 3 and "doesn't exist" in result.stderr
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama/config.json").write_text("{}")
+    for typed, meant in (("tiny.ggu", "tiny.gguf"), ("lama", "llama")):
+        result = CliRunner().invoke(app, [command, str(tmp_path / typed)])
+        assert result.exit_code == 3 and f"Did you mean {tmp_path / meant}?" in result.stderr, result.stderr

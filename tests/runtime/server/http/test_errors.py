@@ -163,8 +163,87 @@ def test_keys_models_paths_and_bodies(tiny_bundle: Path, tmp_path: Path) -> None
                 assert f"Unknown request URL: POST {path}. Did you mean {meant}? " in message
                 if "code" in error:
                     assert error["code"] == "unknown_url"
+            for path, meant in (
+                ("/v1/chat/completion", "/v1/chat/completions"),
+                ("/v1/modles", "/v1/models"),
+                ("/v1/mesages", "/v1/messages"),
+                ("/api/chats", "/api/chat"),
+                ("/helth", "/health"),
+            ):
+                message, _ = parts(await server.ask(path, body, headers=good), path)
+                assert message.endswith(f"Did you mean {meant}?"), message
             message = (await server.ask("/odd", body, headers=good)).json["error"]["message"]
             assert message == "Unknown request URL: POST /odd."
+        finally:
+            await server.front.close()
+
+    asyncio.run(check())
+
+
+HELLO = [{"role": "user", "content": "a"}]
+RANGE = "-5 is out of range. It must be 1 or more, or -1 for the rest of the context."
+LIMITS = {
+    "/v1/chat/completions": {"max_tokens": {"max_tokens": -5}, "max_completion_tokens": {"max_completion_tokens": -5}},
+    "/v1/completions": {"max_tokens": {"max_tokens": -5}},
+    "/v1/responses": {"max_output_tokens": {"max_output_tokens": -5}},
+    "/v1/messages": {"max_tokens": {"max_tokens": -5}},
+    "/api/chat": {"options.num_predict": {"options": {"num_predict": 0}}},
+}
+"""Path -> the field that limits an answer's tokens -> a body's part with an impossible limit. Ollama's own servers take
+any negative limit as none."""
+MISSPELLED: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "message": (PATHS[OPENAI], {"messages": [{"role": "user", "contnt": "a"}]}, "content by contnt"),
+    "role": (PATHS[OPENAI], {"messages": [{"rol": "user", "content": "a"}]}, "role by rol"),
+    "part": (PATHS[OPENAI], {"messages": [{"role": "user", "content": [{"type": "txt", "text": "a"}]}]}, "text"),
+    "stream": (PATHS[OPENAI], {"messages": HELLO, "stream_options": {"include_usge": True}}, "include_usage"),
+    "schema": (
+        PATHS[OPENAI],
+        {"messages": HELLO, "response_format": {"type": "json_schema", "json_schma": {"schema": {}}}},
+        "json_schema by json_schma",
+    ),
+    "format": (PATHS[OPENAI], {"messages": HELLO, "response_format": {"type": "json_schem"}}, "json_schema"),
+    "tool": (
+        PATHS[OPENAI],
+        {"messages": HELLO, "tools": [{"type": "function", "functon": {"name": "x"}}]},
+        "function by functon",
+    ),
+    "structured": (PATHS[OPENAI], {"messages": HELLO, "structured_outputs": {"jsn": {}}}, "json"),
+    "reasoning": (PATHS[OPENAI], {"messages": HELLO, "reasoning": {"efort": "low"}}, "effort"),
+    "text": (PATHS[RESPONSES], {"input": "a", "text": {"fromat": {"type": "text"}}}, "format"),
+    "text.format": (
+        PATHS[RESPONSES],
+        {"input": "a", "text": {"format": {"type": "json_schema", "shema": {}}}},
+        "schema by shema",
+    ),
+    "item": (PATHS[RESPONSES], {"input": [{"type": "mesage", "role": "user", "content": "a"}]}, "message"),
+    "thinking": (
+        PATHS[ANTHROPIC],
+        {"messages": HELLO, "max_tokens": 5, "thinking": {"type": "enabled", "budget_token": 5}},
+        "budget_tokens",
+    ),
+    "option": (PATHS[OLLAMA], {"model": "m", "messages": HELLO, "options": {"temprature": 1}}, "temperature"),
+}
+"""Part of a body -> path, a body with a misspelled name in that part, and the hint's words."""
+
+
+def test_a_limit_out_of_range_and_misspelled_parts(tiny_bundle: Path) -> None:
+    async def check() -> None:
+        server = InProcess(tiny_bundle)
+        try:
+            for path, limits in LIMITS.items():
+                for field, limit in limits.items():
+                    asked = {"input": "a"} if "responses" in path else {"model": "m", "messages": HELLO}
+                    asked = {"prompt": "a"} if path == "/v1/completions" else asked
+                    reply = await server.ask(path, asked | limit)
+                    message, _ = parts(reply, path)
+                    value = RANGE.replace("-5", "0") if "num_predict" in field else RANGE
+                    assert reply.status == 400 and message == f"{field}: {value}"
+                    if protocol_of(path) in (OPENAI, RESPONSES):
+                        assert reply.json["error"]["param"] == field
+            for part, (path, body, hint) in MISSPELLED.items():
+                reply = await server.ask(path, body)
+                message, _ = parts(reply, path)
+                assert reply.status == 400 and f"Did you mean {hint}? " in message, (part, message)
         finally:
             await server.front.close()
 
