@@ -319,10 +319,10 @@ def comparison_lines(report: Mapping[str, Any]) -> str:
     part = (
         ""
         if text["windows"] == text["windows_in_text"]
-        else f", {text['windows']} of {text['windows_in_text']} windows"
+        else f", {text['windows']} of the package's {text['windows_in_text']} windows"
     )
     return (
         f"{line}\n  on a text of {text['tokens']:,} tokens{part}: KL {text['kl_mean']:.2g}, "
         f"top-1 {text['top1_agreement']:.1%}, perplexity {text['perplexity']:.3f}, "
-        f"the source's {text['source_perplexity']:.3f}"
+        f"the source's {text['source_perplexity']:.3f} there"
     )

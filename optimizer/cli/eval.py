@@ -91,7 +91,8 @@ def _print_report(report: EvaluationReport) -> None:
     _row("text", f"{text.source}: {text.tokens:,} tokens, {text.scored:,} of them scored")
     part = "" if text.windows == text.windows_in_text else f"; the text has {text.windows_in_text:,}: --full reads all"
     _row("windows", f"{text.windows:,} of {text.window:,} tokens, {text.stride:,} apart{part}")
-    _row("perplexity", f"{text.perplexity:.4f} ({text.nll:.6f} nats a token)")
+    where = "" if text.windows == text.windows_in_text else "; of these windows alone, and exports read others"
+    _row("perplexity", f"{text.perplexity:.4f} ({text.nll:.6f} nats a token){where}")
     if report.choices is not None:
         _row("choices", _accuracy(report.choices))
     if other is not None:

@@ -20,7 +20,7 @@ from . import numbers
 from .document import PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport, read_report
 from .lines import quality_sentence
 from .page import RooflineView, passes_of, render_page, roofline_view, rooflines_of
-from .roofline import Roofline, measure
+from .roofline import PROMPT, Roofline, measure
 
 MEASURE_SECONDS = 15.0
 """About as long as steps are timed when a report is asked to."""
@@ -90,7 +90,8 @@ class BundleReport:
 
     def speed_lines(self) -> list[str]:
         """A line for each shape that was timed, or predicted."""
-        return [line for roofline in self.rooflines for line in _speed(roofline_view(roofline))]
+        longest = min(PROMPT, self.bundle.model.context_length)
+        return [line for roofline in self.rooflines for line in _speed(roofline_view(roofline), longest)]
 
     def bucket_lines(self) -> list[str]:
         """The sizes that a target's steps are padded to, and what that wastes; none without buckets."""
@@ -149,7 +150,8 @@ def open_report(path: Path, *, again: bool = False, threads: int = 0, progress: 
     return BundleReport(bundle, saved, rooflines_of(bundle, saved.document))
 
 
-def _speed(view: RooflineView) -> list[str]:
+def _speed(view: RooflineView, longest: int) -> list[str]:
+    """Returns a line for each shape. ``longest``: tokens of the prompt that is timed where the time suffices."""
     lines = []
     for shape in view.shapes:
         cost = shape.shape.cost
@@ -160,6 +162,8 @@ def _speed(view: RooflineView) -> list[str]:
         else:
             line += f"{numbers.rate(shape.tokens_per_second)} tokens/s"
             line += f", {numbers.of_machine(shape.share)}" if shape.share is not None else ""
+            if shape.shape.requests < shape.shape.tokens < longest:
+                line += f"; a prompt of {longest}, as `optimize bench` times it, takes too long for an export"
         lines.append(line)
     return lines
 

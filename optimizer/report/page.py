@@ -238,7 +238,8 @@ def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView
         first.append(Tile("Same likeliest token", same, "%", f"of {compared.tokens:,} positions"))
         if v.text is not None:
             ours, theirs = v.text.perplexity, v.text.source_perplexity
-            second.append(Tile("Perplexity", f"{ours:.2f}", "", f"source {theirs:.2f}"))
+            note = f"source {theirs:.2f}; {v.text.windows} of {v.text.windows_in_text} windows"
+            second.append(Tile("Perplexity", f"{ours:.2f}", "", note))
     second = speeds[1:] + second
     if document.seconds is not None:
         note = f"{numbers.format_bytes(document.peak_rss_bytes)} of memory" if document.peak_rss_bytes else ""

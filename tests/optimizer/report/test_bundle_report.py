@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,19 @@ def test_gptq_beside_the_nearest_integers(name: str, document: ReportDocument) -
     assert line.endswith(
         "on held-out tokens: 0.0150 and 0.0250 on average; 1 of 2 linears have nearest ones, which are better there"
     )
+
+
+def test_a_prompt_shorter_than_those_of_bench_says_so(int8_bundle: Bundle, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(int8_bundle.path, tmp_path / "int8.bundle"))
+    saved = json.loads((path / "report/report.json").read_text())
+    prompt = saved["rooflines"][0]["shapes"][2]
+    for tokens in (prompt["tokens"], 256):  # on a slow machine
+        prompt |= {"name": f"prompt of {tokens}", "tokens": tokens, "seconds": 0.25}
+        (path / "report/report.json").write_text(json.dumps(saved))
+        line = open_report(path).speed_lines()[2]
+        longest = min(512, int8_bundle.model.context_length)
+        assert line.startswith(f"prompt of {tokens}: ")
+        assert line.endswith("takes too long for an export") == (tokens < longest), line
 
 
 def test_a_bundle_alone(int8_bundle: Bundle, tmp_path: Path) -> None:

@@ -247,11 +247,11 @@ def test_a_websocket_is_told_to_ask_by_http(agents: Server) -> None:
         ({"truncation": "odd"}, "truncation: 'odd' isn't known"),
         ({"include": ["odd"]}, "include: 'odd' isn't known"),
         ({"text": {"odd": 1}}, "text: there is no 'odd'"),
-        ({"text": {"format": {"type": "odd"}}}, "response_format: 'odd' isn't a type"),
+        ({"text": {"format": {"type": "odd"}}}, "text.format: 'odd' isn't a type"),
         ({"reasoning": {"effort": 3}}, "reasoning: effort: 3 isn't an effort"),
         ({"tools": [{"type": "odd"}]}, "tools[0]: it has the type 'odd'"),
         ({"top_logprobs": 3}, "top_logprobs: nothing shows them"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens: 0 is out of range"),
     ],
 )
 def test_a_body_that_is_wrong(agents: Server, more: dict[str, Any], said: str) -> None:
