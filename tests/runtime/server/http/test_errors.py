@@ -232,9 +232,9 @@ def test_a_limit_out_of_range_and_misspelled_parts(tiny_bundle: Path) -> None:
         try:
             for path, limits in LIMITS.items():
                 for field, limit in limits.items():
-                    asked = {"input": "a"} if "responses" in path else {"model": "m", "messages": HELLO}
-                    asked = {"prompt": "a"} if path == "/v1/completions" else asked
-                    reply = await server.ask(path, asked | limit)
+                    body = {"input": "a"} if "responses" in path else {"model": "m", "messages": HELLO}
+                    body = {"prompt": "a"} if path == "/v1/completions" else body
+                    reply = await server.ask(path, body | limit)
                     message, _ = parts(reply, path)
                     value = RANGE.replace("-5", "0") if "num_predict" in field else RANGE
                     assert reply.status == 400 and message == f"{field}: {value}"
