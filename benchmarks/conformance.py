@@ -12,7 +12,8 @@
 - lm-eval: log-likelihoods by ``local-completions``, compared with ``LLM``'s and with those of ``optimize eval``.
 - schemathesis: requests made at random from /openapi.json, for ``--seconds``.
 - clients: what docs/use/clients.md has for each client, tools in two rounds, a structured answer, and a prompt that is
-  too long (``clients/``). The page's table is made of the JSON file that has these: ``--page docs/use/clients.md``.
+  too long (``clients/``). The table in the notes is made of the JSON file that has these: ``--page
+  benchmarks/notes/conformance.md``.
 - agents: coding agents do a task of five turns (``agents.py``).
 
 pip downloads what is needed into ``--folder``: packages into environments of their own, tests beside them. None of it
@@ -543,6 +544,9 @@ CASES = {
 }
 NOT_RUN = ("Open WebUI", "VS Code")
 PAGE = REPOSITORY / "docs" / "use" / "clients.md"
+"""The page with each client's first script."""
+NOTES = REPOSITORY / "benchmarks" / "notes" / "conformance.md"
+"""The page with the table of outcomes."""
 TABLE = MarkedTable("conformance.py")
 
 
@@ -613,13 +617,14 @@ def agent_tasks(options: argparse.Namespace) -> Row:
 
 
 def clients_table(found: Row) -> str:
-    """The table of the page of clients."""
+    """The table of clients and agents in the notes."""
     words = {"passed": "yes", "failed": "no"}
     lines = [line(["client", "version", *CASES.values()]), line(["---"] * (2 + len(CASES)))]
     outcomes = {row["name"]: words[row["outcome"]] for name in ("clients", "agents") for row in found[name]["tests"]}
     for name, packages in found["clients"]["packages"].items():
         cells = [outcomes.get(f"{name}: {title}", "not run") for title in CASES.values()]
-        lines.append(line([f"[{name}](#{name.lower().replace(' ', '-')})", _versions(packages), *cells]))
+        anchor = name.lower().replace(" ", "-")
+        lines.append(line([f"[{name}](../../docs/use/clients.md#{anchor})", _versions(packages), *cells]))
     lines += ["", line(["agent", "version", "a task of five turns"]), line(["---"] * 3)]
     for name, packages in found["agents"]["packages"].items():
         lines.append(line([f"`{name}`", _versions(packages), outcomes[f"{name}: a task of five turns"]]))

@@ -120,8 +120,8 @@ def test_no_outcome_without_a_reason(file: Path) -> None:
 CLIENTS = sorted((conformance.REPOSITORY / "benchmarks" / "results").glob("clients-*.json"))
 
 
-def test_the_pages_table_is_that_of_the_last_run() -> None:
-    page = conformance.PAGE.read_text(encoding="utf-8")
+def test_the_table_of_the_notes_is_that_of_the_last_run() -> None:
+    page = conformance.NOTES.read_text(encoding="utf-8")
     table = conformance.clients_table(json.loads(CLIENTS[-1].read_text(encoding="utf-8")))
     assert f"{conformance.TABLE.begin}\n\n{table}\n\n<!-- end of table -->" in page
 
@@ -153,7 +153,8 @@ def test_the_table_says_what_was_run() -> None:
         },
     }
     table = conformance.clients_table(results).splitlines()
-    assert table[2] == "| [openai](#openai) | openai 1.2.3 | yes | yes | yes | no |"
-    assert table[3] == "| [AI SDK](#ai-sdk) | ai 6.0.1, @ai-sdk/x 2.0.1 | not run | not run | not run | not run |"
+    assert table[2] == "| [openai](../../docs/use/clients.md#openai) | openai 1.2.3 | yes | yes | yes | no |"
+    ai_sdk = "| [AI SDK](../../docs/use/clients.md#ai-sdk) | ai 6.0.1, @ai-sdk/x 2.0.1 |"
+    assert table[3] == f"{ai_sdk} not run | not run | not run | not run |"
     assert table[7] == "| `codex` | @openai/codex 0.1.2 | yes |"
     assert table[8] == "| Open WebUI |  | not run |"
