@@ -40,8 +40,6 @@ from .records import (
     Engine,
     Events,
     Failed,
-    Forget,
-    Look,
     Opened,
     Piece,
     Submit,
@@ -337,16 +335,19 @@ class Model:
         if self._requests.pop(number, None) is not None:
             self._send(Abort(number))
 
-    async def ask(self, question: Ask | Look | Forget) -> dict[str, Any]:
-        """Returns the engine's answer. Raises what ``check`` raises, and TimeoutError after ``limits.silence``."""
+    async def ask(self, topic: str) -> dict[str, Any]:
+        """Returns the answer of the engine's process to a question; ``topic``: see ``Ask``.
+
+        Raises what ``check`` raises, and TimeoutError after ``limits.silence``.
+        """
         self.check()
-        question.number = next(self._numbers)
-        future = self._questions[question.number] = asyncio.get_running_loop().create_future()
-        self._send(question)
+        number = next(self._numbers)
+        future = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._send(Ask(number, topic))
         try:
             return await asyncio.wait_for(future, self.limits.silence)
         finally:
-            self._questions.pop(question.number, None)
+            self._questions.pop(number, None)
 
     async def replace(self, path: str) -> None:
         """Serves another bundle without losing a request. Raises RequestError: without replicas it can't be done."""

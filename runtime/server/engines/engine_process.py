@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -40,8 +40,6 @@ from .records import (
     Ended,
     Events,
     Failed,
-    Forget,
-    Look,
     Open,
     Opened,
     Piece,
@@ -148,11 +146,7 @@ class _Serving:
             if prepared is not None:
                 self._llm.abort(prepared)
         elif isinstance(message, Ask):
-            self.send(Answer(message.number, self._llm.info()))
-        elif isinstance(message, Look):
-            threading.Thread(target=self._look, args=(message,), daemon=True).start()
-        elif isinstance(message, Forget):
-            threading.Thread(target=self._forget_prefixes, args=(message,), daemon=True).start()
+            threading.Thread(target=self._answer, args=(message,), daemon=True).start()
 
     def _submit(self, message: Submit) -> None:
         with self._reporting(message.number):
@@ -225,12 +219,12 @@ class _Serving:
             self._live.left(prepared)
         return prepared
 
-    def _look(self, message: Look) -> None:
-        self.send(Answer(message.number, self._live.now(list(self._prepared.values()))))
+    def _answer(self, question: Ask) -> None:
+        self.send(Answer(question.number, ANSWERS[question.topic](self)))
 
-    def _forget_prefixes(self, message: Forget) -> None:
-        files = self._llm.delete_prefixes(tenant=message.tenant)
-        self.send(Answer(message.number, {"files": files}))
+    def live(self) -> dict[str, Any]:
+        """Returns the figures of the page's live view."""
+        return self._live.now(list(self._prepared.values()))
 
     def _send_all(self) -> None:
         """Sends what comes until the end: messages wait here for a front end that is slow, and no step does."""
@@ -251,6 +245,10 @@ class _Serving:
                     self._link.shutdown(socket.SHUT_RDWR)
                 os._exit(1)
             self.send(Beat(self._llm.pulse()))
+
+
+ANSWERS: Mapping[str, Callable[[_Serving], dict[str, Any]]] = {"live": _Serving.live}
+"""Topic of an ``Ask`` -> the method that answers it, on a thread of its own."""
 
 
 def _ended(number: int, prepared: Prepared[Any], whole: bool) -> Ended:

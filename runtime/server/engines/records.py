@@ -1,6 +1,6 @@
 """Messages of the front end and an engine's process: msgspec records, each with its length, through a socket.
 
-    front end -> engine    Open, then Submit, Abort, Ask, Look, Forget and Close
+    front end -> engine    Open, then Submit, Abort, Ask and Close
     engine -> front end    Opened or Failed, then Events (all tokens of a step in one), Answer, Beat
 
 The socket is a pair that the front end makes, and the engine inherits one end of: nobody else can reach it.
@@ -100,29 +100,21 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Ask(msgspec.Struct, tag=True):
-    """Asks for ``LLM.info``."""
+    """Asks the engine's process a question; ``Answer`` has the same number.
+
+    Attributes:
+        topic: a key of ``engine_process.ANSWERS``.
+    """
 
     number: int
-
-
-class Look(msgspec.Struct, tag=True):
-    """Asks for what the engine is doing: ``Live.now``."""
-
-    number: int
-
-
-class Forget(msgspec.Struct, tag=True):
-    """Forgets the prefixes of a tenant."""
-
-    number: int
-    tenant: str
+    topic: str
 
 
 class Close(msgspec.Struct, tag=True):
     """Ends the process once what is kept is written."""
 
 
-ToEngine = Open | Submit | Abort | Ask | Look | Forget | Close
+ToEngine = Open | Submit | Abort | Ask | Close
 
 
 class Opened(msgspec.Struct, tag=True):
@@ -188,7 +180,7 @@ class Events(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """Answers ``Ask``, ``Look`` or ``Forget``."""
+    """The answer to the ``Ask`` of this number; empty if a replica has none."""
 
     number: int
     value: dict[str, Any]

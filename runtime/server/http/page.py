@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from ...shared.errors import EnginewrightError, RequestError
 from ..engines.engine_client import Model
-from ..engines.records import Look
 from .routes import Routes, from_query
 
 FOLDER = Path(__file__).parent / "page"
@@ -78,7 +77,7 @@ class _Looks:
         now = asyncio.get_running_loop().time()
         when, task = self._asked.get(model.name, (0.0, None))
         if task is None or (task.done() and now - when > _FRESH_SECONDS):
-            task = asyncio.create_task(model.ask(Look(0)))
+            task = asyncio.create_task(model.ask("live"))
             self._asked[model.name] = now, task
         done, _ = await asyncio.wait((task,), timeout=_PATIENCE_SECONDS)
         if not done or isinstance(task.exception(), (EnginewrightError, TimeoutError)):

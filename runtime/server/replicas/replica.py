@@ -9,6 +9,7 @@ a step. The replica opens that socket to the front end that asks for it (``greet
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,9 +31,7 @@ from ..engines.records import (
     Beat,
     Ended,
     Events,
-    Forget,
     Greeting,
-    Look,
     Opened,
     Piece,
     Problem,
@@ -122,17 +121,16 @@ class Replica:
         """Does what a front end says."""
         if isinstance(message, Abort):
             link.abort(message.number)
-        elif isinstance(message, Ask | Look | Forget):
+        elif isinstance(message, Ask):
             task = asyncio.create_task(self._answer(link, message))
             link.tasks.add(task)
             task.add_done_callback(link.tasks.discard)
 
-    async def _answer(self, link: _ToFrontEnd, question: Ask | Look | Forget) -> None:
-        number = question.number
-        try:
-            link.send(Answer(number, await self._engine.ask(question)))
-        except (EnginewrightError, TimeoutError):
-            link.send(Answer(number, {}))
+    async def _answer(self, link: _ToFrontEnd, question: Ask) -> None:
+        value: dict[str, Any] = {}
+        with contextlib.suppress(EnginewrightError, TimeoutError):
+            value = await self._engine.ask(question.topic)
+        link.send(Answer(question.number, value))
 
     def gone(self, link: _ToFrontEnd) -> None:
         """A front end is gone: nobody wants its requests."""

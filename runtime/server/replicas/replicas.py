@@ -40,9 +40,7 @@ from ..engines.records import (
     Ask,
     Beat,
     Events,
-    Forget,
     Greeting,
-    Look,
     Submit,
     ToEngine,
     ToFrontEnd,
@@ -169,7 +167,6 @@ class Replicated(Model):
         self._attempts: dict[int, _Attempt] = {}
         self._wires = itertools.count()
         self._asked: dict[int, int] = {}
-        self._sums: dict[int, tuple[int, dict[str, Any]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._greeting: set[str | None] = set()
         self._next: Model | None = None
@@ -370,7 +367,7 @@ class Replicated(Model):
             link.beat = message.pulse
             self.beat = Pulse.merged([one.beat for one in self._links.values()])
         elif isinstance(message, Answer):
-            self._answered(message)
+            self._take(Answer(self._asked.pop(message.number, -1), message.value))
 
     def left(self, link: _FromReplica) -> None:
         """A replica is gone, or its engine."""
@@ -428,7 +425,7 @@ class Replicated(Model):
             for wire, one in list(self._attempts.items()):
                 if one.running.number == message.number:
                     self._drop(wire, abort=True)
-        elif isinstance(message, Ask | Look | Forget):
+        elif isinstance(message, Ask):
             self._ask(message)
 
     def _begin(
@@ -513,28 +510,12 @@ class Replicated(Model):
 
     # Questions
 
-    def _ask(self, question: Ask | Look | Forget) -> None:
-        """Asks one replica; all of them where they are to forget."""
-        number, links = question.number, list(self._links.values())
-        chosen = links if isinstance(question, Forget) else links[:1]
-        self._sums[number] = len(chosen), {}
-        for link in chosen:
-            question.number = next(self._wires)
-            self._asked[question.number] = number
-            link.send(question)
-        question.number = number
-
-    def _answered(self, answer: Answer) -> None:
-        number = self._asked.pop(answer.number, -1)
-        if number not in self._questions:  # nobody waits for it any more
-            self._sums.pop(number, None)
-            return
-        left, total = self._sums[number]
-        total = _sum(total, answer.value)
-        self._sums[number] = left - 1, total
-        if left == 1:
-            del self._sums[number]
-            self._take(Answer(number, total))
+    def _ask(self, question: Ask) -> None:
+        """Passes a question on to one replica, under a number of its own."""
+        for link in list(self._links.values())[:1]:
+            wire = next(self._wires)
+            self._asked[wire] = question.number
+            link.send(Ask(wire, question.topic))
 
     def _keep(self, work: Any, name: str = "") -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=name or None)
@@ -628,8 +609,3 @@ async def _beside(work: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, daemon=True).start()
     return await asyncio.wrap_future(future)
-
-
-def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    both = {name: one[name] + value for name, value in other.items() if name in one and isinstance(value, int)}
-    return {**one, **other, **both}
