@@ -58,7 +58,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._errors = engine.scheduler.helper_errors
+        self._counters = engine.scheduler.counters
         self._inbox: deque[Callable[[], None]] = deque()
         self._listeners: dict[Request, Listener] = {}
         self._ended: Callable[[], EnginewrightError] | None = None  # why nothing is taken any more
@@ -177,7 +177,7 @@ class EngineLoop:
                 if self._ended is not None:
                     self._tell_all(self._ended())
                     self.engine.abort_all()
-                self._errors.call("listener", "after_step", self.after_step, None)
+                self._counters.call("listener", "after_step", self.after_step, None)
                 if self.engine.has_work():
                     return True
             except BaseException as e:  # noqa: BLE001  see _step
@@ -232,7 +232,7 @@ class EngineLoop:
                     self._listeners.pop(request, None)
                 listener(event)
         except Exception as e:  # noqa: BLE001  who doesn't listen gets no more
-            self._errors.caught("listener", "a request's", e)
+            self._counters.caught("listener", "a request's", e)
             self._listeners.pop(request, None)
             self.engine.abort(request)
         finally:
@@ -257,7 +257,7 @@ class EngineLoop:
     def _tell_all(self, error: EnginewrightError) -> None:
         for request in list(self._listeners):
             if (listener := self._take_listener(request)) is not None:
-                self._errors.call("listener", "a request's", partial(listener, error), None)
+                self._counters.call("listener", "a request's", partial(listener, error), None)
 
 
 _loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()

@@ -76,7 +76,7 @@ class Pulse:
         running, waiting: requests.
         blocks_used: share of the KV cache's blocks that requests hold.
         steps: number of steps that were taken.
-        preemptions: how often a request had to give its blocks up.
+        counters: the values of the counters of ``shared.counters`` that have counted.
         helper_errors: errors of each helper that has failed; see ``scheduler.helpers``.
     """
 
@@ -91,15 +91,18 @@ class Pulse:
         _blocks_used, _mean, 0.0, Metric("kv_cache_usage_perc", "Share of the KV cache's blocks that requests hold.")
     )
     steps: int = gauge(lambda loop: loop.steps)
-    preemptions: int = gauge(
-        lambda loop: loop.engine.scheduler.preemptions,
-        metric=Metric("num_preemptions", "How often a request gave its blocks up.", counts=True),
+    counters: tuple[tuple[str, int], ...] = gauge(
+        lambda loop: tuple(loop.engine.scheduler.counters.values.items()), _all_counts, ()
     )
     helper_errors: tuple[tuple[str, int], ...] = gauge(
-        lambda loop: tuple(loop.engine.scheduler.helper_errors.counts.items()),
+        lambda loop: tuple(loop.engine.scheduler.counters.helper_errors.items()),
         _all_counts,
         (),
     )
+
+    def count(self, counter: str) -> int:
+        """Returns the value of a counter of ``shared.counters``."""
+        return dict(self.counters).get(counter, 0)
 
     @property
     def step_seconds(self) -> float:

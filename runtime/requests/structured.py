@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..shared.counters import Counters
 from ..shared.errors import (
     CapacityError,
     EnginewrightError,
@@ -31,7 +32,6 @@ from ..shared.errors import (
     meant,
     shown,
 )
-from ..shared.helpers import HelperErrors
 from ..shared.json_document import JSON_GUIDANCE, JSON_WHITESPACE
 from ..shared.json_schema import hold_schema
 from ..shared.shares import Shares
@@ -412,7 +412,7 @@ class Grammars:
         tokenizer: the text of the model's tokenizer.json (``Tokenizer.to_json``).
         vocab_size: of its logits.
         end_tokens: tokens that end an answer.
-        errors: counts drafts that were dropped.
+        counters: counts drafts that were dropped.
     """
 
     def __init__(
@@ -421,7 +421,7 @@ class Grammars:
         vocab_size: int,
         end_tokens: Sequence[int],
         seconds: float = COMPILE_SECONDS,
-        errors: HelperErrors | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self._text = tokenizer
         self._vocab_size, self._ends = vocab_size, [token for token in end_tokens if token < vocab_size]
@@ -433,7 +433,7 @@ class Grammars:
         self.words = (vocab_size + 31) // 32
         self._kept: Shares[tuple[str, str], Compiled] = Shares(KEPT_BYTES)
         self._alive: weakref.WeakSet[Compiled] = weakref.WeakSet()
-        self._errors = errors or HelperErrors()
+        self._counters = counters or Counters()
         self._lock = threading.Lock()
         self._compilers: ThreadPoolExecutor | None = None
         from .grammar_process import GrammarProcess
@@ -535,7 +535,7 @@ class Grammars:
             if problem is not None or matcher.is_error():
                 bits[at + 1 : at + 1 + len(draft)] = 0
                 why = EnginewrightError(problem or str(matcher.get_error()).partition("\n")[0])
-                self._errors.caught("masks of drafts", "fill", why)
+                self._counters.caught("masks of drafts", "fill", why)
         plain = [(grammar._matcher, at) for grammar, at, _ in sound]
         for (grammar, _, _), problem in zip(
             sound, _problems(self._pool.unsafe_compute_mask_ptr, plain, to), strict=True

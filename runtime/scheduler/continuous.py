@@ -21,8 +21,8 @@ from enginewright.runtime.requests.request import BeamSearch, FailedRequestError
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_manager import CacheManager
 from ..shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepInput, StepOutput
+from ..shared.counters import Counters
 from ..shared.errors import EnginewrightError, shown
-from ..shared.helpers import HelperErrors
 from .admission import Admission
 from .base import Batch, Chunk, step_input
 from .branching import branch, together
@@ -61,7 +61,7 @@ class ContinuousScheduler:
 
     Attributes:
         chunks: the chunks of the last step.
-        helper_errors: the errors of helpers so far.
+        counters: the counters, which it passes to its helpers.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ContinuousScheduler:
         proposers: Sequence[Proposer] = (),
     ) -> None:
         self.config, self.caps, self._clock = config, caps, clock
-        self.helper_errors = HelperErrors()
+        self.counters = Counters()
         self.cache = CacheManager(
             groups,
             blocks,
@@ -85,9 +85,9 @@ class ContinuousScheduler:
         )
         self.times = self._helper("step times", StepTimes(caps.row_seconds))
         self.policy = self._helper("policy", self._policy())
-        drafts = drafts_for(config.speculate, caps, self.times.decodes, proposers, clock, self.helper_errors)
+        drafts = drafts_for(config.speculate, caps, self.times.decodes, proposers, clock, self.counters)
         self.drafts = self._helper("drafts", drafts)
-        self.queues = RequestQueues(self.policy, self.cache, self.drafts)
+        self.queues = RequestQueues(self.policy, self.cache, self.drafts, self.counters)
         self._admission = Admission(self.queues, self.cache, self.policy, config, caps, clock)
         self._decode = DecodePhase(self.queues, self.cache, self.drafts, self.policy, caps.in_flight)
         self._prefill = PrefillPhase(self.queues, self._admission, self.cache, self.policy, config, caps)
@@ -102,13 +102,13 @@ class ContinuousScheduler:
         if not self.config.scheduling:
             return Policy(most_running)
         most_prompt = min(self.config.prefill_tokens, self.caps.max_tokens)
-        prefix_tokens, errors = self.cache.prefix_tokens, self.helper_errors
+        prefix_tokens, counters = self.cache.prefix_tokens, self.counters
         return RankedPolicy(
-            self.config.scheduling, self.times, most_running, most_prompt, self._clock, prefix_tokens, errors
+            self.config.scheduling, self.times, most_running, most_prompt, self._clock, prefix_tokens, counters
         )
 
     def _helper(self, kind: str, of: T) -> T:
-        return helper(kind, of, self.helper_errors)
+        return helper(kind, of, self.counters)
 
     @property
     def groups(self) -> dict[str, CacheGroup]:
@@ -133,7 +133,7 @@ class ContinuousScheduler:
     @property
     def preemptions(self) -> int:
         """The number of times that running requests had to give their blocks up."""
-        return self.queues.preemptions
+        return self.counters.values.get("num_preemptions", 0)
 
     def check(self, request: Request) -> None:
         """Raises CapacityError if the request could not even run alone. Safe from any thread."""

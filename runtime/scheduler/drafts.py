@@ -22,8 +22,8 @@ from enginewright.runtime.requests.proposers import NOTHING, Proposal, ProposalK
 from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.contracts import DRAFT_ROWS, NO_TOKEN, ExecutorCaps, StepOutput
+from ..shared.counters import Counters
 from ..shared.errors import RequestError
-from ..shared.helpers import HelperErrors
 from ..shared.step_schema import LOGITS
 from .acceptance import AcceptanceRates, Credit
 from .base import Batch, Chunk
@@ -212,7 +212,7 @@ class Drafts(NoDrafts):
         times: DecodeTimes,
         proposers: Sequence[Proposer],
         clock: Callable[[], float] = time.monotonic,
-        errors: HelperErrors | None = None,
+        counters: Counters | None = None,
     ) -> None:
         if not caps.verifies:
             raise RequestError(
@@ -221,10 +221,10 @@ class Drafts(NoDrafts):
             )
         self.times = times
         self._clock = clock
-        errors = errors or HelperErrors()
-        self._guarded = helper("drafts", self, errors)
-        self._timed = [helper("timed proposer", one, errors) for one in proposers if isinstance(one, TimedProposer)]
-        self._free = [helper("proposer", one, errors) for one in proposers if not isinstance(one, TimedProposer)]
+        counters = counters or Counters()
+        self._guarded = helper("drafts", self, counters)
+        self._timed = [helper("timed proposer", one, counters) for one in proposers if isinstance(one, TimedProposer)]
+        self._free = [helper("proposer", one, counters) for one in proposers if not isinstance(one, TimedProposer)]
         self._proposers: dict[str, Proposer] = {one.name: one for one in (*self._free, *self._timed)}
         self.by_source = {name: [0, 0] for name in self._proposers}
         self.outputs = tuple(dict.fromkeys(name for one in proposers for name in one.outputs))
@@ -508,15 +508,15 @@ def drafts_for(
     times: DecodeTimes,
     proposers: Sequence[Proposer],
     clock: Callable[[], float] = time.monotonic,
-    errors: HelperErrors | None = None,
+    counters: Counters | None = None,
 ) -> NoDrafts:
     """Makes the drafts of a scheduler.
 
     Args:
         speculate: as in ``SchedulerConfig``.
-        caps, times, proposers, clock, errors: see ``Drafts``.
+        caps, times, proposers, clock, counters: see ``Drafts``.
 
     Raises what ``Drafts`` raises.
     """
     enabled = caps.verifies if speculate is None else speculate
-    return Drafts(caps, times, proposers, clock, errors) if enabled else NoDrafts()
+    return Drafts(caps, times, proposers, clock, counters) if enabled else NoDrafts()

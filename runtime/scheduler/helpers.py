@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from enginewright.runtime.requests.proposers import NOTHING, Proposal
 from enginewright.runtime.requests.request import Generation, Request
 
-from ..shared.helpers import Fallbacks, HelperErrors, guarded
+from ..shared.counters import Counters
+from ..shared.helpers import Fallbacks, guarded
 from .step_times import LEAST_SECONDS
 
 T = TypeVar("T")
@@ -110,6 +111,6 @@ REFUSES = frozenset({"arrives"})
 """Methods whose EnginewrightError is their answer: a request that is refused."""
 
 
-def helper(kind: str, of: T, errors: HelperErrors) -> T:
+def helper(kind: str, of: T, counters: Counters) -> T:
     """Wraps a helper of a kind of ``HELPERS``."""
-    return guarded(kind, of, HELPERS[kind], errors, REFUSES)
+    return guarded(kind, of, HELPERS[kind], counters, REFUSES)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from enginewright.runtime.requests.request import Request
 
+from ..shared.counters import Counters
 from ..shared.errors import EnginewrightError, OverloadError, RequestError
-from ..shared.helpers import HelperErrors
 from .base import Chunk
 from .helpers import helper
 from .options import Scheduling, parse_seconds
@@ -103,7 +103,7 @@ class RankedPolicy(Policy):
         most_running, most_prompt: requests at a time, and tokens of prompts in a step.
         clock: seconds, as requests have them.
         found: how many tokens of a request the prefix cache has.
-        errors: counts those of the tenants' shares.
+        counters: counts errors of the tenants' shares.
     """
 
     waiting: WaitingQueue
@@ -116,7 +116,7 @@ class RankedPolicy(Policy):
         most_prompt: int,
         clock: Callable[[], float],
         found: Callable[[Request], int],
-        errors: HelperErrors,
+        counters: Counters,
     ) -> None:
         super().__init__(most_running)
         self.scheduling = scheduling
@@ -125,7 +125,7 @@ class RankedPolicy(Policy):
             times.begin_with(Path(scheduling.plan))
         self.shares: Shares | None = None
         if scheduling.fair or scheduling.shares:
-            self.shares = helper("shares", Shares(scheduling.shares), errors)
+            self.shares = helper("shares", Shares(scheduling.shares), counters)
         self.waiting = WaitingQueue(self.shares)
         self.refused = 0
         self._patience = parse_seconds(scheduling.patience, "scheduling: patience")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enginewright.runtime.requests.request import Request
 
 from ..kv_cache.cache_manager import CacheManager
+from ..shared.counters import Counters
 from .base import Chunk
 from .branching import together
 from .drafts import NoDrafts
@@ -28,17 +29,15 @@ class RequestQueues:
         waiting: requests without blocks; the first is the next to run.
         in_flight: requests whose step was scheduled and isn't committed yet.
         leaving: requests in flight that have ended. They hold their blocks until the step that writes to them is over.
-        preemptions: the number of preemptions so far.
         preempted: True if blocks ran out in the step that is being made, so that no request begins in it.
     """
 
-    def __init__(self, policy: Policy, cache: CacheManager, drafts: NoDrafts) -> None:
-        self._policy, self._cache, self._drafts = policy, cache, drafts
+    def __init__(self, policy: Policy, cache: CacheManager, drafts: NoDrafts, counters: Counters) -> None:
+        self._policy, self._cache, self._drafts, self._counters = policy, cache, drafts, counters
         self.running: list[Request] = []
         self.waiting: deque[Request] | WaitingQueue = policy.waiting
         self.in_flight: set[Request] = set()
         self.leaving: set[Request] = set()
-        self.preemptions = 0
         self.preempted = False
 
     # Look at the running requests
@@ -88,7 +87,7 @@ class RequestQueues:
             self.waiting.appendleft(request)
             if request.search is not None:
                 request.search.forget()
-        self.preemptions += 1
+        self._counters.count("num_preemptions")
         self.preempted = True
 
     def gather_first_search(self) -> None:

@@ -206,7 +206,7 @@ class _Maker:
                     self._context.tokenizer.to_json(),
                     model.vocab_size,
                     model.eos_token_ids,
-                    errors=self._scheduler.helper_errors,
+                    counters=self._scheduler.counters,
                 )
         return self._grammars.grammar(params.structured_outputs, tenant)
 

@@ -468,7 +468,7 @@ class World:
         scheduler = self.engine.scheduler
         if scheduler.running or scheduler.waiting or self.engine.steps_in_flight:
             self._fail(f"requests are left: {self._state()}")
-        errors = {name: n for name, n in scheduler.helper_errors.counts.items() if name != "listener"}
+        errors = {name: n for name, n in scheduler.counters.helper_errors.items() if name != "listener"}
         if errors and not self.scenario.troubles:
             self._fail(f"helpers failed: {errors}")
         invariants.all_free(scheduler)

@@ -79,7 +79,7 @@ class Live:
             "expected_seconds": pulse.expected_seconds,
             "running": pulse.running,
             "waiting": pulse.waiting,
-            "preemptions": pulse.preemptions,
+            "preemptions": pulse.count("num_preemptions"),
             "tokens": self._most[0],
             "prompt_tokens": self._most[1],
             "batch": _batch(scheduler) if running else None,

@@ -16,8 +16,8 @@ from starlette.requests import Request
 
 from ...executors.open import TARGETS
 from ...scheduler.helpers import helper
+from ...shared.counters import Counters
 from ...shared.errors import EnginewrightError
-from ...shared.helpers import HelperErrors
 from ..engines.engine_client import Limits, Model, UnavailableError
 from ..engines.records import Engine
 from ..engines.turns import Turns
@@ -52,8 +52,8 @@ class Front:
         self.models = open_models(options) if models is None else models
         self.tenants = Tenants(options)
         self.intake = Intake(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        errors = HelperErrors()
-        self.metrics = helper("metrics", Metrics(self.models, options, errors), errors)
+        counters = Counters()
+        self.metrics = helper("metrics", Metrics(self.models, options, counters), counters)
         self._turns_of_small, self._turns_of_large = FairTurns(), FairTurns()
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False

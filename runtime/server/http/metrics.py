@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 
 from ...engine.pulse import METRICS, Metric
-from ...shared.helpers import HelperErrors
+from ...shared.counters import COUNTERS, Counters
 from .options import ServerOptions
 
 if TYPE_CHECKING:
@@ -68,14 +69,14 @@ class Metrics:
         models: the models by their names; gauges read their state.
         options: the server's options, of which ``tenant_metrics`` is the number of tenants with series of their own:
             the first ones that end a request.
-        errors: errors of the front end's helpers, which a metric counts.
+        counters: the counters of the front end's own helpers.
     """
 
-    def __init__(self, models: Mapping[str, Model], options: ServerOptions, errors: HelperErrors | None = None) -> None:
+    def __init__(self, models: Mapping[str, Model], options: ServerOptions, counters: Counters | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each other one, which nobody's dashboards look at
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(_Now(models, errors or HelperErrors()))
+        self._registry.register(_Now(models, counters or Counters()))
         self._times = {
             name: [_histogram(prefix + name, text, self._registry) for prefix in _PREFIXES]
             for name, text in _TIMES.items()
@@ -155,6 +156,11 @@ class Metrics:
                 histogram.labels(model).observe(max(value, 0.0))
 
 
+def _count(counter: str, model: Model) -> int:
+    """Returns the value of a counter of a model's engines; see ``shared.counters``."""
+    return model.beat.count(counter)
+
+
 def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
     return Histogram(name, text, ["model_name"], buckets=_SECONDS, registry=registry)
 
@@ -162,8 +168,8 @@ def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
 class _Now(Collector):
     """The state of the models at the time of a look."""
 
-    def __init__(self, models: Mapping[str, Model], errors: HelperErrors) -> None:
-        self._models, self._errors = models, errors
+    def __init__(self, models: Mapping[str, Model], counters: Counters) -> None:
+        self._models, self._counters = models, counters
 
     def collect(self) -> Iterable[PrometheusMetric]:
         for prefix in _PREFIXES:
@@ -172,6 +178,8 @@ class _Now(Collector):
     def _of(self, prefix: str) -> Iterator[PrometheusMetric]:
         for field, metric in METRICS.items():
             yield self._family(prefix, metric, attrgetter(f"beat.{field}"))
+        for name, text in COUNTERS.items():
+            yield self._family(prefix, Metric(name, text, counts=True), partial(_count, name))
         if prefix == "vllm:":
             config = GaugeMetricFamily(
                 "vllm:cache_config_info", "The KV cache.", labels=["model_name", "block_size", "num_gpu_blocks"]
@@ -195,7 +203,7 @@ class _Now(Collector):
                 "Errors of helpers, whose results were left out.",
                 labels=["model_name", "helper"],
             )
-            for helper, count in self._errors.counts.items():
+            for helper, count in self._counters.helper_errors.items():
                 failed.add_metric(["", helper], count)
             for model in self._models.values():
                 for helper, count in model.beat.helper_errors:

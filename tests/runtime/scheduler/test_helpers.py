@@ -124,7 +124,7 @@ def test_an_error_costs_its_result_alone(
     for of in CLASSES[kind]:
         monkeypatch.setattr(of, method, fails if callable(HELPERS[kind][method]) else property(fails))
     results = answers(engine)
-    assert engine.scheduler.helper_errors.counts.get(kind, 0) == len(calls)
+    assert engine.scheduler.counters.helper_errors.get(kind, 0) == len(calls)
     never = {("policy", "comes_first"), ("step times", "row_tokens"), ("step times", "prompt_within")}
     assert calls or (kind, method) in never | {("step times", "rows_within"), ("disk tier", "holds")}
     plain = toy(64, 8)
@@ -157,4 +157,4 @@ def test_a_refusal_is_an_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(RankedPolicy, "arrives", refuses)
     with pytest.raises(OverloadError):
         engine.add_request(Generation([1], SamplingParams(max_tokens=1)))
-    assert not engine.has_work() and not engine.scheduler.helper_errors.counts
+    assert not engine.has_work() and not engine.scheduler.counters.helper_errors

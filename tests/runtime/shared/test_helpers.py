@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
+from enginewright.runtime.shared.counters import Counters
 from enginewright.runtime.shared.errors import RequestError
-from enginewright.runtime.shared.helpers import HelperErrors, guarded
+from enginewright.runtime.shared.helpers import guarded
 
 
 class Oracle:
@@ -34,16 +35,16 @@ FALLBACKS = {"ask": lambda number, *, twice=False: -number, "mood": "unknown"}
 
 
 def test_the_fallback_comes_and_the_error_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    oracle, errors = Oracle(), HelperErrors()
-    wrapped = guarded("oracle", oracle, FALLBACKS, errors)
+    oracle, counters = Oracle(), Counters()
+    wrapped = guarded("oracle", oracle, FALLBACKS, counters)
     assert isinstance(wrapped, Oracle)
-    assert (wrapped.ask(3, twice=True), wrapped.mood, wrapped.name, errors.counts) == (6, "good", "delphi", {})
+    assert (wrapped.ask(3, twice=True), wrapped.mood, wrapped.name, counters.helper_errors) == (6, "good", "delphi", {})
     oracle.fails = ZeroDivisionError("no")
     with caplog.at_level(logging.ERROR, "enginewright.engine"):
         assert [wrapped.ask(n) for n in (3, 4)] == [-3, -4] and wrapped.mood == "unknown"
         wrapped.fails = KeyError("other")  # set on the helper
         assert wrapped.ask(5, twice=True) == -5 and isinstance(oracle.fails, KeyError)
-    assert errors.counts == {"oracle": 4}
+    assert counters.helper_errors == {"oracle": 4}
     assert [record.getMessage().split(",")[0] for record in caplog.records] == [
         "oracle: ask failed",
         "oracle: mood failed",
@@ -52,24 +53,24 @@ def test_the_fallback_comes_and_the_error_is_counted(caplog: pytest.LogCaptureFi
 
 
 def test_what_is_set_later_is_wrapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    oracle, errors = Oracle(), HelperErrors()
-    wrapped = guarded("oracle", oracle, FALLBACKS, errors)
+    oracle, counters = Oracle(), Counters()
+    wrapped = guarded("oracle", oracle, FALLBACKS, counters)
 
     def fails(number: int) -> int:
         raise ValueError(number)
 
     monkeypatch.setattr(wrapped, "ask", fails)
-    assert wrapped.ask(7) == -7 and errors.counts == {"oracle": 1}
+    assert wrapped.ask(7) == -7 and counters.helper_errors == {"oracle": 1}
 
 
 def test_a_refusal_and_what_ends_the_process_go_to_the_caller() -> None:
-    oracle, errors = Oracle(), HelperErrors()
-    wrapped = guarded("oracle", oracle, FALLBACKS, errors, frozenset({"ask"}))
+    oracle, counters = Oracle(), Counters()
+    wrapped = guarded("oracle", oracle, FALLBACKS, counters, frozenset({"ask"}))
     for error in (RequestError("no"), KeyboardInterrupt()):
         oracle.fails = error  # type: ignore[assignment]
         with pytest.raises(type(error)):
             wrapped.ask(1)
     oracle.fails = OSError()
-    assert wrapped.ask(1) == -1 and errors.counts == {"oracle": 1}
-    assert errors.call("other", "it", lambda: 1, 2) == 1 and errors.call("other", "it", lambda: 1 // 0, 2) == 2
-    assert errors.counts == {"oracle": 1, "other": 1}
+    assert wrapped.ask(1) == -1 and counters.helper_errors == {"oracle": 1}
+    assert counters.call("other", "it", lambda: 1, 2) == 1 and counters.call("other", "it", lambda: 1 // 0, 2) == 2
+    assert counters.helper_errors == {"oracle": 1, "other": 1}
