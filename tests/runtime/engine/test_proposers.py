@@ -56,7 +56,7 @@ def test_one_with_outputs_gets_those_of_every_step(
     monkeypatch.setitem(PROPOSERS, toy.name, lambda setup: toy)
     with ew.LLM(tiny_bundle, speculate="lookup") as llm:
         assert llm.generate(PROMPTS, PARAMS) == expected
-        assert not llm.engine.scheduler.helper_errors.counts
+        assert not llm.engine.scheduler.counters.helper_errors
         counts = llm.info()["speculation"]["sources"]["likely"]
     assert 0 < counts["drafted"] == sum(len(draft) for draft, _ in toy.drafts)
     assert counts["accepted"] == sum(accepted for _, accepted in toy.drafts)
