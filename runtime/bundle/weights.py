@@ -164,20 +164,11 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
         return index
 
     def _problem(self, tensor: TensorEntry) -> str | None:
-        if tensor.layout not in ("rows", "nibbles") and len(tensor.shape) not in (2, 3):
-            return f"layout {tensor.layout} needs two dimensions or three, shape is {list(tensor.shape)}"
-        if tensor.layout != "rows" and tensor.dtype not in _DTYPES_OF[tensor.layout]:
-            return f"layout {tensor.layout} is not for {tensor.dtype}"
-        if any(n < 0 for n in tensor.shape):
-            return f"shape is {list(tensor.shape)}"
-        if tensor.layout == "sparse32" and (len(tensor.shape) != 2 or tensor.shape[1] % 4):
-            return f"layout sparse32 needs two dimensions, the second a multiple of 4, shape is {list(tensor.shape)}"
-        floats = NUMPY_DTYPES[tensor.dtype].kind == "f" or tensor.dtype == "bf16"
-        if tensor.stored_as is not None and (FORMATS[tensor.stored_as].layout or not floats):
-            return f"{tensor.dtype} is not stored as {tensor.stored_as}"
-        multiple = FORMATS[tensor.stored_as].multiple if tensor.stored_as is not None else 0
-        if multiple and (not tensor.shape or tensor.shape[-1] % multiple):
-            return f"{tensor.stored_as} needs rows of a multiple of {multiple}, shape is {list(tensor.shape)}"
+        """Returns the first contradiction in a tensor's entry; None if there is none."""
+        return _layout_problem(tensor) or _format_problem(tensor) or self._place_problem(tensor)
+
+    def _place_problem(self, tensor: TensorEntry) -> str | None:
+        """Returns how a tensor's bytes contradict its shape or its blob; None if they don't."""
         if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype, tensor.stored_as)):
             return f"bytes is {tensor.bytes}, but {tensor.kind} {list(tensor.shape)} in {tensor.layout} has {expected}"
         if tensor.blob >= len(self.blobs):
@@ -186,6 +177,32 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
         if tensor.offset + tensor.bytes > blob.bytes:
             return f"ends at byte {tensor.offset + tensor.bytes} of {blob.file}, which has {blob.bytes}"
         return None
+
+
+def _layout_problem(tensor: TensorEntry) -> str | None:
+    """Returns how a tensor's layout contradicts its shape or type; None if it doesn't."""
+    if tensor.layout not in ("rows", "nibbles") and len(tensor.shape) not in (2, 3):
+        return f"layout {tensor.layout} needs two dimensions or three, shape is {list(tensor.shape)}"
+    if tensor.layout != "rows" and tensor.dtype not in _DTYPES_OF[tensor.layout]:
+        return f"layout {tensor.layout} is not for {tensor.dtype}"
+    if any(n < 0 for n in tensor.shape):
+        return f"shape is {list(tensor.shape)}"
+    if tensor.layout == "sparse32" and (len(tensor.shape) != 2 or tensor.shape[1] % 4):
+        return f"layout sparse32 needs two dimensions, the second a multiple of 4, shape is {list(tensor.shape)}"
+    return None
+
+
+def _format_problem(tensor: TensorEntry) -> str | None:
+    """Returns how the format in which a tensor is stored contradicts its type or shape; None if it doesn't."""
+    if tensor.stored_as is None:
+        return None
+    stored = FORMATS[tensor.stored_as]
+    floats = NUMPY_DTYPES[tensor.dtype].kind == "f" or tensor.dtype == "bf16"
+    if stored.layout or not floats:
+        return f"{tensor.dtype} is not stored as {tensor.stored_as}"
+    if stored.multiple and (not tensor.shape or tensor.shape[-1] % stored.multiple):
+        return f"{tensor.stored_as} needs rows of a multiple of {stored.multiple}, shape is {list(tensor.shape)}"
+    return None
 
 
 def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: Dtype = "f32") -> tuple[int, ...]:

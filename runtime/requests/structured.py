@@ -96,13 +96,18 @@ class StructuredOutputsParams:
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         if self.choice is not None:
-            choice = self.choice
-            fit = not isinstance(choice, str) and isinstance(choice, Sequence) and len(choice) > 0
-            if not fit or not all(isinstance(one, str) and one for one in choice):
-                raise _wrong("choice", choice, "Pass a list of texts, none of them empty.")
-            if len(choice) > MOST_CHOICES:
-                raise _wrong("choice", f"{len(choice)} texts", f"Pass {MOST_CHOICES:,} at most.")
-            object.__setattr__(self, "choice", tuple(choice))
+            object.__setattr__(self, "choice", _choices(self.choice))
+        self._check_types()
+        if self.structural_tag is not None:
+            _tags(self.structural_tag)
+        for name in ("json", "regex", "choice", "grammar", "structural_tag"):
+            value = getattr(self, name)
+            size = 0 if value is None else sum(map(_bytes, (value,) if isinstance(value, str) else value))
+            if size > MOST_BYTES:
+                raise _wrong(name, f"{size:,} bytes", f"{MOST_BYTES:,} at most are taken.")
+
+    def _check_types(self) -> None:
+        """Checks the fields that are texts or booleans."""
         for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -111,13 +116,6 @@ class StructuredOutputsParams:
             raise _wrong("json_object", self.json_object, "Pass True.")
         if not isinstance(self.disable_any_whitespace, bool):
             raise _wrong("disable_any_whitespace", self.disable_any_whitespace, "Pass True or False.")
-        if self.structural_tag is not None:
-            _tags(self.structural_tag)
-        for name in ("json", "regex", "choice", "grammar", "structural_tag"):
-            value = getattr(self, name)
-            size = 0 if value is None else sum(map(_bytes, (value,) if isinstance(value, str) else value))
-            if size > MOST_BYTES:
-                raise _wrong(name, f"{size:,} bytes", f"{MOST_BYTES:,} at most are taken.")
 
     @classmethod
     def checked(cls, value: Any) -> StructuredOutputsParams | None:
@@ -266,6 +264,16 @@ def _pattern(texts: Sequence[str], begin: int = 0, level: int = 0) -> str:
 
 def _literal(text: str) -> str:
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _choices(choice: Any) -> tuple[str, ...]:
+    """Returns the texts of ``choice``. Raises RequestError for anything else than a few texts."""
+    listed = not isinstance(choice, str) and isinstance(choice, Sequence) and len(choice) > 0
+    if not listed or not all(isinstance(one, str) and one for one in choice):
+        raise _wrong("choice", choice, "Pass a list of texts, none of them empty.")
+    if len(choice) > MOST_CHOICES:
+        raise _wrong("choice", f"{len(choice)} texts", f"Pass {MOST_CHOICES:,} at most.")
+    return tuple(choice)
 
 
 def _tags(text: str) -> str:

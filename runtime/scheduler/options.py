@@ -23,6 +23,11 @@ _SHORTEST, _LONGEST = 1e-9, 1e6
 MOST_WAITING = 1 << 31
 LEAST_SHARE = 1e-6
 _KEYS = ("ttft", "tpot", "priority")
+_TYPES: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(("fair", "refuse", "offline"), (bool, "True or False")),
+    **dict.fromkeys(("classes", "shares"), (Mapping, "a dictionary")),
+}
+"""An option -> the type of its values, and the type's description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +59,12 @@ class Scheduling:
     plan: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("fair", "refuse", "offline"):
-            if not isinstance(getattr(self, name), bool):
-                raise _error(name, f"{shown(getattr(self, name))} isn't True or False")
-        for name in ("classes", "shares"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise _error(name, f"{shown(getattr(self, name))} isn't a dictionary")
+        for name, (kind, expected) in _TYPES.items():
+            if not isinstance(getattr(self, name), kind):
+                raise _error(name, f"{shown(getattr(self, name))} isn't {expected}")
         object.__setattr__(self, "classes", {name: _class(name, of) for name, of in self.classes.items()})
         object.__setattr__(self, "patience", parse_seconds(self.patience, "scheduling: patience"))
-        for tenant, share in self.shares.items():
-            if not isinstance(tenant, str) or not _is_number(share) or not LEAST_SHARE <= share <= 1 / LEAST_SHARE:
-                hint = f"A tenant's share is a number above 0, from {LEAST_SHARE:g} to {1 / LEAST_SHARE:g}."
-                raise _error("shares", f"{shown(tenant)}: {shown(share)}", hint=hint)
-        object.__setattr__(self, "shares", {str.__str__(name): float(share) for name, share in self.shares.items()})
+        object.__setattr__(self, "shares", _checked_shares(self.shares))
         most = self.max_waiting
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MOST_WAITING):
             raise _error(
@@ -147,6 +145,15 @@ def _class(name: object, settings: object) -> RequestClass:
     priority = settings.get("priority", 0)
     check_priority(f"{option}: priority", priority)
     return RequestClass(name, times["ttft"], times["tpot"], priority)
+
+
+def _checked_shares(shares: Mapping[Any, Any]) -> dict[str, float]:
+    """Returns tenant -> share, of Python's own types. Raises RequestError for a share that is out of range."""
+    for tenant, share in shares.items():
+        if not isinstance(tenant, str) or not _is_number(share) or not LEAST_SHARE <= share <= 1 / LEAST_SHARE:
+            hint = f"A tenant's share is a number above 0, from {LEAST_SHARE:g} to {1 / LEAST_SHARE:g}."
+            raise _error("shares", f"{shown(tenant)}: {shown(share)}", hint=hint)
+    return {str.__str__(name): float(share) for name, share in shares.items()}
 
 
 def _is_number(value: object) -> bool:

@@ -242,7 +242,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         """Returns the access of a step of these sizes outside of its buffer or the arena; None if all are inside."""
         sizes = tokens, requests, rows
         arena = self.arena_bytes.evaluate(*sizes)
-        room: dict[tuple[str, str], int] = {}  # of buffers and weights, in bytes
+        room: dict[tuple[str, str], int] = {}  # bytes of buffers and weights
         for buffer in self.buffers:
             at, size = (None if a is None else a.evaluate(*sizes) for a in (buffer.offset, buffer.size))
             if at is None or size is None or at < 0 or size < 0 or at + size > arena:
@@ -253,18 +253,30 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
                 room["weight", use.name] = stored_bytes(use.dtype, math.prod(use.shape))
         views = [(f"step {i} {s.op}", o) for i, s in enumerate(self.steps) for o in (*s.inputs, *s.outputs)]
         for subject, operand in [*views, *((f"output {name}", o) for name, o in self.outputs.items())]:
-            if (operand.kind, operand.name) not in room:
-                if operand.kind == "buffer":
-                    return f"{subject}: there is no buffer {operand.name}"
-                continue
-            shape = [a.evaluate(*sizes) for a in operand.shape]
-            strides = [a.evaluate(*sizes) for a in operand.strides]
-            offset = operand.offset.evaluate(*sizes)
-            if len(shape) != len(strides) or min((offset, *shape, *strides), default=0) < 0:
-                return f"{subject}: operand {operand.name}: a size, stride or offset is negative, or one is missing"
-            if 0 in shape:
-                continue
-            end = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
-            if stored_bytes(operand.dtype, end) > room[operand.kind, operand.name]:
-                return f"{subject}: operand {operand.name} ends behind its {operand.kind}"
+            if (problem := _view_problem(operand, room, sizes)) is not None:
+                return f"{subject}: {problem}"
         return None
+
+
+def _view_problem(operand: Operand, room: Mapping[tuple[str, str], int], sizes: tuple[int, int, int]) -> str | None:
+    """Returns the access of a view outside of its buffer or weight; None if it is inside.
+
+    Args:
+        operand: the view.
+        room: kind and name of buffers and weights -> their bytes. A weight without an entry isn't checked.
+        sizes: tokens, requests and rows of the step.
+    """
+    bytes_there = room.get((operand.kind, operand.name))
+    if bytes_there is None:
+        return f"there is no buffer {operand.name}" if operand.kind == "buffer" else None
+    shape = [a.evaluate(*sizes) for a in operand.shape]
+    strides = [a.evaluate(*sizes) for a in operand.strides]
+    offset = operand.offset.evaluate(*sizes)
+    if len(shape) != len(strides) or min((offset, *shape, *strides), default=0) < 0:
+        return f"operand {operand.name}: a size, stride or offset is negative, or one is missing"
+    if 0 in shape:
+        return None
+    end = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
+    if stored_bytes(operand.dtype, end) > bytes_there:
+        return f"operand {operand.name} ends behind its {operand.kind}"
+    return None
