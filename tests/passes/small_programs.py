@@ -134,6 +134,15 @@ def _decoder(shape: Shape, seed: int) -> Program:
     return program_of(Decoder(shape).eval())
 
 
+class Table(nn.Module):
+    """A module with one random weight, ``table`` [256, width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(width)
+        self.table = nn.Parameter(torch.randn(256, width))
+
+
 class _StepModule(nn.Module):
     def __init__(self, inner: nn.Module, call: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -253,6 +262,20 @@ def random_sequences(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
 def evaluate(program: Program, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The logits of one evaluation."""
     return program.evaluate(inputs)[0]
+
+
+def check_logits(
+    after: Program,
+    before: Program,
+    tolerance: float,
+    *,
+    lengths: Sequence[Sequence[int]] = ((5, 1, 17), (33,)),
+    vocabulary: int = 67,
+) -> None:
+    """Checks that two programs have the same logits for random sequences of these lengths, within a tolerance."""
+    for one in lengths:
+        inputs = whole_inputs(random_sequences(one, vocabulary))
+        torch.testing.assert_close(evaluate(after, inputs), evaluate(before, inputs), rtol=0, atol=tolerance)
 
 
 class PagedEvaluation:

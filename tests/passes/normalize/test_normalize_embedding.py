@@ -8,17 +8,10 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
 from enginewright.passes.normalize.sink_views import SinkViews
 from tests.passes.rewriting import op_counts, rewrite
-from tests.passes.small_programs import program_from
+from tests.passes.small_programs import Table, program_from
 
 aten = torch.ops.aten
 Inputs = dict[str, torch.Tensor]
-
-
-class Table(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        torch.manual_seed(width)
-        self.table = nn.Parameter(torch.randn(256, width))
 
 
 @pytest.mark.parametrize("width", [4, 9])

@@ -11,18 +11,11 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.normalize.normalize_slice_writes import NormalizeSliceWrites
 from tests.passes.rewriting import op_counts, rewrite
-from tests.passes.small_programs import program_from
+from tests.passes.small_programs import Table, program_from
 
 aten = torch.ops.aten
 Inputs = dict[str, torch.Tensor]
 Write = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class Table(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        torch.manual_seed(width)
-        self.table = nn.Parameter(torch.randn(256, width))
 
 
 def _write(into: torch.Tensor, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
