@@ -1,4 +1,4 @@
-"""A run of a bundle's target: the cpu program, observed step by step while the runtime's kernels compute it."""
+"""A run of a bundle's cpu program, whose steps are observed one by one while the runtime's kernels compute them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from .values import Recording, Used, ValueName, Values, leaves_of, token_axis
 
 _TOKENS, _ROWS = Affine(t=1), Affine(r=1)
 _SEED = 0
-"""The seed of the order in which KV blocks are dealt out."""
+"""The seed of the order in which KV blocks are assigned."""
 
 
 class BundleRun:
-    """A target of a bundle.
+    """A run of one target of a bundle.
 
-    The sequences are run as they are served: a chunk of each, the rest but one token, and a decode step. So keys and
-    values of the past are read from the cache.
+    Sequences are run in the way in which they are served: a chunk of each, the rest without the last token, then a
+    decode step. So keys and values of earlier tokens are read from the cache.
 
     Args:
-        bundle: open.
-        target: a ready target that has a lowered program.
-        isa: instruction set; None takes the best there is.
-        leaves: as of ``ProgramRun``.
-        scaling: what the passes of its recipe have done to the channels of values.
+        bundle: an open bundle.
+        name: the name of the run, for messages.
+        target: a target that is ready and has a lowered program.
+        isa: the instruction set; None takes the best one of this machine.
+        leaves: the paths of the modules without modules in them; None takes those that the program shows.
+        scaling: the changes that the recipe's passes made to the channels of values; None without any.
 
     Raises:
-        BundleError: it has no such target, or the program doesn't hold together.
+        BundleError: the bundle has no such target, or the program is inconsistent.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class BundleRun:
 
     @property
     def value_names(self) -> Collection[ValueName]:
-        """Names the values that the bundle's program can record."""
+        """The names of the values that the bundle's program can record."""
         return {probe.name for probe in self.probes}
 
     def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
-        """The values of sequences [S]; see ``Recording`` for ``given``."""
+        """Returns the values of sequences of token ids, [S] each. ``given`` are values to continue with; see
+        ``Recording``.
+        """
         lengths = [len(s) for s in sequences]
         recording = Recording(sum(lengths), given, self.scaling.scales, self.scaling.unknown)
         self.used = recording.used
@@ -92,12 +95,14 @@ class BundleRun:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """The stored weights of the module at ``path``, as float32."""
+        """Returns the stored weights of the module at ``path``, as float32."""
         weights = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
         return [tensor for tensor in weights if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """The stored weights of a step, as float32; those of a fused product are cut into each module's rows."""
+        """Returns the stored weights of a step, as float32; a fused product's weight is divided into the rows of each
+        module.
+        """
         assert isinstance(call.key, int)
         return cut(call, _stored(self.bundle, self.program.steps[call.key]))
 
@@ -107,7 +112,7 @@ class BundleRun:
 
 
 def _stored(bundle: Bundle, step: Step) -> list[Stored]:
-    """Weights come in an order of their own: what is multiplied, its scales, its offsets, then a bias."""
+    """Returns the weights of a step. A step reads the values of a weight, then its scales and offsets, then a bias."""
     weights = [o for o in step.inputs if o.kind == "weight"]
     group = int(step.attrs.get("weight_group", step.attrs.get("group_size", 0)))
     stored: list[Stored] = []
@@ -144,11 +149,13 @@ class _Plan:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """KV blocks of each cache group."""
+        """The number of KV blocks of each cache group."""
         return {g.name: sum(-(-n // g.block_size) for n in self.lengths) for g in self.program.cache_groups}
 
     def _tables(self) -> dict[str, Int32Array]:
-        """group -> [B, blocks], padded with -1; blocks are dealt out in a random order."""
+        """Returns the block table of each cache group, [B, blocks] padded with -1; blocks are assigned in a random
+        order.
+        """
         tables = {}
         generator = np.random.default_rng(_SEED)
         for group in self.program.cache_groups:
@@ -161,7 +168,9 @@ class _Plan:
         return tables
 
     def steps(self, ids: Int32Array) -> Iterator[tuple[npt.NDArray[np.int64], StepInput]]:
-        """Each step's tokens by their numbers in the whole run, and what goes into the program."""
+        """Yields the tokens of each step, as their numbers in the run, and the input of the program. ``ids`` are all
+        tokens.
+        """
         tables = self._tables()
         first = np.cumsum([0, *self.lengths])  # of each sequence, in the run
         ends = [sorted({0, -(-n // 2), n - 1, n} - {0}) for n in self.lengths]
@@ -185,7 +194,13 @@ class _Plan:
 
 @dataclass
 class _Sum:
-    """An input of a step that adds: where it is, what it was, and what it was given instead."""
+    """An input of a step that adds two values, and is replaced for that step.
+
+    Attributes:
+        place: the array of the input.
+        value: a copy of the original values.
+        other: the values in their place.
+    """
 
     place: npt.NDArray[Any]
     value: npt.NDArray[Any]
@@ -193,7 +208,7 @@ class _Sum:
 
 
 class _Probes:
-    """The probes of one step of the run, by step of the program and before or after."""
+    """The probes of one step of the run, by step of the program and by whether they are before it."""
 
     def __init__(
         self,
@@ -248,7 +263,7 @@ class _Probes:
                 moved[...] = replacement.reshape(moved.shape)
 
     def _note_rows(self, step: Step, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
-        """Notes which rows of a table a step takes."""
+        """Notes the rows of a table that a step reads."""
         if step.op not in ("embedding", "quantized_embedding"):
             return
         table = next(o for o in step.inputs if o.kind == "weight")
@@ -259,7 +274,7 @@ class _Probes:
             self._recording.use(step.where, "rows", ids.reshape(-1), table.shape[0].constant)
 
     def _before_sum(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
-        """Makes a step that adds its first two inputs find the sum that is given."""
+        """Replaces the first input of a step that adds its first two inputs, so that their sum is the given one."""
         for probe in [probe for probe in self._probes.get((index, False), ()) if probe.added]:
             first, second = arrays[:2]
             assert first is not None
@@ -270,7 +285,7 @@ class _Probes:
                 first[...] = self._own.other
 
     def _after_sum(self, probe: Probe, total: npt.NDArray[Any] | None) -> None:
-        """Its own sum: what it would have been, and what the step does to a sum. The input is put back."""
+        """Records the sum that the step would have computed from its original inputs, and restores the first input."""
         term, self._own = self._own, None
         assert term is not None
         assert total is not None
@@ -280,9 +295,10 @@ class _Probes:
             term.place[...] = term.value
 
     def _before_residual(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
-        """Makes a product add something of its own size, so that nothing is lost when that is taken off again.
+        """Replaces the residual that a product adds by values of the product's own size.
 
-        In a deep layer the residual is a hundred times what the product adds to it.
+        In a deep layer a residual is a hundred times as large as the product, so subtracting it from the sum would lose
+        bits.
         """
         for probe in [probe for probe in self._probes.get((index, False), ()) if probe.residual]:
             *others, residual = arrays
@@ -307,7 +323,9 @@ class _Probes:
             residual.place[...] = residual.value
 
     def _after_write(self, probe: Probe, step: Step) -> None:
-        """Keys are read from the cache, [P, Nkv, D, K], at the slots that were just written, and put back there."""
+        """Records the keys that a step has written to the cache [P, Nkv, D, K], and writes given keys in their
+        place.
+        """
         (cache,) = [operand for operand in step.inputs if operand.kind == "cache"]
         group, _, layer = cache.name.rpartition("/")
         keys, _ = self._executable.cache_arrays(group, int(layer))
@@ -320,12 +338,12 @@ class _Probes:
 
 
 def _axis(operand: Operand) -> int | None:
-    """The axis of tokens. The sampled rows are all tokens, in order."""
+    """Returns the axis of tokens of an operand; the sampled rows are all tokens, in order. None if there is none."""
     return token_axis([_TOKENS if size == _ROWS else size for size in operand.shape], _TOKENS)
 
 
 def calls_of(program: LoweredProgram, bundle: Bundle) -> list[Call]:
-    """The steps of a program. A value is a buffer: views of one are not distinguished."""
+    """Returns the steps of a program as calls. A value is a buffer; views of one buffer count as one value."""
     return [_call(index, step, bundle) for index, step in enumerate(program.steps)]
 
 
@@ -348,7 +366,7 @@ def _call(index: int, step: Step, bundle: Bundle) -> Call:
 
 
 def _view(operand: Operand) -> Hashable:
-    """The part of its buffer that an operand covers: offset, rows, stride between rows, and elements of a row."""
+    """Returns the part of a buffer that an operand covers: offset, rows, stride between rows, and elements of a row."""
     rows = [str(x) for x in (operand.offset, *operand.shape[:1], *operand.strides[:1])]
     return (*rows, math.prod(size.constant for size in operand.shape[1:]))
 
@@ -358,7 +376,15 @@ def _is_float(operand: Operand) -> bool:
 
 
 def put_keys(executable: CpuProgram, group: str, layer: int, slots: Int32Array, keys: FloatArray) -> None:
-    """Writes keys [T, Nkv, D] at slots [T] of a layer, rounded as its cache is where that has fewer bits than 32."""
+    """Writes keys to the cache of a layer, rounded to the cache's format.
+
+    Args:
+        executable: the program with the cache.
+        group: the name of the cache group.
+        layer: the layer's number within the group.
+        slots: [T], the slots to write to.
+        keys: [T, Nkv, D].
+    """
     blocks, places = np.divmod(slots, KV_BLOCK_SIZE)
     (dtype,) = (g.dtype for g in executable.lowered.cache_groups if g.name == group)
     if dtype == "f32":

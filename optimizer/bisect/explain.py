@@ -1,4 +1,6 @@
-"""Why two values differ: what the tensors, values and steps of both runs say."""
+"""The causes of a difference between two values: sentences from a comparison of the tensors, values and steps of both
+runs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from .tolerance import difference, lacks
 from .values import ValueName, Values
 
 _SAME = 1e-6
-"""Relative difference below which two tensors are one."""
+"""The relative difference below which two tensors count as equal."""
 
 
 def explain(
@@ -32,15 +34,15 @@ def explain(
     *,
     chance: bool,
 ) -> list[str]:
-    """Sentences about what is wrong with the value ``name``, the most specific first; maybe none.
+    """Returns sentences about the error in a value, the most specific first; an empty list if no cause is known.
 
     Args:
-        name: of the first value that differs.
+        name: the first value that differs.
         a: the run that is right.
-        values_a, values_b: their values.
-        tensors: b's that made the value.
-        neighbours: these, and those of what is fused with it.
-        chance: b's weights have been rounded, and a's not.
+        values_a, values_b: the values of both runs.
+        tensors: the tensors of b that computed the value.
+        neighbours: these tensors, and those of the modules that are fused with theirs.
+        chance: True if the weights of b were rounded, and those of a weren't.
     """
     swapped = _swapped(a, neighbours, name.path)
     tensor_reasons = [
@@ -52,7 +54,9 @@ def explain(
 
 
 def _twin(run: Run, tensor: Tensor, among: Sequence[Tensor]) -> Tensor | None:
-    """The other run's tensor of the same role in the same module; of several, the one of the same number."""
+    """Returns the tensor of another run with the same role in the same module, and the same number among several; None
+    without one.
+    """
     number = [t for t in among if (t.path, t.role) == (tensor.path, tensor.role)].index(tensor)
     theirs = [t for t in run.tensors(tensor.path) if t.role == tensor.role]
     return theirs[number] if number < len(theirs) else None
@@ -76,10 +80,11 @@ def _tensor_reason(a: Run, tensor: Tensor, among: Sequence[Tensor], *, chance: b
 
 
 def how_tensors_differ(a: FloatArray, b: FloatArray, *, chance: bool) -> str | None:
-    """Says in words how tensor b differs from tensor a of the same shape; None if they are the same.
+    """Describes the difference of tensor b from tensor a of the same shape; returns None if they are equal.
 
     Args:
-        chance: one of the two has been rounded to fewer bits, so small differences mean nothing.
+        a, b: the tensors.
+        chance: True if one of the two was rounded to fewer bits, so that small differences mean nothing.
     """
     power, apart = float(np.square(a, dtype=np.float64).sum()), float(np.linalg.norm(b - a))
     if apart <= _SAME * np.sqrt(power):
@@ -117,7 +122,7 @@ def _rows(rows: np.ndarray) -> str:
 
 
 def missing_biases(a: Run, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The biases of a's modules that b's ``tensors`` have none of."""
+    """Returns the biases of the modules of a for which ``tensors`` of b have none."""
     roles: dict[str, set[str]] = {}
     for tensor in tensors:
         roles.setdefault(tensor.path, set()).add(tensor.role)
@@ -126,7 +131,9 @@ def missing_biases(a: Run, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _swapped(a: Run, tensors: Sequence[Tensor], path: str) -> list[str]:
-    """Modules of one fused product, of which one is at ``path``, that have each other's weight."""
+    """Returns a sentence if the module at ``path`` and another one of the same fused product have each other's
+    weight.
+    """
     weights = [t for t in tensors if t.role == "weight"]
     reasons = []
     for one, other in combinations(weights, 2):
@@ -140,15 +147,15 @@ def _swapped(a: Run, tensors: Sequence[Tensor], path: str) -> list[str]:
 
 
 _CLOSE = 0.1
-"""A guess explains a difference if no more than this of it is left."""
+"""The largest share of a difference that may remain for a guess to explain it."""
 
 _LARGEST_HEAD = 256
 
 
 def value_reasons(name: ValueName, a: Run, values_a: Values, values_b: Values, *, known: bool) -> list[str]:
-    """The reasons why B's value differs from A's, as sentences.
+    """Returns the causes of the difference of a value of B from that of A, as sentences.
 
-    A common factor is reported only if nothing else is, and not if the reason is ``known``.
+    A common factor is reported only if no other cause is, and if no cause is ``known`` already.
     """
     theirs, ours = values_a[name], values_b[name]
     apart = float(np.linalg.norm(ours - theirs))
@@ -191,7 +198,7 @@ def _swapped_values(
 
 
 def _activation(name: ValueName, values_a: Values, theirs: FloatArray, ours: FloatArray, apart: float) -> Iterator[str]:
-    """act(up) * gate in place of act(gate) * up."""
+    """Yields a sentence if act(up) * gate was computed in place of act(gate) * up."""
     family = name.path.rpartition(".")[0]
     outputs = [
         (other, value)
@@ -217,10 +224,11 @@ def _end(name: ValueName) -> str:
 
 
 def _rotated(theirs: FloatArray, ours: FloatArray) -> Iterator[str]:
-    """Values that differ by a rotation of pairs, the same for every token: positions that are off.
+    """Yields a sentence if values differ by a rotation of pairs that is the same for every token: positions are
+    shifted.
 
-    Of heads of D values the first D, D/2 or D/4 turn in pairs (i, i + half of these) or neighbours, the first pair by
-    one radian a position.
+    The first D, D/2 or D/4 values of a head of D are rotated, in pairs (i, i + half of them) or of neighbours, the
+    first pair by one radian for each position.
     """
     tokens, width = theirs.shape
     sizes = [size for size in range(min(width, _LARGEST_HEAD), 3, -1) if width % size == 0 and size % 2 == 0]
@@ -243,20 +251,27 @@ def _rotated(theirs: FloatArray, ours: FloatArray) -> Iterator[str]:
 
 
 def _pairs(x: FloatArray, *, halves: bool) -> np.ndarray:
-    """[T, N, D] -> complex [T, N, D/2]."""
+    """Returns the pairs of a head's values as complex numbers: [T, N, D] -> [T, N, D/2]."""
     half = x.shape[-1] // 2
     first, second = (x[..., :half], x[..., half:]) if halves else (x[..., 0::2], x[..., 1::2])
     return np.asarray(first + 1j * second)
 
 
 _MOST = 0.1
-"""A larger part of other steps is another version's lowering, not a fault."""
+"""The largest share of differing steps that counts as an error; more mean that another version lowered the program."""
 
 
 def program_reasons(lowered: LoweredProgram, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:
-    """The differences between the steps ``calls`` of a stored program and those of the program that the export makes.
+    """Returns the differences between some steps of a stored program and of the program that the export makes.
 
-    Empty if they agree, or if over a tenth of the steps differ: another version has lowered the stored program then.
+    Args:
+        lowered: the program that the export makes.
+        stored: the stored program.
+        calls: the steps of the stored program to compare.
+
+    Returns:
+        sentences; none if the steps agree, or if more than a tenth of all steps differ: another version lowered it
+            then.
     """
     ours, theirs = ([repr(step) for step in program.steps] for program in (stored, lowered))
     matcher = SequenceMatcher(None, theirs, ours, autojunk=False)

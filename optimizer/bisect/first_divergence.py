@@ -32,12 +32,13 @@ def describe_divergence(
     comparison: Comparison,
     given: Values,
 ) -> FirstDivergence | None:
-    """Describes the first value that differs; None if none does.
+    """Describes the first value that differs; returns None if no value does.
 
     Args:
-        stage, pass_name: what made b of a.
+        stage: the stage that made b from a, in words; "" without one.
+        pass_name: the name of the pass; None if the stage isn't a pass.
         b: the run whose calls are examined.
-        comparison: with a.
+        comparison: the comparison of a and b.
         given: the values that b continued with.
     """
     if not comparison.differing:
@@ -72,8 +73,9 @@ def describe_divergence(
 
 
 def _concerned(name: ValueName, of_calls: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Picks a fused product's tensors that are of the value's own module or of what comes before it, as a norm that
-    is fused with rounding."""
+    """Returns the tensors of the module of a value, and those of the calls before it, such as a norm that is fused with
+    rounding.
+    """
     selected: list[Tensor] = []
     for tensors in of_calls:
         of_module = [tensor for tensor in tensors if tensor.path == name.path]
@@ -82,7 +84,13 @@ def _concerned(name: ValueName, of_calls: Sequence[Sequence[Tensor]]) -> list[Te
 
 
 def area(calls: Sequence[Call], probes: Sequence[Probe], name: ValueName, known: Collection[ValueName]) -> list[Call]:
-    """The calls that compute the value ``name`` from the values ``known``, in their order."""
+    """Returns the calls that compute a value from known values, in their order.
+
+    Args:
+        calls, probes: of the program.
+        name: the value.
+        known: the names of the known values.
+    """
     makers = {}
     for call in calls:
         for slot, value in call.writes:
@@ -121,13 +129,13 @@ class Comparison:
 
     Attributes:
         a: the first run.
-        values: of both.
-        tolerance: how far apart they may be.
-        values_compared: how many there are.
-        differing: those that differ, in the order of execution, and how.
-        largest_error: the largest error among the others, and where it is.
-        least_sensitive: of the linears' outputs and the logits, the value where a common factor is hardest to see, and
-            the smallest factor that would be found there.
+        values: the values of both runs.
+        tolerance: the largest difference allowed.
+        values_compared: the number of values.
+        differing: the values that differ, in the order of execution, with their differences.
+        largest_error: the largest error among the other values, and the value with it; None if all differ.
+        least_sensitive: among the outputs of linears and the logits, the value that needs the largest common factor to
+            differ, and that factor; None if all differ.
     """
 
     a: Run
@@ -142,9 +150,13 @@ class Comparison:
 def compare(
     a: Run, b: Run, values_a: Values, values_b: Values, tolerance: Tolerance, layers: Collection[int] | None = None
 ) -> Comparison:
-    """Compares the values of both runs, of some layers or all.
+    """Compares the values of two runs. Raises ComparisonError if they have no value in common.
 
-    Raises ComparisonError if they have no value in common.
+    Args:
+        a, b: the runs.
+        values_a, values_b: their values.
+        tolerance: the largest difference allowed.
+        layers: the numbers of the layers to compare; None for all.
     """
     names = comparable(values_a, values_b, layers)
     if not names:
@@ -178,7 +190,13 @@ def _bias(run: Run, name: ValueName) -> FloatArray | None:
 
 @dataclass(frozen=True)
 class Found:
-    """The stage at which the program differs from the one before (or from the source)."""
+    """The first stage of a program that differs from the stage before it, or from the source.
+
+    Attributes:
+        stage, after: the stage, and the run of its program.
+        comparison: the comparison with the stage before.
+        given: the values that both continued with.
+    """
 
     stage: Stage
     after: ProgramRun
@@ -187,18 +205,21 @@ class Found:
 
 
 class PassSearch:
-    """Compares a source with the stages of its program.
+    """The comparison of a source with the stages of its program.
 
-    All of them continue with the source's values, wherever both of two stages have them. So each stage's values show
-    its own calls, and two stages can be compared whatever rounding there was before; errors don't add up,
-    neither along the program nor from pass to pass.
+    Each stage continues with the source's values for all values that the compared stages have in common. So the values
+    of a stage show the errors of its own calls alone: earlier rounding doesn't matter, and errors don't add up along
+    the program or from pass to pass.
 
     Args:
-        source: the source, or None to begin with what was captured.
+        source: the run of the source.
         given: the source's values.
-        stages: what was captured, and what each pass left.
-        tolerances: of exact passes before anything is rounded, of exact ones after that, and of those that round.
-        layers: to compare; None: all.
+        stages: the captured program, and the program after each pass.
+        sequences: token ids, [S] each.
+        tolerances: for exact passes before any rounding, for exact passes after it, and for passes that round.
+        cache: the values of weights, which all stages share.
+        progress: called with the stage "compare".
+        layers: the numbers of the layers to compare; None for all.
     """
 
     def __init__(
@@ -226,7 +247,7 @@ class PassSearch:
         """The least sensitive value of exact passes, and of those that round: see ``Comparison``."""
 
     def run(self, index: int) -> Run:
-        """A stage's run; -1 is the source."""
+        """Returns the run of a stage; that of the source for -1."""
         return self._source if index < 0 else self.program(index)
 
     def program(self, index: int) -> ProgramRun:
@@ -237,13 +258,13 @@ class PassSearch:
         return self._runs[index]
 
     def common(self, index: int, other: Run) -> Values:
-        """The source's values that a stage and ``other`` have too; -1 is the source."""
+        """Returns the source's values that a stage (-1 is the source) and ``other`` can record too."""
         names = set(self.given) if index < 0 else set(self.program(index).value_names)
         names &= set(self.given) if other is self._source else set(other.value_names)
         return {name: value for name, value in self.given.items() if name in names}
 
     def values(self, index: int, given: Values) -> Values:
-        """The values that a stage computes if it continues with ``given`` in place of its own; each result is kept."""
+        """Returns the values that a stage computes if it continues with ``given`` values; results are cached."""
         if index < 0:
             return self.given
         key = index, frozenset(given)
@@ -254,10 +275,10 @@ class PassSearch:
         return self._kept[key]
 
     def first(self) -> Found | None:
-        """The first stage that differs from the one before; None if all agree.
+        """Returns the first stage that differs from the one before; None if all agree.
 
-        Exact stages one after the other are compared from end to end, and bisected if they differ. A stage that
-        changes the model on purpose isn't compared; what follows is compared with it.
+        Consecutive exact stages are compared from end to end, and bisected if they differ. A stage that changes the
+        model on purpose isn't compared; later stages are compared with it.
         """
         base, at = -1, 0
         while at < len(self._stages):

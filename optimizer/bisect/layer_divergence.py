@@ -1,9 +1,9 @@
-"""The divergence of two runs after each layer: a KL divergence of the tokens that they would predict from there.
+"""The divergence of two runs after each layer: the KL divergence of the tokens that the residual stream there predicts.
 
-The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"; Belrose et al. 2023, arXiv:2303.08112): what a
-layer gets, the residual stream, goes through the model's own last norm and output projection. Each run has its own of
-these two. So a change of basis that a run has folded into its weights makes no difference, and where the two
-distributions come apart is the layer that computes something else.
+It is the logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"; Belrose et al. 2023, arXiv:2303.08112):
+the input of a layer, the residual stream, goes through the model's last norm and output projection. Each run uses its
+own norm and projection, so a change of basis that its weights contain makes no difference. The distributions differ
+from the layer on that computes something else.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _NORMED = 0.1
 
 @dataclass(frozen=True)
 class LayerDivergence:
-    """KL(reference || other) in nats over some tokens: mean, and that of the worst token.
+    """KL(reference || other) in nats over some tokens.
 
-    ``layer``: the number of the layer whose input is looked at; None: behind the last, which are the logits.
+    Attributes:
+        layer: the number of the layer whose input is compared; None for the logits.
+        kl_mean, kl_max: the mean over the tokens, and the largest value.
     """
 
     layer: int | None
@@ -40,7 +42,7 @@ class LayerDivergence:
 def layer_divergence(
     reference: Run, other: Run, sequences: Sequence[torch.Tensor], progress: Progress = silent
 ) -> list[LayerDivergence] | None:
-    """The divergence of what each layer gets, in the order of layers, and last that of the logits.
+    """Returns the divergence of the input of each layer, in the order of layers, and last that of the logits.
 
     A run computes the sequences twice, and once more for each of its layers.
 
@@ -50,7 +52,7 @@ def layer_divergence(
         progress: called with the stage "layers" before each layer and after the last.
 
     Returns:
-        None where the two have other layers, or one of them hasn't the input of a layer or of its last norm as a value.
+        None if the layers of the two runs differ, or a run can't record the input of a layer or of the last norm.
     """
     recorded = []
     for run in (reference, other):
@@ -75,7 +77,9 @@ def layer_divergence(
 
 
 def _places(values: Values) -> tuple[dict[int, ValueName], ValueName] | None:
-    """The value that each layer gets, by its number, and the one that the norm behind all layers gets."""
+    """Returns the names of the input of each layer, by the layer's number, and of the input of the norm after all
+    layers.
+    """
     streams: dict[int, ValueName] = {}
     last: ValueName | None = None
     for name in values:  # in the order of execution

@@ -1,4 +1,4 @@
-"""A run of a Program: evaluated in torch, its nodes found by the module paths that they come from."""
+"""A run of a Program: torch evaluates it, and nodes are found by the paths of the modules that they come from."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .values import Recording, Used, ValueName, Values, from_rows, in_layers, le
 
 
 class ProgramRun:
-    """A program at some stage.
+    """A run of a program at some stage.
 
     Args:
-        program: not changed.
-        name: what to call it, such as "after fuse_qkv".
-        cache: values of weights, shared among the stages of one model.
-        leaves: paths of the modules that have none in them; by default as far as the program shows.
+        program: the program, which isn't changed.
+        name: the name of the run, such as "after fuse_qkv".
+        cache: the values of weights, which the stages of one model share.
+        leaves: the paths of the modules without modules in them; None takes those that the program shows.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ProgramRun:
 
     @property
     def value_names(self) -> Collection[ValueName]:
-        """Names the values that the program can record."""
+        """The names of the values that the program can record."""
         return {probe.name for probe in self.probes}
 
     def values(
@@ -61,9 +61,13 @@ class ProgramRun:
         given: Values | None = None,
         layers: Collection[int] | None = None,
     ) -> Values:
-        """The values of sequences [S] packed in one step; see ``Recording`` for ``given``.
+        """Returns the values of sequences of token ids [S], packed into one step.
 
-        Of ``layers`` only, if there are some: then nothing is computed that values given can stand for.
+        Args:
+            sequences: the token ids.
+            given: values to continue with; see ``Recording``.
+            layers: the numbers of the layers whose values are returned; None for all. With layers, calls whose results
+                are given aren't computed.
         """
         tokens = sum(len(s) for s in sequences)
         recording = Recording(tokens, given, self.scaling.scales, self.scaling.unknown)
@@ -90,17 +94,19 @@ class ProgramRun:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """The weights of the module at ``path``, as float32."""
+        """Returns the weights of the module at ``path``, as float32."""
         weights = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
         return [tensor for tensor in weights if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """The weights of a node, as float32; those of a fused product are cut into each module's rows."""
+        """Returns the weights of a node, as float32; a fused product's weight is divided into the rows of each
+        module.
+        """
         assert isinstance(call.key, Node)
         return cut(call, _stored(self.program, call.key))
 
     def describe(self, call: Call) -> str:
-        """Names a node in one line: its name, its op and its modules."""
+        """Returns a line about a node: its name, its op and its modules."""
         assert isinstance(call.key, Node)
         return f"node {call.key.name}: {call.op}" + (f" ({join_where(call.where)})" if call.where else "")
 
@@ -152,7 +158,7 @@ class _Probes:
             self._probes[probe.key, probe.before].append(probe)
 
     def needed(self, layers: Collection[int]) -> set[Node]:
-        """The calls that values in some layers are computed by, from values that are given."""
+        """Returns the calls that compute the values in some layers from given values."""
         observed = {
             probe.key for probes in self._probes.values() for probe in probes if in_layers(probe.name.path, layers)
         }
@@ -196,7 +202,7 @@ class _Probes:
         return np.concatenate([replacement for _, replacement in pieces], axis=1)
 
     def before(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """A call's arguments, as it is to get them."""
+        """Returns the arguments of a call, with given values in the place of its own, by position and by name."""
 
         def current(argument: Any, value: Any) -> Any:
             return self._replaced.get(argument, value) if isinstance(argument, Node) else value
@@ -211,7 +217,9 @@ class _Probes:
         return values, {key: current(node.kwargs[key], value) for key, value in kwargs.items()}
 
     def before_sum(self, node: Node, values: list[Any]) -> torch.Tensor | None:
-        """Makes a call that adds its first two arguments find the sum that is given; what the first one was."""
+        """Changes the first argument of a call that adds its first two, so that the sum is the given one; returns the
+        original.
+        """
         for probe in self._probes.get((node, False), ()):
             axis = _axis(self._program, node.meta["val"][probe.slot]) if probe.added else None
             if axis is not None:
@@ -225,8 +233,9 @@ class _Probes:
     def before_residual(
         self, node: Node, values: list[Any], named: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Makes a product add something of its own size, so that nothing is lost when that is taken off again; what it
-        would have added, and what it adds."""
+        """Replaces the residual that a product adds by values of the product's own size, so that subtracting it loses
+        no bits. Returns the original residual and the replacement.
+        """
         for probe in self._probes.get((node, False), ()):
             axis = _axis(self._program, node.meta["val"]) if probe.residual else None
             if axis is not None:
@@ -249,7 +258,7 @@ class _Probes:
         own: torch.Tensor | None,
         residual: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> Any:
-        """A call's result, as the program is to continue with it; see ``before_sum`` and ``before_residual``."""
+        """Returns the result of a call with which the program continues; see ``before_sum`` and ``before_residual``."""
         for probe in self._probes.get((node, False), ()):
             if probe.residual:
                 if residual is not None:
@@ -278,8 +287,10 @@ class _Probes:
     def _after_write(
         self, probe: Probe, node: Node, slots: torch.Tensor, result: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """The second of the results is the cache of keys, [P, K, Nkv, D]; ``slots`` [T] are those just written. What is
-        given is rounded as the cache rounds it: a program that isn't fused does that with what it is given before."""
+        """Records the keys of the slots [T] that a call has written to the cache of keys [P, K, Nkv, D], the second of
+        its results. Given keys are rounded as the cache rounds them: an unfused program rounds given keys when it
+        writes them.
+        """
         query, cache, *others = result
         keys = cache.flatten(0, 1)[slots.long()]
         replacement = self._recording.see(probe.name, to_rows(keys, 0))

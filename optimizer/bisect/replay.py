@@ -1,4 +1,4 @@
-"""Repeats an export: the source is captured, then rewritten pass by pass as a recipe says."""
+"""Repeats an export: captures the source, and rewrites it by the passes of a recipe, one by one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 @dataclass(frozen=True)
 class Stage:
-    """The program as a pass left it.
+    """The program after a pass.
 
     Attributes:
-        name: the pass; "capture" before the first one.
-        target: whose pass it is; "" for those of the common pipeline.
-        exact: whether nothing but rounding may differ from the stage before: the pass says so, or changed nothing.
-        program: a copy.
-        reshapes: whether it is another model than the stage before, on purpose.
+        name: the name of the pass; "capture" for the captured program.
+        target: the target that the pass belongs to; "" for passes of the common pipeline.
+        exact: True if nothing but the order of sums may differ from the stage before: the pass is exact, or changed
+            nothing.
+        program: a copy of the program.
+        reshapes: True if the pass has made another model on purpose.
     """
 
     name: str
@@ -61,17 +62,18 @@ def replay(
     scratch: Path,
     progress: Progress,
 ) -> list[Stage]:
-    """Repeats an export up to what a target is lowered from: the stages, of which the first is what was captured.
+    """Repeats an export up to the program that a target is lowered from, and returns its stages, the captured one
+    first.
 
     Args:
-        source: what was captured; to sample calibration tokens from.
-        captured: its program is rewritten.
-        recipe: its passes and formats.
-        target: whose passes come last.
-        calibration: a file to calibrate with, for a recipe that needs it; None samples from the model.
-        recovered: what was trained, for a bundle of it.
-        targets: those that the bundle was made for, if there is one.
-        scratch: a folder that lasts as long as the stages: weights that a pass has computed are there.
+        source: the captured model, from which calibration tokens are sampled.
+        captured: the captured program, which is rewritten.
+        recipe: the recipe with the passes and formats.
+        target: the target whose passes come last.
+        calibration: a file of calibration text, for a recipe that needs tokens; None samples them from the model.
+        recovered: the trained weights, for a bundle of a recovery.
+        targets: the targets that the bundle was made for; empty without a bundle.
+        scratch: a folder for computed weights, which has to exist as long as the stages.
         progress: called with the stages "calibration" and "passes".
 
     Raises:
@@ -104,7 +106,7 @@ def replay(
 def same_program(a: Program, b: Program) -> bool:
     """Returns True if two programs have the same calls of the same weights, in the same order.
 
-    False may also mean that the comparison couldn't see that they are equal.
+    It may return False for programs that are equal.
     """
     if a.graph is b.graph:
         return True

@@ -60,17 +60,17 @@ class FirstDivergence:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """A stored tensor that is not what it should be.
+    """A stored tensor that isn't equal to the tensor that should be stored.
 
     Attributes:
-        name: in the bundle.
-        modules: whose tensor it is.
-        layer: path of the layer; "" outside of layers.
-        sources: the source's tensors that the values which differ are made of, and their rows.
-        differing, values: how many values differ, of how many.
-        factor: what A's values are multiplied by to give B's, where that explains the difference.
-        places: the experts, rows, columns or groups that differ; "" if some do along all of each.
-        reason: all of it in words.
+        name: the name of the tensor in the bundle.
+        modules: the paths of the modules that read it.
+        layer: the path of the layer; "" outside layers.
+        sources: the source tensors, with their rows, of the values that differ.
+        differing, values: the number of values that differ, and of all values.
+        factor: the factor from A's values to B's, if a common one explains the difference; None otherwise.
+        places: the experts, rows, columns or groups with values that differ; "" if some differ along all of each.
+        reason: the difference in words.
     """
 
     name: str
@@ -89,12 +89,18 @@ class TensorDifference:
 
 
 _SHOWN = 4
-"""Sources that are named in a line."""
+"""The most sources that a line lists."""
 
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """Tensors that were compared bit for bit: how many, of how many bytes, those that differ, and those left out."""
+    """The bitwise comparison of stored tensors.
+
+    Attributes:
+        compared, bytes: the number of tensors that were compared, and their bytes.
+        differing: the tensors that differ.
+        not_compared: the names of the tensors that weren't compared.
+    """
 
     compared: int
     bytes: int
@@ -104,10 +110,12 @@ class StoredTensors:
 
 @dataclass(frozen=True)
 class SmallestFactor:
-    """The smallest factor on a linear's weights that comparing values finds at every linear; ``value_name`` is the
-    least sensitive value.
+    """The smallest common factor on a linear's weights that would be found at every linear.
 
-    ``between``: of what is compared, such as "passes that round".
+    Attributes:
+        between: the kind of stages that were compared, such as "passes that round".
+        factor: the factor.
+        value_name: the least sensitive value, at which the factor has to be that large.
     """
 
     between: str
@@ -117,21 +125,21 @@ class SmallestFactor:
 
 @dataclass(frozen=True)
 class BisectReport:
-    """The outcome. If all values agree ``first_divergence`` is None, and ``largest_error`` says how closely and where.
+    """The result of a bisection.
 
     Attributes:
-        a, b: what was compared.
-        sequences: the lengths of what was run.
-        layers: what the comparison was restricted to; None: nothing.
-        values_compared: how many.
-        tolerance: what was allowed where nothing is rounded to fewer bits.
-        largest_error, largest_error_at: see above.
-        first_divergence: where values first differ.
-        tensors: the stored tensors, compared with what they should be; None where nothing is stored.
-        not_covered: rows and experts that no token of the run has used.
-        smallest_factors: what comparing values can detect.
-        notes: what else to know.
-        seconds: that it took.
+        a, b: the names of the two runs.
+        sequences: the lengths of the sequences.
+        layers: the numbers of the layers that were compared; None for all.
+        values_compared: the number of values that were compared.
+        tolerance: the relative error allowed where nothing is rounded to fewer bits.
+        largest_error, largest_error_at: the largest error, and the value with it; None if a value differs.
+        first_divergence: the first value that differs; None if all agree.
+        tensors: the comparison of stored tensors; None if nothing is stored.
+        not_covered: rows and experts that no token of the run used.
+        smallest_factors: the errors of weights that the comparison could find.
+        notes: further remarks.
+        seconds: the duration.
     """
 
     a: str
@@ -151,10 +159,10 @@ class BisectReport:
 
     @property
     def agrees(self) -> bool:
-        """Returns True if no value and no stored tensor differs."""
+        """True if no value and no stored tensor differs."""
         return self.first_divergence is None and not (self.tensors and self.tensors.differing)
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns plain values for ``--json``."""
         fields = asdict(self, dict_factory=lambda pairs: {_JSON_KEYS.get(k, k): v for k, v in pairs})
         return {"agrees": self.agrees} | fields

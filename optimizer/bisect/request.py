@@ -30,11 +30,12 @@ from .values import layer_number
 
 @dataclass(frozen=True)
 class Given:
-    """One of the two things to compare.
+    """One of the two models or bundles to compare.
 
     Attributes:
-        what: a bundle's folder, a Hugging Face directory, a GGUF file, a Hub id, or a transformers model.
-        target, isa: of a bundle: which of its targets, and the instruction set; None takes the first, and the best.
+        what: a bundle's folder, a Hugging Face folder, a GGUF file, a Hub id, or a transformers model.
+        target: the target of a bundle; None takes the first one.
+        isa: the instruction set for a bundle; None takes the best one.
     """
 
     what: Path | PreTrainedModel
@@ -50,7 +51,7 @@ class Given:
         return describe_source(self.what).name if isinstance(self.what, Path) else type(self.what).__name__
 
     def found(self, progress: Progress) -> Given:
-        """Returns a copy with a local path: a Hub id is fetched."""
+        """Returns a copy with a local path; a Hub id is downloaded."""
         return replace(self, what=find_source(self.what, progress=progress)) if isinstance(self.what, Path) else self
 
     def is_same(self, other: Given) -> bool:
@@ -84,7 +85,7 @@ class Options:
 
 
 def check_meaning(a: Given, b: Given, options: Options) -> None:
-    """Raises ComparisonError for what is asked of a run that can't have it, instead of leaving it out."""
+    """Raises ComparisonError for an option or a property of ``a`` or ``b`` that has no meaning in their comparison."""
     for one in (a, b):
         if not one.is_bundle and one.isa is not None:
             raise ComparisonError(
@@ -120,7 +121,7 @@ def check_same_cache(a: Sequence[CacheGroup], name_a: str, b: Sequence[CacheGrou
 
 
 def check_layers(layers: Collection[int] | None, paths: Collection[str]) -> None:
-    """Raises RequestError for a layer that none of a model's module paths is in."""
+    """Raises RequestError if there is a layer with none of the paths of a model's modules; ``layers`` None are all."""
     if layers is None:
         return
     there = sorted({number for path in paths if (number := layer_number(path)) is not None})
@@ -157,7 +158,7 @@ _REPORT = "report/report.json"
 
 
 def check_calibration(bundle: Bundle, target: str, recipe: Recipe, file: Path | None) -> None:
-    """Raises ComparisonError if a pass for the target looked at a file's tokens, and ``file`` isn't given."""
+    """Raises ComparisonError if a pass of the export read tokens of a calibration file, and ``file`` is None."""
     if file is not None or not needs_tokens(recipe, (target,)):
         return
     try:
@@ -190,10 +191,10 @@ def recovery_of(bundle: Bundle, folder: Path | None) -> FinishedRecovery | None:
 
 
 LENGTHS = (37, 23)
-"""Lengths of random sequences. The first needs a second block of keys and values; models have neither as a size."""
+"""The lengths of random sequences. The first one needs a second KV block; no model has either as a size."""
 
 LONGEST = 512
-"""Tokens in all: every value of the model is in memory for each."""
+"""The most tokens of a comparison: every value of the model is in memory for each of them."""
 
 
 def choose_tokens(
@@ -204,10 +205,18 @@ def choose_tokens(
     seed: int,
     tokenizer: Tokenizer | None,
 ) -> list[torch.Tensor]:
-    """Sequences of token ids, int32 [S] each: ``tokens`` and ``texts``, or random ones if there are none.
+    """Returns sequences of token ids, int32 [S] each: ``tokens`` and ``texts``, or random ones without any.
 
-    Raises RequestError for ids that the model doesn't have, an empty sequence, one that is too long, and a text where
-    there is no tokenizer.
+    Args:
+        info: the model's vocabulary and context.
+        tokens: sequences of token ids.
+        texts: texts, which ``tokenizer`` encodes.
+        seed: of the random sequences.
+        tokenizer: None if the model has none.
+
+    Raises:
+        RequestError: an id is outside the vocabulary, a sequence is empty or too long, or there is a text without a
+            tokenizer.
     """
     sequences = [list(ids) for ids in tokens]
     if texts and tokenizer is None:

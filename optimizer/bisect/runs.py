@@ -41,35 +41,34 @@ class Tensor:
 
 
 class Run(Protocol):
-    """A run of a model: transformers' own, a Program at some stage, or a target of a bundle."""
+    """A run of a model: by transformers, by a Program at some stage, or by a target of a bundle."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def leaves(self) -> frozenset[str]:
-        """Paths of modules that have none in them."""
+        """The paths of the modules without modules in them."""
         ...
 
     @property
     def value_names(self) -> Collection[ValueName]:
-        """Names the values that the run can record."""
+        """The names of the values that the run can record."""
         ...
 
     def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
-        """The values of sequences of token ids [S], in the order of execution.
-
-        ``given``: values to continue with instead of what was computed there; see ``Recording``.
+        """Returns the values of sequences of token ids [S], in the order of execution. ``given`` are values to continue
+        with; see ``Recording``.
         """
         ...
 
     def tensors(self, path: str) -> list[Tensor]:
-        """The weights of the module at ``path``, as float32."""
+        """Returns the weights of the module at ``path``, as float32."""
         ...
 
 
 class TracedRun(Run, Protocol):
-    """A run that has a program: calls, and probes among them."""
+    """A run of a program with calls, and with probes of them."""
 
     @property
     def calls(self) -> list[Call]: ...
@@ -78,20 +77,26 @@ class TracedRun(Run, Protocol):
     def probes(self) -> list[Probe]: ...
 
     def describe(self, call: Call) -> str:
-        """A call in a line: "step 17 linear (model.layers.1.mlp.down_proj)"."""
+        """Returns a line about a call: "step 17 linear (model.layers.1.mlp.down_proj)"."""
         ...
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """The weights of a call, as float32; those of a fused product are cut into each module's rows."""
+        """Returns the weights of a call, as float32; a fused product's weight is divided into the rows of each
+        module.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight of a call before it is cut: its name, role, the parts that its rows are of, and how it is read.
+    """A weight of a call.
 
-    ``parts``: source tensor, first and last row, and how many rows of the weight these make, in order; 0: they are
-    mixed into those of the part before.
+    Attributes:
+        role: weight or bias.
+        name: the name of the weight in the run.
+        parts: the source tensor, its first row, the row after its last one, and the number of rows of the weight that
+            these make, in order. The number is 0 for rows that are mixed into those of the part before.
+        read: returns the values, as float32.
     """
 
     role: Role
@@ -101,7 +106,7 @@ class Stored:
 
 
 def cut(call: Call, stored: Sequence[Stored]) -> list[Tensor]:
-    """Each weight of a call, a product's by the linears that it is made of."""
+    """Returns the tensors of a call's weights; the weight of a fused product gives a tensor for each linear."""
     pieces = call.pieces if len(call.pieces) > 1 else (None,)
     path = call.pieces[0].path if call.pieces else call.owner or next(iter(call.where), "")
     return [_cut(weight, piece, path) for weight in stored for piece in pieces]
@@ -129,7 +134,9 @@ def _cut(weight: Stored, piece: Piece | None, path: str) -> Tensor:
 
 
 def dequantized(values: FloatArray, scales: FloatArray, offsets: FloatArray | None, group: int) -> FloatArray:
-    """value * scale + offset: [.., K] with [.., groups]; ``group`` 0 is all of K."""
+    """Returns value * scale + offset: [.., K] by [.., groups]. ``group`` values share a scale, all K values if
+    it is 0.
+    """
     size = values.shape[-1]
     width = group or size
 

@@ -28,11 +28,11 @@ SPARSE = 1.0
 """
 
 GAIN = 2e-3
-"""Rounding weights may make values larger or smaller on the whole by this much, and by what chance makes of it."""
+"""The largest deviation of a common factor from 1 that rounding of weights may cause, apart from chance."""
 
 SAME_GAIN = 1e-3
-"""The gain of two programs that round alike: values are rounded the other way upwards as often as downwards. A trained
-model has shown up to 2e-4.
+"""The gain of two programs that round alike: differences in rounding go up as often as down. A trained model has shown
+up to 2e-4.
 """
 
 
@@ -42,9 +42,9 @@ class Tolerance:
 
     Attributes:
         error: the largest relative error (``Difference.error``).
-        chance: values may differ by chance, as after rounding to fewer bits. A missing bias is then searched for in
-            differences that the tolerance would allow.
-        gain: the largest deviation of a common factor from 1; None: common factors aren't checked.
+        chance: True if values may differ by chance, as after rounding to fewer bits. A missing bias is then searched
+            for in differences within the tolerance too.
+        gain: the largest deviation of a common factor from 1; None if common factors aren't checked.
     """
 
     error: float
@@ -54,11 +54,12 @@ class Tolerance:
     def exceeded(
         self, a: FloatArray, b: FloatArray, bias: FloatArray | None = None, apart: Difference | None = None
     ) -> Difference | None:
-        """Returns the difference of b from a, [T, N] each, if it exceeds the tolerance; otherwise None.
+        """Returns the difference of b from a, [T, N] each, if it exceeds the tolerance; None otherwise.
 
         Args:
-            bias: [N], a bias that a contains.
-            apart: the difference of the two, if it is known already.
+            a, b: the two values.
+            bias: [N], a bias that is part of a; None without one.
+            apart: the difference, if it is known already.
         """
         gap = apart or difference(a, b)
         if not gap.error <= self.error:
@@ -75,10 +76,14 @@ class Tolerance:
         return gap if missing else None
 
     def smallest_factor(self, a: FloatArray, found: Difference) -> float:
-        """The least factor that would be seen for certain, if b were all multiplied by it.
+        """Returns the smallest common factor on all of b that ``exceeded`` would certainly find.
 
-        ``found``: how b is apart from ``a`` as it is. A factor f adds (f - 1) to the relative error of each column, of
-        which at least one is no smaller than the average.
+        A factor f adds (f - 1) to the relative error of each column, at least one of which has the average norm or a
+        larger one.
+
+        Args:
+            a: the right value, [T, N].
+            found: the present difference of b from a.
         """
         least = self.error + found.error
         if self.gain is not None and a.shape[1]:
@@ -92,14 +97,14 @@ class Tolerance:
 
 
 _TRIED = 400
-"""Factors that are tried, each larger than the one before by a hundredth or so."""
+"""The number of factors that are tried, each about 1 % larger than the one before."""
 
 
 def directions(a: FloatArray) -> float:
-    """The effective number of directions of a's rows, a: [T, N]: the participation ratio of its squared singular
-    values.
+    """Returns the effective number of directions of the rows of a, [T, N].
 
-    It is 1 if all rows are multiples of one, and T if all have the same length and are orthogonal.
+    It is the participation ratio of the squared singular values: 1 if all rows are multiples of one row, T if all rows
+    are orthogonal and of one length.
     """
     gram = (a @ a.T).astype(np.float64)
     power = float((gram**2).sum())
@@ -113,13 +118,17 @@ def lacks(a: FloatArray, b: FloatArray, bias: FloatArray) -> bool:
 
 
 def comparable(a: Values, b: Values, layers: Collection[int] | None = None) -> list[ValueName]:
-    """The values of both runs that can be compared, in the order of a; of some layers only, or all."""
+    """Returns the names of the values of both runs that can be compared, in the order of a. ``layers``: None for all
+    layers.
+    """
     both = [name for name, value in a.items() if name in b and b[name].shape == value.shape]
     return [name for name in both if in_layers(name.path, layers)]
 
 
 def coarsest(recipe: Recipe) -> float:
-    """The largest relative error that a lossy pass may cause in a product, by the recipe's coarsest format."""
+    """Returns the largest relative error that a pass that rounds may cause in a product, by the coarsest format of a
+    recipe.
+    """
     blocks: list[Storage] = ["int8"] if recipe.weights.keep_blocks else []  # what they are multiplied with is rounded
     if recipe.sparse:
         return SPARSE
@@ -132,12 +141,13 @@ class Difference:
     """The difference of value b from value a, [T, N] each.
 
     Attributes:
-        error: the worst column's error: the norm of the difference over all tokens, relative to the norm of a's
-            column, or to the mean column norm of a if that is larger. So one wrong row of a weight shows, and a column
-            that is small compared to its neighbours isn't measured by its rounding.
-        gain: the factor that brings a closest to b, by least squares.
-        scatter: the norm of b - a relative to a's, over all elements.
-        token, column, a, b: the place where the two are farthest apart, and the values there.
+        error: the error of the worst column: the norm of its difference over all tokens, divided by the norm of a's
+            column, or by the mean column norm of a if that is larger. So one wrong row of a weight is visible, and a
+            column that is small compared to the others isn't measured by its rounding.
+        gain: the factor on a that comes closest to b, by least squares.
+        scatter: the norm of b - a divided by the norm of a, over all elements.
+        token, column: the indices at which the two values differ most.
+        a, b: the values there.
     """
 
     error: float
@@ -150,7 +160,9 @@ class Difference:
 
 
 def difference(a: FloatArray, b: FloatArray) -> Difference:
-    """Compares a and b, [T, N]. What is not finite in one alone makes the error infinite; what is the same counts 0."""
+    """Returns the difference of two values [T, N]. A number that is not finite in one of them makes the error
+    infinite.
+    """
     if np.array_equal(a, b):
         first = (float(a[0, 0]), float(b[0, 0])) if a.size else (0.0, 0.0)
         return Difference(0.0, 1.0, 0.0, 0, 0, *first)

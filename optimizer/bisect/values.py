@@ -1,8 +1,8 @@
-"""The values of a model that can be compared between runs, named by provenance, and how a run records them.
+"""The values of a model that can be compared between runs, named by their modules, and the record of a run's values.
 
-A name is a module's path and which of its values is meant. A value has a row for each token, [T, N], whatever shape a
-run has it in. The same name is found in transformers' modules, in a Program at any stage, and in the steps of a
-bundle; a value that a fusion keeps in registers isn't there.
+A name is the path of a module and the kind of the value. A value has a row for each token, [T, N], whatever shape it
+has in a run. The same names are used for transformers' modules, a Program at any stage, and the steps of a bundle. A
+value that a fused kernel keeps in registers can't be recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from enginewright.runtime.shared.contracts import FloatArray
 
 What = Literal["input", "output", "query", "key", "value", "context", "logits"]
 """``input`` and ``output`` are those of a module without modules in it: a linear, a norm, an activation, an embedding.
-``query``, ``key`` and ``value`` are what attention gets (after any rotation), ``context`` is what it gives."""
+``query``, ``key`` and ``value`` are the arguments of attention, after any rotation; ``context`` is its result.
+"""
 
 _PLAIN: Mapping[What, str] = {
     "input": "input of",
@@ -34,7 +35,7 @@ _PLAIN: Mapping[What, str] = {
 
 @dataclass(frozen=True, order=True)
 class ValueName:
-    """``what`` of the module at ``path``."""
+    """The name of a value: the path of a module, and the kind of the value."""
 
     path: str
     what: What
@@ -44,7 +45,7 @@ class ValueName:
 
     @property
     def layer(self) -> str:
-        """The path of the layer that it is in, such as "model.layers.3"; "" outside of them."""
+        """The path of the layer with the module, such as "model.layers.3"; "" outside layers."""
         return layer_path(self.path)
 
 
@@ -52,13 +53,13 @@ LOGITS = ValueName("", "logits")
 
 
 def layer_number(path: str) -> int | None:
-    """3 of "model.layers.3.mlp"; None outside of layers."""
+    """Returns the number of the layer of a module, such as 3 for "model.layers.3.mlp"; None outside layers."""
     layer = layer_path(path)
     return int(layer.rpartition(".")[2]) if layer else None
 
 
 def in_layers(path: str, layers: Collection[int] | None) -> bool:
-    """Returns True if a module or tensor, by its path, is in one of these layers; None means all of the model."""
+    """Returns True if the module or tensor at a path is in one of these layers; ``layers`` None are all."""
     return layers is None or layer_number(path) in layers
 
 
@@ -68,11 +69,11 @@ Values = Mapping[ValueName, FloatArray]
 
 Parts = Literal["rows", "experts"]
 Used = dict[tuple[str, Parts], npt.NDArray[np.bool_]]
-"""A module that a token uses a part of -> which rows of an embedding, or which experts, were used in a run."""
+"""Module -> True for each row of an embedding, or each expert, that a token of a run used."""
 
 
 def not_covered(used: Used) -> list[str]:
-    """The rows and experts that no token of a run has used, in words."""
+    """Returns a line for each module with rows or experts that no token of a run used."""
     lines = []
     for (path, what), mask in used.items():
         left = np.flatnonzero(~mask)
@@ -84,25 +85,26 @@ def not_covered(used: Used) -> list[str]:
 
 
 _LISTED = 8
-"""Numbers of rows or experts that are listed."""
+"""The most numbers of rows or experts that a line lists."""
 
 
 def leaves_of(paths: Iterable[str]) -> frozenset[str]:
-    """The leaves of some module paths: those that aren't the parent of another one."""
+    """Returns the paths that are the parent of no other path: the modules without modules in them."""
     modules = set(paths) - {""}
     inner = {".".join(path.split(".")[:i]) for path in modules for i in range(1, path.count(".") + 1)}
     return frozenset(modules - inner)
 
 
 class Recording:
-    """The values that a run computed, and those that it was given to continue with instead.
+    """The values that a run computed, and the given values with which it continues instead.
 
     Args:
-        tokens: T of the whole run.
-        given: values to continue with. So each value shows what was computed since the values before it, not what
-            had gone wrong there.
-        scales: [N] of values whose channels the run has scaled on purpose; values here are without that.
-        without: values whose channels have unknown scales.
+        tokens: T, the number of tokens of the run.
+        given: the values to continue with. A value that is computed from given ones shows only the errors of its own
+            computation.
+        scales: the factors [N] by which the run has scaled the channels of a value on purpose; recorded values are
+            divided by them.
+        without: the names of values whose channels have unknown factors; they aren't recorded.
     """
 
     def __init__(
@@ -120,9 +122,15 @@ class Recording:
         self._dropped: set[ValueName] = set(without)
 
     def see(self, name: ValueName, rows: FloatArray, tokens: np.ndarray | None = None) -> FloatArray | None:
-        """Notes the value of some tokens (their numbers in the run; None: all), [t, N].
+        """Records the rows of a value.
 
-        Returns what to continue with, if it is another.
+        Args:
+            name: the name of the value.
+            rows: [t, N].
+            tokens: the numbers of the rows' tokens in the run; None for all tokens.
+
+        Returns:
+            the rows to continue with, [t, N]; None to continue with ``rows``.
         """
         if name in self._dropped:
             return None
@@ -139,7 +147,7 @@ class Recording:
         return self.instead(name, rows.shape[1], tokens)
 
     def instead(self, name: ValueName, width: int, tokens: np.ndarray | None = None) -> FloatArray | None:
-        """The replacement of a value for some tokens, [t, ``width``]; None: the run keeps its own."""
+        """Returns the given rows [t, ``width``] of a value for some tokens, None for all; or None if there are none."""
         replacement = self.given.get(name)
         if name in self._dropped or replacement is None or replacement.shape != (self.tokens, width):
             return None
@@ -148,36 +156,38 @@ class Recording:
         return some if scale is None else some * scale
 
     def use(self, path: str, what: Parts, which: np.ndarray, size: int) -> None:
-        """Notes which rows or experts of a module, of ``size``, tokens of the run have."""
+        """Notes the rows or experts ``which`` of a module, of ``size`` in all, as used."""
         self.used.setdefault((path, what), np.zeros(size, np.bool_))[which] = True
 
     def drop(self, name: ValueName) -> None:
-        """The value is computed more than once in a run, so it is ambiguous."""
+        """Drops a value that is computed more than once in a run, so that its name is ambiguous."""
         self._dropped.add(name)
         self.values.pop(name, None)
 
 
 def token_axis(shape: Sequence[object], tokens: object) -> int | None:
-    """The axis of ``shape`` that has a place for each token; None if there is none, or it is unclear which."""
+    """Returns the axis of a shape that has the size ``tokens``; None if there is none, or more than one."""
     axes = [i for i, size in enumerate(shape) if size == tokens]
     return axes[0] if len(axes) == 1 else None
 
 
 def batch_axis(shape: Sequence[int], tokens: int) -> int | None:
-    """The axis of tokens in a value of a module that runs one sequence: [1, T, ..], [1, N, T, D], or [T, ..]."""
+    """Returns the axis of tokens in a module's value for one sequence: [1, T, ..], [1, N, T, D] or [T, ..]; None
+    without one.
+    """
     places = (1, 2, 0) if len(shape) > 2 and shape[0] == 1 else (0,)
     return next((axis for axis in places if axis < len(shape) and shape[axis] == tokens), None)
 
 
 def to_rows(value: torch.Tensor, axis: int) -> FloatArray:
-    """[.., T, ..] -> [T, N], a copy."""
+    """Returns a value [.., T, ..] with its tokens along ``axis`` as rows [T, N], a copy."""
     moved = value.detach().movedim(axis, 0)
     rows: FloatArray = moved.reshape(moved.shape[0], -1).to(torch.float32, copy=True).numpy()
     return rows
 
 
 def from_rows(rows: FloatArray, like: torch.Tensor, axis: int) -> torch.Tensor:
-    """The reverse: [T, N] in the shape and type of ``like``, with its tokens along ``axis``."""
+    """Returns rows [T, N] in the shape and type of ``like``, whose tokens are along ``axis``."""
     moved = like.movedim(axis, 0)
     value = torch.from_numpy(rows).reshape(moved.shape).to(like.dtype)
     return value.movedim(0, axis).contiguous()
