@@ -1,4 +1,4 @@
-"""The devices that can be planned for: GPUs by what their makers state (devices.toml), and this machine's processor."""
+"""The devices of plans: GPUs with the figures that their makers state (devices.toml), and this machine's processor."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def _table() -> tuple[Shares, dict[str, Gpu]]:
 
 
 def _key(name: str) -> str:
-    """rtx4090 of "NVIDIA GeForce RTX 4090". Words such as PCIe stay: such a card has other figures."""
+    """Returns the key of a name, such as "rtx4090" for "NVIDIA GeForce RTX 4090". Words such as PCIe are part of it:
+    such a card has other figures.
+    """
     return "".join(w for w in re.split(r"[\s_-]+", name.strip().lower()) if w not in ("nvidia", "geforce", "tesla"))
 
 
 def read_devices(path: Path) -> dict[str, Gpu]:
-    """GPUs of a file that is written as devices.toml is, by their keys. Raises TargetError for one that isn't."""
+    """Reads the GPUs of a file in the format of devices.toml, by their keys. Raises TargetError for an invalid file."""
     try:
         entries = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES, piped=True).decode()).get("gpu", [])
         listed = [_own_gpu({"source": str(path), **entry}) for entry in entries]
@@ -48,7 +50,7 @@ _OWN = (
 
 
 def _own_gpu(entry: Mapping[str, Any]) -> Gpu:
-    """Raises ValueError, TypeError or KeyError for what isn't one."""
+    """Returns the GPU of an entry. Raises ValueError, TypeError or KeyError for an invalid one."""
     gpu = Gpu(**entry)
     if not re.fullmatch(r"\d{1,2}\.\d", gpu.capability) or _key(gpu.name) in ("", PROCESSOR):
         raise ValueError(f"{gpu.name!r} of capability {gpu.capability!r}: such a GPU can't be")
@@ -63,21 +65,24 @@ def _own_gpu(entry: Mapping[str, Any]) -> Gpu:
 
 
 def default_shares() -> Shares:
-    """The default shares of devices.toml."""
+    """Returns the default shares of devices.toml."""
     return _table()[0]
 
 
 def known_gpus() -> list[Gpu]:
-    """Reads the GPUs of devices.toml, in its order."""
+    """Returns the GPUs of devices.toml, in its order."""
     return list(_table()[1].values())
 
 
 def find_devices(names: Iterable[str], own: Mapping[str, Gpu] = MappingProxyType({})) -> list[Gpu | None]:
-    """Each device once; None is this machine's processor. One text may name several, with commas between them.
+    """Returns each named device once; None is this machine's processor.
 
-    ``own``: of ``read_devices``; they come before those of the same name that are known.
+    Args:
+        names: the names; a text may have several, with commas between them.
+        own: the GPUs of ``read_devices``, which take precedence over those of devices.toml with the same name.
 
-    Raises TargetError for a name that isn't known; says which are, and which was probably meant.
+    Raises:
+        TargetError: a name isn't known; the message lists the known names and the most similar one.
     """
     gpus = {**_table()[1], **own}
     by_key: dict[str, Gpu | None] = {}

@@ -1,4 +1,4 @@
-"""The engine's time around a step, on this machine: measured with an executor that computes nothing."""
+"""Measures the engine's time around a step on this machine, with an executor that computes nothing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ class _Idle:
 
 
 def engine_seconds(groups: Sequence[CacheGroup], requests: int) -> float:
-    """Times the engine's part of a step in which so many requests decode: scheduling, arrays, tokens. The
-    median of some."""
+    """Returns the seconds of the engine's part of a step in which ``requests`` requests decode: scheduling, arrays,
+    tokens.
+
+    It is the median of several steps. ``groups`` are the cache groups of the program.
+    """
     most = _STEPS + 2
     engine = Engine(_Idle(groups, requests, _PROMPT + most), SchedulerConfig(requests, requests * _PROMPT))
     for i in range(requests):

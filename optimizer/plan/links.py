@@ -1,4 +1,4 @@
-"""The links between ranks: those of links.toml, those named by their rate, and this machine's shared memory."""
+"""The links between ranks: those of links.toml, those with a stated rate, and the shared memory of this machine."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from enginewright.runtime.shared.errors import RequestError, TargetError
 from .options import parse_seconds
 
 MEMORY = "memory"
-"""The name of shared memory of this machine, in which a gather copies nothing."""
+"""The name of the shared memory of this machine, in which a gather copies nothing."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link of one kind.
+    """A kind of link.
 
     Attributes:
-        bandwidth: bytes a second in one direction, for each device; 0: nothing is copied.
+        name: the name.
+        bandwidth: bytes a second in one direction, for each device; 0 if nothing is copied.
         base, hop: seconds of a collective without bytes: ``base + (ranks - 1) * hop``.
-        between: it joins machines.
-        capability: of the GPUs that have it, where its name has a generation.
-        source: who says so.
-        reached: programs reach all of its bandwidth; of others they reach a share.
+        source: the source of the figures.
+        between: True if it joins machines.
+        capability: the capability of the GPUs that have it, if there are several generations; "" otherwise.
+        reached: True if programs reach all of its bandwidth, False if they reach a share.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Link:
     reached: bool = False
 
     def waited(self, ranks: int) -> float:
-        """Predicts the seconds of a collective of so many ranks, beside its bytes."""
+        """Predicts the seconds of a collective of a number of ranks, without the time for its bytes."""
         return self.base + (ranks - 1) * self.hop
 
 
@@ -53,7 +54,7 @@ def _table() -> tuple[float, dict[str, Link]]:
 
 
 def _key(name: str) -> str:
-    """ethernet100 of "Ethernet 100"; the short names that people write are known too."""
+    """Returns the key of a name, such as "ethernet100" for "Ethernet 100" and for its short names."""
     key = "".join(re.split(r"[\s_-]+", name.strip().lower()))
     key = re.sub(r"(gbit|gbe|gb|g)$", "", key)
     return re.sub(r"^(eth|roce)(?=\d)", "ethernet", re.sub(r"^(ib)?(hdr|ndr)$", r"infiniband\2", key))
@@ -64,7 +65,9 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def _rated(text: str) -> Link | None:
-    """A link of a rate that was measured, such as "2.5gbit", with the seconds of one way: "100mbit+0.3ms"."""
+    """Returns the link of a measured rate, such as "2.5gbit", or "100mbit+0.3ms" with the seconds of one way; None
+    otherwise.
+    """
     match = _RATE.fullmatch(text.strip().lower())
     if match is None:
         return None
@@ -80,20 +83,25 @@ def _rated(text: str) -> Link | None:
 
 
 def known_links() -> list[Link]:
-    """Reads the links of links.toml, in its order."""
+    """Returns the links of links.toml, in its order."""
     return list(_table()[1].values())
 
 
 def default_share() -> float:
-    """The share of a link's bandwidth that is reached, as links.toml assumes."""
+    """Returns the share of a link's bandwidth that programs reach, by links.toml."""
     return _table()[0]
 
 
 def find_link(name: str, gpu: Gpu | None) -> Link | None:
-    """The link of that name or rate; None is this machine's memory. ``nvlink`` is of the GPU's generation.
+    """Returns the link of a name or a rate; None is the memory of this machine.
 
-    Raises TargetError for one that isn't known, or that the device hasn't, and says which are; RequestError for a rate
-    or a time that can't be.
+    Args:
+        name: the name or the rate; ``nvlink`` is that of the GPU's generation.
+        gpu: the device of each rank; None for this machine.
+
+    Raises:
+        TargetError: the link isn't known, or the device doesn't have it; the message lists the known ones.
+        RequestError: a rate or a time is impossible.
     """
     if (rated := _rated(name)) is not None:
         return rated
@@ -127,7 +135,9 @@ def find_link(name: str, gpu: Gpu | None) -> Link | None:
 
 
 def split_links(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of one text or several, with commas between them. Raises RequestError for more than two."""
+    """Returns the names of links of one or several texts, with commas between names. Raises RequestError for more than
+    two.
+    """
     parts = tuple(part for text in names for part in text.split(",") if part.strip())
     if len(parts) > 2:
         raise RequestError(

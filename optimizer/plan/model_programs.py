@@ -1,4 +1,4 @@
-"""The programs that recipes make of a model, from its configuration: an export's passes, without reading weights."""
+"""Makes the programs of a model from its configuration alone: runs the passes of an export without reading weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,15 @@ def programs_of_model(
     targets: Sequence[str],
     listed: Listing | None = None,
 ) -> tuple[ModelInfo, tuple[PlannedProgram, ...]]:
-    """Makes the programs of a model for ``planner.planned_model``. ``listed``: the Hub's answer, if it was asked."""
+    """Returns a model's properties, and the programs that recipes make of it.
+
+    Args:
+        source: a model's folder, a GGUF file, or a Hub id.
+        recipes: the recipes.
+        progress: called with the stages of an export.
+        targets: the targets whose programs are made.
+        listed: the Hub's list of the model's files, if it was requested already; None otherwise.
+    """
     with fewer_collections():
         path = find_source(source, weights=False, progress=progress, listed=listed)
         progress(ProgressEvent("capture", 0, 1, path.name))
@@ -75,11 +83,18 @@ def programs_of_model(
 def _lowered(
     captured: Program, recipe: Recipe, target: str, prepared: dict[tuple[str, ...], Program]
 ) -> LoweredProgram:
-    """Lowers a recipe's program for a target. Rounding to nearest replaces methods that choose numbers by what a model
-    computes, since they change no size.
+    """Returns the lowered program of a recipe for a target.
 
-    ``prepared``: the programs before formats are chosen, by the names of the passes that are on. Raises TargetError
-    if the target has no kernels for the recipe.
+    Methods that choose numbers by the values of a model are replaced by rounding to nearest, since they change no size.
+
+    Args:
+        captured: the captured program.
+        recipe: the recipe.
+        target: the name of the target.
+        prepared: the programs before formats are chosen, by the names of the active passes; new ones are added.
+
+    Raises:
+        TargetError: the target has no kernels for the recipe.
     """
     check_kernels(recipe, (target,))
     nearest = recipe.model_copy(

@@ -25,21 +25,22 @@ class PlanOptions:
     """The options of a plan.
 
     Attributes:
-        devices: names of GPUs, or "cpu".
-        device_file: TOML with further GPUs, in the format of devices.toml.
-        recipes: recipes to plan for a model; empty takes all built-in ones.
-        batches: requests that run at a time.
-        context: tokens of each request with its answer; None takes 2,048, or the model's context if it is shorter.
-        prompt: tokens of the prompt for the time to first token; None takes 512, or the context.
-        tpot, ttft: goals in seconds: for each output token, and for the first.
-        memory: bytes of every device, in place of its own.
-        bandwidth_share, compute_share: the share of a GPU's figures that is reached; None: those of devices.toml.
-        threads: threads of this machine; 0 takes one for each core.
-        ranks: numbers of ranks to split a model into; empty: it isn't split.
-        partition: one partition, such as "tensor=4,pipeline=2", in place of all that ``ranks`` allows.
-        links: the links between ranks: one name, or two, within a machine and between machines.
-        per_machine: ranks of a machine if two links are named; None takes 8.
-        link_share: the share of a link's bandwidth that is reached; None takes that of links.toml.
+        devices: the names of GPUs, or "cpu".
+        device_file: a TOML file with further GPUs, in the format of devices.toml.
+        recipes: the recipes to plan for a model; empty for all built-in ones.
+        batches: numbers of requests that run at a time.
+        context: tokens of each request with its answer; None for 2,048, or the model's context if it is shorter.
+        prompt: tokens of the prompt for the time to first token; None for 512, or the context if it is shorter.
+        tpot, ttft: goals in seconds: for each output token, and for the first one; None for no goal.
+        memory: bytes that may be used of every device's memory; None for the default of each device.
+        bandwidth_share, compute_share: the share of a GPU's stated figures that programs reach; None for that of
+            devices.toml.
+        threads: threads of this machine; 0 for one per core.
+        ranks: the numbers of ranks to divide a model into; empty if it isn't divided.
+        partition: one partition, such as "tensor=4,pipeline=2"; None for all partitions into ``ranks``.
+        links: the link between ranks, or two links: within a machine and between machines.
+        per_machine: ranks of a machine if two links are named; None for 8.
+        link_share: the share of a link's bandwidth that programs reach; None for that of links.toml.
     """
 
     devices: tuple[str, ...] = (PROCESSOR,)
@@ -62,7 +63,9 @@ class PlanOptions:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """0.02 of "20ms", "20 ms", "0.02s" or "20000us". Raises RequestError naming ``option``."""
+    """Returns the seconds of a text such as "20ms", "20 ms", "0.02s" or "20000us". Raises RequestError naming
+    ``option``.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", text.strip().lower())
     if match is None or not float(match[1]):
         raise RequestError(f"{option}: {text!r} isn't a time", hint="Pass a number with its unit: 20ms, 0.5s or 800us.")
@@ -70,7 +73,7 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def shares_of(options: PlanOptions) -> Shares:
-    """The requested shares, or those of devices.toml. Raises RequestError for one that is out of range."""
+    """Returns the shares of the options, or those of devices.toml. Raises RequestError for a share out of range."""
     requested = {"bandwidth": options.bandwidth_share, "compute": options.compute_share}
     for name, share in requested.items():
         if share is not None and not 0 < share <= 1:
@@ -86,7 +89,7 @@ def check_range(option: str, values: Sequence[int], most: int) -> None:
 
 
 def within(options: PlanOptions, info: ModelInfo) -> PlanOptions:
-    """With sizes that the model takes. Raises RequestError for larger ones."""
+    """Returns options whose sizes are set, within the model's context. Raises RequestError for larger ones."""
     context = min(CONTEXT, info.context_length) if options.context is None else options.context
     check_range("context", (context,), info.context_length)
     prompt = min(PROMPT, context) if options.prompt is None else options.prompt

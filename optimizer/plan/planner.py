@@ -1,4 +1,6 @@
-"""A plan: what fits in a device's memory, how fast steps are there, and the largest batch that meets the goals."""
+"""Plans a model on devices: the memory that it needs, the time of its steps, and the largest batch that meets the
+goals.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ from .programs import PlannedModel, PlannedProgram, planning_of, target_on
 from .result import BatchSpeed, DevicePlan, DeviceSection, Omitted, PlanResult, StepTime
 
 CHUNK = SchedulerConfig().prefill_tokens
-"""Tokens of prompts that a step has at most, as ``LLM`` runs."""
+"""The most tokens of prompts in a step of ``LLM``."""
 
 
 _STEP_ROWS, _STEP_PROMPTS, _STEP_CONTEXT = (1, 4, 16, 64), (64, CHUNK), 128
@@ -50,14 +52,14 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
 
     Args:
         source: a bundle, or a model: see ``planned_model``.
-        options: see there.
-        progress: called as the work goes on.
+        options: the options of the plan.
+        progress: called with the stages of an export, and of the measurements.
 
     Raises:
         TargetError: a device isn't known, or lacks the formats of the only recipe.
         RequestError: an option is out of range.
-        CapacityError: no recipe fits on any of the devices; says which would.
-        What ``planned_model`` raises.
+        CapacityError: no recipe fits on any of the devices; the hint names devices on which one would.
+        BundleError, SourceError, UnsupportedModelError, RecipeError, MissingDependencyError: as for ``planned_model``.
     """
     load = processes_waiting()  # before there is work of our own
     devices = find_devices(options.devices, {} if options.device_file is None else read_devices(options.device_file))
@@ -98,16 +100,16 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
 def planned_model(
     source: str | Path, recipes: Sequence[str | Path], targets: Sequence[str] = (), progress: Progress = silent
 ) -> PlannedModel:
-    """Reads what a bundle has, or computes what recipes would make of a model.
+    """Returns the programs of a bundle, or those that recipes would make of a model.
 
     Args:
         source: a bundle's folder; or a model's folder, of which config.json is enough, a GGUF file, or a Hub id.
-        recipes: of a model: names or TOML files; none are all built-in ones.
-        targets: of a model: whose programs are wanted; none: the one that this machine runs. See ``target_on``.
-        progress: called with stages of an export.
+        recipes: the names or TOML files of the recipes for a model; none for all built-in ones, and for a bundle.
+        targets: the targets whose programs are made of a model; none for the target of this machine. See ``target_on``.
+        progress: called with the stages of an export.
 
     Raises:
-        BundleError: the bundle has no lowered program, or recipes are named beside it.
+        BundleError: the bundle has no lowered program, or recipes are named for a bundle.
         SourceError, UnsupportedModelError, RecipeError, MissingDependencyError: as for an export.
     """
     if (Path(source) / MANIFEST_PATH).is_file():
@@ -146,6 +148,7 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
 
 
 def name_of(gpu: Gpu | None) -> str:
+    """Returns the name of a device; None is this machine's processor."""
     return PROCESSOR if gpu is None else gpu.name
 
 
@@ -158,14 +161,14 @@ def processes_waiting() -> float:
 
 
 def room_of(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
-    """Bytes for weights, caches and what a step computes."""
+    """Returns the bytes of a device's memory that weights, caches and the values of a step may take."""
     if options.memory is not None:
         return options.memory
     return free_memory() if gpu is None else int(gpu.memory * shares.memory)
 
 
 def _omitted(model: PlannedModel, devices: Sequence[Gpu | None]) -> list[Omitted]:
-    """Recipes without a program, once where that is so on every device."""
+    """Returns the recipes without a program: once if they have none on any device, otherwise for each device."""
     of_each = [
         (Omitted(p.recipes, None, p.omitted), name_of(gpu))
         for gpu in devices
@@ -184,7 +187,15 @@ MakeModel = Callable[[PlannedProgram, Gpu | None], StepModel]
 
 
 def model_maker(options: PlanOptions, shares: Shares, context_length: int, progress: Progress) -> MakeModel:
-    """Gives a program's model on a device. What its steps cost is counted once for all devices."""
+    """Returns a function that makes the model of a program's steps on a device.
+
+    The costs of a program's steps are counted once for all devices.
+
+    Args:
+        options, shares: of the plan.
+        context_length: tokens of the model's context.
+        progress: called while kernels are timed.
+    """
     counted: dict[int, CountedSteps] = {}
 
     def make(planned: PlannedProgram, gpu: Gpu | None) -> StepModel:
@@ -205,36 +216,53 @@ def model_maker(options: PlanOptions, shares: Shares, context_length: int, progr
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a device that a program needs, in bytes."""
+    """The memory that a program needs on a device, in bytes.
+
+    Attributes:
+        program: the lowered program.
+        target: the name of its target.
+    """
 
     program: LoweredProgram
     target: str
 
     @property
     def weights(self) -> int:
+        """The bytes of all weights."""
         return sum(map(stored_bytes, self.program.weights))
 
     def workspace(self, requests: int, prompt: int, context: int) -> int:
-        """Counts bytes of the largest step: intermediate values with logits, and parts of long contexts' attention."""
+        """Returns the bytes of the largest step: intermediate values with logits, and scratch of attention over long
+        contexts.
+
+        Args:
+            requests: requests that run at a time.
+            prompt: tokens of a prompt.
+            context: tokens of each request.
+        """
         tokens = requests + min(prompt, CHUNK)
         planning = planning_of(self.target)
         scratch = planning.scratch(self.program, requests, context) if planning is not None else 0
         return self.program.arena_bytes.evaluate(tokens, requests, requests) + scratch
 
     def cache(self, tokens: int, requests: int = 1) -> int:
-        """Counts bytes of the cache of requests of so many tokens each."""
+        """Returns the bytes of the caches of ``requests`` requests of ``tokens`` tokens each."""
         groups = self.program.cache_groups
         block = max((group.block_size for group in groups), default=1)
         whole = -(-tokens // block) * block
         return bytes_for(groups, requests * whole, enough_for_windows(groups, requests, CHUNK))
 
     def needed(self, requests: int, context: int, prompt: int) -> int:
-        """For so many requests that have grown to their context."""
+        """Returns all bytes for ``requests`` requests that have ``context`` tokens each; ``prompt`` is the length of a
+        prompt.
+        """
         return self.weights + self.workspace(requests, prompt, context) + self.cache(context, requests)
 
 
 def most_that(most: int, holds: Callable[[int], bool]) -> int:
-    """The largest number up to ``most`` for which something holds that holds for all below it; 0 if none."""
+    """Returns the largest number up to ``most`` that meets a condition; 0 if none does. Every smaller number has to
+    meet it too.
+    """
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -319,7 +347,7 @@ def largest_batch(
 
 
 def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:
-    """Decoding alone, prompts alone, and both."""
+    """Returns the times of steps of some sizes: decoding alone, prompts alone, and both."""
     times, contexts = [], sorted({min(_STEP_CONTEXT, context), context})
     for rows in (0, *_STEP_ROWS):
         for prompt in (0, *_STEP_PROMPTS):
@@ -332,7 +360,14 @@ def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:
 
 
 def first_token_seconds(model: StepModel, prompt: int, others: int, context: int) -> float:
-    """Predicts the time of a prompt that comes in chunks, while ``others`` requests get a token in each step."""
+    """Predicts the time to the first token of a prompt that is read in chunks.
+
+    Args:
+        model: the model of the program's steps.
+        prompt: tokens of the prompt.
+        others: requests that get a token in each of these steps.
+        context: tokens of each of these requests.
+    """
     seconds, done = 0.0, 0
     while done < prompt:
         chunk = min(CHUNK, prompt - done)
@@ -344,7 +379,9 @@ def first_token_seconds(model: StepModel, prompt: int, others: int, context: int
 def _advice(
     one: DevicePlan, model: PlannedModel, plans: Sequence[DevicePlan], options: PlanOptions, shares: Shares
 ) -> str:
-    """Suggests changes that would fit if this plan doesn't."""
+    """Returns suggestions for a plan that doesn't fit: recipes, lengths of requests, and devices with which it
+    would.
+    """
     assert options.context is not None and options.prompt is not None
     suggestions = []
     if smaller := [p for p in plans if p.device == one.device and p.fits]:
@@ -367,7 +404,7 @@ def _or(names: Sequence[str]) -> str:
 
 
 def _no_room(model: PlannedModel, plans: Sequence[DevicePlan], options: PlanOptions, shares: Shares) -> CapacityError:
-    """Makes the error about the recipe with the fewest bytes on the device with the most room."""
+    """Returns the error that no plan fits. It is about the recipe that comes closest to fitting."""
     if not plans:
         why = "; ".join(f"{', '.join(p.recipes)}: {p.omitted}" for p in model.programs)
         return CapacityError(

@@ -1,4 +1,6 @@
-"""The programs that are planned for: a bundle's, or those that recipes would make of a model, without its weights."""
+"""The programs that are planned: those of a bundle, or those that recipes would make of a model, without its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from enginewright.runtime.shared.targets import part
 
 
 def planning_of(target: str) -> Planning | None:
-    """The planning of a target's programs; None if its package has none."""
+    """Returns the planning of a target's programs; None if its package has none."""
     planning: Planning | None = getattr(part(target, "compile.plan"), "PLANNING", None)
     return planning
 
 
 def target_on(*, gpu: bool) -> str:
-    """Whose programs are planned with on GPUs, or on this machine."""
+    """Returns the name of the target whose programs are planned on GPUs, or on this machine."""
     for target in targets_with("compile.plan"):
         planning = planning_of(target)
         if planning is not None and planning.gpus == gpu:
@@ -54,14 +56,18 @@ class PlannedModel:
     programs: tuple[PlannedProgram, ...]
 
     def programs_on(self, *, gpu: bool) -> tuple[PlannedProgram, ...]:
-        """The programs for a GPU, or else another target's in their place; or those for this machine."""
+        """Returns the programs for a GPU (or, without any, those of another target), or the programs for this
+        machine.
+        """
         on_gpus = tuple(p for p in self.programs if p.target == target_on(gpu=True))
         others = tuple(p for p in self.programs if p.target != target_on(gpu=True))
         return (on_gpus or others) if gpu else others
 
 
 def undecided(recipe: Recipe) -> str:
-    """Why nobody can say without the weights what a recipe makes of a model; "" if its configuration says it all."""
+    """Returns the reason why the program of a recipe depends on the weights; "" if the model's configuration is
+    enough.
+    """
     if recipe.searched:
         return "a search over the weights decides its formats or shapes"
     if recipe.prune is not None or recipe.attention is not None:

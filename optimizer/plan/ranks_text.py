@@ -1,4 +1,4 @@
-"""A plan for ranks as a terminal shows it."""
+"""Prints a plan for ranks in a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .text import busy, device_line, late_mark, limit_of, longest_request, plain
 
 
 def print_rank_plans(result: RankPlans, console: Console) -> None:
-    """Says for each device and recipe what partitions hold, move and give, and which are best."""
+    """Prints the memory, the received bytes and the speed of each partition, and the best partitions, for each device
+    and recipe.
+    """
     for device in result.devices:
         console.print(device_line(device), markup=False, soft_wrap=True)
         console.print(link_line(result.links[device.name]), markup=False, soft_wrap=True)
@@ -36,7 +38,7 @@ def print_rank_plans(result: RankPlans, console: Console) -> None:
 
 
 def link_line(wires: dict[str, Any]) -> str:
-    """The links between ranks, as a line."""
+    """Returns a line about the links between ranks."""
     parts = []
     for link, where in ((wires["inside"], "within a machine"), (wires["between"], "between machines")):
         if link is None:
@@ -52,7 +54,7 @@ def link_line(wires: dict[str, Any]) -> str:
 
 
 def best_line(best: Best) -> str:
-    """Names the best partitions of so many ranks."""
+    """Returns a line with the best partitions of a number of ranks."""
     if best.latency is None and best.throughput is None:
         return f"{best.ranks:,} ranks: none fits and meets the goals"
     latency, throughput = best.latency or "none", best.throughput or "none"
@@ -60,7 +62,7 @@ def best_line(best: Best) -> str:
 
 
 def notes(result: RankPlans) -> Iterator[str]:
-    """The plans that were left out, and the meaning of the columns."""
+    """Yields the plans that were left out, and the meaning of the columns."""
     for omitted in result.omitted:
         yield f"omitted  {', '.join(omitted.recipes)}: {omitted.why}"
     yield from busy(result.devices)
@@ -72,7 +74,7 @@ def notes(result: RankPlans) -> Iterator[str]:
 
 
 def _shown(plans: list[PartitionPlan], best: list[Best]) -> list[PartitionPlan]:
-    """All partitions of one number of ranks; of several, the best."""
+    """Returns the partitions to print: all of a single number of ranks, or the best ones of several numbers."""
     if len(best) == 1:
         return plans
     named = {(b.ranks, name) for b in best for name in (b.latency, b.throughput)}

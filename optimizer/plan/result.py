@@ -17,13 +17,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class BatchSpeed:
-    """The speed of so many requests at a time; None where they don't fit.
+    """The speed of a number of requests at a time; None if they don't fit.
 
     Attributes:
-        ttft: seconds to the first token of a prompt that comes while all others get tokens.
-        tpot: seconds of a step in which all get a token, when each has grown to its context.
-        tokens_per_second: of all together.
-        bound: what most of such a step waits for: memory, products or kernels.
+        batch: the number of requests.
+        ttft: seconds to the first token of a prompt, while all other requests get tokens.
+        tpot: seconds of a step in which all requests get a token, when each has grown to its context.
+        tokens_per_second: tokens of all requests together.
+        bound: the main limit of such a step: memory, products or kernels.
     """
 
     batch: int
@@ -35,7 +36,9 @@ class BatchSpeed:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step in which ``rows`` requests of ``context`` tokens decode, and a prompt is read; schedulers take these."""
+    """The time of a step in which ``rows`` requests of ``context`` tokens decode and a prompt is read, as schedulers
+    take it.
+    """
 
     rows: int
     prompt: int
@@ -45,21 +48,25 @@ class StepTime:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """One program on one device; bytes and seconds.
+    """The plan of one program on one device, in bytes and seconds.
 
     Attributes:
-        target: whose program it is.
-        recipes: that make this program, but for the numbers in its weights.
-        fits: whether one request fits into memory.
-        room: that may be used of the device's memory.
-        workspace: of a step with one prompt.
-        needed: for one request.
-        most_requests: of the asked context that fit, 4,096 at most.
+        device: the name of the device.
+        target: the target of the program.
+        recipes: the recipes that make this program, except for the numbers in its weights.
+        fits: True if one request fits into memory.
+        room: the bytes of the device's memory that may be used.
+        weights: the bytes of the weights.
+        kv_per_token: the bytes of keys and values of a token.
+        workspace: the bytes of the values of a step with one prompt.
+        needed: all bytes for one request.
+        most_requests: the number of requests with the planned context that fit, at most 4,096.
         most_tokens: tokens of a single request that memory has room for, whatever the model's context; 0 if none.
+        speeds: the speed of each batch.
         largest: the largest batch that fits and meets the goals; None if none does.
-        largest_limit: what a larger one fails at: "memory", "tpot", "ttft", or "requests", more of which are not asked.
-        advice: what would fit where this doesn't.
-        steps: how long steps of some sizes take.
+        largest_limit: the limit of a larger batch: "memory", "tpot", "ttft", or "requests" for more than 4,096.
+        advice: changes with which the model would fit, if it doesn't.
+        steps: the times of steps of some sizes.
     """
 
     device: str
@@ -85,8 +92,13 @@ class DeviceSection:
     """The properties of a device that a plan assumes.
 
     Attributes:
-        measured: True if they were measured on this machine, in this run; otherwise the device's maker states them.
-        load: processes per core that wanted to run on this machine in the minute before.
+        name: the name of the device.
+        measured: True if they were measured on this machine, in this run; False if the device's maker states them.
+        room: the bytes of memory that may be used.
+        memory, bandwidth, peaks: bytes, bytes a second, and multiply-adds a second by type; None or empty if unknown.
+        shares: the shares of these figures that programs reach.
+        source: the source of the figures.
+        load: processes per core that were ready to run on this machine in the minute before.
     """
 
     name: str
@@ -101,7 +113,7 @@ class DeviceSection:
 
     @classmethod
     def of(cls, gpu: Gpu | None, room: int, shares: Shares, load: float = 0.0) -> DeviceSection:
-        """Describes a GPU, or this machine."""
+        """Returns the properties of a GPU, or of this machine for None."""
         if gpu is None:
             return cls(PROCESSOR, True, room, load=round(load, 2))
         peaks = dict(gpu.peaks)
@@ -110,7 +122,7 @@ class DeviceSection:
 
 @dataclass(frozen=True)
 class Omitted:
-    """Recipes that weren't planned, on a device or (None) at all, and why."""
+    """Recipes that weren't planned on a device, or on any device if it is None, and the reason."""
 
     recipes: tuple[str, ...]
     device: str | None
@@ -119,7 +131,7 @@ class Omitted:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """All of it."""
+    """The result of ``plan``: the model, options and devices, the plan of each program, and the recipes without one."""
 
     model: str
     parameters: int
@@ -138,10 +150,10 @@ class PlanResult:
         plans: Sequence[DevicePlan],
         omitted: Sequence[Omitted],
     ) -> PlanResult:
-        """Makes the result for a model."""
+        """Returns the result for a model."""
         requested = {name: getattr(options, name) for name in ("batches", "context", "prompt", "tpot", "ttft")}
         return cls(info.name, info.parameters, info.context_length, requested, devices, tuple(plans), tuple(omitted))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: seconds, bytes, tokens a second."""
+        """Returns plain values: seconds, bytes, tokens a second."""
         return {"format_version": FORMAT_VERSION} | asdict(self)

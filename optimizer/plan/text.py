@@ -1,4 +1,4 @@
-"""The plan as a terminal shows it."""
+"""Prints a plan in a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from .result import DevicePlan, DeviceSection, PlanResult
 
 _LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
 BUSY = 0.5
-"""Processes for each core from which on other work makes kernels slower."""
+"""Processes per core from which on other work makes kernels slower."""
 _PREDICTED = "a prediction, not a measurement (docs/build/cuda.md has what was measured on an H100)"
 
 
 def print_plan(result: PlanResult, console: Console) -> None:
-    """For each device what fits and how fast it is, then what was left out and what the figures mean."""
+    """Prints the memory and the speed on each device, then the plans that were left out and the meaning of the
+    columns.
+    """
     for device in result.devices:
         plans = [plan for plan in result.plans if plan.device == device.name]
         console.print(device_line(device), markup=False, soft_wrap=True)
@@ -34,7 +36,7 @@ def print_plan(result: PlanResult, console: Console) -> None:
 
 
 def device_line(device: DeviceSection) -> str:
-    """The assumed properties of a device, as a line."""
+    """Returns a line with the assumed properties of a device."""
     room = f"{format_bytes(device.room)} may be used"
     if device.measured or device.bandwidth is None:
         return f"{device.name}: this machine, whose kernels were timed just now; {room}"
@@ -47,7 +49,9 @@ def device_line(device: DeviceSection) -> str:
 
 
 def notes(result: PlanResult) -> Iterator[str]:
-    """The plans that don't fit, with suggestions; plans that were left out; and the meaning of the columns."""
+    """Yields the plans that don't fit, with suggestions; the plans that were left out; and the meaning of the
+    columns.
+    """
     for plan in result.plans:
         if not plan.fits:
             needed = f"{format_bytes(plan.needed)} of {format_bytes(plan.room)}"
@@ -67,7 +71,7 @@ def notes(result: PlanResult) -> Iterator[str]:
 
 
 def busy(devices: Iterable[DeviceSection]) -> Iterator[str]:
-    """Warns of figures that were measured beside other work."""
+    """Yields a warning about figures that were measured while other processes ran."""
     for device in devices:
         if device.measured and device.load >= BUSY:
             yield (
@@ -77,7 +81,7 @@ def busy(devices: Iterable[DeviceSection]) -> Iterator[str]:
 
 
 def limit_of(name: str) -> str:
-    """The limit that a larger batch would exceed, in words."""
+    """Returns the limit that a larger batch would exceed, in words."""
     return _LIMITS.get(name, "")
 
 
@@ -94,12 +98,12 @@ def longest_request(most_tokens: int, context_length: int) -> str:
 
 
 def late_mark(seconds: float, goal: float | None) -> str:
-    """Marks a time that is later than its goal."""
+    """Returns a mark for a time that is later than its goal; an empty text otherwise."""
     return "" if goal is None or seconds <= goal else " !"
 
 
 def plain_table(*headings: str) -> Table:
-    """A table without lines, its first column on the left."""
+    """Returns a table without lines, whose first column is aligned to the left."""
     table = Table(box=None, pad_edge=False)
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if i else "left", no_wrap=True)

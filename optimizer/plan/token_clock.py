@@ -1,4 +1,4 @@
-"""Times a token of a program that has no bundle yet: a decode step of one request."""
+"""Times a token, which is a decode step of one request, for a program that isn't in a bundle yet."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from .engine_seconds import engine_seconds
 from .programs import planning_of, target_on
 
 CONTEXT = 64
-"""Tokens of the request whose next one is timed."""
+"""Tokens of the request whose next token is timed."""
 
 
 class TokenClock:
-    """Times on this machine, where the program runs on made-up weights; or predicts for a GPU.
+    """Times programs on this machine with random weights, or predicts the times for a GPU.
 
     Args:
-        recipe: whose [budget] names the device, and which says what of a target's passes runs.
+        recipe: the recipe, whose [budget] names the device, and whose [passes] turn passes of the target off.
 
-    Raises TargetError for a device that isn't known.
+    Raises:
+        TargetError: the device isn't known.
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -1,8 +1,8 @@
-"""Which unit gets which option: the smallest size within a KL, or least KL within a size, by an additive model.
+"""Chooses an option for each unit: the smallest size within a KL, or the least KL within a size, by an additive model.
 
-An option's cost is taken to be its own, whatever the others have: the KL of an assignment is the sum over its units.
-Minimising KL + price * bytes unit by unit, for every price, walks along the lower convex hull of all assignments
-(Everett, 1963); what the budget leaves between two of its points is spent on single changes.
+The cost of an option is taken to be independent of the other units: the KL of an assignment is the sum over its units.
+Minimising KL + price * bytes for each unit, for every price, gives the lower convex hull of all assignments (Everett,
+1963). The rest of a budget between two points of the hull is spent on single changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Assignment:
-    """An option for each unit, by index, and what they take and cost together."""
+    """An option for each unit, by index, with their total size and predicted KL."""
 
     chosen: tuple[int, ...]
     size: int
@@ -29,13 +29,13 @@ class Assignment:
 
     @classmethod
     def from_choices(cls, units: Sequence[Options], chosen: Sequence[int]) -> Assignment:
-        """The options with these indices."""
+        """Returns the assignment of the options with these indices."""
         pairs = list(zip(units, chosen, strict=True))
         return cls(tuple(chosen), sum(u.sizes[o] for u, o in pairs), sum(u.costs[o] for u, o in pairs))
 
 
 def pareto_curve(units: Sequence[Options]) -> list[Assignment]:
-    """The assignments on the lower convex hull, from the least KL to the fewest bytes."""
+    """Returns the assignments on the lower convex hull, from the least KL to the fewest bytes."""
     hulls = [_hull(u) for u in units]
     steps = []  # price of a byte saved, unit, how far along its hull
     for i, (unit, hull) in enumerate(zip(units, hulls, strict=True)):
@@ -52,7 +52,7 @@ def pareto_curve(units: Sequence[Options]) -> list[Assignment]:
 
 
 def fewest_bytes(units: Sequence[Options], most_cost: float) -> Assignment | None:
-    """The smallest assignment found whose predicted KL is at most that; None if none is."""
+    """Returns the smallest assignment with a predicted KL of at most ``most_cost``; None if there is none."""
     fitting = [a for a in pareto_curve(units) if a.cost <= most_cost]
     if not fitting:
         return None
@@ -61,7 +61,7 @@ def fewest_bytes(units: Sequence[Options], most_cost: float) -> Assignment | Non
 
 
 def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
-    """The assignment of the least predicted KL found that takes at most so many bytes; None if none does."""
+    """Returns the assignment with the least predicted KL that takes at most ``most_bytes``; None if there is none."""
     fitting = [a for a in pareto_curve(units) if a.size <= most_bytes]
     if not fitting:
         return None
@@ -71,20 +71,25 @@ def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
 
 @dataclass(frozen=True)
 class Limit:
-    """Something else that each option of each unit takes, such as bytes or time, and the most of it."""
+    """A limit on the sum of an amount, such as bytes or time.
+
+    Attributes:
+        taken: the amount of each option of each unit.
+        most: the largest sum.
+    """
 
     taken: tuple[tuple[int, ...], ...]
     most: int
 
     def of(self, chosen: Sequence[int]) -> int:
-        """The amount that a choice takes, summed over the units."""
+        """Returns the amount of a choice, summed over the units."""
         return sum(amounts[o] for amounts, o in zip(self.taken, chosen, strict=True))
 
 
 def least_cost_within(units: Sequence[Options], limits: Sequence[Limit]) -> tuple[int, ...] | None:
-    """The choice of the least predicted KL found that keeps one limit, or two; None if none does.
+    """Returns the choice with the least predicted KL within one or two limits; None if there is none.
 
-    Two are made one size by their shares of what is allowed, in some proportions.
+    Two limits are combined into one size by weighted sums of their shares, with some weights.
     """
     best: tuple[float, tuple[int, ...]] | None = None
     for shares in [(part / _PARTS, 1 - part / _PARTS) for part in range(_PARTS + 1)] if len(limits) > 1 else [(1.0,)]:
@@ -104,16 +109,19 @@ def least_cost_within(units: Sequence[Options], limits: Sequence[Limit]) -> tupl
 
 
 _WHOLE, _PARTS = 1 << 40, 8
-"""The size that a limit allows, where several are one; and in how many proportions they are."""
+"""The size that a limit allows if several limits are combined, and the number of the weights that are tried."""
 
 
 def _spend(
     start: Sequence[int], budget: float, lowered: Sequence[Sequence[float]], paid: Sequence[Sequence[float]]
 ) -> list[int]:
-    """Better options than ``start``, one unit at a time, while the sum of what they cost stays within the budget.
+    """Improves a choice by changes of single units, the largest first, while their total cost is within a budget.
 
-    ``lowered`` is what should become less, ``paid`` what that costs, both by unit and option. The largest step is made
-    first.
+    Args:
+        start: the choice, an option for each unit.
+        budget: the largest sum of the costs.
+        lowered: the value to reduce, by unit and option.
+        paid: the cost, by unit and option.
     """
     chosen = list(start)
     while True:
@@ -131,7 +139,7 @@ def _spend(
 
 
 def _hull(unit: Options) -> list[int]:
-    """The options on the lower convex hull of one unit, from the least cost to the fewest bytes."""
+    """Returns the options on the lower convex hull of one unit, from the least cost to the fewest bytes."""
     hull: list[int] = []
     for o in sorted(range(len(unit.sizes)), key=lambda o: (unit.sizes[o], unit.costs[o])):
         if hull and unit.costs[o] >= unit.costs[hull[-1]]:

@@ -1,9 +1,9 @@
-"""The distance of a program from its source with each format of each unit, predicted from one evaluation a unit.
+"""Predicts the KL of a program from its source with each format of each unit, from one evaluation for each unit.
 
-A unit gets its smallest format: its weight and its input are rounded to it, the rest of the program is computed anew,
-and the KL of the logits is measured. Small errors cost KL in proportion to their square, so the unit's other formats
-are predicted from the squared error of each in the unit's own output. In large models whole layers change at a time;
-their KL is divided among their units by these errors, relative to the units' outputs.
+The weight and the input of a unit are rounded to its smallest format, the rest of the program is computed again, and
+the KL of the logits is measured. Small errors cost KL in proportion to their square, so the KL of other formats is
+predicted from their squared errors in the unit's output. In large models all units of a layer change at a time, and the
+KL is divided among them by these errors, relative to the units' outputs.
 """
 
 from __future__ import annotations
@@ -34,22 +34,33 @@ from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, shar
 ew = torch.ops.ew
 
 _ENOUGH_TOKENS = 128
-"""With fewer for each unit, layers are changed as a whole instead."""
+"""With fewer tokens for each unit, whole layers are changed instead."""
 
 MOST_ROWS = 512
-"""The most rows of a weight that errors are looked at in, evenly spread."""
+"""The most rows of a weight, evenly spread, that errors are computed with."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which units are changed together, by index, and how many tokens they are looked at with."""
+    """The plan of the measurements.
+
+    Attributes:
+        groups: the units that change together, by index.
+        tokens: the number of tokens of each measurement.
+    """
 
     groups: tuple[tuple[int, ...], ...]
     tokens: int
 
 
 def plan_measurements(units: Sequence[FormatUnit], parameters: int, most_tokens: int) -> Plan:
-    """Units one by one, or layer by layer where that would take too long."""
+    """Plans the measurements unit by unit, or layer by layer if that would take too long.
+
+    Args:
+        units: the units.
+        parameters: the number of the model's parameters.
+        most_tokens: the most tokens of a measurement.
+    """
     tokens = min(most_tokens, affordable_tokens(len(units), parameters))
     if tokens >= min(_ENOUGH_TOKENS, most_tokens):
         return Plan(tuple((i,) for i in range(len(units))), tokens)
@@ -68,15 +79,15 @@ def measure_sensitivities(
     on_progress: Callable[[int, int, str], None],
     memory_budget: int | None = None,
 ) -> list[tuple[float, ...]]:
-    """The predicted KL, in nats a token, of each format of each unit.
+    """Returns the predicted KL, in nats a token, of each format of each unit.
 
     Args:
-        program: paged, in 32-bit floats.
-        units: of that program.
-        groups: which of them, by index, are changed together.
+        program: a paged program in 32-bit floats.
+        units: the units of that program.
+        groups: the units that change together, by index.
         sequences: token ids, [S] each.
-        on_progress: called with how many groups are done, of how many, and where the next is.
-        memory_budget: bytes that this may take; see ``PassContext``.
+        on_progress: called with the number of measured groups, the number of all, and the path of the next one.
+        memory_budget: bytes of memory that may be used; see ``PassContext``.
     """
     run = StepwiseEvaluation(program, sequences, cache_bytes(memory_budget))
     values = run.start()
@@ -108,8 +119,9 @@ def measure_sensitivities(
 
 
 def _errors(run: StepwiseEvaluation, node: Node, values: Values, formats: Sequence[WeightFormat]) -> list[float]:
-    """The squared error that each format makes in what a node gives, relative to that: in some of its numbers, where
-    weights are looked up, or rows are many."""
+    """Returns the squared error of each format in the result of a node, divided by the square of the result. Only some
+    numbers are computed where a table is read or there are many rows.
+    """
     if node.target is ew.grouped_linear.default or any(f.sparsity != "dense" for f in formats):
         exact = _product(run, node, values, lambda x: x, _weight(run, node))
         off = [_rounded(run, node, f, values) - exact for f in formats]
@@ -142,7 +154,7 @@ def _input(node: Node, values: Values) -> torch.Tensor:
 
 
 def _rounded(run: StepwiseEvaluation, node: Node, weight_format: WeightFormat, values: Values) -> torch.Tensor:
-    """Computes a node with its weight and its input rounded to that format."""
+    """Computes a node with its weight and its input rounded to a format."""
     expr = run.program.weight_of(weight_node(node))
     assert expr is not None
     code_format = CodeFormat.of(weight_format.for_inputs(expr.shape[-1]))
@@ -168,7 +180,7 @@ def _product(
     x: Callable[[torch.Tensor], torch.Tensor],
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """Computes a node with this weight, and with ``x`` applied to its input."""
+    """Computes a node with another weight, and with the function ``x`` applied to its input."""
     inputs = _input(node, values)
     if node.target is ew.embedding.default:
         return weight[inputs.long()]
@@ -181,7 +193,7 @@ def _product(
 
 
 def rounded_activation(x: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
-    """Rounds x [.., K] as products with weights of that format do."""
+    """Rounds x [.., K] as products with weights of a format do."""
     if weight_format.activation == "int8":
         group = weight_format.activation_group_size
         values, scales, _ = quantize_activation(x, group)

@@ -1,7 +1,8 @@
-"""[auto]: formats for all weights, so that a KL budget is met with the fewest bytes, or a size, or a time, with the
-least KL.
+"""The search of [auto] for the formats of all weights: the fewest bytes within a KL, or the least KL within a size or
+time.
 
-A model whose shape the recipe changes is looked at as these passes leave it; what they cost is of the same budget.
+If the recipe changes the shape of the model, formats are searched for the changed model; the cost of the change counts
+against the same budget.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ from .report import AutoReport, FormatOption, ParetoPoint, TokenTime, UnitChoice
 from .search import NothingToChooseError, NothingWithinError, Search, Tried, some_of
 
 LENGTH = 64
-"""Tokens of a sequence that units are measured with: shorter ones show more of a text, and less of attention."""
+"""Tokens of a sequence that units are measured with: shorter sequences show more of a text, and less of attention."""
 
 TIMES_AGREE = 0.1
-"""The share that a time may be off: of what was chosen from what was predicted, and of a bundle from its budget."""
+"""The largest relative difference between the predicted and the timed choice, and between a bundle's time and its
+budget.
+"""
 
 
 class FormatSearch(Search[AutoReport]):
-    """Chooses formats for a recipe that has [auto].
+    """The search for the formats of a recipe with [auto]. Sizes are bytes.
 
-    ``options`` are in the order of each unit's formats, sizes are bytes.
-
-    ``slower``: what times of units are multiplied with, once a choice was timed; ``timed``: its milliseconds.
+    Attributes:
+        slower: the factor on predicted times, known after a choice has been timed.
+        timed: the milliseconds of the timed choice.
     """
 
     stage: ClassVar[str] = "auto"
@@ -55,7 +58,7 @@ class FormatSearch(Search[AutoReport]):
 
     @property
     def auto(self) -> AutoSection:
-        """The section."""
+        """The section [auto] of the recipe."""
         assert self.recipe.auto is not None
         return self.recipe.auto
 
@@ -115,10 +118,10 @@ class FormatSearch(Search[AutoReport]):
         return best
 
     def _every_format(self) -> tuple[WeightFormat, ...]:
-        """The formats of the targets that no other one beats.
+        """Returns the formats of the targets that no other format beats in bytes and error.
 
-        With a time limit, formats without bytes as scales are compared by themselves too: such scales take longer to
-        read.
+        With a time limit, the formats without bytes as scales are compared among themselves too, because such scales
+        take longer to read.
         """
         tried = try_formats(
             self.program, writable_formats(common=self.context.common_formats, method=self.recipe.weights.method)
@@ -131,10 +134,10 @@ class FormatSearch(Search[AutoReport]):
         return tuple(t.format for t in candidates)
 
     def _within_time(self, most_ms: float) -> Tried:
-        """The choice of the least KL within the time, and within the bytes if there is a budget of these.
+        """Returns the choice with the least KL within ``most_ms``, and within the bytes if the budget has some.
 
-        What was chosen is timed as a whole. If that is off by more than ``TIMES_AGREE``, the budget is corrected by it,
-        once. One format for all that keeps the time, and is predicted to cost the least KL, is measured too.
+        The whole choice is timed. If its time differs from the prediction by more than ``TIMES_AGREE``, the budget is
+        corrected once. The best single format for all units that meets the time is measured too.
         """
         max_kl = self.recipe.budget.max_kl
         best = self._least_kl_within(most_ms)
@@ -160,7 +163,9 @@ class FormatSearch(Search[AutoReport]):
         return best_choice
 
     def _least_kl_within(self, most_ms: float) -> tuple[int, ...]:
-        """Raises NothingWithinError with the least time, or bytes, that is possible."""
+        """Returns the choice with the least predicted KL within the limits. Raises NothingWithinError with the least
+        possible time or bytes.
+        """
         limits = self._limits(most_ms)
         chosen = least_cost_within(self.options, limits) if all(limit.most > 0 for limit in limits) else None
         if chosen is not None:
@@ -191,18 +196,22 @@ class FormatSearch(Search[AutoReport]):
         return limits
 
     def _best_single(self, most_ms: float) -> tuple[int, ...] | None:
-        """One format for all that can have it, of those within the limits that of the least predicted KL."""
+        """Returns the choice of one format for all units that can have it, with the least predicted KL within the
+        limits; None without one.
+        """
         limits = self._limits(most_ms)
         fitting = [c for c in map(self._everywhere, self.candidates) if all(n.of(c) <= n.most for n in limits)]
         return min(fitting, key=lambda c: Assignment.from_choices(self.options, c).cost, default=None)
 
     def _ms(self, chosen: Sequence[int]) -> float:
-        """Predicts a token's milliseconds."""
+        """Returns the predicted milliseconds of a token."""
         of_units = sum(of[o] for of, o in zip(self.seconds.units, chosen, strict=True))
         return self.slower * (of_units + self.seconds.fixed) / 1e6
 
     def _timed(self, chosen: Sequence[int]) -> tuple[tuple[Step, ...], StepSeconds]:
-        """The steps of a choice, and their seconds. Which integers a method chooses changes none."""
+        """Returns the steps of a choice, and their seconds. The method of rounding is left out, since it changes no
+        step.
+        """
         assert self.task.clock is not None, "the budget has a time"
         weights = self.applied(Assignment.from_choices(self.options, chosen)).weights
         nearest = weights.model_copy(update={"method": "nearest", "gptq": None, "sparsify": None})
@@ -213,7 +222,9 @@ class FormatSearch(Search[AutoReport]):
         return fewest_bytes(self.options, most_kl) or self.curve[0]
 
     def applied(self, choice: Assignment) -> Recipe:
-        """Replaces [auto] by the commonest format, and overrides for the others."""
+        """Returns the recipe with the most frequent format as the default and overrides for others, in the place of
+        [auto].
+        """
         recipe, formats = self.recipe, [u.formats[o] for u, o in zip(self.units, choice.chosen, strict=True)]
         default = Counter(formats).most_common(1)[0][0]
         overrides = [
@@ -268,7 +279,7 @@ class FormatSearch(Search[AutoReport]):
         return ParetoPoint(self._bytes(choice), choice.cost, measured, ms)
 
     def _single(self, weight_format: WeightFormat) -> ParetoPoint:
-        """One format for all that can have it; the others their smallest."""
+        """Returns the point of one format for all units that can have it, and the smallest format for the others."""
         return self._point(Assignment.from_choices(self.options, self._everywhere(weight_format)))
 
     def _everywhere(self, weight_format: WeightFormat) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""[attention]: key/value heads of all layers, so that a KL budget is met with the smallest cache, or a cache with the
-least KL.
+"""The search of [attention] for the numbers of key/value heads: the smallest cache within a KL, or the least KL within
+a size.
 
-One evaluation of the program shows what each layer costs alone: where its attention is called its heads are fitted in
-every number; with the fewest what follows is computed anew, and the KL of the logits is measured. The other numbers are
-predicted from the squared error that each makes in what the attention adds.
+One evaluation of the program measures the cost of each layer alone. At the call of an attention its heads are fitted in
+every number. With the fewest heads the rest of the program is computed again, and the KL of the logits is measured. The
+KL of the other numbers is predicted from their squared errors in the output of the attention.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .search import NothingToChooseError, NothingWithinError, Search, Task, Trie
 
 @dataclass(frozen=True)
 class LayerUnit:
-    """An attention, and the numbers of heads that it can have, from those that it has to the fewest."""
+    """An attention, and the numbers of key/value heads that it can have, from its own number to the fewest."""
 
     site: Site
     counts: tuple[int, ...]
 
 
 class KvHeadSearch(Search[KvSearchReport]):
-    """For a recipe whose [attention] has a budget; sizes are the cache's bytes for a token."""
+    """The search for a recipe whose [attention] has a budget. Sizes are the bytes of the cache for a token."""
 
     stage: ClassVar[str] = "heads"
     section: ClassVar[str] = "attention"
@@ -54,7 +54,7 @@ class KvHeadSearch(Search[KvSearchReport]):
 
     @property
     def attention(self) -> KvOptions:
-        """The section."""
+        """The section [attention] of the recipe."""
         assert self.recipe.attention is not None
         return self.recipe.attention
 
@@ -119,7 +119,9 @@ class KvHeadSearch(Search[KvSearchReport]):
         return best
 
     def fewest(self, most_kl: float) -> Assignment:
-        """The smallest cache for a predicted KL; where nothing is, the layer that alone costs the least."""
+        """Returns the smallest cache within a predicted KL; or, if there is none, a change of the layer that costs the
+        least alone.
+        """
         assignment = fewest_bytes(self.options, most_kl)
         if assignment is not None and any(assignment.chosen):
             return assignment
@@ -128,7 +130,9 @@ class KvHeadSearch(Search[KvSearchReport]):
         return Assignment.from_choices(self.options, [option if i == layer else 0 for i in range(len(self.options))])
 
     def applied(self, choice: Assignment) -> Recipe:
-        """With the numbers that were chosen, if they are fewer. What its heads may cost, it may cost."""
+        """Returns the recipe with the chosen numbers of layers that get fewer heads; without a KL in [budget], the
+        search's budget is set there.
+        """
         attention, budget = self.attention, self.recipe.budget
         overrides = tuple(
             KvHeadsOverride(layers=glob.escape(unit.site.path), kv_heads=unit.counts[o])
@@ -176,15 +180,15 @@ def measure_layers(
     on_progress: Callable[[int, int, str], None],
     memory_budget: int | None = None,
 ) -> list[tuple[float, ...]]:
-    """The predicted KL, in nats a token, of each number of heads of each layer; 0 of those that it has.
+    """Returns the predicted KL, in nats a token, of each number of heads of each layer; 0 for its own number.
 
     Args:
-        program: normalised, in 32-bit floats.
-        units: of that program.
-        options: how heads become fewer.
+        program: a normalised program in 32-bit floats.
+        units: the attentions of that program.
+        options: the method that reduces the number of heads.
         sequences: token ids, [S] each.
-        on_progress: called with how many layers are done, of how many, and where the next is.
-        memory_budget: bytes that this may take; see ``PassContext``.
+        on_progress: called with the number of measured layers, the number of all, and the path of the next one.
+        memory_budget: bytes of memory that may be used; see ``PassContext``.
     """
     run = StepwiseEvaluation(program, sequences, cache_bytes(memory_budget))
     observer = HeadObserver(program, [unit.site for unit in units], run.fast)

@@ -1,4 +1,4 @@
-"""The measurements of searches: the real KL of a choice, as it would be emitted, within limits of time and memory."""
+"""Measures the real KL of choices, as they would be exported, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.ir.program import Program
 
 WORK = 1 << 43
-"""Most parameters times tokens of all evaluations together: some minutes on two cores, however large the model."""
+"""The most parameters times tokens of all evaluations together: some minutes on two cores, for a model of any size."""
 
 FEWEST_TOKENS = 64
-"""Tokens that a unit is measured with at least, however large the model."""
+"""The fewest tokens that a unit is measured with, for a model of any size."""
 
 _KEEP_BYTES = 1 << 30
 
 
 def affordable_tokens(measurements: int, parameters: int) -> int:
-    """The number of tokens that each of ``measurements`` evaluations can afford.
+    """Returns the number of tokens for each of ``measurements`` evaluations of a model with ``parameters`` parameters.
 
-    On average half the program follows a unit; parameters * tokens is half its multiplications and additions.
+    On average half of the program follows a unit; parameters * tokens is half the number of its multiplications and
+    additions.
     """
     return WORK // max(1, measurements * parameters)
 
 
 def cache_bytes(memory_budget: int | None) -> int:
-    """The bytes of weights to keep in memory while programs run, out of ``memory_budget`` bytes; None: no limit."""
+    """Returns the bytes of weights to cache while programs run, out of ``memory_budget`` bytes; None is no limit."""
     return _KEEP_BYTES if memory_budget is None else min(_KEEP_BYTES, memory_budget // 4)
 
 
 def share_of(kl: float, error: float) -> float:
-    """KL by squared error: small errors cost KL in proportion to their square. Others are predicted by it."""
+    """Returns the KL divided by the squared error. Small errors cost KL in proportion to their square, so other KLs are
+    predicted by it.
+    """
     return kl / max(error, torch.finfo(torch.float32).tiny)
 
 
@@ -48,14 +51,15 @@ class _Checked:
 
 
 class Check:
-    """Holds what the source gives, and runs choices on tokens that the search didn't see.
+    """Keeps the logits of the source, and compares choices with them on tokens that the search hasn't used.
 
     Args:
-        program: before what is chosen is applied, in 32-bit floats; it is left as it is.
-        passes: those that apply it.
-        context: says the folder for temporary files and the memory budget.
-        kinds: token ids of some sequences, [S] each, by the name of their kind.
-        source: what KL is measured from, where that is not ``program``: the model before its shape was changed.
+        program: the program before a choice is applied, in 32-bit floats; it isn't changed.
+        passes: the passes that apply a choice.
+        context: the context of the passes, with the folder for temporary files and the memory budget.
+        kinds: the token ids of some sequences, [S] each, by the name of their kind.
+        source: the program that KL is measured from; None for ``program``. It differs if the shape of the model was
+            changed.
     """
 
     def __init__(
@@ -75,11 +79,13 @@ class Check:
         self._cache.clear()
 
     def measure_program(self) -> dict[str, float]:
-        """Mean KL of the program as it is: 0 but for what its shape costs, where that was changed."""
+        """Returns the mean KL of the program without a choice, by kind of tokens: 0 unless its shape was changed."""
         return self._kl(self._program)
 
     def measure(self, context: PassContext) -> dict[str, float]:
-        """Mean KL(source || changed) in nats a token, for each kind of tokens, of what the passes make."""
+        """Returns the mean KL(source || changed) in nats a token, by kind of tokens, of the program after the
+        passes.
+        """
         program = self._program.copy()
         scratch = None if self._context.scratch is None else self._context.scratch / "check"
         if scratch is not None:

@@ -1,6 +1,6 @@
-"""[prune]: channels, heads and layers that go, so that a KL budget is met with as few parameters as can be.
+"""The search of [prune] for channels, heads and layers to remove: the fewest parameters within a KL budget.
 
-Choices are measured with what compensates for what goes.
+Choices are measured with the compensation for the removed parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from .search import NothingToChooseError, NothingWithinError, Search, Task, Trie
 
 @dataclass(frozen=True)
 class Removal:
-    """The part of a layer to remove: shares of channels and heads by module path, or the whole layer."""
+    """The part of a layer to remove.
+
+    Attributes:
+        layer: the layer.
+        channels, heads: the shares to remove, by the path of the module.
+        whole: the removal of the whole layer; None if only shares are removed.
+    """
 
     layer: PrunableLayer
     channels: dict[str, Share]
@@ -34,7 +40,7 @@ class Removal:
 
     @property
     def shares(self) -> list[Share]:
-        """All of it."""
+        """The shares of all parts."""
         return [self.whole] if self.whole is not None else [*self.channels.values(), *self.heads.values()]
 
     @property
@@ -44,12 +50,12 @@ class Removal:
 
     @property
     def cost(self) -> float:
-        """Predicted, in nats a token."""
+        """The predicted cost, in nats a token."""
         return sum(s.cost for s in self.shares)
 
 
 class PruningSearch(Search[PruneReport]):
-    """For a recipe whose [prune] has a budget; sizes are the parameters that stay of those that may go."""
+    """The search for a recipe whose [prune] has a budget. Sizes are the removable parameters that stay."""
 
     stage: ClassVar[str] = "prune"
     section: ClassVar[str] = "prune"
@@ -62,13 +68,13 @@ class PruningSearch(Search[PruneReport]):
 
     @property
     def prune(self) -> Pruning:
-        """The section."""
+        """The section [prune] of the recipe."""
         assert self.recipe.prune is not None
         return self.recipe.prune
 
     @property
     def max_kl(self) -> float:
-        """The budget."""
+        """The budget, in nats a token."""
         assert self.prune.max_kl is not None
         return self.prune.max_kl
 
@@ -111,7 +117,9 @@ class PruningSearch(Search[PruneReport]):
         return self.curve[1] if assignment is None or not any(assignment.chosen) else assignment
 
     def applied(self, choice: Assignment) -> Recipe:
-        """With what was chosen, and the budget for all of it."""
+        """Returns the recipe with the chosen removals by name; without a KL in [budget], the search's budget is set
+        there.
+        """
         overrides = [
             PruneOverride(layers=glob.escape(path), **{kind: share.share})
             for removal in self._chosen(choice)
@@ -151,7 +159,7 @@ class PruningSearch(Search[PruneReport]):
 
 
 def _removals(layer: PrunableLayer) -> list[Removal]:
-    """All that may be done to a layer: nothing first."""
+    """Returns the possible removals of a layer, the empty one first."""
     removals = [Removal(layer, {}, {}, None)]
     for path, shares in layer.channels.items():
         removals += [replace(r, channels={**r.channels, path: s}) for r in removals for s in shares]

@@ -1,9 +1,10 @@
-"""The cost of pruning each layer alone: KL without some of its channels, without some of its heads, or without it.
+"""Measures the cost of pruning each layer alone: the KL without some channels, without some heads, or without the
+layer.
 
-A run of the program over some tokens measures each channel's and head's contribution to the output of its network or
-attention. Then one unit at a time loses as many as the recipe allows, least contributions first; the rest of the
-program is computed anew, and the KL is measured. Smaller shares are predicted from the squared error in the unit's own
-output, as small errors cost KL in proportion to their square.
+An evaluation of the program over some tokens measures the contribution of each channel and head to the output of its
+network or attention. Then one unit at a time loses the largest number that the recipe allows, the least contributions
+first. The rest of the program is computed again, and the KL is measured. The KL of smaller shares is predicted from the
+squared error in the unit's output, since small errors cost KL in proportion to their square.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ from enginewright.passes.sparsity.prune_channels import kept_channels, step_of
 from enginewright.passes.sparsity.prune_heads import possible_counts, possible_splits
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""The parts of the largest share of channels that may be chosen."""
+"""The parts of the largest share of channels that a search can choose."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share that may go: how many parameters that is, and what it is predicted to cost."""
+    """A share of the channels or heads of a module that may be removed.
+
+    Attributes:
+        share: the share.
+        parameters: the number of parameters that are removed with it.
+        cost: the predicted KL, in nats a token.
+    """
 
     share: float
     parameters: int
@@ -64,13 +71,14 @@ def measure_layers(
     on_progress: Callable[[int, int, str], None],
     cache_bytes: int,
 ) -> tuple[list[PrunableLayer], list[Rejection]]:
-    """Measures every layer.
+    """Measures every layer. Returns the layers with removable parts, and rejections of the others.
 
     Args:
-        program: normalised.
-        pruning: the shares are the most that may go; whole layers are measured if it says any.
+        program: a normalised program.
+        pruning: the largest shares that may be removed; whole layers are measured if some may be removed.
         sequences: token ids, [S] each.
-        on_progress: called with how many units are done, of how many, and where the next is.
+        on_progress: called with the number of measured units, the number of all, and the path of the next one.
+        cache_bytes: the bytes of weights to cache.
     """
     networks, rejected = feed_forwards(program)
     attentions, more = attention_heads(program)
@@ -119,7 +127,7 @@ def measure_layers(
 
 
 def _channel_counts(network: FeedForward, pruning: Pruning) -> list[int]:
-    """The numbers of channels that may be removed: some steps up to the recipe's limit."""
+    """Returns the numbers of channels of a network that may be removed: some steps up to the recipe's limit."""
     most, step = network.width - kept_channels(network, pruning), step_of(network, pruning)
     return sorted({round(most * share / step) * step for share in SHARES} - {0}) if most else []
 
@@ -133,7 +141,9 @@ def _head_counts(heads: Heads, pruning: Pruning) -> list[int]:
 def _contributions(
     program: Program, linears: Sequence[Node], sequences: Sequence[torch.Tensor]
 ) -> dict[Node, torch.Tensor]:
-    """The contribution of each input of a linear to its output: [K], squared and summed over tokens and outputs."""
+    """Returns the contribution of each input of some linears to their outputs, [K] each: squared, and summed over
+    tokens and outputs.
+    """
     contributions: dict[Node, torch.Tensor] = {}
 
     def look(node: Node, args: Sequence[Any]) -> torch.Tensor:
@@ -147,14 +157,22 @@ def _contributions(
 
 
 def _shares(added: torch.Tensor, counts: Sequence[int], total: int, size: int, measured: float) -> tuple[Share, ...]:
-    """Each count's; ``measured`` is the KL of the last. ``size``: parameters that go with one."""
+    """Returns a share for each count of channels or heads.
+
+    Args:
+        added: the contribution of each channel or head.
+        counts: the numbers that may be removed, the largest last.
+        total: the number of all.
+        size: the parameters of one of them.
+        measured: the KL without the largest number.
+    """
     error = added.sort().values.cumsum(0)
     most = max(float(error[counts[-1] - 1]), 1e-300)
     return tuple(Share(n / total, n * size, measured * float(error[n - 1]) / most) for n in counts)
 
 
 def _parameters(program: Program, network: FeedForward) -> int:
-    """Counts the parameters of all weights that lose channels; the bias behind them stays."""
+    """Returns the number of parameters of the weights that lose channels. The bias of the closing linear loses none."""
     linears = [network.down, *(o.linear for o in network.openings)]
     exprs = [program.weight_of(n.args[1]) for n in linears] + [program.weight_of(n.args[2]) for n in linears[1:]]
     return sum(prod(e.shape) for e in exprs if e is not None)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from enginewright.passes.framework.base import PassRecord
 
 RECIPE_FILE = "report/recipe.toml"
-"""In the bundle: what was chosen, to be exported again without a search."""
+"""The path in a bundle of the recipe with the search's choice, which exports the same without a search."""
 
 RECIPE_COMMENT = """What a search chose. To export the same without searching:
 optimize export MODEL --recipe report/recipe.toml"""
@@ -39,13 +39,13 @@ class SearchReport:
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """An assignment of formats to all units.
+    """A choice of formats for all units.
 
     Attributes:
-        bytes: of all weights.
-        ms_per_token: predicted, where the budget has a time; None elsewhere.
-        predicted_kl: sum of what each unit's format costs alone, in nats a token.
-        measured_kl: of the quantized program on the tokens of the check; None if it was not measured.
+        bytes: the bytes of all weights.
+        predicted_kl: the sum of the KL of each unit's format alone, in nats a token.
+        measured_kl: the KL of the quantized program on the check tokens; None if it wasn't measured.
+        ms_per_token: the predicted time of a token; None if the budget has no time.
     """
 
     bytes: int
@@ -59,11 +59,11 @@ class TokenTime:
     """The time of a token, a decode step of one request, in milliseconds.
 
     Attributes:
-        budget: the most that is allowed.
-        device: the device it is for.
-        predicted: the sum of the formats' times, corrected if the chosen program took another time.
-        timed: the chosen program's time on random weights, or predicted for a GPU.
-        measured: the bundle's time; None if it doesn't run here.
+        budget: the longest time allowed.
+        device: the device.
+        predicted: the sum of the times of the formats, corrected if the timed choice took another time.
+        timed: the time of the chosen program on random weights; predicted for a GPU.
+        measured: the time of the bundle; None if it doesn't run here.
     """
 
     budget: float
@@ -84,7 +84,7 @@ class FormatOption:
 
 @dataclass(frozen=True)
 class UnitChoice:
-    """A unit by its modules, the format that it got, and all that it could have."""
+    """The paths of a unit's modules, its chosen format, and the formats that it can have."""
 
     where: str
     format: str
@@ -120,12 +120,12 @@ class AutoReport(SearchReport):
 
 @dataclass(frozen=True)
 class HeadsPoint:
-    """Numbers of heads for all layers.
+    """A choice of the numbers of heads of all layers.
 
     Attributes:
-        bytes_per_token: of the cache, over all layers.
-        predicted_kl: sum of what each layer's number costs alone, in nats a token.
-        measured_kl: of the converted program on the tokens of the check; None if it was not measured.
+        bytes_per_token: the bytes of the cache, over all layers.
+        predicted_kl: the sum of the KL of each layer's number alone, in nats a token.
+        measured_kl: the KL of the changed program on the check tokens; None if it wasn't measured.
     """
 
     bytes_per_token: int
@@ -143,7 +143,7 @@ class HeadsOption:
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """A layer by its attention's path, what it got, and all that it could have."""
+    """The path of an attention, its chosen number of heads, and the numbers that it can have."""
 
     where: str
     kv_heads: int
@@ -218,13 +218,13 @@ class LayerChoice:
     """The parts of one layer to remove.
 
     Attributes:
-        layer: the layer's path.
-        dropped: the whole layer is removed.
-        channels, heads: shares removed.
-        parameters: parameters removed.
-        predicted_kl: predicted cost of this alone, in nats per token.
-        kl_channels, kl_heads, kl_layer: measured cost with the largest shares that the recipe allows, and without the
-            layer; None if that couldn't be chosen.
+        layer: the path of the layer.
+        dropped: True if the whole layer is removed.
+        channels, heads: the shares to remove.
+        parameters: the number of parameters removed.
+        predicted_kl: the predicted cost of this layer alone, in nats a token.
+        kl_channels, kl_heads, kl_layer: the measured cost with the largest shares that the recipe allows, and without
+            the layer; None if that can't be chosen.
     """
 
     layer: str
@@ -240,9 +240,13 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class PruneReport(SearchReport):
-    """The choice of parts to remove. KL is the pruned program's before its weights have their formats.
+    """The choice of parts to remove. KL is that of the pruned program, before its weights have their formats.
 
-    ``tried``: parameters removed, predicted and measured KL of each choice that was measured.
+    Attributes:
+        parameters_removed: the number of parameters removed.
+        predicted_kl: the sum of the costs of all layers, in nats a token.
+        tried: the parameters removed, the predicted KL and the measured KL of each choice that was measured.
+        layers: the choice for each layer.
     """
 
     max_kl: float
@@ -254,15 +258,15 @@ class PruneReport(SearchReport):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A bundle that was compared with another, where both are within the budget.
+    """One of two exports within the budget that were compared.
 
     Attributes:
-        name: what is done to the model: "formats alone", "less of the model, then formats".
-        bytes: of all weights; None if nothing of the kind is within the budget.
-        shapes_kl: of the model without what goes, before formats, on the worst kind of tokens.
-        measured_kl: with its formats, on the worst kind.
-        taken: whether it was exported.
-        reason: why there is none, if so.
+        name: the changes to the model: "formats alone" or "less of the model, then formats".
+        bytes: the bytes of all weights; None if no such export is within the budget.
+        shapes_kl: the KL of the model with its changed shape, before formats, on the worst kind of tokens.
+        measured_kl: the KL with formats, on the worst kind of tokens.
+        taken: True if it was exported.
+        reason: the reason why there is no such export; "" otherwise.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""A search under a budget, whatever its units are: formats, key/value heads, or layers with their channels and heads.
+"""A search under a budget for units of any kind: formats, key/value heads, or layers with their channels and heads.
 
-Units are measured alone, and a choice for all of them is made by adding up (assign.py). What changes cost together is
-less or more than that. So a choice is measured as it will be exported (measure_choices.py), the budget of the sum is
-corrected by what came out, and a new choice is made, until the real budget holds and little of it is left.
+Each unit is measured alone, and a choice for all units is made by adding up the costs (assign.py). Changes together
+cost less or more than that sum. So a choice is measured as it will be exported (measure_choices.py), the budget of the
+sum is corrected by the result, and a new choice is made, until the real cost is within the budget and close to it.
 """
 
 from __future__ import annotations
@@ -30,42 +30,44 @@ from .format_seconds import Clock
 from .measure_choices import Check
 
 MARGIN = 0.9
-"""The share of a KL budget that is aimed at: the verification of an export looks at other tokens of the same kinds."""
+"""The share of a KL budget that a search aims at: the verification of an export uses other tokens of the same kinds."""
 
 NEAR_ENOUGH = 0.85
-"""The share of what is aimed at that is enough: with as much of it used, another measurement would gain little."""
+"""The share of the aim that is enough: another measurement would gain little."""
 
 ROUNDS = 5
-"""Most choices that are measured."""
+"""The most choices that are measured."""
 
 SHORT_OF = 0.97
-"""The share of where a straight line says that the aim is: the next choice should rather be within the budget."""
+"""The factor on the next aim by linear interpolation, so that the next choice is within the budget rather than
+above.
+"""
 
 SHOWN = 48
-"""Most points of a curve that are reported."""
+"""The most points of a curve that are reported."""
 
 _TINY = 1e-12
-"""Nats: of what costs less, no line can be drawn."""
+"""The least cost, in nats, from which the next aim is interpolated."""
 
 
 class NothingWithinError(VerificationError):
-    """No choice that was found is within the budget."""
+    """No choice that was measured is within the budget."""
 
 
 class NothingToChooseError(RecipeError):
-    """The model has nothing of what the recipe would have searched."""
+    """The model has no unit of the kind that the recipe searches for."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A choice, and its KL by the kind of tokens that it was measured on, of which the worst counts."""
+    """A choice, and its KL by the kind of the tokens that it was measured on."""
 
     choice: Assignment
     measured: dict[str, float]
 
     @property
     def kl(self) -> float:
-        """Nats a token, on the worst kind."""
+        """The largest KL of all kinds of tokens, in nats a token."""
         return max(self.measured.values())
 
     @property
@@ -81,15 +83,16 @@ def try_within(
     *,
     spent: float = 0.0,
 ) -> list[Tried]:
-    """Chooses and measures until most of the budget is used and the margin is kept, or ROUNDS times.
+    """Chooses and measures until most of the budget is used and the margin is left, or ROUNDS times.
 
     Args:
         max_kl: the budget, in nats a token.
-        choose: the best whose predicted costs come to at most so much, or what is nearest to that.
-        measure: KL by the kind of tokens.
-        spent: of the budget, with nothing chosen.
+        choose: returns the best choice whose predicted costs are within a sum, or the nearest one.
+        measure: measures a choice.
+        spent: the part of the budget that is spent with nothing chosen.
 
-    Returns what was measured, in order, each choice once.
+    Returns:
+        the measured choices, in order, each once.
     """
     aim = MARGIN * max_kl
     target = max(aim - spent, 0.0)
@@ -106,13 +109,15 @@ def try_within(
 
 
 def smallest_within(tried: Sequence[Tried], max_kl: float) -> Tried | None:
-    """The smallest that keeps the margin; else the smallest within the budget; None if none is."""
+    """Returns the smallest choice that leaves the margin, or else the smallest one within the budget; None if
+    none is.
+    """
     within = [t for t in tried if t.kl <= MARGIN * max_kl] or [t for t in tried if t.kl <= max_kl]
     return min(within, key=lambda t: t.choice.size, default=None)
 
 
 def some_of(curve: Sequence[Assignment]) -> list[Assignment]:
-    """Points of a curve, evenly spread and with both ends, as many as are reported."""
+    """Returns the points of a curve that are reported: at most SHOWN, evenly spread, with both ends."""
     count = min(SHOWN, len(curve))
     return [curve[i * (len(curve) - 1) // max(count - 1, 1)] for i in range(count)]
 
@@ -122,13 +127,13 @@ class Task:
     """The inputs of a search.
 
     Attributes:
-        program: the captured program; it isn't changed.
-        recipe: the budget, and the options to choose from.
-        parameters: number of the model's parameters, which decides how much can be measured.
-        sequences: token ids, [S] each, that units are measured with.
+        program: the captured program, which isn't changed.
+        recipe: the recipe with the budget and the options to choose from.
+        parameters: the number of the model's parameters, which determines the affordable measurements.
+        sequences: the token ids, [S] each, that units are measured with.
         checks: other tokens; each kind has to meet the budget.
-        context: the passes' context, as in an export.
-        progress: called with the search's stage.
+        context: the context of the passes, as in an export.
+        progress: called with the stage of the search.
         clock: times a token; None if the budget has no time.
     """
 
@@ -147,27 +152,31 @@ Report = TypeVar("Report")
 
 @dataclass(frozen=True)
 class Found(Generic[Report]):
-    """The result of a search: its report, and the recipe with a choice for each unit, to export without searching."""
+    """The result of a search: its report, and the recipe with a choice for each unit, which is exported without a
+    search.
+    """
 
     recipe: Recipe
     report: Report
 
 
 class Search(ABC, Generic[Report]):
-    """The search for units of one kind, which a subclass knows: how they are found and measured alone, what a choice
-    makes of the recipe, and what the budget is.
+    """A search for units of one kind.
+
+    A subclass finds the units and measures each alone, changes the recipe by a choice, and knows the budget.
 
     Attributes:
-        stage: as which progress is reported.
-        section: of the recipe, for errors.
-        passes: by name; the units are looked at in the program as it is before the first of them.
-        program, source: that program; and before it was given another shape, if it was.
-        later: the passes after that, of the whole pipeline.
-        options: what each unit can have. This and what follows is set by ``find_units``.
-        fixed: the size of what isn't chosen.
+        stage: the name of the stage of progress.
+        section: the section of the recipe, for errors.
+        passes: the names of the passes that apply a choice; units are found in the program before the first of them.
+        program: that program.
+        source: the program before its shape was changed; None if it wasn't.
+        later: the passes of the pipeline after that program.
+        options: the options of each unit, set by ``find_units`` like the following attributes.
+        fixed: the size of the parts that no choice changes.
         check: measures choices.
-        spent: KL with nothing chosen.
-        tried: what was measured, in order.
+        spent: the KL with nothing chosen.
+        tried: the measured choices, in order.
     """
 
     stage: ClassVar[str]
@@ -193,25 +202,27 @@ class Search(ABC, Generic[Report]):
 
     @abstractmethod
     def fewest(self, most_kl: float) -> Assignment:
-        """The smallest choice that is predicted to cost no more; what is nearest to that where there is none."""
+        """Returns the smallest choice with a predicted KL of at most ``most_kl``, or the nearest choice if there is
+        none.
+        """
 
     @abstractmethod
     def applied(self, choice: Assignment) -> Recipe:
-        """The recipe with that choice in numbers."""
+        """Returns the recipe with a choice in the place of the search."""
 
     @abstractmethod
     def label(self, choice: Assignment) -> str:
-        """Describes a choice for a line of progress: what remains, or what is removed."""
+        """Returns a text about a choice for progress: what remains, or what is removed."""
 
     @abstractmethod
     def report(self, taken: Tried, seconds: float) -> Report:
-        """Makes what the report of an export has."""
+        """Returns the report of the search. ``taken`` is the final choice, ``seconds`` the duration."""
 
     def run(self) -> Found[Report]:
-        """Searches.
+        """Searches, and returns the result.
 
         Raises:
-            VerificationError: nothing meets the budget; says how near it came.
+            VerificationError: no choice meets the budget; the message has the nearest one.
             RecipeError: there is nothing to choose.
         """
         start = time.perf_counter()
@@ -220,22 +231,24 @@ class Search(ABC, Generic[Report]):
         return Found(self.applied(choice.choice), self.report(choice, round(time.perf_counter() - start, 3)))
 
     def prepare(self) -> None:
-        """Measures each unit alone; ``options`` are there then. Raises RecipeError if there is nothing to choose."""
+        """Finds the units, and measures each alone. Raises RecipeError if there is nothing to choose."""
         before, self.later = split_before(choose_passes(self.recipe.passes)[0], *self.passes)
         self.source, self.program = _shaped(self.task.program, before, self.context)
         self.find_units()
 
     def on_progress(self, done: int, total: int, where: str) -> None:
-        """Reports how far the search is."""
+        """Reports that ``done`` of ``total`` measurements are finished, and the place of the next one."""
         self.task.progress(ProgressEvent(self.stage, done, total, where))
 
     def checked_on(self, passes: Sequence[Pass], source: Program | None = None) -> Check:
-        """Measures what these passes make of the program; see ``Check``."""
+        """Returns the check of choices that these passes apply; ``source`` is the program to compare with, None for
+        ``program``.
+        """
         kinds = {c.origin: c.sequences for c in self.task.checks}
         return Check(self.program, passes, self.context, kinds, source)
 
     def measure(self, choice: Assignment) -> Tried:
-        """The real KL of a choice."""
+        """Measures the real KL of a choice."""
         self.on_progress(len(self.tried), ROUNDS, f"measuring {self.label(choice)}")
         recipe = self.applied(choice)
         options = {"weights": recipe.weights, "attention": recipe.attention, "prune": recipe.pruning}
@@ -244,11 +257,11 @@ class Search(ABC, Generic[Report]):
         return self.tried[-1]
 
     def smallest(self, max_kl: float) -> Tried | None:
-        """The smallest choice that was found within a KL; None if none was."""
+        """Returns the smallest choice that was measured within a KL; None if none was."""
         return smallest_within(try_within(max_kl, self.fewest, self.measure, spent=self.spent), max_kl)
 
     def least_kl(self, max_size: int) -> Tried | None:
-        """The choice of the least predicted KL within a size; None if there is none."""
+        """Measures and returns the choice with the least predicted KL within a size; None if there is none."""
         assignment = least_cost(self.options, max_size - self.fixed)
         return None if assignment is None else self.measure(assignment)
 
@@ -259,7 +272,9 @@ class Search(ABC, Generic[Report]):
 
 
 def _shaped(program: Program, passes: Sequence[Pass], context: PassContext) -> tuple[Program | None, Program]:
-    """The program as some passes leave it, and before that, where a pass has made another one of it."""
+    """Returns the program before and after the passes that change its shape. The first is None if none of ``passes``
+    does.
+    """
     program = program.copy()
     active = [p for p in passes if p.wanted(context)]
     same = list(takewhile(lambda p: p.exact, active))
