@@ -1,6 +1,6 @@
 """Weights and ops of a Program with gradients: the expressions of weights, and attention of sequences in one step.
 
-The references of the ``ew`` ops are plain torch, and so have gradients, where the registered ops have none.
+The references of the ``ew`` ops are plain torch functions, which have gradients; the registered ops have none.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Kind = TypeVar("Kind", bound=WeightExpr)
 
 
 def recovered_in(expr: Any) -> Iterator[Recovered]:
-    """The weights under training that an expression is made of."""
+    """Yields the weights under training within an expression."""
     yield from _in(expr, Recovered)
 
 
 def _in(expr: Any, kind: type[Kind]) -> Iterator[Kind]:
-    """The outermost expressions of that kind."""
+    """Yields the outermost expressions of a kind within an expression."""
     if isinstance(expr, kind):
         yield expr
     elif isinstance(expr, tuple):
@@ -42,10 +42,10 @@ def _in(expr: Any, kind: type[Kind]) -> Iterator[Kind]:
 
 
 def set_unkept_to_zero(exprs: Iterable[WeightExpr], leaf: Leaf) -> None:
-    """Zeroes what sparse formats leave out, in the parameters that ``leaf`` gives.
+    """Sets the elements that sparse formats remove to zero, in the parameters that ``leaf`` returns for ``exprs``.
 
-    A zero is never kept where there is anything else, by any score: so the same are left out for as long as the
-    parameters move, and again when they are exported. No gradient reaches what is left out.
+    A zero is never chosen while there is another value, by any score. So the same elements are removed however the
+    parameters move, and again in an export. Removed elements get no gradient.
     """
     for sparse in dict.fromkeys(one for expr in exprs for one in _in(expr, TwoOfFour)):
         leaves = [leaf(one) for one in recovered_in(sparse)]
@@ -55,11 +55,13 @@ def set_unkept_to_zero(exprs: Iterable[WeightExpr], leaf: Leaf) -> None:
 
 
 def weight_value(expr: WeightExpr, leaf: Leaf) -> torch.Tensor:
-    """An expression's value, with gradients to what ``leaf`` gives for the weights under training.
+    """Returns the value of an expression, with gradients to the parameters that ``leaf`` returns for the weights under
+    training.
 
-    Rounding to 16 bits passes gradients straight through, and leaves the value in float32.
+    Rounding to 16 bits passes gradients straight through, and the value stays float32.
 
-    Raises PassError for an expression that gradients have no way through.
+    Raises:
+        PassError: the expression has an operation without gradients.
     """
 
     def value(one: WeightExpr) -> torch.Tensor:
@@ -107,14 +109,15 @@ def weight_value(expr: WeightExpr, leaf: Leaf) -> torch.Tensor:
 
 
 def rounded_to(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``exact`` rounded to a narrower type of floats and back, with a straight-through gradient."""
+    """Returns ``exact`` rounded to a narrower type of floats and converted back, with a straight-through gradient."""
     return straight_through(exact, exact.detach().to(dtype).to(exact.dtype))
 
 
 def attention_of_sequences(given: Mapping[str, Any]) -> torch.Tensor:
-    """``ew.attention`` with the arguments of that name: one sequence after the other, or all at once if they are alike.
+    """Computes ``ew.attention`` with arguments by name, one sequence after the other, or all at once if they are
+    equally long.
 
-    Where nothing but the causal mask matters it is torch's own kernel, else the op's reference.
+    If there is only the causal mask, torch's own kernel computes it, otherwise the op's reference.
     """
     q, k, v = given["q"], given["k"], given["v"]  # [T, Nq, D], [T, Nkv, D], [T, Nkv, Dv]
     spans = request_spans(given)
@@ -134,7 +137,7 @@ def _reference(given: Mapping[str, Any], start: int, stop: int) -> torch.Tensor:
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: int, scale: float) -> torch.Tensor:
-    """Attention of equally long sequences side by side: [B*S, Nq, D] -> [B*S, Nq, Dv]."""
+    """Computes attention of ``sequences`` equally long sequences in a row: [B*S, Nq, D] -> [B*S, Nq, Dv]."""
     shared = q.shape[1] // k.shape[1]
 
     def by_head(x: torch.Tensor) -> torch.Tensor:

@@ -20,16 +20,16 @@ from .options import Measured
 from .trainable import TrainableProgram
 
 _TOKENS = 4096
-"""Held-out tokens that go through both models at a time."""
+"""Held-out tokens that both models compute at a time."""
 
 
 class Teacher:
-    """The source as transformers runs it, in 32-bit floats.
+    """The source model, which transformers runs in 32-bit floats.
 
     Args:
-        source: a Hugging Face directory, a GGUF file or a transformers model.
-        context_length: of the export.
-        keep_bytes: as of ``SourceRunner``.
+        source: a Hugging Face folder, a GGUF file or a transformers model.
+        context_length: tokens of the export's context.
+        keep_bytes: the bytes of weights to keep in memory; see ``SourceRunner``.
     """
 
     def __init__(self, source: Path | PreTrainedModel, context_length: int, keep_bytes: int) -> None:
@@ -37,11 +37,11 @@ class Teacher:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The source model that runs."""
+        """The transformers model."""
         return self._runner.model
 
     def logits(self, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Computes logits after every token of the sequences, [S] each: [T, V], one by one, without gradients."""
+        """Returns the logits [T, V] after every token of some sequences [S], run one by one without gradients."""
         ids = torch.zeros((len(sequences), max(len(s) for s in sequences)), dtype=torch.long)
         for row, sequence in zip(ids, sequences, strict=True):
             row[: len(sequence)] = sequence  # what comes behind it doesn't reach back: these are causal models
@@ -51,7 +51,10 @@ class Teacher:
 
 
 def divergence(logits: torch.Tensor, expected: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Sum over rows of KL(expected || logits) in nats, both [T, V] divided by the temperature, times its square."""
+    """Returns the sum over rows of KL(expected || logits) in nats, times the square of the temperature.
+
+    Both logits [T, V] are divided by the temperature first.
+    """
     model = torch.log_softmax(logits / temperature, -1)
     source = torch.log_softmax(expected / temperature, -1)
     return torch.nn.functional.kl_div(model, source, reduction="sum", log_target=True) * temperature**2
@@ -65,7 +68,16 @@ def loss_of(
     hidden: HiddenStates | None = None,
     hidden_weight: float = 0.0,
 ) -> torch.Tensor:
-    """Sums the loss over the tokens of some sequences, [S] each, to be divided by the tokens of a whole step."""
+    """Returns the loss of some sequences, summed over their tokens.
+
+    Args:
+        module: the program under training.
+        teacher: the source.
+        sequences: token ids, [S] each.
+        temperature: of the distributions that are compared.
+        hidden: the hidden states to compare; None for none.
+        hidden_weight: the weight of hidden states in the loss.
+    """
     inputs = packed_inputs(module.program, sequences)
     if hidden is None:
         return divergence(module(inputs), teacher.logits(sequences), temperature)
@@ -76,7 +88,7 @@ def loss_of(
 
 
 def measure(module: TrainableProgram, teacher: Teacher, sequences: Sequence[torch.Tensor], step: int) -> Measured:
-    """Compares the program with the source on held-out sequences."""
+    """Compares the program with the source on held-out sequences; ``step`` is the number of steps so far."""
     total = Divergence(Likelihood(), Likelihood())
     longest = max(len(s) for s in sequences)
     size = max(1, _TOKENS // longest)

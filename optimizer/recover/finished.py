@@ -1,4 +1,6 @@
-"""A finished recovery on its way into an export: what it is of is checked, then its tensors take weights' places."""
+"""A finished recovery for an export: checks that it belongs to the model and recipe, and replaces weights by trained
+ones.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,18 @@ from .differentiable import recovered_in
 from .folder import WEIGHTS, Description, Fingerprint, RecoveryFolder, WeightEntry, digest_of
 
 _OF_NO_SHAPE = frozenset({"name", "description", "targets", "context_length", "budget", "calibration", "buckets"})
-"""Keys of a recipe that say nothing of what is trained."""
+"""Keys of a recipe that don't affect the trained weights."""
 _OF_FORMATS = frozenset({"weights", "passes", "auto"})
-"""Keys that do if weights were rounded while they were trained."""
+"""Keys of a recipe that affect the trained weights only if these were rounded during training."""
 
 _SAMPLE = 1024
-"""Values of a tensor that a fingerprint looks at."""
+"""The number of values of a tensor that a fingerprint hashes."""
 
 
 def fingerprint(captured: CapturedModel) -> Fingerprint:
-    """Identifies a model as captured, from a folder and from memory alike. Reads every weight once."""
+    """Returns the identity of a captured model, which is the same for a folder and for a model in memory. Reads every
+    weight once.
+    """
     digest = hashlib.sha256()
     weights = captured.program.weights
     for name in trainable_weights(weights):
@@ -46,7 +50,12 @@ def fingerprint(captured: CapturedModel) -> Fingerprint:
 
 @dataclass(frozen=True)
 class FinishedRecovery:
-    """A folder that ``recover`` has finished, for an export."""
+    """A recovery that is finished.
+
+    Attributes:
+        folder: the folder.
+        description: the content of recovery.json.
+    """
 
     folder: RecoveryFolder
     description: Description
@@ -58,7 +67,7 @@ class FinishedRecovery:
 
     @staticmethod
     def open(path: str | Path) -> FinishedRecovery:
-        """Raises SourceError if the folder isn't a recovery, isn't finished, or is damaged."""
+        """Opens a folder. Raises SourceError if it isn't a recovery, isn't finished, or is damaged."""
         folder = RecoveryFolder(path)
         description = folder.description()
         if description.report is None or not (folder.path / WEIGHTS).is_file():
@@ -69,13 +78,14 @@ class FinishedRecovery:
         return FinishedRecovery(folder, description)
 
     def recipe_for(self, recipe: Recipe | None) -> Recipe:
-        """The recipe to export with: ``recipe``, or the one of the training if it is None.
+        """Returns the recipe to export with: ``recipe``, or the recipe of the training if it is None.
 
-        If ``recipe`` searches for formats and shapes, only formats are searched for: shapes without a number are taken
-        from the training.
+        If ``recipe`` searches for formats and shapes, only formats are searched for: the shapes of the training are
+        kept.
 
-        Raises RecipeError, naming the key, if ``recipe`` shapes the model differently, or if the weights were trained
-        for one rounding and ``recipe`` rounds them in another way.
+        Raises:
+            RecipeError: ``recipe`` changes the model's shape in another way, or rounds weights in another way than that
+                of the training; the message names the key.
         """
         requested, trained = self.description.asked, self.description.recipe
         if recipe is None:
@@ -95,7 +105,7 @@ class FinishedRecovery:
         return recipe.model_copy(update={key: getattr(trained, key) for key in checked})
 
     def check_source(self, captured: CapturedModel) -> None:
-        """Raises SourceError if it is not the model that was recovered."""
+        """Raises SourceError if a captured model isn't the one that was recovered."""
         there, here = self.description.source, fingerprint(captured)
         if there != here:
             what = "the same architecture with other weights" if _alike(there, here) else "another one"
@@ -106,10 +116,10 @@ class FinishedRecovery:
             )
 
     def calibration(self, info: ModelInfo, file: str | Path | None) -> Calibration | None:
-        """The tokens that passes looked at when the model was recovered, so that they choose the same again; None if
-        they looked at none.
+        """Returns the calibration tokens of the recovery, so that passes make the same choices; None if no pass read
+        tokens.
 
-        Raises RequestError if a ``file`` is given to look at instead.
+        Raises RequestError if a calibration ``file`` is passed, since the recovery has its own tokens.
         """
         sequences = self.folder.tokens(self.description.origin)[1]
         if not sequences:
@@ -124,7 +134,7 @@ class FinishedRecovery:
         )
 
     def weights(self) -> RecoveredWeights:
-        """The trained weights, in the form that ``LoadRecovered`` takes. Raises SourceError if they can't be read."""
+        """Returns the trained weights for ``LoadRecovered``. Raises SourceError if they can't be read."""
         return _Tensors(self.folder.path / WEIGHTS, self.folder.weights(), self.description.weights)
 
 
@@ -170,7 +180,7 @@ class _Tensors(RecoveredWeights):
 
 
 def entries_of(program: Program) -> dict[str, WeightEntry]:
-    """The entries of recovery.json for the weights under training, which are in ``program``."""
+    """Returns the entries of recovery.json for the weights under training of a program."""
     entries: dict[str, WeightEntry] = {}
     for name in program.weights:
         for leaf in recovered_in(program.weights[name]):

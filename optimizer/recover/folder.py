@@ -44,11 +44,17 @@ _CHECKPOINT, _STATE, _OPTIMIZER = "checkpoint-", "state.json", "optimizer.safete
 _OURS = re.compile(
     rf"(({_CHECKPOINT}\d+|unfinished)/)?(recovery\.json|state\.json|loss\.html|\w+\.safetensors)(\.unfinished)?"
 )
-"""The paths of all that is ever written in such a folder."""
+"""The paths of all files that a recovery writes."""
 
 
 class Fingerprint(BaseModel):
-    """Which model it is: two of one digest have the same weights, as far as a sample of each tells."""
+    """The identity of a model.
+
+    Attributes:
+        architecture: the name of the architecture.
+        parameters: the number of parameters.
+        digest: a hash of a sample of each weight.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,7 +64,13 @@ class Fingerprint(BaseModel):
 
 
 class WeightEntry(BaseModel):
-    """One trained weight: its shape, and a digest of which rows of which tensors it stands for."""
+    """A trained weight.
+
+    Attributes:
+        shape: the shape.
+        origin: a hash of the source tensors and rows that the weight was made of.
+        digest: a hash of the trained values; "" before the end.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,13 +80,24 @@ class WeightEntry(BaseModel):
 
     @staticmethod
     def from_expression(expr: WeightExpr) -> WeightEntry:
-        """Describes the expression that a weight is trained from."""
+        """Returns the entry of a weight by its expression before training."""
         text = repr([[str(p) for p in expr.parts(axis)] for axis in range(min(2, len(expr.shape)))])
         return WeightEntry(shape=expr.shape, origin=hashlib.sha256(text.encode()).hexdigest())
 
 
 class Description(BaseModel):
-    """recovery.json. ``recipe`` is ``asked`` with what its searches have found."""
+    """The content of recovery.json.
+
+    Attributes:
+        format: the version of the format.
+        source: the identity of the model.
+        asked: the requested recipe.
+        recipe: the recipe with the results of its searches.
+        options: the options that determine the result.
+        origin: the origin of the tokens.
+        weights: the trained weights by name.
+        report: the report; None before the end.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -90,12 +113,13 @@ class Description(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Training after some steps.
+    """The state of a training after some steps.
 
     Attributes:
-        step: how many.
-        weights, moments: by the weight's name, the latter with ``.exp_avg`` and so on behind it.
-        figures: what was measured on the way.
+        step: the number of steps.
+        weights: the weights by name.
+        moments: the state of the optimizer, by the weight's name with the suffix ``.exp_avg`` and so on.
+        figures: the measurements so far.
     """
 
     step: int
@@ -105,10 +129,10 @@ class Checkpoint:
 
 
 class RecoveryFolder:
-    """A folder of that kind, which may be being written.
+    """The folder of a recovery, which may be unfinished.
 
     Args:
-        path: need not exist.
+        path: the folder, which need not exist.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -140,13 +164,15 @@ class RecoveryFolder:
             raise SourceError(f"{file}: {key}: {first['msg']}", hint="Recover the model again.") from e
 
     def tokens(self, origin: str) -> tuple[Sequences, tuple[torch.Tensor, ...]]:
-        """The sequences, and those for calibrated passes. Raises SourceError if they can't be read."""
+        """Returns the sequences, and those for calibrated passes. Raises SourceError if they can't be read. ``origin``
+        is that of the tokens.
+        """
         tensors = _read(self.path / TOKENS)
         kinds = [_cut(tensors, kind, self.path / TOKENS) for kind in ("training", "held_out", "calibration")]
         return Sequences(kinds[0], kinds[1], origin), kinds[2]
 
     def newest(self) -> Checkpoint | None:
-        """The last checkpoint; None if there is none. Raises SourceError if it can't be read."""
+        """Returns the last checkpoint; None if there is none. Raises SourceError if it can't be read."""
         folders = sorted(self.path.glob(f"{_CHECKPOINT}*[0-9]"))
         if not folders:
             return None
@@ -170,9 +196,11 @@ class RecoveryFolder:
     # ---- writing
 
     def refuse_if_there(self, overwrite: bool, inputs: Inputs = MappingProxyType({})) -> None:
-        """Raises RequestError if there is something that may not be replaced, or where nothing may be written.
+        """Raises RequestError if the folder can't be written, or has content that may not be replaced.
 
-        ``inputs``: what is recovered, and from what; see ``output_place``.
+        Args:
+            overwrite: True if a recovery in the folder may be replaced.
+            inputs: the files that the recovery reads; see ``output_place``.
         """
         place = output_place(self.path, inputs, RequestError)
         if not os.path.lexists(place) or (place.is_dir() and not any(place.iterdir())):
@@ -186,7 +214,9 @@ class RecoveryFolder:
             )
 
     def _why_not_ours(self) -> str | None:
-        """Why it may not be replaced: it isn't a recovery, or has files that none has."""
+        """Returns the reason why the folder may not be replaced: it isn't a recovery, or has other files. None if it
+        may.
+        """
         try:
             self.description()
         except SourceError as e:
@@ -197,7 +227,14 @@ class RecoveryFolder:
     def begin(
         self, description: Description, sequences: Sequences, calibration: Sequence[torch.Tensor], *, overwrite: bool
     ) -> None:
-        """Makes the folder. Raises RequestError as ``refuse_if_there``."""
+        """Creates the folder, with the description and the tokens. Raises RequestError as ``refuse_if_there``.
+
+        Args:
+            description: the content of recovery.json.
+            sequences: the sequences to train on, and those held out.
+            calibration: the sequences for calibrated passes.
+            overwrite: True to replace a recovery.
+        """
         self.refuse_if_there(overwrite)
         if self.path.exists():
             shutil.rmtree(self.path)
@@ -218,7 +255,7 @@ class RecoveryFolder:
         _write(self.path / DESCRIPTION, description.model_dump_json(indent=1))
 
     def checkpoint(self, new: Checkpoint) -> None:
-        """Writes one; those before it go when it is there."""
+        """Writes a checkpoint, then removes the earlier ones."""
         final = self.path / f"{_CHECKPOINT}{new.step:06}"
         if final.exists():
             return
@@ -234,7 +271,13 @@ class RecoveryFolder:
             shutil.rmtree(folder)
 
     def finish(self, weights: Mapping[str, torch.Tensor], description: Description, plot: str) -> None:
-        """Writes what an export takes; the checkpoints stay, so that more steps can follow."""
+        """Writes the files for an export. The checkpoints stay, so that training can continue.
+
+        Args:
+            weights: the trained weights by name.
+            description: the content of recovery.json.
+            plot: the page with the loss.
+        """
         entries = {
             name: entry.model_copy(update={"digest": digest_of(weights[name])})
             for name, entry in description.weights.items()
@@ -245,7 +288,7 @@ class RecoveryFolder:
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """Hashes the tensor's bits."""
+    """Returns a hash of a tensor's bytes."""
     return hashlib.sha256(tensor.detach().contiguous().numpy().data).hexdigest()
 
 

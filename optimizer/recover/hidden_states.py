@@ -1,7 +1,7 @@
-"""The residual stream of source and program where norms read it: what a recovery may hold layers to.
+"""The residual stream of the source and of the program at the inputs of norms, which a recovery can compare.
 
-Found by provenance: a norm of the program is of a module that the source has too, also where layers in between are
-gone.
+Norms are matched by provenance: a norm of the program belongs to a module of the source, also if layers between were
+removed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class HiddenStates:
 
     Args:
         program: the program; its norms over [T, H] with a weight are compared.
-        model: the source, as it runs.
+        model: the transformers model of the source.
 
-    Raises RequestError if the two have no such norm in common.
+    Raises:
+        RequestError: the two have no such norm in common.
     """
 
     def __init__(self, program: Program, model: PreTrainedModel) -> None:
@@ -50,7 +51,7 @@ class HiddenStates:
 
     @contextmanager
     def of_source(self, sequences: Sequence[torch.Tensor]) -> Iterator[None]:
-        """While the source runs on these sequences, padded to the longest."""
+        """Records the source's norms while it runs on these sequences, padded to the longest."""
         self._source.clear()
         self._program.clear()
 
@@ -69,13 +70,15 @@ class HiddenStates:
                 handle.remove()
 
     def observe(self, node: Node, args: Sequence[Any], value: Any) -> None:
-        """Called with every call of the program, its arguments and its value."""
+        """Records a call of the program, if it is a compared norm. It is called with every call, its arguments and its
+        value.
+        """
         path = self._places.get(node)
         if path is not None:
             self._program[path] = value[1] if node.target in _ADDED else args[0]
 
     def loss(self) -> torch.Tensor:
-        """The mean over places of the squared error relative to the source's mean square, summed over tokens."""
+        """Returns the mean over norms of the squared error divided by the source's mean square, summed over tokens."""
         terms = []
         for path, output in self._program.items():
             expected = self._source[path].detach()
@@ -85,7 +88,7 @@ class HiddenStates:
 
 
 def _norms(program: Program) -> Iterator[tuple[Node, str]]:
-    """Norms over the hidden dimension, with the path of the module whose weight they have."""
+    """Yields the norms over the hidden dimension, with the path of the module of their weight."""
     for node in program.nodes_of(*_NORMS, *_ADDED):
         weight = bound_arguments(node).get("weight")
         x = node.args[0]

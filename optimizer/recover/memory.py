@@ -13,15 +13,15 @@ from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.memory import format_bytes
 
 _STATES = 4
-"""A weight, its gradient, and AdamW's two moments; all float32."""
+"""The float32 numbers for each parameter: the weight, its gradient, and AdamW's two moments."""
 
 _LOGITS = 5
-"""Tensors of the size of the logits that are in memory at a time: both models', and what the loss makes of them."""
+"""The tensors of the size of the logits in memory at a time: those of both models, and those of the loss."""
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes that training takes: of weights (with gradients and moments), of the source, and of activations."""
+    """The bytes that training needs: for weights with gradients and moments, for the source, and for activations."""
 
     weights: int
     source: int
@@ -33,9 +33,13 @@ class TrainingMemory:
 
     @staticmethod
     def of(program: Program, parameters: int, source_parameters: int, tokens: int, length: int) -> TrainingMemory:
-        """Computes what training takes for ``tokens`` at a time, in sequences of ``length``.
+        """Returns the memory for training ``tokens`` tokens at a time, in sequences of ``length`` tokens.
 
-        What calls give is kept for their gradients.
+        The results of calls are kept for their gradients.
+
+        Args:
+            program: the program under training.
+            parameters, source_parameters: the number of parameters of the program and of the source.
         """
         sizes = {named_symbol(s): n for s, n in {"T": tokens, "R": tokens, "B": max(1, tokens // length)}.items()}
 
@@ -55,7 +59,7 @@ class TrainingMemory:
 
 
 def check_memory(needed: TrainingMemory, available: int) -> None:
-    """Raises CapacityError with the figures if there isn't enough."""
+    """Raises CapacityError with the figures if more memory is needed than is available."""
     if needed.total > available:
         weights, source, activations = map(format_bytes, (needed.weights, needed.source, needed.activations))
         raise CapacityError(

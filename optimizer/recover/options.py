@@ -66,7 +66,7 @@ class RecoverOptions:
                 raise RequestError(f"{name}: {getattr(self, name)!r} is out of range", hint=hint)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0 on."""
+        """Returns the learning rate of a step; the first step is 0."""
         rising = max(1, round(self.warmup * self.steps))
         if step < rising:
             return self.learning_rate * (step + 1) / rising
@@ -74,13 +74,19 @@ class RecoverOptions:
         return self.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
     def what_counts(self) -> dict[str, Any]:
-        """All that decides what comes out: what a run that is resumed must have in common with the one that began."""
+        """Returns the options that determine the result: a resumed run must have the same as the one that began."""
         return {k: v for k, v in asdict(self).items() if k not in ("checkpoint_every", "threads")}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The result on held-out sequences after ``step`` steps: mean KL from the source in nats, and perplexity."""
+    """The result on held-out sequences.
+
+    Attributes:
+        step: the number of steps so far.
+        kl: the mean KL from the source, in nats a token.
+        perplexity, source_perplexity: the perplexity of the program and of the source.
+    """
 
     step: int
     kl: float
@@ -120,5 +126,5 @@ class RecoveryReport:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types only."""
+        """Returns the report as JSON types."""
         return asdict(self)

@@ -1,4 +1,6 @@
-"""The loss over the steps as one HTML page without a network: each step, and what was measured on held-out tokens."""
+"""Draws the loss over the steps as one HTML page without references: each step, and the measurements on held-out
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from .options import RecoveryReport
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 880.0, 20.0, 380.0
 _LEAST = 1e-6
-"""Below it a loss is drawn as this: the axis is of powers of ten."""
+"""The least loss of the axis, which has powers of ten; smaller losses are drawn there."""
 
 
 def loss_page(report: RecoveryReport) -> str:
-    """The page. Losses that are zero are drawn at the axis' end."""
+    """Returns the page of a report. Losses of zero are drawn at the end of the axis."""
     losses = [max(x, _LEAST) for x in report.losses]
     held_out = [(m.step, max(m.kl, _LEAST)) for m in report.measured]
     values = [*losses, *(kl for _, kl in held_out)]

@@ -1,4 +1,4 @@
-"""From a model and a recipe to the program that is trained: the passes of an export, on weights that can move."""
+"""Makes the program to train of a model and a recipe: the passes of an export, applied to weights that can change."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .trainable import MovingWeights, TrainableProgram
 
 @dataclass(frozen=True)
 class Prepared:
-    """The module and weights that a recovery trains.
+    """The module and the weights that a recovery trains.
 
     Attributes:
-        module: its parameters are the model's weights after the recipe's passes that change shapes.
-        weights: the same weights, each with the expression that it stands for.
-        metrics: measurements of these passes.
+        module: the module. Its parameters are the model's weights after the passes that change shapes.
+        weights: the same weights, each with the expression that it replaces.
+        metrics: the measurements of these passes.
     """
 
     module: TrainableProgram
@@ -44,16 +44,18 @@ def prepare(
     scratch: Path | None,
     progress: Progress,
 ) -> Prepared:
-    """Runs an export's common passes but for the lowering of attention, and gives the program gradients.
+    """Runs the common passes of an export, without the lowering of attention, and returns the program with gradients.
 
     Args:
-        captured: its program stays as it is.
-        recipe: with the method nearest, or with [auto], which says formats behind the training; see ``check_recipe``.
-        calibration: token ids, [S] each, for passes that look at what the model computes.
-        scratch: see ``PassContext``.
+        captured: the captured model; its program isn't changed.
+        recipe: a recipe with the method nearest, or with [auto], whose formats are chosen after the training; see
+            ``check_recipe``.
+        calibration: token ids, [S] each, for passes that read values of the model.
+        scratch: a folder for computed weights; see ``PassContext``.
         progress: called with the stage "passes".
 
-    Raises what an export's passes raise.
+    Raises:
+        RecipeError, PassError: as for the passes of an export.
     """
     passes, required = choose_passes(recipe.passes)
     weights, program = MovingWeights(), captured.program.copy()

@@ -1,4 +1,4 @@
-"""``recover``: trains what a recipe makes of a model to give what the model gave."""
+"""``recover``: trains the program that a recipe makes of a model, so that it computes what the model computes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .sequences import Sequences, read_or_sample
 from .training import Training
 
 _KEEP_ALL = 1 << 62
-"""The source stays in memory: it is run at every step, and has been counted."""
+"""The bytes of the source to keep in memory: all of it, since it runs in every step and has been counted."""
 
 
 def recover(
@@ -144,7 +144,7 @@ def recover(
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises RecipeError for a recipe that leaves nothing to recover, or rounds as training can't."""
+    """Raises RecipeError for a recipe that changes nothing, or that rounds in a way that training can't."""
     if recipe.auto is not None:  # training is in floats then, and formats are searched for by the export
         if recipe.prune is None and recipe.attention is None:
             raise RecipeError(
@@ -182,7 +182,9 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _to_resume(folder: RecoveryFolder, captured: CapturedModel, recipe: Recipe, options: RecoverOptions) -> Description:
-    """The description of the recovery to resume. Raises if it is finished, or of another model, recipe or options."""
+    """Returns the description of the recovery to resume. Raises an error if it is finished, or of another model, recipe
+    or options.
+    """
     old = folder.description()
     FinishedRecovery(folder, old).check_source(captured)
     if old.asked != recipe:

@@ -1,4 +1,4 @@
-"""The tokens that a recovery trains on and measures by, and their order."""
+"""The tokens that a recovery trains on and measures with, and their order."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .options import RecoverOptions
 
 _MOST = 1 << 40
-"""Tokens of a text that are taken: all."""
+"""The most tokens of a text: all of them."""
 
 _LEAST_SHARE = 8
-"""A sequence with fewer tokens than this part of the longest teaches little for what it costs, and is left out."""
+"""A sequence that is shorter than the longest one by more than this factor is left out: it costs more than it
+teaches.
+"""
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Token ids, int32 [S] each: those to train on, those held out, and where they are from."""
+    """Token ids, int32 [S] each.
+
+    Attributes:
+        training: the sequences to train on.
+        held_out: the sequences to measure with.
+        origin: the origin of the tokens, in words.
+    """
 
     training: tuple[torch.Tensor, ...]
     held_out: tuple[torch.Tensor, ...]
@@ -41,13 +49,14 @@ class Sequences:
 
     @property
     def held_out_tokens(self) -> int:
-        """The number of tokens of the others."""
+        """The number of tokens of the held-out sequences."""
         return sum(len(s) for s in self.held_out)
 
     def batch(self, step: int, options: RecoverOptions) -> list[torch.Tensor]:
-        """The sequences of a step, from 0 on: all of them in some order, then in another one, and so on.
+        """Returns the sequences of a step; the first step is 0. All sequences come once, then all again in another
+        order.
 
-        A function of the step and the seed alone, so that training goes on after a stop as if there had been none.
+        The result depends on the step and the seed alone, so that a resumed training continues as if it hadn't stopped.
         """
         longest = max(len(s) for s in self.training)
         size = min(len(self.training), max(1, options.batch_tokens // longest))
@@ -66,12 +75,15 @@ def read_or_sample(
     progress: Progress,
     keep_bytes: int,
 ) -> Sequences:
-    """Sequences of a text, or without one sampled from the source.
+    """Returns the sequences of a text, or sequences that are sampled from the source.
 
     Args:
-        text: a file of text, or of JSONL; see ``read_sequences``.
+        source: the model, to sample from.
+        captured: the captured model, with its tokenizer.
+        text: a file of text or of JSONL; see ``read_sequences``. None samples from the source.
+        options: the options of the recovery.
         progress: called with the stage "tokens".
-        keep_bytes: as of ``SourceRunner``.
+        keep_bytes: the bytes of weights to keep in memory; see ``SourceRunner``.
 
     Raises:
         RequestError: the text is invalid, or too small to train on.
@@ -100,7 +112,9 @@ def read_or_sample(
 
 
 def split(sequences: Sequence[torch.Tensor], options: RecoverOptions, origin: str) -> Sequences:
-    """Evenly spread ones are held out. Raises RequestError if there are too few to train a step on."""
+    """Divides sequences into those to train on and evenly spread held-out ones. Raises RequestError if there are too
+    few for a step.
+    """
     longest = max(len(s) for s in sequences)
     usable = [s for s in sequences if len(s) * _LEAST_SHARE >= longest and len(s) > 1]
     count = max(1, round(len(usable) * options.validation))

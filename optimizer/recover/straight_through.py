@@ -1,4 +1,4 @@
-"""Straight-through gradients: what is rounded going forward passes its gradient on as if it weren't.
+"""Straight-through gradients: a rounded value passes its gradient on as if it weren't rounded.
 
 Bengio et al. 2013, https://arxiv.org/abs/1308.3432.
 """
@@ -13,7 +13,9 @@ import torch
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
 
 _ROUNDING = 1.001
-"""A value half a step from its integer isn't saturated, whatever float16 makes of the step."""
+"""The factor on the range of rounding, so that a value half a step from the last integer counts as within for any
+float16 scale.
+"""
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -31,11 +33,13 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(exact: torch.Tensor, rounded: torch.Tensor, beyond: torch.Tensor | None = None) -> torch.Tensor:
-    """``rounded``, whose gradient goes to ``exact``, of the same shape.
+    """Returns ``rounded``, whose gradient goes to ``exact`` of the same shape.
 
     Args:
-        beyond: int8, 1 for values that lie above all that can be rounded to, -1 for those below, else 0. A gradient
-            that would move such a value farther out is cut off; one that brings it back isn't.
+        exact: the values before rounding.
+        rounded: the values after rounding.
+        beyond: int8, 1 for values above the range of rounding, -1 for values below it, 0 within; None if all are
+            within. A gradient that would move a value farther out of the range is removed.
     """
     apply: Any = _StraightThrough.apply  # torch says what it takes from 2.14 on
     result: torch.Tensor = apply(exact, rounded, beyond)
@@ -44,12 +48,12 @@ def straight_through(exact: torch.Tensor, rounded: torch.Tensor, beyond: torch.T
 
 @dataclass(frozen=True)
 class RoundedWeight:
-    """A weight as an exporter would store it now.
+    """A weight in the form in which an export would store it.
 
     Attributes:
-        codes: its integers, scales and offsets.
-        value: what they stand for, float32.
-        beyond: see ``straight_through``; None if no value is.
+        codes: the integers, scales and offsets.
+        value: their values, float32.
+        beyond: see ``straight_through``; None if all values are within the range.
     """
 
     codes: Codes
@@ -58,7 +62,7 @@ class RoundedWeight:
 
     @staticmethod
     def from_codes(weight: torch.Tensor, codes: Codes, code_format: CodeFormat) -> RoundedWeight:
-        """``weight`` [.., N, K] float32 is what ``codes`` were made of."""
+        """Returns the rounded form of a weight [.., N, K] float32 by its codes and their format."""
         value = decode(codes, code_format)
         width = code_format.group_size or weight.shape[-1]
         steps = codes.scales.float().abs() * (_ROUNDING / 2)

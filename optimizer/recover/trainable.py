@@ -1,4 +1,4 @@
-"""A Program as a torch module: what is trained is the very program that is exported, rounding included."""
+"""A Program as a torch module: the trained program is the exported one, rounding included."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _WEIGHT: dict[Target, tuple[str, str, str]] = {
     ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
 }
-"""The arguments of ops that make up a quantized weight."""
+"""Ops -> the arguments that together are a quantized weight."""
 
 
 class MovingWeights(RecoveredWeights):
-    """The weights under training, one parameter each: what ``LoadRecovered`` puts into a program that is to be trained.
+    """The weights under training, with a parameter each, which ``LoadRecovered`` inserts into the program to train.
 
     Attributes:
-        parameters: by the name of the weight; filled when the pass runs.
+        parameters: the parameters by the name of the weight, available after the pass.
     """
 
     def __init__(self) -> None:
         self.parameters: dict[str, torch.nn.Parameter] = {}
 
     def replacing(self, weights: Mapping[str, WeightExpr]) -> dict[str, Recovered]:
-        """Evaluates each weight, once; from here on it is in memory as float32."""
+        """Evaluates each weight once, and returns the expressions that replace them; they stay in memory as float32."""
         for name, expr in weights.items():
             if name not in self.parameters:
                 value = expr.evaluate().detach().to(torch.float32, copy=True).contiguous()
@@ -59,14 +59,15 @@ class MovingWeights(RecoveredWeights):
 
 
 class TrainableProgram(torch.nn.Module):
-    """A program with gradients: the references of its ops, with weights as they are stored, rounded anew as they move.
+    """A program with gradients: its ops are their references, and its weights are rounded as they are stored, after
+    each change.
 
-    Integers come from the expressions that an export evaluates, so what a forward pass computes with is what would be
-    exported at that moment, bit for bit. Gradients go straight through rounding.
+    The integers are computed by the expressions that an export evaluates. So a forward pass computes with the weights
+    that an export at that moment would store, bit for bit. Gradients pass straight through rounding.
 
     Args:
-        program: in the captured form of attention. Quantized, if what is trained is to be quantized.
-        weights: those that are in the program.
+        program: a program with attention as captured. It is quantized if the trained weights are to be quantized.
+        weights: the weights under training in the program.
     """
 
     def __init__(self, program: Program, weights: MovingWeights) -> None:
@@ -81,24 +82,25 @@ class TrainableProgram(torch.nn.Module):
         self._last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
 
     def named_weights(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters by the names that weights have in the program."""
+        """Returns the parameters by the names of the weights in the program."""
         return dict(zip(self.names, self.moving, strict=True))
 
     def weights_moved(self) -> None:
-        """To be called when the parameters have changed: quantized weights are rounded anew at the next use."""
+        """Discards rounded weights. To be called after the parameters have changed."""
         self._rounded.clear()
 
     def codes(self) -> dict[str, Codes]:
-        """The integers, scales and offsets of each quantized weight that forward passes since the last move used, by
-        the name of the integers in the program."""
+        """Returns the integers, scales and offsets of each quantized weight that forward passes used since the last
+        change, by the name of the integers in the program.
+        """
         return {name: one.codes for name, one in self._rounded.items()}
 
     def forward(self, inputs: Mapping[str, torch.Tensor], observe: Observe | None = None) -> torch.Tensor:
-        """The program's logits [R, V].
+        """Returns the program's logits [R, V].
 
         Args:
-            inputs: a tensor for each placeholder, as ``packed_inputs`` gives them.
-            observe: called with every call, its arguments' values and its own.
+            inputs: a tensor for each placeholder, as ``packed_inputs`` returns them.
+            observe: called with every call, the values of its arguments, and its value; None for no observer.
         """
         values: dict[Node, Any] = {}
         shared: dict[str, torch.Tensor] = {}
@@ -124,7 +126,7 @@ class TrainableProgram(torch.nn.Module):
         return result
 
     def _weight(self, name: str, shared: dict[str, torch.Tensor]) -> Any:
-        """A weight's value; none for parts of a quantized one, which ``_quantized`` puts together."""
+        """Returns the value of a weight; None for parts of a quantized weight, which ``_quantized`` combines."""
         expr = self.program.weights[name]
         if expr.dtype in (torch.int8, torch.float16):
             return None
@@ -160,7 +162,9 @@ class TrainableProgram(torch.nn.Module):
     def _quantized(
         self, target: Any, names: Mapping[str, Any], given: Mapping[str, Any], shared: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """A product with a quantized weight, or rows of a quantized table. ``names``: the nodes that are arguments."""
+        """Computes a product with a quantized weight, or rows of a quantized table; ``names`` are the nodes that are
+        arguments.
+        """
         values, scales, offsets = (names.get(n) for n in _WEIGHT[target])
         weight = self._fake_quantized(values, scales, offsets, shared)
         if target is ew.quantized_embedding.default:
@@ -173,9 +177,8 @@ class TrainableProgram(torch.nn.Module):
         return finish_linear(product, given["activation"], given.get("residual"))
 
     def _fake_quantized(self, values: Any, scales: Any, offsets: Any, shared: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The values of a quantized weight as float32, with gradients to the weights that it is rounded from.
-
-        ``values``, ``scales`` and ``offsets`` are nodes; the last may be None.
+        """Returns the values of a quantized weight as float32, with gradients to the weights that it is rounded from.
+        The arguments are nodes; ``offsets`` may be None.
         """
         name = str(values.target)
         if name in shared:
@@ -193,7 +196,9 @@ class TrainableProgram(torch.nn.Module):
 
 
 def _quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, None, None]:
-    """Rounds x as ``quantize_activation`` does, but returns floats in place of the values, with gradients to ``x``."""
+    """Rounds x as ``quantize_activation`` does, but returns floats in the place of integers, with gradients to
+    ``x``.
+    """
     values, scales, _ = quantize_activation(x.detach(), group_size)
     return straight_through(x, decoded(values, scales, group=group_size)), None, None
 

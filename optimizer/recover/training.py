@@ -1,4 +1,6 @@
-"""The loop: AdamW on the divergence from the source, step by step, with a state that can be put away and taken up."""
+"""The training loop: AdamW on the divergence from the source, step by step, with a state that can be saved and
+restored.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,16 @@ from .trainable import TrainableProgram
 
 _BETAS = (0.9, 0.95)
 _SHOWN = 20
-"""Steps that the loss and the speed shown are means of."""
+"""The number of steps of the mean loss and speed that progress shows."""
 
 
 class Training:
-    """A module in training.
+    """The training of a module.
 
     Args:
-        module: what is trained.
+        module: the module to train.
         teacher: the source.
-        sequences: to train on and to measure by.
+        sequences: the sequences to train on and to measure with.
         options: see ``RecoverOptions``.
     """
 
@@ -58,12 +60,16 @@ class Training:
         self.seconds = 0.0
 
     def run(self, progress: Progress, checkpoint: Callable[[Checkpoint], None]) -> None:
-        """Trains to the last step, and measures before the first one, at each checkpoint and at the end.
+        """Trains to the last step, and measures before the first step, at each checkpoint and at the end.
 
-        A Ctrl-C is taken up when a step is done: ``checkpoint`` is called first.
+        After Ctrl-C the current step is finished, and ``checkpoint`` is called.
+
+        Args:
+            progress: called with the stages "train" and "measure".
+            checkpoint: called with each checkpoint.
 
         Raises:
-            VerificationError: the loss isn't a number any more.
+            VerificationError: the loss isn't a finite number.
             KeyboardInterrupt: at Ctrl-C.
         """
         if not self.measured:
@@ -80,7 +86,7 @@ class Training:
                     raise KeyboardInterrupt
 
     def state(self) -> Checkpoint:
-        """All that the next step depends on; tensors are the ones in training."""
+        """Returns the state that the next step depends on; its tensors are those in training."""
         weights, moments = self._module.named_weights(), {}
         for name, parameter in weights.items():
             for kind, value in self._optimizer.state.get(parameter, {}).items():
@@ -89,7 +95,7 @@ class Training:
         return Checkpoint(self.step, dict(weights), moments, figures)
 
     def take_up(self, found: Checkpoint) -> None:
-        """Goes on from a checkpoint. Raises SourceError if it is another module's."""
+        """Restores the state of a checkpoint. Raises SourceError if it belongs to another module."""
         weights = self._module.named_weights()
         kinds = ("step", "exp_avg", "exp_avg_sq")
         moments = {f"{name}.{kind}" for name in weights for kind in kinds}
@@ -116,7 +122,7 @@ class Training:
 
     @property
     def tokens_per_second(self) -> float:
-        """The speed of training, measurements left out."""
+        """The speed of training, without the measurements."""
         return self.trained_tokens / self.seconds if self.seconds else 0.0
 
     def _take_step(self, progress: Progress) -> None:
@@ -159,7 +165,9 @@ class Training:
 
 @contextmanager
 def _interrupts_at_the_end_of_a_step() -> Iterator[Callable[[], bool]]:
-    """Says whether there was a Ctrl-C, instead of an exception in the middle of a step; a second one is as ever."""
+    """Yields a function that returns True after Ctrl-C, in the place of an exception within a step; a second Ctrl-C
+    raises it.
+    """
     seen = False
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

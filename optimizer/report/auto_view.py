@@ -1,4 +1,6 @@
-"""The search for formats as the page shows it: the Pareto curve, which module got what, and what each costs alone."""
+"""The search for formats on the page: the Pareto curve, the format of each module, and the cost of each format
+alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _LEAST_KL = 1e-9
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of the chart with a name: a single format, or what was chosen."""
+    """A labelled point of the chart: a single format, or the chosen formats."""
 
     x: float
     y: float
@@ -32,7 +34,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class ParetoChart:
-    """KL (log) by bytes. ``line``: the curve's points as an SVG polyline has them; ``budget``: the height of max_kl."""
+    """A chart of KL (logarithmic) by bytes.
+
+    Attributes:
+        x_ticks, y_ticks: positions and labels.
+        line: the points of the curve, as an SVG polyline has them.
+        marks: the labelled points.
+        budget: the height of max_kl; None without one.
+        size: of the chart; the other fields are its margins.
+    """
 
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
@@ -48,7 +58,14 @@ class ParetoChart:
 
 @dataclass(frozen=True)
 class FormatMap:
-    """Which module of which layer got which format. Rows have places in ``formats``, None where there is no module."""
+    """The format of each module of each layer.
+
+    Attributes:
+        formats: the formats, with the number of their modules.
+        layers: the numbers of the layers, which are the columns.
+        rows: a kind of modules, and for each layer the index of the format; None if the layer has no such module.
+        elsewhere: modules outside layers, with their formats.
+    """
 
     formats: tuple[tuple[str, int], ...]
     layers: tuple[int, ...]
@@ -58,7 +75,14 @@ class FormatMap:
 
 @dataclass(frozen=True)
 class AutoView:
-    """All of it. ``charts``: the curve for wide and for narrow windows; none if there is no curve."""
+    """The views of a search.
+
+    Attributes:
+        entry: the report of the search.
+        charts: the curve for wide and for narrow windows; empty if there is no curve.
+        formats: the format of each module.
+        sensitivities: for each format the cost of each unit alone.
+    """
 
     entry: AutoReport
     charts: tuple[ParetoChart, ...]
@@ -67,7 +91,7 @@ class AutoView:
 
 
 def auto_view(entry: AutoReport) -> AutoView:
-    """The search's views."""
+    """Returns the views of a search."""
     by_format: dict[str, list[Metric]] = {}
     for unit in entry.units:
         for option in unit.options:
@@ -83,7 +107,7 @@ def auto_view(entry: AutoReport) -> AutoView:
 
 
 def pareto_chart(entry: AutoReport, size: Size = WIDE) -> ParetoChart | None:
-    """The chart; None if there is no curve."""
+    """Returns the chart of a search; None if there is no curve."""
     points = [*entry.curve, *entry.single.values(), entry.chosen]
     if not entry.curve:
         return None

@@ -1,4 +1,4 @@
-"""``open_report``: what a bundle's export reported, and what the bundle itself says; timed again if asked for."""
+"""``open_report``: the report of a bundle's export, with the properties of the bundle; its steps can be timed again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .page import RooflineView, passes_of, render_page, roofline_view, rooflines
 from .roofline import PROMPT, Roofline, measure
 
 MEASURE_SECONDS = 15.0
-"""About as long as steps are timed when a report is asked to."""
+"""The approximate seconds for which a report times steps."""
 
 # As passes/quantization/apply_gptq.py and held_out.py call themselves and metrics; importing it would load torch.
 APPLY_GPTQ, APPLY_GPTQ_IN_0_1 = "apply_gptq", "choose_integers"
@@ -33,7 +33,13 @@ BETTER_HELD_OUT = "better on held-out tokens"
 
 @dataclass(frozen=True)
 class BundleReport:
-    """A bundle, its export's report, and rooflines: timed now, at the export, or predicted alone."""
+    """A bundle with the report of its export.
+
+    Attributes:
+        bundle: the bundle.
+        saved: the files of the report.
+        rooflines: the steps of each target, timed now, timed at the export, or predicted.
+    """
 
     bundle: Bundle
     saved: SavedReport
@@ -41,25 +47,25 @@ class BundleReport:
 
     @property
     def page_path(self) -> Path | None:
-        """The page that the export wrote; None if it isn't there."""
+        """The page that the export wrote; None if it is missing."""
         path = self.bundle.path / PAGE_PATH
         return path if path.is_file() else None
 
     @property
     def passes(self) -> list[tuple[PassSummary, int]]:
-        """Passes that changed something or rejected something, and how many places they rejected."""
+        """The passes that changed or rejected something, with the number of rejected places."""
         return [(entry, n) for entry, n in passes_of(self.bundle, self.saved.document) if entry.matched or n]
 
     def page(self) -> str:
-        """The page as HTML."""
+        """Returns the page as HTML."""
         return render_page(self.bundle, self.saved, self.rooflines)
 
     def write_page(self, path: Path) -> None:
-        """Raises BundleError if it can't be written."""
+        """Writes the page to a file. Raises BundleError if it can't be written."""
         write_output(path, self.page())
 
     def to_json(self) -> dict[str, Any]:
-        """report.json with these rooflines, or without one what the bundle itself says."""
+        """Returns report.json with these rooflines; without a report, the properties of the bundle."""
         path = self.bundle.path / REPORT_PATH
         report: dict[str, Any] = (
             parse_shown(read_regular(path, most=MOST_JSON_BYTES)) if self.saved.document is not None else {}
@@ -71,7 +77,7 @@ class BundleReport:
         }
 
     def size_line(self) -> str:
-        """The bundle's size, the types of its weights, and bits a parameter."""
+        """Returns a line with the bundle's size, the types of its weights, and bits a parameter."""
         nbytes = sum(file.bytes for file in self.bundle.files.values())
         types: Counter[str] = Counter()
         for tensor in self.bundle.index.stored_once().values():
@@ -85,16 +91,16 @@ class BundleReport:
         return line
 
     def quality_line(self) -> str | None:
-        """The bundle's quality in one sentence; None if nothing was compared."""
+        """Returns a sentence about the bundle's quality; None if it wasn't compared with the source."""
         return None if self.saved.document is None else quality_sentence(self.saved.document)
 
     def speed_lines(self) -> list[str]:
-        """A line for each shape that was timed, or predicted."""
+        """Returns a line for each shape that was timed or predicted."""
         longest = min(PROMPT, self.bundle.model.context_length)
         return [line for roofline in self.rooflines for line in _speed(roofline_view(roofline), longest)]
 
     def bucket_lines(self) -> list[str]:
-        """The sizes that a target's steps are padded to, and what that wastes; none without buckets."""
+        """Returns lines with the sizes that steps are padded to, and the padding; none without buckets."""
         document = self.saved.document
         chosen = document.bucket_sizes.kinds if document is not None and document.bucket_sizes is not None else ()
         wastes = {
@@ -110,7 +116,7 @@ class BundleReport:
         ]
 
     def memory_lines(self) -> list[str]:
-        """The arena's size for a step's values, and the most bytes alive at once; empty without target cpu."""
+        """Returns lines with the size of the arena, and the most bytes alive at once; none without target cpu."""
         return [
             f"{size.name}: {numbers.format_bytes(size.arena_bytes)} for values, "
             f"of which {numbers.format_bytes(size.live_bytes)} are alive at once"
@@ -118,7 +124,7 @@ class BundleReport:
         ]
 
     def time_line(self) -> str | None:
-        """The export's time by stages, and its memory; None if there is no report."""
+        """Returns a line with the time of the export by stages, and its memory; None if there is no report."""
         document = self.saved.document
         if document is None or document.seconds is None:
             return None
@@ -130,17 +136,17 @@ class BundleReport:
 
 
 def open_report(path: Path, *, again: bool = False, threads: int = 0, progress: Progress = silent) -> BundleReport:
-    """Opens a bundle and its report. A bundle without one, or with an older one, gives what there is.
+    """Opens a bundle and its report. Parts that are missing, or that an older report lacks, are left out.
 
     Args:
-        path: the bundle's folder, which is not written to.
-        again: time its steps now, for some seconds.
-        threads: with ``again``; 0 takes as many as there are cores.
+        path: the bundle's folder, which isn't changed.
+        again: True to time the steps now, for some seconds.
+        threads: threads of the timed kernels; 0 for one per core.
         progress: called with the stage "roofline".
 
     Raises:
         BundleError: the bundle, or its report, is damaged.
-        CapacityError: no memory to run it.
+        CapacityError: there isn't enough memory to run it.
     """
     bundle = Bundle.open(path)
     saved = read_report(bundle)

@@ -1,4 +1,4 @@
-"""Geometry of the page's charts: where things are drawn, in units of the picture. The template draws them."""
+"""The geometry of the page's charts, in units of the picture. The template draws it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Size:
-    """A picture's size. A chart is drawn for wide windows and for narrow ones, with letters of one size."""
+    """The size of a picture. A chart is drawn for wide and for narrow windows, with letters of one size."""
 
     width: float
     height: float
@@ -23,12 +23,12 @@ WIDE, NARROW = Size(1040.0, 400.0), Size(340.0, 340.0)
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), tuple(float(n) for n in range(1, 10)))
 _FEWEST_TICKS = 3
 _SAME = 1 - 1e-9
-"""The ratio of values that are equal but for rounding."""
+"""The ratio of two values that are equal except for rounding."""
 
 
 @dataclass(frozen=True)
 class LogAxis:
-    """Maps values from ``low`` to ``high`` to places from ``start`` to ``end`` of the picture."""
+    """Maps values from ``low`` to ``high`` to positions from ``start`` to ``end`` of the picture."""
 
     low: float
     high: float
@@ -37,28 +37,28 @@ class LogAxis:
 
     @classmethod
     def around(cls, values: Sequence[float], start: float, end: float) -> LogAxis:
-        """The powers of ten around some positive values; at least one power wide."""
+        """Returns the axis of powers of ten around some positive values, at least one power wide."""
         low = 10.0 ** math.floor(math.log10(min(values)))
         high = 10.0 ** math.ceil(math.log10(max(values)))
         return cls(low, high if high > low else low * 10, start, end)
 
     @classmethod
     def near(cls, values: Sequence[float], start: float, end: float, margin: float) -> LogAxis:
-        """Makes an axis from the smallest positive value to the largest, ``margin`` times wider at both ends."""
+        """Returns the axis from the smallest positive value to the largest, ``margin`` times wider at both ends."""
         return cls(min(values) / margin, max(values) * margin, start, end)
 
     def at(self, value: float) -> float:
-        """The place of a value; of one outside of the axis, its nearer end."""
+        """Returns the position of a value; the nearer end for a value outside the axis."""
         inside = min(max(value, self.low), self.high)
         share = math.log(inside / self.low) / math.log(self.high / self.low)
         return round(self.start + share * (self.end - self.start), 2)
 
     def ticks(self) -> list[float]:
-        """The powers of ten."""
+        """Returns the powers of ten."""
         return self._ticks(_MANTISSAS[0])
 
     def more_ticks(self) -> list[float]:
-        """The powers of ten; where there are fewer than three, what is between them too."""
+        """Returns the powers of ten, and values between them if there are fewer than three."""
         for mantissas in _MANTISSAS:
             ticks = self._ticks(mantissas)
             if len(ticks) >= _FEWEST_TICKS:
@@ -72,9 +72,9 @@ class LogAxis:
 
 
 def treemap(sizes: Sequence[float], box: Box) -> list[Box]:
-    """Rectangles of areas in proportion to ``sizes`` (positive, in descending order) that fill ``box``.
+    """Returns rectangles that fill ``box``, with areas in proportion to ``sizes`` (positive, in descending order).
 
-    They are as near to squares as rows allow: "Squarified treemaps", Bruls, Huizing and van Wijk, 2000.
+    They are as close to squares as rows allow: "Squarified treemaps", Bruls, Huizing and van Wijk, 2000.
     """
     total = sum(sizes)
     if not sizes or total <= 0:
@@ -104,7 +104,7 @@ def treemap(sizes: Sequence[float], box: Box) -> list[Box]:
 
 
 def _worst(areas: Sequence[float], side: float) -> float:
-    """The largest ratio of sides in a row of rectangles along ``side``."""
+    """Returns the largest ratio of sides in a row of rectangles along ``side``."""
     total = sum(areas)
     if total <= 0 or side <= 0:
         return math.inf
@@ -112,7 +112,9 @@ def _worst(areas: Sequence[float], side: float) -> float:
 
 
 def stacked(sizes: Sequence[float], length: float, total: float | None = None) -> list[tuple[float, float]]:
-    """(start, length) of pieces that follow one another on a bar of ``length``, which stands for ``total``."""
+    """Returns (start, length) of consecutive pieces of a bar of ``length``, which represents ``total``, or the sum if
+    it is None.
+    """
     whole = sum(sizes) if total is None else total
     pieces, at = [], 0.0
     for size in sizes:

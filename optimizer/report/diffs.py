@@ -13,7 +13,7 @@ _SECTION_LINES = 200
 _PASS_LINES = 600
 
 _LAYER = re.compile(r"(?<=[A-Za-z_]\.)\d+(?![\w])")
-"""A layer's number in a module path: model.layers.3.mlp."""
+"""The number of a layer in a module path: model.layers.3.mlp."""
 
 _NAME = re.compile(r"%[\w:/]+")
 _CALL_LAYER = re.compile(r"(= ew\.attention\((?:[^,]+, ){4})\d+")
@@ -22,13 +22,13 @@ _CALL_LAYER = re.compile(r"(= ew\.attention\((?:[^,]+, ){4})\d+")
 
 @dataclass(frozen=True)
 class DiffSection:
-    """A unified diff of one layer's lines.
+    """A unified diff of the lines of one layer.
 
     Attributes:
-        layer: its number; None for what belongs to no layer, such as the program's inputs.
-        same_in: other layers where the pass did the same, but for names and numbers of layers.
-        lines: of the diff, each beginning with ``+``, ``-``, a space or ``@@``.
-        omitted: lines that were left out because there were too many.
+        layer: the number of the layer; None for lines outside layers, such as the program's inputs.
+        same_in: other layers in which the pass made the same change, except for names and numbers of layers.
+        lines: the lines of the diff, each beginning with ``+``, ``-``, a space or ``@@``.
+        omitted: the number of lines that were left out.
     """
 
     layer: int | None
@@ -39,7 +39,14 @@ class DiffSection:
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """The changes of one run of a pass; ``number`` is its position among the passes, from 0."""
+    """The changes by one run of a pass.
+
+    Attributes:
+        number: the position among the passes; the first is 0.
+        name: the name of the pass.
+        added, removed: the number of lines.
+        sections: the changes by layer.
+    """
 
     number: int
     name: str
@@ -49,9 +56,9 @@ class ProgramDiff:
 
 
 class DiffRecorder:
-    """Keeps the last text of a program, and what each pass changed in it.
+    """Records the changes of passes to a program's text.
 
-    Texts are ``print_program(..., node_names=True)``.
+    Texts are those of ``print_program(..., node_names=True)``.
     """
 
     def __init__(self) -> None:
@@ -59,11 +66,11 @@ class DiffRecorder:
         self.diffs: list[ProgramDiff] = []
 
     def start(self, text: str) -> None:
-        """Tells the text that the next pass finds."""
+        """Sets the text before the next pass."""
         self._lines = _by_layer(text)
 
     def changed(self, number: int, name: str, text: str) -> None:
-        """Tells the text after pass ``number``; one that is as before leaves no diff."""
+        """Records the text after pass ``number``; an unchanged text gives no diff."""
         after = _by_layer(text)
         diff = _diff(number, name, self._lines, after)
         self._lines = after
@@ -72,7 +79,7 @@ class DiffRecorder:
 
 
 def _by_layer(text: str) -> dict[int | None, list[str]]:
-    """Lines by the layer of the first module that they name behind ``#``, or of the weight that they define."""
+    """Returns the lines by the layer of the first module after ``#``, or of the weight that a line defines."""
     layers: dict[int | None, list[str]] = {}
     for line in text.splitlines():
         subject = line.partition(" : ")[0] if line.startswith("weight") else line.rpartition("  # ")[2]
@@ -116,7 +123,9 @@ def _cut(line: str) -> str:
 
 
 def _canonical(lines: Sequence[str], layer: int | None) -> str:
-    """The lines without what differs between layers: names by their order, numbers of layers from this one on."""
+    """Returns lines without differences between layers: names are numbered, and numbers of layers are relative to
+    ``layer``.
+    """
     names: dict[str, str] = {}
 
     def relative(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Reads report/report.json of a bundle, of this version or an earlier one: what is missing there is just not shown."""
+"""Reads report/report.json of a bundle of this version or an earlier one; parts that are missing there are left out."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ T = TypeVar("T")
 
 
 class ReportDocument(BaseModel):
-    """report.json, as ``export.report.ExportReport`` writes it. All of it may be missing: a bundle without a report has
-    what the bundle itself says.
-    """
+    """The content of report.json, as ``export.report.ExportReport`` writes it. Every field may be missing."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -71,16 +69,16 @@ class ReportDocument(BaseModel):
 
 @dataclass(frozen=True)
 class SavedReport:
-    """The files of an export in report/. ``document`` is None if the export wrote none, or it was removed."""
+    """The files of an export in report/. ``document`` is None if there is no report.json."""
 
     document: ReportDocument | None
     diffs: tuple[ProgramDiff, ...]
 
 
 def read_report(bundle: Bundle) -> SavedReport:
-    """Reads the bundle's folder report/; missing files aren't an error.
+    """Reads the folder report/ of a bundle; missing files aren't an error.
 
-    Raises BundleError naming the file, and the field, that is damaged.
+    Raises BundleError naming the damaged file and field.
     """
     document = _read(bundle.path / REPORT_PATH, TypeAdapter(ReportDocument))
     diffs = _read(bundle.path / DIFFS_PATH, TypeAdapter(tuple[ProgramDiff, ...]))

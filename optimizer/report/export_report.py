@@ -1,4 +1,4 @@
-"""The parts of a report that need the complete bundle: its bytes by purpose, its speed, the files."""
+"""The parts of a report that need the complete bundle: its bytes by purpose, its speed, and the files."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ _MOST_SECONDS = 3.0
 """The share of an export's time so far, and the most seconds, that its steps are timed for."""
 
 _BESIDE_WEIGHTS = (256 << 20) + MOST_BYTES
-"""Bytes of KV caches, of what a prompt's step computes, and of what the bandwidth is measured with, at most."""
+"""The most bytes of KV caches, of the values of a prompt's step, and of the measurement of the bandwidth."""
 
 
 def storage_and_speed(
     folder: Path, targets: Sequence[str], elapsed: float, progress: Progress, memory_budget: int | None = None
 ) -> tuple[list[StoredBytes], list[Roofline]]:
-    """Measures a complete bundle's storage and speed for ``ExportReport``.
+    """Measures the storage and the speed of a complete bundle, for ``ExportReport``.
 
     Args:
         folder: the bundle's folder.
-        targets: those that run here are timed, for a small share of ``elapsed`` seconds. For the others, and without
-            enough memory, bytes and multiply-adds are predicted alone.
+        targets: the bundle's targets. Those that run here are timed, for a small share of ``elapsed``. For others, and
+            if there isn't enough memory, bytes and multiply-adds are predicted.
+        elapsed: the seconds of the export so far.
         progress: called with the stage "roofline".
-        memory_budget: most bytes of memory to use; None: the free memory.
+        memory_budget: the most bytes of memory to use; None for the free memory.
     """
     bundle = Bundle.open(folder)
     seconds = min(_MOST_SECONDS, _SHARE * elapsed)
@@ -61,12 +62,13 @@ def _roofline(bundle: Bundle, target: str, seconds: float, progress: Progress, m
 
 
 def report_files(folder: Path, report: Mapping[str, Any], diffs: Sequence[ProgramDiff]) -> dict[str, str]:
-    """The files of report/ by their paths in the bundle: the report as JSON, what passes changed, and the page.
+    """Returns the files of report/ by their paths in the bundle: the report as JSON, the changes of passes, and the
+    page.
 
     Args:
-        folder: where the complete bundle is.
+        folder: the folder of the complete bundle.
         report: ``ExportReport.to_json()``.
-        diffs: from ``DiffRecorder``.
+        diffs: the changes that ``DiffRecorder`` recorded.
     """
     bundle = Bundle.open(folder)
     report = {**report, "arena": [asdict(size) for size in arena_sizes(bundle)]}

@@ -14,7 +14,7 @@ from .document import ReportDocument
 
 
 def engine_lines(document: ReportDocument) -> list[str]:
-    """A line for each engine, and one for the sizes of its steps; none if none was built."""
+    """Returns a line for each engine, and one for the sizes of its steps; none if no engine was built."""
     lines = []
     for engine in document.engines:
         gpus = ", ".join(engine.compute_capabilities)
@@ -27,7 +27,9 @@ def engine_lines(document: ReportDocument) -> list[str]:
 
 
 def already_quantized_lines(document: ReportDocument) -> list[str]:
-    """The kinds of packed weights in the source, and how many kept their values; empty if it had floats."""
+    """Returns lines with the kinds of packed weights in the source, and the number that kept their values; none for
+    floats.
+    """
     kinds: dict[str, list[bool]] = {}
     for weight in document.already_quantized:
         kinds.setdefault(weight.stored, []).append(weight.kept)
@@ -41,7 +43,7 @@ def _what_became(kept: Sequence[bool]) -> str:
 
 
 def candidate_lines(document: ReportDocument) -> list[str]:
-    """One for each candidate, the one that was taken first; none if there was nothing to compare."""
+    """Returns a line for each candidate, the exported one first; none if there is nothing to compare."""
     lines = []
     for candidate in sorted(document.ways, key=lambda c: not c.taken):
         if candidate.bytes is None or candidate.measured_kl is None:
@@ -56,7 +58,7 @@ def candidate_lines(document: ReportDocument) -> list[str]:
 
 
 def kv_heads_lines(document: ReportDocument) -> list[str]:
-    """The cache before and after heads were grouped, and what that cost; none if none were."""
+    """Returns lines with the cache before and after heads were grouped, and the cost; none if no heads were grouped."""
     lines = []
     for heads in document.kv_heads:
         before, now = heads.bytes_per_token_before, heads.bytes_per_token
@@ -83,7 +85,9 @@ ERROR = "relative error"
 
 
 def pruned_lines(document: ReportDocument) -> list[str]:
-    """The layers, heads and channels that were removed, the cost of that, and the choice; empty if none were."""
+    """Returns lines with the removed layers, heads and channels, their cost, and the choice; none if nothing was
+    removed.
+    """
     lines: list[str] = []
     for entry in document.passes:
         if entry.name == DROP_LAYERS and entry.matched:
@@ -105,7 +109,7 @@ def pruned_lines(document: ReportDocument) -> list[str]:
 
 
 def _kept(entry: PassSummary, total: str, kept: str) -> str:
-    """ "channels: 1,024 of 1,536 in 30 places, relative error 0.1"."""
+    """Returns a line such as "channels: 1,024 of 1,536 in 30 places, relative error 0.1"."""
     values = {name: [f.value for f in entry.figures if f.name == name] for name in (total, kept, ERROR)}
     error = sum(values[ERROR]) / max(len(values[ERROR]), 1)
     counts = f"{sum(values[kept]):,.0f} of {sum(values[total]):,.0f}"
@@ -127,7 +131,7 @@ def _layers(document: ReportDocument) -> Iterator[str]:
 
 
 def quality_sentence(document: ReportDocument) -> str | None:
-    """Describes the target farthest from the source; None if the report is of a version that compared nothing."""
+    """Returns a sentence about the target with the largest distance from the source; None if no target was compared."""
     if not document.verification:
         return None
     worst = max(document.verification, key=lambda v: (not v.exact, (v.text or v.random_tokens).kl_mean))

@@ -8,16 +8,16 @@ __all__ = ["count", "duration", "format_bytes", "gain", "of_limit", "of_machine"
 
 _THOUSANDS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 _ROUNDS_UP = 0.9995
-"""The share of a unit from which it is used: in three digits, 1000 of the smaller one would be "1e+03"."""
+"""The share of a unit from which on the unit is used: in three digits, 1000 of the smaller unit would be "1e+03"."""
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number in so many digits: 0.00463, 20.6, 1.2e-07."""
+    """Formats a number with ``digits`` significant digits: 0.00463, 20.6, 1.2e-07."""
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def count(value: float) -> str:
-    """A large number with a letter: 135 M, 1.2 G."""
+    """Formats a large number with a letter: 135 M, 1.2 G."""
     for size, letter in _THOUSANDS:
         if abs(value) >= _ROUNDS_UP * size:
             return f"{value / size:.3g}{letter}"
@@ -25,7 +25,7 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them: 37 us, 4.1 ms, 12.3 s, 3 min 20 s."""
+    """Formats seconds in a suitable unit: 37 us, 4.1 ms, 12.3 s, 3 min 20 s."""
     if seconds >= 100:
         return f"{int(seconds) // 60} min {int(seconds) % 60} s"
     if seconds >= _ROUNDS_UP:
@@ -34,12 +34,14 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1: 96.0 %, 0.4 %."""
+    """Formats a share of 1: 96.0 %, 0.4 %."""
     return f"{share:.1%}".replace("%", " %")
 
 
 def of_limit(share: float) -> str:
-    """A share of what the machine can do: 68 %. More than all of it can't be of memory: a cache had it."""
+    """Formats a share of the machine's limit: 68 %. A larger share than 1 can't be of memory: the data was in a
+    cache.
+    """
     return f"{share:.0%}".replace("%", " %") if share < 1.005 else "in cache"
 
 
@@ -56,5 +58,5 @@ def gain(share: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Writes tokens a second: 61.2, 1,240."""
+    """Formats tokens a second: 61.2, 1,240."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"

@@ -1,4 +1,4 @@
-"""report.html: one page that needs nothing else, neither files nor a network."""
+"""Renders report.html: one page without references to other files or the network."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ _LEAST_KL, _LEAST_CHANGE = 1e-6, 0.002
 """The smallest changes of the KL that count: in nats, and as a share of the KL before."""
 
 _LETTER = 7.6
-"""Width of a letter of the charts' text, about."""
+"""The approximate width of a letter in charts."""
 
 
 @dataclass(frozen=True)
 class Tile:
     """A figure at the top of the page.
 
-    ``beside`` says the source's figure, where that is known. ``own`` and ``source``: lengths of two bars, in per cent.
+    Attributes:
+        label, value, unit, note: the texts.
+        beside: the source's figure; "" if it is unknown.
+        own, source: the lengths of two bars, in per cent.
     """
 
     label: str
@@ -50,7 +53,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target against what its recipe allows. ``share``: of the budget that was used; None where there is none."""
+    """The result of a target's verification.
+
+    Attributes:
+        target: the name of the target.
+        passed: True if it is within the recipe's budget.
+        what, value, limit: the measure, its value, and the limit; "" without one.
+        share: the share of the budget that is used; None without a limit.
+    """
 
     target: str
     passed: bool
@@ -62,7 +72,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Loss:
-    """A pass that changed the KL from the source: what it was after it, and a bar from before to after, in per cent."""
+    """A pass that changed the KL from the source: the KL after it, and a bar from the KL before to after, in
+    per cent.
+    """
 
     name: str
     kl: float
@@ -72,7 +84,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class PassRow:
-    """A line of the table of passes: ``rejected`` counts places, of which an older report has no more than that."""
+    """A line of the table of passes. ``rejected`` is the number of rejected places; an older report has no more about
+    them.
+    """
 
     view: PassView
     rejected: int
@@ -80,7 +94,7 @@ class PassRow:
 
 @dataclass(frozen=True)
 class RooflineView:
-    """A target's shapes, and their charts for wide and for narrow windows; none where nothing was timed."""
+    """The shapes of a target, and their charts for wide and for narrow windows; none if nothing was timed."""
 
     roofline: Roofline
     shapes: tuple[ShapeView, ...]
@@ -89,19 +103,19 @@ class RooflineView:
 
 
 def rooflines_of(bundle: Bundle, document: ReportDocument | None) -> tuple[Roofline, ...]:
-    """The rooflines of the report, or predicted ones if it has none."""
+    """Returns the rooflines of the report, or predicted ones if it has none."""
     if document is not None and document.rooflines:
         return document.rooflines
     return tuple(predict(bundle, name) for name in bundle.programs)
 
 
 def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline] | None = None) -> str:
-    """The page as HTML. What the report doesn't have is left out, or taken from the bundle itself.
+    """Returns the page as HTML. Parts that the report lacks are taken from the bundle, or left out.
 
     Args:
-        bundle: opened; no weight is read.
-        saved: its report.
-        rooflines: instead of the report's.
+        bundle: an open bundle; no weight is read.
+        saved: the report of the bundle's export.
+        rooflines: rooflines in the place of the report's; None for the report's.
     """
     document = saved.document or ReportDocument()
     shown_rooflines = rooflines if rooflines is not None else rooflines_of(bundle, saved.document)
@@ -156,14 +170,16 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
 
 
 def passes_of(bundle: Bundle, document: ReportDocument | None) -> list[tuple[PassSummary, int]]:
-    """Every run of a pass, and how many places it rejected: of the report, else counts of the bundle's manifest."""
+    """Returns every run of a pass with the number of rejected places, from the report, or from the bundle's manifest
+    without one.
+    """
     if document is not None and document.passes:
         return [(entry, len(entry.rejected)) for entry in document.passes]
     return [(PassSummary(name=p.name, matched=p.matched), p.rejected) for p in bundle.manifest.passes]
 
 
 def roofline_view(roofline: Roofline) -> RooflineView:
-    """A roofline with its steps grouped, and its charts."""
+    """Returns a roofline with its steps in groups, and its charts."""
     shapes = tuple(shape_view(shape, roofline.machine) for shape in roofline.shapes)
     charts = tuple(c for size in (WIDE, NARROW) if (c := chart(roofline, shapes, size)) is not None)
     bars = tuple(b for size in (WIDE, NARROW) if (b := time_bars(shapes, size.width)) is not None)
@@ -171,18 +187,18 @@ def roofline_view(roofline: Roofline) -> RooflineView:
 
 
 def date_of(document: ReportDocument) -> str:
-    """When the model was exported: 2026-11-23 07:50 UTC. Empty where the report doesn't say."""
+    """Returns the time of the export, such as "2026-11-23 07:50 UTC"; "" if the report doesn't have it."""
     date = document.exported.date if document.exported is not None else ""
     return f"{date[:16].replace('T', ' ')} UTC" if date.endswith("+00:00") else date
 
 
 def source_speed(document: ReportDocument) -> SourceSpeed | None:
-    """The source's, of the target that it was taken with."""
+    """Returns the speed of the source; None if no target was compared with it."""
     return next((v.source_speed for v in document.verification if v.source_speed is not None), None)
 
 
 def verdicts(document: ReportDocument) -> list[Verdict]:
-    """One for each target that was compared with the source."""
+    """Returns a verdict for each target that was compared with the source."""
     rows = []
     for v in document.verification:
         compared = v.text or v.random_tokens
@@ -201,7 +217,7 @@ def verdicts(document: ReportDocument) -> list[Verdict]:
 
 
 def losses(passes: Sequence[PassSummary]) -> list[Loss]:
-    """The passes after which the program was farther from its source, or nearer, than rounding explains."""
+    """Returns the passes that changed the KL from the source by more than rounding explains."""
     costs: list[tuple[str, float]] = []
     before = 0.0
     for entry in passes:
@@ -219,7 +235,9 @@ def losses(passes: Sequence[PassSummary]) -> list[Loss]:
 
 
 def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView]) -> list[Tile]:
-    """The tiles at the top of the page: size, speed and quality in the first row, other measurements in the second."""
+    """Returns the tiles at the top of the page: size, speed and quality in the first row, other measurements in the
+    second.
+    """
     first, second = [_size_tile(bundle, document)], list[Tile]()
     shapes = views[0].shapes if views else ()
     # The machine may have been slower at the export than when steps were timed again.
@@ -258,7 +276,9 @@ def _size_tile(bundle: Bundle, document: ReportDocument) -> Tile:
 
 
 def _speed_tile(view: ShapeView, source: SourceSpeed | None) -> Tile | None:
-    """The source's speed stands beside that of a decode step of one request."""
+    """Returns the tile with the speed of a shape, next to the source's speed for a decode step of one request; None if
+    it wasn't timed.
+    """
     if view.tokens_per_second is None:
         return None
     shape = view.shape
@@ -270,7 +290,7 @@ def _speed_tile(view: ShapeView, source: SourceSpeed | None) -> Tile | None:
 
 
 def _beside(own: float, source: float | None, written: Callable[[Any], str]) -> tuple[str, float, float]:
-    """``Tile.beside``, ``own`` and ``source``."""
+    """Returns the fields ``beside``, ``own`` and ``source`` of a tile."""
     if not source:
         return "", 0.0, 0.0
     most = max(own, source)
@@ -278,18 +298,18 @@ def _beside(own: float, source: float | None, written: Callable[[Any], str]) -> 
 
 
 def _value_and_unit(text: str) -> tuple[str, str]:
-    """ "3 min 20 s" is all value."""
+    """Divides a text into value and unit; a text of several units, such as "3 min 20 s", is all value."""
     value, _, unit = text.partition(" ")
     return (text, "") if " " in unit else (value, unit)
 
 
 def template(name: str) -> Template:
-    """A template of this package, with the page's filters: for what is drawn as the page is."""
+    """Returns a template of this package, with the filters of the page."""
     return _environment().get_template(name)
 
 
 def layers(numbers_of: Sequence[int]) -> str:
-    """Numbers of layers as a sentence has them: in layers 1 to 28 and 30."""
+    """Formats numbers of layers as a phrase: in layers 1 to 28 and 30."""
     runs: list[list[int]] = []
     for n in numbers_of:
         if runs and n == runs[-1][-1] + 1:
@@ -302,19 +322,21 @@ def layers(numbers_of: Sequence[int]) -> str:
 
 
 def fit(text: str, width: float) -> str:
-    """A text cut to a width in a chart."""
+    """Returns a text cut to a width in a chart."""
     most = max(1, int(width / _LETTER))
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def pieces(name: str) -> list[str]:
-    """A module's name in pieces that each end with a dot, an underscore or a plus: where its line may break."""
+    """Divides a module's name after each dot, underscore and plus, where its line may break."""
     return re.findall(r"[^._+/]*[._+/]+|[^._+/]+", name)
 
 
 @cache
 def _environment() -> Environment:
-    """Everything that a template prints is escaped: names of modules come from the model's maker."""
+    """Returns the environment of templates. It escapes all output, since names of modules come from the model's
+    maker.
+    """
     environment = Environment(
         loader=PackageLoader(__package__ or "", "templates"),
         autoescape=True,
@@ -340,5 +362,5 @@ def _environment() -> Environment:
 
 
 def _colour(pairs: Sequence[tuple[str, Any]], name: str) -> int:
-    """The place of a name in a list of pairs."""
+    """Returns the index of a name in a list of pairs."""
     return [first for first, _ in pairs].index(name)

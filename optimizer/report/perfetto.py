@@ -1,6 +1,6 @@
-"""A trace of a prompt and decode steps, in the Trace Event Format that Perfetto and chrome://tracing open.
+"""Records a trace of a prompt and decode steps, in the Trace Event Format that Perfetto and chrome://tracing open.
 
-The format: "Trace Event Format", Google, 2016; times are microseconds.
+The format: "Trace Event Format", Google, 2016; times are in microseconds.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Trace:
     """A trace of a program's steps.
 
     Attributes:
-        document: the whole trace, in the file's format.
-        steps: steps of the model that were run.
-        seconds: time from the start of the first to the end of the last.
-        slices: traced steps of the program.
+        document: the trace in the file's format.
+        steps: the number of steps of the model.
+        seconds: the time from the start of the first step to the end of the last.
+        slices: the number of traced steps of the program.
     """
 
     document: dict[str, Any]
@@ -51,12 +51,12 @@ class Trace:
     slices: int
 
     def write(self, path: Path) -> None:
-        """Raises BundleError if it can't be written."""
+        """Writes the trace to a file. Raises BundleError if it can't be written."""
         write_output(path, json.dumps(self.document, separators=(",", ":")))
 
 
 class _Times(StepProfile):
-    """The times of each run apart."""
+    """The times of the program's steps, for each run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,16 +82,16 @@ def trace(
     """Runs a prompt of random tokens and decode steps, each once untraced before, and times every step of the program.
 
     Args:
-        bundle: with a ready target cpu.
+        bundle: a bundle whose target cpu is ready.
         prompt: tokens of each request's prompt.
-        decode: steps of one token of each request that follow it.
-        batch: requests.
-        threads: 0 takes as many as there are cores.
-        partition: ranks that run the model; the trace has what rank 0 does, and how long it waits.
+        decode: decode steps after the prompt, with one token of each request.
+        batch: the number of requests.
+        threads: threads of the kernels; 0 for one per core.
+        partition: the ranks that run the model. The trace has the steps of rank 0, and its waiting times.
         progress: called with the stage "trace".
 
     Raises:
-        RequestError: sizes that are out of range, or longer than the bundle's context.
+        RequestError: a size is out of range, or longer than the bundle's context.
         BundleError, CapacityError: as for a program that is opened to be served.
     """
     _check(bundle, prompt, decode, batch)
@@ -134,14 +134,14 @@ def trace(
 def step_events(
     program: LoweredProgram, sizes: StepSizes, name: str, start: float, seconds: Sequence[float]
 ) -> list[Event]:
-    """One step of the model: a slice of it all, in it slices of layers, in those slices of the program's steps.
+    """Returns a step of the model as nested slices: the step, its layers, and the steps of the program.
 
     Args:
-        program: that ran.
-        sizes: of the step.
-        name: of the outermost slice.
-        start: when it began, in seconds.
-        seconds: of each step of the program.
+        program: the program that ran.
+        sizes: the sizes of the step.
+        name: the name of the outermost slice.
+        start: the start of the step, in seconds.
+        seconds: the seconds of each step of the program.
     """
     costs = step_costs(program, sizes)
     inner: list[Event] = []

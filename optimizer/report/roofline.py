@@ -1,8 +1,8 @@
-"""The cost of each step of a program at some sizes, its time, and how near that is to this machine's limits.
+"""The cost and the time of each step of a program at some sizes, compared with the limits of this machine.
 
-The model is the roofline's (Williams, Waterman and Patterson, doi:10.1145/1498765.1498785): a step takes at least as
-long as its bytes need at the memory's bandwidth, and at least as long as its multiply-adds need at the processor's
-peak. Both are measured in the same run, before the steps are timed and after.
+The model is the roofline (Williams, Waterman and Patterson, doi:10.1145/1498765.1498785): a step takes at least the
+time that its bytes need at the memory's bandwidth, and at least the time that its multiply-adds need at the processor's
+peak. Both limits are measured in the same run, before and after the steps are timed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = 8
 PROMPT = 512
 _CONTEXTS = (512, 256, 128, 64, 32)
 _MOST_KV_BYTES = 128 << 20
-"""The most bytes of the caches that are made for measuring: the context is the longest of ``_CONTEXTS`` that fits."""
+"""The most bytes of the caches for the measurement: the context is the longest of ``_CONTEXTS`` that fits."""
 
 _MOST_RUNS = 25
 _LEAST_PROMPT = 16
@@ -33,7 +33,9 @@ _LEAST_PROMPT = 16
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step of the program: ``op`` of module ``where``, what it costs, and the median of its times in seconds."""
+    """A step of the program: its op, its module, its cost, and the median of its times in seconds; None if it wasn't
+    timed.
+    """
 
     op: str
     where: str
@@ -43,15 +45,15 @@ class StepTime:
 
 @dataclass(frozen=True)
 class ShapeCosts:
-    """A step of the program at some sizes.
+    """A step of the model at some sizes.
 
     Attributes:
-        name: for people.
-        tokens, requests, context: T, B, and the tokens of each request's cache after the step.
-        runs: that were timed; 0 if none.
-        seconds: of all steps of the program together; None if not timed.
-        omitted: why it was not timed.
-        steps: as in the program.
+        name: the name of the shape, for people.
+        tokens, requests, context: T, B, and the tokens in each request's cache after the step.
+        runs: the number of timed runs; 0 if it wasn't timed.
+        seconds: the seconds of all steps of the program; None if they weren't timed.
+        omitted: the reason why they weren't timed; None otherwise.
+        steps: the steps of the program, in order.
     """
 
     name: str
@@ -75,13 +77,14 @@ class ShapeCosts:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A target's steps against this machine.
+    """The steps of a target, compared with the limits of this machine.
 
     Attributes:
-        target: its name.
-        measured: "export" for times taken within an export, whose noise they have; "report" for later ones.
-        machine: the limits; None where nothing was measured.
-        shapes: a decode step of one request, of some, and a prompt.
+        target: the name of the target.
+        measured: "export" for times within an export, which are noisy; "report" for later ones; None if nothing was
+            timed.
+        machine: the limits; None if they weren't measured.
+        shapes: a decode step of one request, one of several requests, and a prompt.
     """
 
     target: str
@@ -91,7 +94,9 @@ class Roofline:
 
 
 def predict(bundle: Bundle, target: str = MEASURED) -> Roofline:
-    """Bytes and multiply-adds of the usual shapes; nothing is run. Raises BundleError if the target isn't ready."""
+    """Returns the bytes and multiply-adds of the usual shapes, without running them. Raises BundleError if the target
+    isn't ready.
+    """
     program = bundle.program(target)
     most = bundle.model.context_length
     context = _context(program, most)
@@ -107,13 +112,13 @@ def predict(bundle: Bundle, target: str = MEASURED) -> Roofline:
 def measure(
     bundle: Bundle, *, seconds: float, measured: str, threads: int = 0, progress: Progress = silent
 ) -> Roofline:
-    """``predict`` with times on this machine, for the target cpu.
+    """Returns the roofline of the target cpu, with times on this machine.
 
     Args:
-        bundle: opened.
-        seconds: about how long it may take. A prompt that would take longer is shorter.
-        measured: goes into the result.
-        threads: 0 takes as many as there are cores.
+        bundle: an open bundle.
+        seconds: the approximate duration. A prompt that would take longer is shortened.
+        measured: the field ``measured`` of the result.
+        threads: threads of the kernels; 0 for one per core.
         progress: called with the stage "roofline".
 
     Raises:
@@ -137,7 +142,7 @@ def measure(
 
 
 def _context(program: LoweredProgram, most: int) -> int:
-    """Tokens in each request's cache when a decode step is timed."""
+    """Returns the tokens in each request's cache in a timed decode step; ``most`` is the model's context."""
     per_token = sum(cache_block_bytes(group) / group.block_size for group in program.cache_groups)
     for context in _CONTEXTS:
         if context <= most and BATCH * context * per_token <= _MOST_KV_BYTES:

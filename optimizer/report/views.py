@@ -1,4 +1,4 @@
-"""The passes, layers and bytes of an export's page: grouped, sorted and cut to a readable size."""
+"""The passes, layers and bytes on an export's page: grouped, sorted and cut to a readable size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .diffs import ProgramDiff
 
 COLUMN_HEIGHT = 160.0
 _MAP_HEIGHT = 0.82
-"""The share of a chart's height: a treemap has no axes."""
+"""The height of a treemap as a share of a chart's height: it has no axes."""
 _PLACES = 12
 _WORST = 10
 _KINDS = 9
@@ -23,7 +23,7 @@ _KINDS = 9
 
 @dataclass(frozen=True)
 class Reason:
-    """Places that a pass rejected for one reason: how many, and the first of them."""
+    """A reason for which a pass rejected places: the text, the number of places, and the first of them."""
 
     text: str
     count: int
@@ -32,7 +32,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class PassView:
-    """A run of a pass; ``number`` from 1. ``acted``: it changed, rejected or measured something."""
+    """A run of a pass. ``number`` is its position from 1; ``diff`` is None if it changed nothing."""
 
     number: int
     entry: PassSummary
@@ -41,11 +41,12 @@ class PassView:
 
     @property
     def acted(self) -> bool:
+        """True if the pass changed, rejected or measured something."""
         return bool(self.entry.matched or self.entry.rejected or self.entry.figures)
 
 
 def pass_views(passes: Sequence[PassSummary], diffs: Sequence[ProgramDiff]) -> list[PassView]:
-    """All passes with their diffs."""
+    """Returns the views of all passes, with the changes that they made."""
     by_number = {(d.number, d.name): d for d in diffs}
     return [PassView(i + 1, p, _reasons(p), by_number.get((i, p.name))) for i, p in enumerate(passes)]
 
@@ -61,7 +62,7 @@ def _reasons(entry: PassSummary) -> tuple[Reason, ...]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value at a layer. ``shade``: from 0 for the smallest value of the figure to 1 for the largest."""
+    """A value at a layer. ``shade`` is 0 for the smallest value of the figure and 1 for the largest."""
 
     layer: int
     value: float
@@ -71,14 +72,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class FigureView:
-    """One figure of one pass over layers and kinds of modules.
+    """A figure of a pass, by layer and kind of module.
 
     Attributes:
-        source, name: the pass, and what it measured.
-        layers: in order; the columns.
-        rows: kinds of modules with a cell for each layer that has the figure, largest mean first.
-        elsewhere: values of modules that are in no layer.
-        worst: the largest values, largest first.
+        source, name: the name of the pass, and of the figure.
+        layers: the numbers of the layers in order, which are the columns.
+        rows: kinds of modules with a cell for each layer that has the figure, in descending order of their means.
+        elsewhere: the values of modules outside layers.
+        worst: the largest values, in descending order.
+        low, high: the smallest and the largest value.
     """
 
     source: str
@@ -92,7 +94,7 @@ class FigureView:
 
 
 def figure_views(passes: Sequence[PassSummary]) -> list[FigureView]:
-    """A view for each pass and name of a figure."""
+    """Returns a view for each pass and each of its figures."""
     by_figure: dict[tuple[str, str], list[Metric]] = {}
     for entry in passes:
         for figure in entry.figures:
@@ -101,7 +103,7 @@ def figure_views(passes: Sequence[PassSummary]) -> list[FigureView]:
 
 
 def figure_view(source: str, name: str, figures: Sequence[Metric]) -> FigureView:
-    """Figures of one name as a grid of kinds by layers."""
+    """Returns the values of one figure as a grid of kinds by layers."""
     values = [f.value for f in figures]
     low, high = min(values), max(values)
     cells: dict[str, dict[int, Cell]] = {}
@@ -129,7 +131,7 @@ def figure_view(source: str, name: str, figures: Sequence[Metric]) -> FigureView
 
 @dataclass(frozen=True)
 class Tile:
-    """A kind of weights in a treemap: its rectangle, bytes, share, and place in the list of colours."""
+    """A kind of weights in a treemap: its rectangle, bytes, share, and index in the list of colours."""
 
     kind: str
     nbytes: int
@@ -140,7 +142,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Treemap:
-    """Kinds of weights as areas of a picture of a size."""
+    """The kinds of weights as areas of a picture."""
 
     size: Size
     tiles: tuple[Tile, ...]
@@ -148,7 +150,7 @@ class Treemap:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a column: where it begins from the bottom, its height, what it is."""
+    """A part of a column: its start from the bottom, its height, its type and its bytes."""
 
     start: float
     height: float
@@ -158,7 +160,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class StorageView:
-    """The bytes of a bundle by purpose. ``maps``: the treemap for wide and for narrow windows."""
+    """The bytes of a bundle's weights.
+
+    Attributes:
+        total: all bytes.
+        maps: the treemap of kinds of modules, for wide and for narrow windows.
+        dtypes: the bytes of each type.
+        columns: for each layer the bytes of each type.
+        rows: for each kind of module the bytes of each type.
+    """
 
     total: int
     maps: tuple[Treemap, ...]
@@ -168,7 +178,7 @@ class StorageView:
 
 
 def storage_view(parts: Sequence[StoredBytes]) -> StorageView | None:
-    """Weights by kind, by type, and by layer; None if there are none."""
+    """Returns the bytes of weights by kind, by type, and by layer; None if there are none."""
     total = sum(p.nbytes for p in parts)
     if not total:
         return None
