@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from enginewright.passes.ir.calls import LINEARS, Call, Piece, epilogue_of, owner_of, pieces_of
+from enginewright.passes.ir.scaling import Scaling
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.passes.ops.quantized_cache import stored_heads
 from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
@@ -22,10 +25,9 @@ from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, 
 from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.shared.weight_formats import SCALED
 
-from .probes import LINEARS, Call, Piece, Probe, epilogue_of, find_probes, owner_of, pieces_of
-from .program_calls import Scaling
+from .probes import Probe, find_probes
 from .runs import Role, Stored, Tensor, cut, dequantized
-from .values import Recording, Used, ValueName, Values, leaves_of, token_axis
+from .values import Recording, Used, Values, leaves_of, token_axis
 
 _TOKENS, _ROWS = Affine(t=1), Affine(r=1)
 _SEED = 0

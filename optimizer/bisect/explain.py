@@ -11,14 +11,15 @@ from itertools import combinations, product
 import numpy as np
 import torch
 
+from enginewright.passes.ir.calls import Call
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.passes.ops.activation import ACTIVATIONS
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Step
 
-from .probes import Call
 from .runs import Run, Tensor
 from .tolerance import difference, lacks
-from .values import ValueName, Values
+from .values import Values
 
 _SAME = 1e-6
 """The relative difference below which two tensors count as equal."""

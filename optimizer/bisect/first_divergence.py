@@ -8,18 +8,20 @@ from dataclasses import dataclass
 import torch
 
 from enginewright.passes.framework.fast_evaluation import WeightCache
+from enginewright.passes.ir.calls import Call
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import ComparisonError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .explain import explain, missing_biases
-from .probes import Call, Probe
+from .probes import Probe
 from .program_run import ProgramRun
 from .replay import Stage
 from .report import FirstDivergence, Place
 from .runs import Run, Tensor, TracedRun
 from .tolerance import Difference, Tolerance, comparable, difference
-from .values import ValueName, Values
+from .values import Values
 
 _SHOWN = 5
 """Further values that differ, that are named."""

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.passes.ir.value_name import LOGITS, ValueName
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .runs import Run
-from .values import LOGITS, ValueName, Values, layer_number
+from .values import Values, layer_number
 
 _NORMED = 0.1
 """Twice a norm's input changes logits by its epsilon alone; of a product of floats it doubles them."""

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from .values import LOGITS, ValueName, What
+from enginewright.passes.ir.calls import ADDED_NORMS, LINEARS, NORMS, Call
+from enginewright.passes.ir.value_name import LOGITS, ValueName, What
 
-LINEARS = frozenset({"linear", "quantized_linear"})
-"""Products with a weight whose rows are those of one or several linears of the model."""
-NORMS = frozenset({"rms_norm", "layer_norm"})
-ADDED_NORMS = frozenset({"add_rms_norm", "add_layer_norm"})
-"""Norms with two results: the norm, and the sum of the first two arguments, of which it is the norm."""
 _SUM_OF_QUANTIZED = 3
 """The number of the sum among the results of an added norm that is quantized: after values, scales and their sums."""
 _CASTS = frozenset({"quantize_activation", "cast_bf16"})
@@ -27,47 +22,6 @@ _ATTENTION: Mapping[str, tuple[tuple[int, What], ...]] = {
     "attention": ((0, "query"), (1, "key"), (2, "value")),
     "paged_attention": ((0, "query"),),
 }
-Epilogue = Literal["", "activation", "residual", "both"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows ``start:stop`` of a product's weight, which are those of the linear at ``path``.
-
-    The result has the same numbers of columns.
-    """
-
-    path: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Call:
-    """A node or a step.
-
-    Attributes:
-        key: the node, or the step's index.
-        op: the name of the op, such as "linear", "add_rms_norm", or the name of another library's op.
-        where: the paths of the modules that the call stands for.
-        reads: the number of each float argument (-1: within a list), and the value that it is; any hashable names one.
-        writes: the number of each float result, and the value that it is.
-        pieces: the linears whose rows are in the weight, for an op of LINEARS.
-        epilogue: the operations that an op of LINEARS applies before it writes.
-        owner: the path of the module that a norm's weight belongs to; "" for a norm without a weight, and other ops.
-        views: ("read", argument) or ("write", result) -> the part of the value that is read or written, in programs
-            whose operands may be parts.
-    """
-
-    key: Hashable
-    op: str
-    where: tuple[str, ...]
-    reads: tuple[tuple[int, Hashable], ...]
-    writes: tuple[tuple[int, Hashable], ...]
-    pieces: tuple[Piece, ...] = ()
-    epilogue: Epilogue = ""
-    owner: str = ""
-    views: Mapping[tuple[str, int], Hashable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -183,65 +137,6 @@ def _of_leaf(path: str, group: Sequence[Call], calls: Sequence[Call], logits: Ha
         call, slot = writers[outputs.pop()]
         probes.append(Probe(ValueName(path, "output"), call.key, False, slot))
     return probes
-
-
-def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]]) -> tuple[Piece, ...]:
-    """Returns the rows of each linear in a product's weight; nothing if they can't be told apart.
-
-    Args:
-        where: the paths of the product's modules, in any order; some may be modules that were fused with the linears.
-        name: the name of the weight, as passes name it: "layers.0.q_proj+k_proj.weight".
-        parts: the source tensor and the number of rows of each part of the weight, in order.
-    """
-    total = sum(size for _, size in parts)
-    # Rows of one tensor may come in several pieces, where pruning left some out.
-    parts = [(source, sum(size for _, size in run)) for source, run in groupby(parts, key=lambda part: part[0])]
-    if len(where) == 1:
-        return (Piece(where[0], 0, total),)
-    by_source = [owner_of(where, source) for source, _ in parts]
-    by_name = [owner_of(where, one) for one in _unfused(name)]
-    if None not in by_source:
-        owners = by_source
-    elif len(by_name) == len(parts):  # sources of other names, such as a GGUF file's
-        owners = by_name
-    else:
-        owners = by_name * len(parts) if len(by_name) == 1 else [None]
-    pieces: list[Piece] = []
-    start = 0
-    for owner, (_, size) in zip(owners, parts, strict=False):
-        if owner is None:
-            return ()
-        if pieces and pieces[-1].path == owner:
-            pieces[-1] = Piece(owner, pieces[-1].start, start + size)
-        else:
-            pieces.append(Piece(owner, start, start + size))
-        start += size
-    return tuple(pieces)
-
-
-def owner_of(where: Sequence[str], tensor: str) -> str | None:
-    """Returns the path of the innermost module that the name of a tensor begins with; None if there is none.
-
-    ``where`` are the paths to choose from.
-    """
-    return max((path for path in where if tensor.startswith(f"{path}.")), key=len, default=None)
-
-
-def _unfused(name: str) -> list[str]:
-    """Returns the names of the weights that were joined: "a.q.weight" and "a.k.weight" of "a.q+k.weight"."""
-    words = name.split(".")
-    joined = [i for i, word in enumerate(words) if "+" in word]
-    if len(joined) != 1:
-        return [name]
-    (i,) = joined
-    return [".".join([*words[:i], one, *words[i + 1 :]]) for one in words[i].split("+")]
-
-
-def epilogue_of(activation: bool, residual: bool) -> Epilogue:
-    """Returns the name of the operations that a product applies before it writes: activation, then residual."""
-    if activation and residual:
-        return "both"
-    return "residual" if residual else "activation" if activation else ""
 
 
 def _probes_of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:

@@ -15,15 +15,17 @@ from torch.fx.node import Node
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.token_sequences import packed_inputs
+from enginewright.passes.ir.calls import Call, calls_of, op_name, value_key
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
+from enginewright.passes.ir.scaling import scaling_of
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.passes.ops.cache import rounded_heads
 from enginewright.runtime.shared.contracts import FloatArray
 
-from .probes import Call, Probe, find_probes
-from .program_calls import calls_of, op_name, scaling_of, value_key
+from .probes import Probe, find_probes
 from .runs import Role, Stored, Tensor, cut, dequantized
-from .values import Recording, Used, ValueName, Values, from_rows, in_layers, leaves_of, to_rows, token_axis
+from .values import Recording, Used, Values, from_rows, in_layers, leaves_of, to_rows, token_axis
 
 
 class ProgramRun:

@@ -9,10 +9,12 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from enginewright.passes.ir.calls import Call, Piece
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.runtime.shared.contracts import FloatArray
 
-from .probes import Call, Piece, Probe
-from .values import ValueName, Values
+from .probes import Probe
+from .values import Values
 
 Role = Literal["weight", "bias"]
 

@@ -21,11 +21,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from enginewright.optimizer.measure.source_runner import SourceRunner, has_interface
+from enginewright.passes.ir.value_name import LOGITS, ValueName, What
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .runs import Role, Tensor
-from .values import LOGITS, Recording, ValueName, Values, What, batch_axis, from_rows, to_rows
+from .values import Recording, Values, batch_axis, from_rows, to_rows
 
 _OF_LEAF: tuple[What, ...] = ("input", "output")
 _OF_ATTENTION: tuple[What, ...] = ("query", "key", "value", "context")

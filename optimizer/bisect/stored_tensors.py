@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.passes.ir.calls import owner_of
 from enginewright.passes.ir.provenance import layer_path
 from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.plugins.emit.weights import source_rows, stored_chunks
@@ -24,7 +25,6 @@ from enginewright.runtime.bundle.weights import Array, SourceRows, stored_dtype,
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
-from .probes import owner_of
 from .report import StoredTensors, TensorDifference
 from .values import in_layers
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.formats.rounding import ROUNDINGS
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.weight_formats import Storage
 
-from .values import ValueName, Values, in_layers
+from .values import Values, in_layers
 
 ROUNDING = 1e-4
 """Largest relative error between two orders of the same float32 sums. Up to 2e-6 is seen on models of all families; a

@@ -8,7 +8,6 @@ value that a fused kernel keeps in registers can't be recorded.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,40 +15,8 @@ import numpy.typing as npt
 import torch
 
 from enginewright.passes.ir.provenance import layer_path
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.runtime.shared.contracts import FloatArray
-
-What = Literal["input", "output", "query", "key", "value", "context", "logits"]
-"""``input`` and ``output`` are those of a module without modules in it: a linear, a norm, an activation, an embedding.
-``query``, ``key`` and ``value`` are the arguments of attention, after any rotation; ``context`` is its result.
-"""
-
-_PLAIN: Mapping[What, str] = {
-    "input": "input of",
-    "output": "output of",
-    "query": "query, as attention gets it, of",
-    "key": "key, as attention gets it, of",
-    "value": "value, as attention gets it, of",
-    "context": "what attention gives in",
-}
-
-
-@dataclass(frozen=True, order=True)
-class ValueName:
-    """The name of a value: the path of a module, and the kind of the value."""
-
-    path: str
-    what: What
-
-    def __str__(self) -> str:
-        return "logits" if self.what == "logits" else f"{_PLAIN[self.what]} {self.path}"
-
-    @property
-    def layer(self) -> str:
-        """The path of the layer with the module, such as "model.layers.3"; "" outside layers."""
-        return layer_path(self.path)
-
-
-LOGITS = ValueName("", "logits")
 
 
 def layer_number(path: str) -> int | None:

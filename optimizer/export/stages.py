@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from enginewright.optimizer.bisect.program_calls import calls_of, scaling_of
 from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of
 from enginewright.optimizer.calibration import Calibration, calibrate
 from enginewright.optimizer.capture import CapturedModel, capture, gguf
@@ -43,7 +42,9 @@ from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.optimizer.verify import PassMeasurements, measure_against, verify
 from enginewright.passes.attention.kv_sites import attention_paths
 from enginewright.passes.framework.base import Pass
+from enginewright.passes.ir.calls import calls_of
 from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.scaling import scaling_of
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.emit.bundle_writer import BundleWriter

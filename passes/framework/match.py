@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.passes.ir.calls import bound_arguments as bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import join_where, where_of
 
@@ -193,22 +194,6 @@ def _bind(name: str, value: Any, match: Match) -> Iterator[Match]:
         yield extended
     elif match.bound[name] is value or (not isinstance(value, Node) and match.bound[name] == value):
         yield match
-
-
-def bound_arguments(node: Node) -> dict[str, Any]:
-    """A call's arguments by the names of the op's schema, defaults filled in, in schema order."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
-    result: dict[str, Any] = {}
-    for i, argument in enumerate(target._schema.arguments):
-        if i < len(node.args):
-            result[argument.name] = node.args[i]
-        elif argument.name in node.kwargs:
-            result[argument.name] = node.kwargs[argument.name]
-        else:
-            result[argument.name] = argument.default_value
-    return result
 
 
 class Rule(ABC):

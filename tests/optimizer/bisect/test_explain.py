@@ -6,7 +6,7 @@ import torch
 
 from enginewright.optimizer.bisect.explain import how_tensors_differ, value_reasons
 from enginewright.optimizer.bisect.runs import Tensor
-from enginewright.optimizer.bisect.values import ValueName
+from enginewright.passes.ir.value_name import ValueName
 from enginewright.passes.ops.activation import ACTIVATIONS
 from enginewright.runtime.shared.contracts import FloatArray
 

@@ -11,7 +11,8 @@ import torch
 from enginewright.optimizer.bisect.layer_divergence import layer_divergence
 from enginewright.optimizer.bisect.runs import Run, Tensor
 from enginewright.optimizer.bisect.source_run import SourceRun
-from enginewright.optimizer.bisect.values import LOGITS, ValueName, Values
+from enginewright.optimizer.bisect.values import Values
+from enginewright.passes.ir.value_name import LOGITS, ValueName
 from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
-
 from enginewright.optimizer.bisect.first_divergence import area
-from enginewright.optimizer.bisect.probes import Call, Piece, find_probes, pieces_of
-from enginewright.optimizer.bisect.values import ValueName
+from enginewright.optimizer.bisect.probes import find_probes
+from enginewright.passes.ir.calls import Call, Piece
+from enginewright.passes.ir.value_name import ValueName
 
 LAYER = "layers.0"
 LEAVES = frozenset({f"{LAYER}.norm", f"{LAYER}.q", f"{LAYER}.k", f"{LAYER}.o", f"{LAYER}.act", "embed", "head"})
@@ -94,24 +93,6 @@ def test_a_module_that_runs_twice_is_not_compared() -> None:
         call(3, "aten.add", "", ["a", "b"], ["logits"]),
     ]
     assert f"output of {LAYER}.q" not in places(calls)
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "parts", "expected"),
-    [
-        (["a.q"], "a.q.weight", [("x", 3), ("y", 4)], [("a.q", 0, 7)]),
-        (["a.k", "a.q"], "a.q+k.weight", [("a.q.weight", 3), ("a.k.weight", 4)], [("a.q", 0, 3), ("a.k", 3, 7)]),
-        (["a.q", "a.k"], "a.q+k.weight", [("blk.0.q", 3), ("blk.0.k", 4)], [("a.q", 0, 3), ("a.k", 3, 7)]),
-        (["a.act", "a.fc"], "a.fc.weight_transposed", [("blk.0.up", 5)], [("a.fc", 0, 5)]),
-        (["a", "a.fc"], "a.fc.weight", [("a.fc.weight", 5)], [("a.fc", 0, 5)]),
-        (["a.g", "a.u"], "a.g+u.weight", [("g", 1), ("g", 2), ("u", 3)], [("a.g", 0, 3), ("a.u", 3, 6)]),  # pruned
-        (["a.q", "b.k"], "strange", [("x", 3), ("y", 4)], []),
-    ],
-)
-def test_whose_rows_a_fused_weight_has(
-    where: list[str], name: str, parts: list[tuple[str, int]], expected: list[tuple[str, int, int]]
-) -> None:
-    assert [(p.path, p.start, p.stop) for p in pieces_of(where, name, parts)] == expected
 
 
 def test_the_calls_between_agreeing_values_and_a_fault() -> None:

@@ -13,7 +13,7 @@ from enginewright.optimizer.bisect.bundle_run import BundleRun
 from enginewright.optimizer.bisect.program_run import ProgramRun
 from enginewright.optimizer.bisect.source_run import SourceRun
 from enginewright.optimizer.bisect.tolerance import difference
-from enginewright.optimizer.bisect.values import LOGITS, ValueName
+from enginewright.passes.ir.value_name import LOGITS, ValueName
 from enginewright.runtime.bundle.reader import Bundle
 from tests.optimizer.bisect.conftest import Made
 from tests.optimizer.bisect.planting import Bundles

@@ -15,9 +15,9 @@ from enginewright.optimizer.bisect.tolerance import (
     directions,
     lacks,
 )
-from enginewright.optimizer.bisect.values import ValueName
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.formats.rounding import ROUNDINGS
+from enginewright.passes.ir.value_name import ValueName
 
 INT8, INT4 = ROUNDINGS["int8"].coarseness, ROUNDINGS["int4"].coarseness
 

@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from enginewright.optimizer.bisect.values import (
-    Recording,
-    ValueName,
-    batch_axis,
-    from_rows,
-    leaves_of,
-    to_rows,
-    token_axis,
-)
+from enginewright.optimizer.bisect.values import Recording, batch_axis, from_rows, leaves_of, to_rows, token_axis
+from enginewright.passes.ir.value_name import ValueName
 
 A, B = ValueName("layers.0.q", "output"), ValueName("layers.0.k", "output")
 

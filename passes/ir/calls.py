@@ -1,0 +1,210 @@
+"""The calls of a Program: their modules, the values that they read and write, and the linears in a fused product."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+from torch.fx.node import Node
+
+from .program import Program
+from .provenance import WHERE
+
+LINEARS = frozenset({"linear", "quantized_linear"})
+"""Products with a weight whose rows are those of one or several linears of the model."""
+NORMS = frozenset({"rms_norm", "layer_norm"})
+ADDED_NORMS = frozenset({"add_rms_norm", "add_layer_norm"})
+"""Norms of a sum. Their results are the norm and the sum."""
+
+Epilogue = Literal["", "activation", "residual", "both"]
+"""The operations that a product applies to its sums before it writes them."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows ``start:stop`` of a product's weight, and so columns of its result: those of the linear at ``path``."""
+
+    path: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node of a Program, or a step of a lowered one.
+
+    Attributes:
+        key: the node, or the step's index.
+        op: the op's name, such as "linear", "add_rms_norm", or the name of another library's op.
+        where: module paths.
+        reads: the number of each float argument, and the value that it is; any hashable names one. The number is -1 for
+            an argument in a list or passed by name.
+        writes: the number of each float result, and the value that it is.
+        pieces: the linears of a product of LINEARS; () for other ops.
+        epilogue: the epilogue of such a product.
+        owner: the module of a norm's weight; "" if the norm has none.
+        views: ("read", argument number) or ("write", result number) -> the part of a value, where values are not always
+            whole.
+    """
+
+    key: Hashable
+    op: str
+    where: tuple[str, ...]
+    reads: tuple[tuple[int, Hashable], ...]
+    writes: tuple[tuple[int, Hashable], ...]
+    pieces: tuple[Piece, ...] = ()
+    epilogue: Epilogue = ""
+    owner: str = ""
+    views: Mapping[tuple[str, int], Hashable] = field(default_factory=dict)
+
+
+def calls_of(program: Program) -> list[Call]:
+    """Lists the calls of a program, without those that only pick one of several results."""
+    return [
+        _call(program, node)
+        for node in program.graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem
+    ]
+
+
+def _call(program: Program, node: Node) -> Call:
+    op, where = op_name(node), tuple(node.meta.get(WHERE, ()))
+    pieces: tuple[Piece, ...] = ()
+    epilogue: Epilogue = ""
+    owner = None
+    if op in LINEARS:
+        arguments = bound_arguments(node)
+        expr = program.weight_of(arguments["weight"])
+        if expr is not None:
+            parts = [(part.source, part.size) for part in expr.parts(0)]
+            pieces = pieces_of(where, str(arguments["weight"].target), parts)
+        epilogue = epilogue_of(bool(arguments.get("activation")), arguments.get("residual") is not None)
+    elif "norm" in op and isinstance(weight := bound_arguments(node).get("weight"), Node):
+        owner = owner_of(where, str(weight.target))
+    return Call(node, op, where, tuple(_reads(node)), tuple(_writes(node)), pieces, epilogue, owner or "")
+
+
+def _reads(node: Node) -> Iterator[tuple[int, Hashable]]:
+    for slot, argument in enumerate(node.args):
+        if isinstance(argument, (list, tuple)):
+            yield from ((-1, value_key(a)) for a in argument if isinstance(a, Node) and _is_computed(a))
+        elif isinstance(argument, Node) and _is_computed(argument):
+            yield slot, value_key(argument)
+    yield from ((-1, value_key(a)) for a in node.kwargs.values() if isinstance(a, Node) and _is_computed(a))
+
+
+def _writes(node: Node) -> Iterator[tuple[int, Hashable]]:
+    value = node.meta["val"]
+    if isinstance(value, (tuple, list)):
+        yield from ((i, (node, i)) for i, result in enumerate(value) if _is_float(result))
+    elif _is_float(value):
+        yield 0, node
+
+
+def bound_arguments(node: Node) -> dict[str, Any]:
+    """A call's arguments by the names of the op's schema, defaults filled in, in schema order."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
+    result: dict[str, Any] = {}
+    for i, argument in enumerate(target._schema.arguments):
+        if i < len(node.args):
+            result[argument.name] = node.args[i]
+        elif argument.name in node.kwargs:
+            result[argument.name] = node.kwargs[argument.name]
+        else:
+            result[argument.name] = argument.default_value
+    return result
+
+
+def op_name(node: Node) -> str:
+    """Returns "linear" for ew.linear, "aten.linear" for another library's op."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        namespace, _, name = node.target._schema.name.partition("::")
+        if name in ("_to_copy", "to") and node.meta["val"].dtype == torch.bfloat16:
+            return "cast_bf16"
+        return name if namespace == "ew" else f"{namespace}.{name}"
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def value_key(node: Node) -> Hashable:
+    """The key of a node's value: the node, or the call and the result's number if the call has several results."""
+    if node.target is operator.getitem:
+        source, index = node.args
+        assert isinstance(source, Node)
+        return source, index
+    return node
+
+
+def _is_computed(node: Node) -> bool:
+    return node.op == "call_function" and _is_float(node.meta.get("val"))
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
+
+
+def epilogue_of(activation: bool, residual: bool) -> Epilogue:
+    """The epilogue of a product that applies an activation, then adds a residual, or does one of the two."""
+    if activation and residual:
+        return "both"
+    return "residual" if residual else "activation" if activation else ""
+
+
+def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]]) -> tuple[Piece, ...]:
+    """Finds the linear of each row of a product's weight.
+
+    Args:
+        where: the product's module paths, in any order; some may be of what was fused with the linears.
+        name: the weight's name, as passes name it: "layers.0.q_proj+k_proj.weight".
+        parts: source tensor and number of rows of each part of the weight, in order.
+
+    Returns:
+        a piece for each linear; () if the linears are unclear.
+    """
+    total = sum(size for _, size in parts)
+    # Rows of one tensor may come in several pieces, where pruning left some out.
+    parts = [(source, sum(size for _, size in run)) for source, run in groupby(parts, key=lambda part: part[0])]
+    if len(where) == 1:
+        return (Piece(where[0], 0, total),)
+    by_source = [owner_of(where, source) for source, _ in parts]
+    by_name = [owner_of(where, one) for one in _unfused(name)]
+    if None not in by_source:
+        owners = by_source
+    elif len(by_name) == len(parts):  # sources of other names, such as a GGUF file's
+        owners = by_name
+    else:
+        owners = by_name * len(parts) if len(by_name) == 1 else [None]
+    pieces: list[Piece] = []
+    start = 0
+    for owner, (_, size) in zip(owners, parts, strict=False):
+        if owner is None:
+            return ()
+        if pieces and pieces[-1].path == owner:
+            pieces[-1] = Piece(owner, pieces[-1].start, start + size)
+        else:
+            pieces.append(Piece(owner, start, start + size))
+        start += size
+    return tuple(pieces)
+
+
+def owner_of(where: Sequence[str], tensor: str) -> str | None:
+    """Returns the path of the innermost module that the name of a tensor begins with; None if there is none.
+
+    ``where`` are the paths to choose from.
+    """
+    return max((path for path in where if tensor.startswith(f"{path}.")), key=len, default=None)
+
+
+def _unfused(name: str) -> list[str]:
+    """Splits "a.q+k.weight" into "a.q.weight" and "a.k.weight"."""
+    words = name.split(".")
+    joined = [i for i, word in enumerate(words) if "+" in word]
+    if len(joined) != 1:
+        return [name]
+    (i,) = joined
+    return [".".join([*words[:i], one, *words[i + 1 :]]) for one in words[i].split("+")]

@@ -1,0 +1,101 @@
+"""The channels of a program's values that a pass has scaled or rotated, as AWQ does, read from the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from torch.fx.node import Node
+
+from enginewright.runtime.shared.contracts import FloatArray
+
+from .calls import ADDED_NORMS, LINEARS, NORMS, Call, bound_arguments
+from .program import Program
+from .scaled import Rotated, Scaled
+from .value_name import ValueName
+from .weights import WeightExpr
+
+Expr = TypeVar("Expr", bound=WeightExpr)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The transformations of a program's values that its weights undo.
+
+    Attributes:
+        scales: the factors [N] of each scaled value [T, N].
+        unknown: scaled values whose factors are unknown.
+        rotations: the block size of each value that was rotated before it was scaled.
+    """
+
+    scales: dict[ValueName, FloatArray] = field(default_factory=dict)
+    unknown: set[ValueName] = field(default_factory=set)
+    rotations: dict[ValueName, int] = field(default_factory=dict)
+
+    def multiply(self, name: ValueName, factors: FloatArray) -> None:
+        """Multiplies the factors of a value by ``factors`` [N]; factors of 1 leave the value out of ``scales``."""
+        if (factors != 1).any():
+            before = self.scales.get(name)
+            self.scales[name] = (factors if before is None else before * factors).astype(np.float32)
+
+
+def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
+    """Reads the scaling of each value from a program's weights; ``calls`` are the program's.
+
+    ``Scaled`` columns of a product undo the scale of its input. ``Scaled`` rows, or a norm's weight, scale the output.
+    """
+    scaling = Scaling()
+    for call in calls:
+        if call.op in LINEARS:
+            expr = _weight(program, call)
+            _add_rotations(scaling, call, expr)
+            _add_scales(scaling, call, expr)
+        elif call.op in NORMS | ADDED_NORMS and call.where:
+            for factors in _factors(_weight(program, call)):
+                scaling.multiply(ValueName(call.where[0], "output"), factors)
+    # An attention's values are the output of one linear and the input of another: the scales of those are known.
+    for path in {call.where[0] for call in calls if "attention" in call.op and call.where}:
+        if any(name.path.startswith(f"{path}.") for name in (*scaling.scales, *scaling.rotations)):
+            scaling.unknown.update((ValueName(path, "value"), ValueName(path, "context")))
+    scaling.unknown.update(scaling.rotations)
+    return scaling
+
+
+def _add_rotations(scaling: Scaling, call: Call, expr: WeightExpr | None) -> None:
+    for rotated in _within(Rotated, expr):
+        columns = rotated.axis == -1
+        for piece in call.pieces:
+            if columns or rotated.start <= piece.start < rotated.stop:
+                scaling.rotations[ValueName(piece.path, "input" if columns else "output")] = rotated.size
+
+
+def _add_scales(scaling: Scaling, call: Call, expr: WeightExpr | None) -> None:
+    for factors in _factors(expr):
+        columns = factors.shape[0] == 1
+        for piece in call.pieces:
+            if columns:
+                scaling.multiply(ValueName(piece.path, "input"), np.reciprocal(factors[0]))
+            else:
+                scaling.multiply(ValueName(piece.path, "output"), factors[piece.start : piece.stop, 0])
+
+
+def _factors(expr: WeightExpr | None) -> Iterator[FloatArray]:
+    """The factors of every ``Scaled`` in a weight, in the weight's rank."""
+    for scaled in _within(Scaled, expr):
+        factors: FloatArray = scaled.factors.values.numpy()
+        yield np.reciprocal(factors) if scaled.divide else factors
+
+
+def _weight(program: Program, call: Call) -> WeightExpr | None:
+    assert isinstance(call.key, Node)
+    return program.weight_of(bound_arguments(call.key).get("weight"))
+
+
+def _within(kind: type[Expr], expr: WeightExpr | None) -> Iterator[Expr]:
+    """The expressions of a class among a weight and its bases, from the outermost in."""
+    while expr is not None:
+        if isinstance(expr, kind):
+            yield expr
+        expr = getattr(expr, "base", None)

@@ -1,0 +1,48 @@
+"""The names of a model's values: a module's path, and which of the module's values is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .provenance import layer_path
+
+What = Literal["input", "output", "query", "key", "value", "context", "logits"]
+"""A value of a module. ``input`` and ``output`` are values of a module without modules in it: a linear, a norm, an
+activation, an embedding. ``query``, ``key`` and ``value`` are the inputs of attention, after any rotation; ``context``
+is its output.
+"""
+
+_PLAIN: Mapping[What, str] = {
+    "input": "input of",
+    "output": "output of",
+    "query": "query, as attention gets it, of",
+    "key": "key, as attention gets it, of",
+    "value": "value, as attention gets it, of",
+    "context": "what attention gives in",
+}
+
+
+@dataclass(frozen=True, order=True)
+class ValueName:
+    """A value's name.
+
+    Attributes:
+        path: the path of the module; "" for the logits.
+        what: which of the module's values.
+    """
+
+    path: str
+    what: What
+
+    def __str__(self) -> str:
+        return "logits" if self.what == "logits" else f"{_PLAIN[self.what]} {self.path}"
+
+    @property
+    def layer(self) -> str:
+        """The path of the layer that the module is in, such as "model.layers.3"; "" outside of layers."""
+        return layer_path(self.path)
+
+
+LOGITS = ValueName("", "logits")
