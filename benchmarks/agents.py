@@ -399,7 +399,8 @@ def made_bundle(model: Path, path: Path) -> None:
     """Exports a tiny random model with the tokens of a GGUF file, a template with tools, and a long context."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from enginewright.optimizer.capture.gguf import open_gguf, read_tokenizer
+    from enginewright.optimizer.capture.gguf.file import open_gguf
+    from enginewright.optimizer.capture.gguf.model import read_tokenizer
     from enginewright.optimizer.export import export
     from enginewright.runtime.text.tokenizer import library_tokenizer
 

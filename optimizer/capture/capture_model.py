@@ -17,7 +17,7 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from . import gguf, huggingface, module
+from . import huggingface, module
 from .bind_weights import bind_weights
 from .build_model import build_model, check_decoder, class_of_part, is_decoder
 from .check_source import CONFIG, GENERATION_CONFIG, TEXT, check_file
@@ -26,10 +26,12 @@ from .convert_weights import by_model_names
 from .find_source import describe_source, model_name
 from .freeze_rope import freeze_rope
 from .generation_settings import generation_defaults
+from .gguf import model as gguf_model
+from .gguf.file import GgufFile, open_gguf
 from .merge_adapters import AdapterMerge
 from .model_info import model_info
 from .model_source import Adapter, AnySource, ModelSource
-from .quantized_checkpoint import unpacked, without_idle_biases
+from .quantized.checkpoint import unpacked, without_idle_biases
 from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
 from .tokenizer import load_tokenizer, read_tokenizer_json, tokenizer_files
 from .trace import trace
@@ -203,18 +205,18 @@ def _build(
 
 
 def build_from_gguf(
-    file: gguf.GgufFile, *, eager: bool = False, adapters: Sequence[Adapter] = ()
+    file: GgufFile, *, eager: bool = False, adapters: Sequence[Adapter] = ()
 ) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
     """Builds the model of an open GGUF file, as ``build_from_directory`` does of a folder."""
-    config, source = gguf.read_config(file), str(file.path)
+    config, source = gguf_model.read_config(file), str(file.path)
     model = build_model(config, eager=eager)
-    weights = bind_weights(model, gguf.read_tensors(file, model), source=source)
+    weights = bind_weights(model, gguf_model.read_tensors(file, model), source=source)
     if not adapters:
         return model, weights
     merge = AdapterMerge(model, adapters, None)
     if merge.unties:
         model = _untied(model, lambda: build_model(config, eager=eager), config, source)
-        gguf.read_tensors(file, model)  # writes its rotary frequencies
+        gguf_model.read_tensors(file, model)  # writes its rotary frequencies
     return model, merge.on_model(weights)
 
 
@@ -287,9 +289,9 @@ def _capture_gguf(
     model, weights = build_from_gguf(file, adapters=adapters)
     context = freeze_rope(model, context_length)
     if tokenizer is None:
-        files, generation = gguf.read_tokenizer(file)
+        files, generation = gguf_model.read_tokenizer(file)
     else:
-        files, generation = tokenizer_files(tokenizer), gguf.generation_settings(file)
+        files, generation = tokenizer_files(tokenizer), gguf_model.generation_settings(file)
     name = model_name(path, file.metadata.get("general.name"))
     info = model_info(model, name, context, generation, getattr(tokenizer, "eos_token_id", None), where=str(path))
     original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
@@ -315,9 +317,9 @@ def _warnings(
     return tuple(warnings)
 
 
-def _open_gguf(path: Path) -> gguf.GgufFile:
+def _open_gguf(path: Path) -> GgufFile:
     check_file(path)
-    return gguf.open_gguf(path)
+    return open_gguf(path)
 
 
 def _tokenizer_of(tokenizer: Tokenizer | None) -> PreTrainedTokenizerBase | None:

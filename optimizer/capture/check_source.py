@@ -16,7 +16,7 @@ from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regul
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.shared.json_document import parse_json
 
-from .quantization_config import CONFIGS_BESIDE, QuantizedFolder, parse_quantization
+from .quantized.config import CONFIGS_BESIDE, QuantizedFolder, parse_quantization
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER = "adapter_config.json"

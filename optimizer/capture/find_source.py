@@ -15,7 +15,7 @@ from enginewright.runtime.shared.errors import MissingDependencyError
 from enginewright.runtime.shared.progress import Progress, silent
 
 from .check_source import check_source
-from .gguf_header import READER_VERSION
+from .gguf.header import READER_VERSION
 from .hub_id import find_here
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .check_source import CONFIG, INDEX, SINGLE, check_folder, read_json
 from .hub_blobs import HTTP_ERROR, Blob, download_blob, get_json, has_hash
-from .quantization_config import CONFIGS_BESIDE
+from .quantized.config import CONFIGS_BESIDE
 
 _SMALL = frozenset(
     {
@@ -150,18 +150,14 @@ def choose_files(wanted: HubId, files: Collection[str], where: str) -> tuple[str
     """
     ggufs = (n for n in files if n.lower().endswith(".gguf") and "mmproj" not in n.rpartition("/")[2].lower())
     firsts = sorted({_part(name, 1) for name in ggufs})
-    if wanted.file is None:
-        if CONFIG in files and (SINGLE in files or INDEX in files):
-            return None
-        if len(firsts) != 1:
-            raise _no_weights(wanted, files, firsts, where)
+    if wanted.file is not None:
+        matching = _matching(wanted.file, firsts)
+    elif CONFIG in files and (SINGLE in files or INDEX in files):
+        return None
+    elif len(firsts) == 1:
         matching = firsts
-    elif wanted.file.lower().endswith(".gguf"):
-        matching = [n for n in firsts if n == _part(wanted.file, 1)]
     else:
-        exact = [n for n in firsts if _block_type(n) == wanted.file.upper()]
-        matching = exact or [n for n in firsts if _block_type(n) == f"UD-{wanted.file.upper()}"]
-        matching = [n for n in matching if not _PART.search(n)] or matching
+        raise _no_weights(wanted, files, firsts, where)
     if len(matching) != 1:
         kind = "has no" if not matching else f"has {len(matching)} files for"
         raise SourceError(
@@ -177,6 +173,15 @@ def choose_files(wanted: HubId, files: Collection[str], where: str) -> tuple[str
             hint="Look for a revision that has all parts, or for another file.",
         )
     return tuple(_part(matching[0], number + 1) for number in range(count))
+
+
+def _matching(wanted: str, firsts: Sequence[str]) -> list[str]:
+    """The GGUF files, by their first parts, that a file name or a block type means."""
+    if wanted.lower().endswith(".gguf"):
+        return [n for n in firsts if n == _part(wanted, 1)]
+    exact = [n for n in firsts if _block_type(n) == wanted.upper()]
+    matching = exact or [n for n in firsts if _block_type(n) == f"UD-{wanted.upper()}"]
+    return [n for n in matching if not _PART.search(n)] or matching
 
 
 def _part(name: str, number: int) -> str:

@@ -13,14 +13,14 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
+from enginewright.optimizer.shared.config_sizes import check_sizes
 from enginewright.passes.formats.rounding import TORCH_DTYPES
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .check_source import CONFIG, GENERATION_CONFIG, INDEX, SINGLE, check_folder, quantization_of, read_json
-from .config_sizes import check_sizes
-from .quantization_config import QuantizedFolder
+from .quantized.config import QuantizedFolder
 from .tensor_file import read_tensor, tensor_places
 
 _DTYPES = {of.safetensors: TORCH_DTYPES[name] for name, of in DTYPES.items() if of.safetensors}

@@ -23,10 +23,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
+from enginewright.optimizer.shared.config_sizes import check_sizes
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
-
-from .config_sizes import check_sizes
 
 _WHOLES = (MODEL_FOR_MULTIMODAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
 _HEADS = ("ForConditionalGeneration", "ForCausalLM")

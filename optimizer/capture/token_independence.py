@@ -75,13 +75,26 @@ def _problem(program: Program, node: Node) -> str | None:
         return "mixes the token axis with another"
     if not isinstance(node.target, torch._ops.OpOverload):
         return None if node.target.__module__ == "_operator" else "is unknown"
-    packet = node.target.overloadpacket
     if _computes_with_sizes(node):
         return "computes with the number of tokens"
-    if packet in _FACTORIES:
+    if node.target.overloadpacket in _FACTORIES:
         return None
     if before and any(axis is None for axis in after):
         return "has lost the token axis"
+    return _problem_of_op(program, node, inputs, before)
+
+
+def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: list[int]) -> str | None:
+    """The problem of an op whose results keep one token axis.
+
+    Args:
+        program: the op's program.
+        node: the op's call.
+        inputs: the tensors among its arguments.
+        before: their token axes.
+    """
+    assert isinstance(node.target, torch._ops.OpOverload)
+    packet = node.target.overloadpacket
     if node.target in _TOKEN_BY_TOKEN:
         return None if before == [0, 0, 0] else "gets tokens in another place"
     if torch.Tag.pointwise in node.target.tags:

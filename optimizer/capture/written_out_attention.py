@@ -133,15 +133,19 @@ def _is_square(program: Program, node: Node) -> bool:
 
 
 def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
-    arguments = bound_arguments(softmax)
     rank = program.value(softmax).dim()
-    if arguments["dim"] % rank != rank - 1:
+    if bound_arguments(softmax)["dim"] % rank != rank - 1:
         raise _NotAttentionError("its softmax isn't over keys")
+    product = _product(program, softmax, known)
+    weights, result = _result(softmax, known)
+    return _Found(product, softmax, weights, result)
+
+
+def _product(program: Program, softmax: Node, known: set[Node]) -> Node:
+    """The product of queries and keys that a softmax's scores are made from."""
     node = softmax.args[0]
-    while True:
-        assert isinstance(node, Node)
-        if node.target in _PRODUCTS:
-            break
+    assert isinstance(node, Node)
+    while node.target not in _PRODUCTS:
         unknown = [a for a in node.all_input_nodes if a not in known]
         if len(unknown) != 1 or not _keeps_places(node):
             raise _NotAttentionError(f"{node.target} makes scores of more than one product")
@@ -150,6 +154,11 @@ def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
         raise _NotAttentionError("its scores aren't a product of queries and keys")
     if node.target is aten.baddbmm.default and node.args[0] not in known:
         raise _NotAttentionError("something that depends on tokens is added to its scores")
+    return node
+
+
+def _result(softmax: Node, known: set[Node]) -> tuple[Node, Node]:
+    """The weights that a softmax becomes, and their product with the values."""
     weights = softmax
     while True:
         users = [u for u in weights.users if u.users]
@@ -157,7 +166,7 @@ def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
             raise _NotAttentionError("its weights are used in several places")
         user = users[0]
         if user.target in (aten.matmul.default, aten.bmm.default) and user.args[0] is weights:
-            return _Found(node, softmax, weights, user)
+            return weights, user
         if not _keeps_places(user) or any(a is not weights and a not in known for a in user.all_input_nodes):
             raise _NotAttentionError(f"{user.target} changes its weights")
         weights = user

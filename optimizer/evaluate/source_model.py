@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from enginewright.optimizer.capture import gguf
 from enginewright.optimizer.capture.find_source import describe_source
 from enginewright.optimizer.capture.freeze_rope import own_context_length
+from enginewright.optimizer.capture.gguf.file import open_gguf
+from enginewright.optimizer.capture.gguf.model import read_tokenizer
 from enginewright.optimizer.capture.huggingface import read_generation_settings
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
@@ -39,7 +40,7 @@ class SourceModel:
         if path.is_dir():
             self.files, generation = source_tokenizer_files(path), read_generation_settings(path)
         else:
-            self.files, generation = gguf.read_tokenizer(gguf.open_gguf(path))
+            self.files, generation = read_tokenizer(open_gguf(path))
         self.tokenizer = Tokenizer(self.files) if self.files is not None and self.files.tokenizer_json else None
         eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
         self.info = model_info(model, describe_source(path).name, own_context_length(model.config), generation, eos)
@@ -63,4 +64,4 @@ def source_tokenizer_files(path: Path) -> TokenizerFiles | None:
     if path.is_dir():
         tokenizer = load_tokenizer(path)
         return None if tokenizer is None else tokenizer_files(tokenizer)
-    return gguf.read_tokenizer(gguf.open_gguf(path))[0]
+    return read_tokenizer(open_gguf(path))[0]

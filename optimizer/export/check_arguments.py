@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.capture.check_source import TEXT
 from enginewright.optimizer.capture.find_source import check_named
-from enginewright.optimizer.capture.gguf_header import has_kept_blocks
+from enginewright.optimizer.capture.gguf.header import has_kept_blocks
 from enginewright.optimizer.capture.model_source import AdapterArgument, ModelSource, check_adapters, parse_adapters
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS

@@ -38,7 +38,7 @@ import msgspec
 
 import enginewright
 from enginewright.optimizer.capture.find_source import describe_source
-from enginewright.optimizer.capture.gguf_header import all_parts
+from enginewright.optimizer.capture.gguf.header import all_parts
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.report.document import REPORT_PATH

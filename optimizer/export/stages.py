@@ -20,9 +20,10 @@ import torch
 
 from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of
 from enginewright.optimizer.calibration import Calibration, calibrate
-from enginewright.optimizer.capture import CapturedModel, capture, gguf
+from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.capture.find_source import find_source
-from enginewright.optimizer.capture.gguf_header import KEPT_BLOCKS
+from enginewright.optimizer.capture.gguf.file import open_gguf
+from enginewright.optimizer.capture.gguf.header import KEPT_BLOCKS
 from enginewright.optimizer.capture.huggingface import weight_files
 from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.capture.tokenizer import with_tables
@@ -147,7 +148,7 @@ def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
     """
     if source.is_dir() or recipe.weights.default.storage != "int4" or recipe.weights.keep_blocks:
         return
-    matrices = [t for t in gguf.open_gguf(source).tensors.values() if len(t.shape) > 1]
+    matrices = [t for t in open_gguf(source).tensors.values() if len(t.shape) > 1]
     weights = sum(int(t.n_elements) for t in matrices)
     bits = 8 * sum(int(t.n_bytes) for t in matrices) / max(weights, 1)
     if bits > _FEW_BITS:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginewright.optimizer.capture.find_source import describe_source, find_source
-from enginewright.optimizer.capture.gguf_header import all_parts, read_header
+from enginewright.optimizer.capture.gguf.header import all_parts, read_header
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular

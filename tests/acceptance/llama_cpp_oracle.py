@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.optimizer.capture.gguf_models import Array
+from tests.optimizer.capture.gguf.gguf_models import Array
 
 ANSWER = "answer: "
 MARKS = [

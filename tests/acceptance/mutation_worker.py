@@ -226,18 +226,20 @@ def _use_tokenizer(tokenizer: Tokenizer) -> None:
 
 def _gguf_case(folder: Path, name: str) -> Case:
     """A GGUF file, of which everything is read that an export reads: configuration, tensors and tokenizer."""
-    from enginewright.optimizer.capture import build_from_gguf, gguf
+    from enginewright.optimizer.capture import build_from_gguf
+    from enginewright.optimizer.capture.gguf.file import open_gguf
+    from enginewright.optimizer.capture.gguf.model import read_tokenizer
 
     path = folder / name
     original = path.read_bytes()
-    header = min(tensor.data_offset for tensor in gguf.open_gguf(path).tensors.values())
+    header = min(tensor.data_offset for tensor in open_gguf(path).tensors.values())
 
     def run(rng: random.Random) -> None:
         with _replaced(path, mutate_bytes(rng, original, header), original):
-            file = gguf.open_gguf(path)
+            file = open_gguf(path)
             for weight in build_from_gguf(file)[1].values():
                 weight.evaluate()
-            gguf.read_tokenizer(file)
+            read_tokenizer(file)
 
     return run
 

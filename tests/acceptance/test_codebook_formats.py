@@ -25,7 +25,7 @@ from enginewright.runtime.bundle.weights import WeightsIndex, unpack
 from enginewright.runtime.shared.codebooks import CODEBOOKS, VALUES
 from enginewright.runtime.shared.errors import BundleError, PassError, SourceError
 from enginewright.runtime.shared.lowered_program import WeightUse
-from tests.optimizer.capture.test_gguf import Q, permuted, write
+from tests.optimizer.capture.gguf.test_model import Q, permuted, write
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 64}
 TYPES = [Q[name.upper()] for name in CODEBOOKS]

@@ -18,8 +18,8 @@ import torch
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from tests.acceptance.llama_cpp_oracle import MARKS, Oracle, write_report
-from tests.optimizer.capture.gguf_models import CASES, Array, build, tensors_of, write_model
-from tests.optimizer.capture.test_gguf_architectures import ids_of, logits_of
+from tests.optimizer.capture.gguf.gguf_models import CASES, Array, build, tensors_of, write_model
+from tests.optimizer.capture.gguf.test_architectures import ids_of, logits_of
 
 pytestmark = MARKS
 

@@ -26,15 +26,15 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from enginewright.optimizer.capture.gguf_header import read_header
-from enginewright.optimizer.capture.gguf_pretokenizers import PRE_TOKENIZERS
-from enginewright.optimizer.capture.gguf_tokenizer import build_files
-from enginewright.optimizer.capture.gguf_vocabulary import Kind, Vocabulary, read_vocabulary
+from enginewright.optimizer.capture.gguf.header import read_header
+from enginewright.optimizer.capture.gguf.pretokenizers import PRE_TOKENIZERS
+from enginewright.optimizer.capture.gguf.tokenizer import build_files
+from enginewright.optimizer.capture.gguf.vocabulary import Kind, Vocabulary, read_vocabulary
 from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.acceptance.llama_cpp_oracle import MARKS, Oracle, write_report
-from tests.optimizer.capture.gguf_vocabularies import (
+from tests.optimizer.capture.gguf.gguf_vocabularies import (
     CONTROL,
     GOLDEN_TOKENS,
     NORMAL,

@@ -19,8 +19,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from enginewright.optimizer.capture.gguf_blocks import Q2_0
-from enginewright.optimizer.capture.gguf_blocks import SIZES as BLOCK_SIZES
+from enginewright.optimizer.capture.gguf.blocks import Q2_0
+from enginewright.optimizer.capture.gguf.blocks import SIZES as BLOCK_SIZES
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe

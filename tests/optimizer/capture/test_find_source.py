@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from enginewright.optimizer.capture.find_source import describe_source, find_source, model_name, older_reader
-from enginewright.optimizer.capture.gguf_header import READER_VERSION
+from enginewright.optimizer.capture.gguf.header import READER_VERSION
 from enginewright.runtime.bundle.manifest import HubSection, SourceSection
 from enginewright.runtime.shared.errors import SourceError
 

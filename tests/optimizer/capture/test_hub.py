@@ -31,7 +31,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, SourceError, UnsupportedModelError
 from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
-from tests.optimizer.capture.test_gguf import write
+from tests.optimizer.capture.gguf.test_model import write
 from tests.optimizer.hub_server import MODEL, Hub, Repository, _git_hash
 
 # ---- what is fetched

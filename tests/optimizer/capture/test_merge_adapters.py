@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from enginewright.optimizer.capture import build_from_directory, build_from_gguf
-from enginewright.optimizer.capture.gguf import open_gguf
+from enginewright.optimizer.capture.gguf.file import open_gguf
 from enginewright.optimizer.capture.model_source import Adapter, ModelSource
 from enginewright.optimizer.measure.source_runner import SourceRunner
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
@@ -23,8 +23,8 @@ from tests.acceptance.tiny_configs import tiny_whole
 from tests.conftest import make_tiny_model
 
 from .adapters import IDS, load, logits_of, merged_by_peft, save_adapter, save_base
-from .gguf_models import CASES, build, write_model
-from .test_gguf import write
+from .gguf.gguf_models import CASES, build, write_model
+from .gguf.test_model import write
 
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 """The tolerance of weights: the same products, in one sum or in two."""

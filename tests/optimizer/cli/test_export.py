@@ -17,7 +17,7 @@ from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.cli.export import default_output
 from enginewright.runtime.bundle.reader import Bundle
 from tests.conftest import make_tiny_model
-from tests.optimizer.capture.test_gguf import write
+from tests.optimizer.capture.gguf.test_model import write
 
 
 @pytest.mark.parametrize(

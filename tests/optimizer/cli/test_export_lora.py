@@ -19,7 +19,7 @@ from enginewright.optimizer.export.run import _key
 from enginewright.runtime.bundle.reader import Bundle
 from tests.conftest import make_tiny_model
 from tests.optimizer.capture.adapters import load, merged_by_peft, save_adapter
-from tests.optimizer.capture.test_gguf import write
+from tests.optimizer.capture.gguf.test_model import write
 
 Run = Callable[..., Result]
 

@@ -19,7 +19,7 @@ from enginewright.optimizer.export.kept_exports import KeptExports
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError, SourceError
 from tests.conftest import make_tiny_model
-from tests.optimizer.capture.test_gguf import write
+from tests.optimizer.capture.gguf.test_model import write
 
 PLAIN = "int8, as no recipe is named and the model isn't a quantized GGUF file"
 

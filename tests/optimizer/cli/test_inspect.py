@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
-from enginewright.optimizer.capture.gguf_header import READER_VERSION
+from enginewright.optimizer.capture.gguf.header import READER_VERSION
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.export import export
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH

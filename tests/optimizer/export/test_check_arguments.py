@@ -15,7 +15,7 @@ from enginewright.optimizer.export.check_arguments import ExportArguments, check
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RecipeError, RequestError, SourceError
 from enginewright.runtime.shared.progress import ProgressEvent
-from tests.optimizer.capture.test_gguf_header import quantized_file
+from tests.optimizer.capture.gguf.test_header import quantized_file
 
 CHILD = """
 import json, sys

@@ -13,7 +13,7 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.runtime.shared.errors import EnginewrightError, RecipeError, RequestError, SourceError
 from enginewright.runtime.shared.progress import silent
-from tests.optimizer.capture.test_gguf_header import quantized_file
+from tests.optimizer.capture.gguf.test_header import quantized_file
 
 
 def asked(**given: Any) -> ExportRequest:

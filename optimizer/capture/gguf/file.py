@@ -11,8 +11,8 @@ import numpy as np
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from .gguf_blocks import Q2_0, SIZES, Bytes, GgufTensor, Type, floats
-from .gguf_header import GgufArray, Header, Scalar, StoredTensor, Value, part_paths, read_header
+from .blocks import Q2_0, SIZES, Bytes, GgufTensor, Type, floats
+from .header import GgufArray, Header, Scalar, StoredTensor, Value, part_paths, read_header
 
 _AGAIN = "Download or convert the file again."
 

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.capture.config_sizes import check_sizes
+from enginewright.optimizer.shared.config_sizes import check_sizes
 from enginewright.runtime.shared.errors import SourceError
 
 

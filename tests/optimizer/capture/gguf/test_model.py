@@ -10,14 +10,15 @@ import pytest
 import torch
 import transformers
 
-from enginewright.optimizer.capture import capture, gguf_tensors
+from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.build_model import build_model
-from enginewright.optimizer.capture.gguf import generation_settings, open_gguf, read_tensors
-from enginewright.optimizer.capture.gguf_header import GgufArray
+from enginewright.optimizer.capture.gguf import tensors as gguf_tensors
+from enginewright.optimizer.capture.gguf.file import open_gguf
+from enginewright.optimizer.capture.gguf.header import GgufArray
+from enginewright.optimizer.capture.gguf.model import generation_settings, read_tensors
 from enginewright.optimizer.export import export
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
-
-from .test_trace import TOLERANCE, eager_logits, step_inputs
+from tests.optimizer.capture.test_trace import TOLERANCE, eager_logits, step_inputs
 
 Q = gguf.GGMLQuantizationType
 NAMES = {

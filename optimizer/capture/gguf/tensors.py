@@ -23,8 +23,8 @@ from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.shared.errors import SourceError
 
-from .gguf_blocks import GgufTensor, dequantize, format_of, read_codes, rows_of, shape_of
-from .gguf_file import GgufFile
+from .blocks import GgufTensor, dequantize, format_of, read_codes, rows_of, shape_of
+from .file import GgufFile
 
 Change = Callable[[Any, PretrainedConfig], Any]
 """Rearranges a tensor, outermost dimension first, given the model's configuration."""
@@ -201,11 +201,6 @@ def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedCon
         return Source(label, shape, torch.float32, read, origin)
     codes = partial(read_codes, tensors, rows)
     return SourceCodes(label, shape, torch.float32, read, origin, format=code_format, read_codes=codes)
-
-
-def layer_count_of(file: GgufFile) -> int:
-    """One more than the highest number of a block that has tensors."""
-    return 1 + max((int(m[1]) for m in map(_LAYER.match, file.tensors) if m), default=-1)
 
 
 def values_of(file: GgufFile, name: str) -> npt.NDArray[np.float32] | None:

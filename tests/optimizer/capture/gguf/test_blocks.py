@@ -17,8 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.capture.gguf import open_gguf
-from enginewright.optimizer.capture.gguf_blocks import (
+from enginewright.optimizer.capture.gguf.blocks import (
     BLOCK,
     FORMATS,
     Q2_0,
@@ -29,7 +28,8 @@ from enginewright.optimizer.capture.gguf_blocks import (
     read_codes,
     rows_of,
 )
-from enginewright.optimizer.capture.gguf_header import has_kept_blocks
+from enginewright.optimizer.capture.gguf.file import open_gguf
+from enginewright.optimizer.capture.gguf.header import has_kept_blocks
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.framework.base import PassContext, PassRecord
@@ -43,7 +43,7 @@ from enginewright.runtime.shared.errors import RecipeError, SourceError
 from enginewright.runtime.shared.weight_formats import FORMATS as WEIGHT_FORMATS
 from tests.plugins.cpu.compile.test_emitter import emit
 
-from .test_gguf import Q, permuted, write
+from .test_model import Q, permuted, write
 
 KINDS = {
     Q.Q4_0: CodeFormat(4, 32),

@@ -10,8 +10,8 @@ from typing import Final
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from .gguf_file import GgufFile
-from .gguf_header import GgufArray, Value
+from .file import GgufFile
+from .header import GgufArray, Value
 
 _FOLDER = "Export from the model's Hugging Face directory."
 

@@ -2,7 +2,7 @@
 
 The settings are in ``quantization_config`` of config.json, or in another file of the folder (``CONFIGS_BESIDE``). Each
 method's section is read by a function of the table ``_METHODS``. Nothing here needs torch: a method that can't be read
-is refused at once. ``quantized_checkpoint.py`` reads the tensors.
+is refused at once. ``checkpoint.py`` reads the tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Layout = Literal[
     "mxfp8",
     "bnb",
 ]
-"""The layout of a module's tensors: a key of ``LAYOUTS`` in quantized_checkpoint.py."""
+"""The layout of a module's tensors: a key of ``LAYOUTS`` in checkpoint.py."""
 
 _INSTEAD = "Export from the original checkpoint in f32, f16 or bf16, and let a recipe quantize it."
 

@@ -1,7 +1,7 @@
 """The model of a GGUF file: its configuration, and its tensors by the names of transformers' model.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. ``gguf_file`` opens a file, ``gguf_architectures``
-says what its keys mean, ``gguf_tensors`` where its tensors go.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. ``file`` opens a file, ``architectures`` has the
+meaning of its keys, and ``tensors`` puts its tensors into the model.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
+from enginewright.optimizer.shared.config_sizes import check_sizes
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from .config_sizes import check_sizes
-from .gguf_architectures import Description, describe
-from .gguf_file import GgufFile, open_gguf
-from .gguf_header import GgufArray
-from .gguf_rope import set_frequencies
-from .gguf_tensors import place_tensors, values_of
-from .gguf_tokenizer import build_files
-from .gguf_vocabulary import read_vocabulary
-
-__all__ = ["GgufFile", "generation_settings", "open_gguf", "read_config", "read_tensors", "read_tokenizer"]
+from .architecture import Description
+from .architectures import describe
+from .file import GgufFile
+from .header import GgufArray
+from .rope import set_frequencies
+from .tensors import place_tensors, values_of
+from .tokenizer import build_files
+from .vocabulary import read_vocabulary
 
 _AGAIN = "Download or convert the file again."
 _UNUSABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, StrictDataclassError)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.capture.gguf import read_config
-from enginewright.optimizer.capture.gguf_file import open_gguf
-from enginewright.optimizer.capture.gguf_header import all_parts, has_kept_blocks
+from enginewright.optimizer.capture.gguf.file import open_gguf
+from enginewright.optimizer.capture.gguf.header import all_parts, has_kept_blocks
+from enginewright.optimizer.capture.gguf.model import read_config
 from enginewright.optimizer.capture.hub import fetch
 from enginewright.runtime.bundle.hub_id import HubId
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError

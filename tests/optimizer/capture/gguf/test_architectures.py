@@ -13,8 +13,9 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from enginewright.optimizer.capture.capture_model import build_from_gguf
-from enginewright.optimizer.capture.gguf import open_gguf, read_config
-from enginewright.optimizer.capture.gguf_architectures import ARCHITECTURES, describe
+from enginewright.optimizer.capture.gguf.architectures import ARCHITECTURES, describe
+from enginewright.optimizer.capture.gguf.file import open_gguf
+from enginewright.optimizer.capture.gguf.model import read_config
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .gguf_models import CASES, build, write_model

@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from enginewright.optimizer.capture import build_from_directory, capture
-from enginewright.optimizer.capture.quantization_config import parse_quantization
-from enginewright.optimizer.capture.quantized_checkpoint import unpack_words, unpacked
+from enginewright.optimizer.capture.quantized.checkpoint import unpacked
+from enginewright.optimizer.capture.quantized.config import parse_quantization
+from enginewright.optimizer.capture.quantized.integers import unpack_words
 from enginewright.optimizer.export import export
 from enginewright.passes.ir.prequantized import CodeFormat, SourceCodes, decode
 from enginewright.passes.ir.quantized import formats_of_rows, quantized
@@ -28,8 +29,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.shared.weight_formats import NF4
-
-from .test_huggingface import same_logits
+from tests.optimizer.capture.test_huggingface import same_logits
 
 Tensors = dict[str, torch.Tensor]
 Section = dict[str, Any]

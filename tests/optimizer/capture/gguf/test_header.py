@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from enginewright.optimizer.capture.gguf_blocks import FORMATS
-from enginewright.optimizer.capture.gguf_header import KEPT_BLOCKS, has_kept_blocks, read_header
+from enginewright.optimizer.capture.gguf.blocks import FORMATS
+from enginewright.optimizer.capture.gguf.header import KEPT_BLOCKS, has_kept_blocks, read_header
 from enginewright.runtime.shared.errors import SourceError
 
 Q = gguf.GGMLQuantizationType
@@ -100,7 +100,7 @@ def test_what_is_no_file_is_not_quantized(tmp_path: Path) -> None:
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     path = quantized_file(tmp_path / "a.gguf")
     code = (
-        "import sys; from enginewright.optimizer.capture.gguf_header import has_kept_blocks; "
+        "import sys; from enginewright.optimizer.capture.gguf.header import has_kept_blocks; "
         "print(has_kept_blocks(sys.argv[1]), sorted({'torch', 'transformers', 'gguf', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from enginewright.optimizer.capture.check_source import quantization_of
-from enginewright.optimizer.capture.quantization_config import Scheme, parse_quantization
+from enginewright.optimizer.capture.quantized.config import Scheme, parse_quantization
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 INT4: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}

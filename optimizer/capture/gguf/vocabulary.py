@@ -11,14 +11,15 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.text import fill_in_middle
 
-from .gguf_header import GgufArray
-from .gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from .header import GgufArray
+from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _PREFIX = "tokenizer.ggml."
 _AGAIN = "Download or convert the file again."
@@ -320,6 +321,18 @@ def _shown(value: object) -> str:
     return "an array" if isinstance(value, GgufArray) else f"{value!r:.60}"
 
 
+_INNER_ENDS: tuple[tuple[str, tuple[frozenset[str], ...], Kind], ...] = (
+    # A turn of OpenAI's and Upstage's formats has several parts, each of which ends with this token.
+    (
+        "<|end|>",
+        tuple(map(frozenset, product(("<|return|>", "<|flush|>"), ("<|call|>", "<|calls|>")))),
+        Kind.USER_DEFINED,
+    ),
+    ("</s>", (frozenset({"<|tool_response>"}), frozenset({"<|plamo:eos|>"})), Kind.NORMAL),
+)
+"""Ends of texts that end no answer if another set of ends is there: the text, these sets, and the token's kind then."""
+
+
 def _adjust_kinds(
     tokens: Sequence[str], kinds: list[Kind], ids: dict[str, int], ends: Mapping[str, int]
 ) -> tuple[int, ...]:
@@ -346,17 +359,10 @@ def _adjust_kinds(
             kinds[places[text]] = Kind.USER_DEFINED
     end_ids |= {ends[name] for name in ("eos", "eot", "eom") if ends.get(name, -1) >= 0}
     texts_of_ends = {tokens[i] for i in end_ids}
-    # A turn of OpenAI's and Upstage's formats has several parts, each of which ends with this token.
-    if "<|end|>" in texts_of_ends and (
-        {"<|return|>", "<|call|>"} <= texts_of_ends
-        or {"<|return|>", "<|calls|>"} <= texts_of_ends
-        or ("<|flush|>" in texts_of_ends and texts_of_ends & {"<|call|>", "<|calls|>"})
-    ):
-        end_ids.remove(places["<|end|>"])
-        kinds[places["<|end|>"]] = Kind.USER_DEFINED
-    if "</s>" in texts_of_ends and texts_of_ends & {"<|tool_response>", "<|plamo:eos|>"}:
-        end_ids.remove(places["</s>"])
-        kinds[places["</s>"]] = Kind.NORMAL
+    for text, beside, kind in _INNER_ENDS:
+        if text in texts_of_ends and any(texts <= texts_of_ends for texts in beside):
+            end_ids.remove(places[text])
+            kinds[places[text]] = kind
     named = [ends[name] for name in ("eos", "eot", "eom") if ends.get(name, -1) in end_ids]
     return tuple(dict.fromkeys([*named, *sorted(end_ids)]))
 

@@ -28,8 +28,8 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 from enginewright.runtime.text import fill_in_middle
 from enginewright.runtime.text.tokenizer import BYTES_OF_LETTERS, what_tokenizers_raises
 
-from .gguf_pretokenizers import as_in_unicode_15
-from .gguf_vocabulary import Kind, Vocabulary
+from .pretokenizers import as_in_unicode_15
+from .vocabulary import Kind, Vocabulary
 
 _TEMPLATE = "tokenizer.chat_template"
 _NAMES = {"bos": "bos_token", "eos": "eos_token", "unk": "unk_token", "pad": "pad_token", "sep": "sep_token"} | {
@@ -210,31 +210,12 @@ def _merging(vocabulary: Vocabulary) -> Json:
                 )
     merges = _without_special(vocabulary, places)
     splits = [_split(one.expression, one.behavior) for one in pre.splits]
+    splits += _split_letters(vocabulary, places) if pre.byte_letters else _split_characters(vocabulary, places)
     decoder: Json = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    steps, byte_fallback = _strip(vocabulary), False
-    if pre.byte_letters:
-        splits.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
-        missing = {letter for letter in BYTES_OF_LETTERS if letter not in places}
-        if missing:
-            longer = (text for text in places if len(text) > 1 and missing & set(text))
-            if pre.ignore_merges and any(set(text) <= set(BYTES_OF_LETTERS) for text in longer):
-                raise UnsupportedModelError(
-                    f"{vocabulary.key('tokens')} has tokens of bytes that aren't tokens", hint=_FOLDER
-                )
-            splits.append(_split(_class(missing), "Removed"))
-    else:
-        present = [byte for byte, text in enumerate(_BYTES) if text in places]
-        # A character without a token becomes its bytes, those that have tokens; the library takes all of them or none.
-        if len(present) < len(_BYTES):
-            if any(byte >= 0x80 for byte in present):
-                raise UnsupportedModelError(
-                    f"{vocabulary.key('tokens')} has {len(present)} of the 256 tokens of bytes", hint=_FOLDER
-                )
-            known = {text for text in places if len(text) == 1} | set(map(chr, present))
-            splits.append(_split(_class(known, negated=True), "Removed"))
-        byte_fallback = bool(present)
-        if byte_fallback and any(text in _BYTES for pair in merges for text in pair):
-            raise UnsupportedModelError(f"{vocabulary.key('merges')} merges tokens of bytes", hint=_FOLDER)
+    steps = _strip(vocabulary)
+    byte_fallback = not pre.byte_letters and any(text in places for text in _BYTES)
+    if byte_fallback and any(text in _BYTES for pair in merges for text in pair):
+        raise UnsupportedModelError(f"{vocabulary.key('merges')} merges tokens of bytes", hint=_FOLDER)
     if pre.escape_spaces:
         steps.append(_replace(" ", _SPACE))
         decoder = _characters_decoder(strip=False)
@@ -246,6 +227,36 @@ def _merging(vocabulary: Vocabulary) -> Json:
         "decoder": decoder,
         "model": _bpe(places, merges, byte_fallback=byte_fallback, ignore_merges=pre.ignore_merges),
     }
+
+
+def _split_letters(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[Json]:
+    """The pre-tokenizers that write bytes as letters, and remove letters without a token."""
+    splits: list[Json] = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
+    if missing := {letter for letter in BYTES_OF_LETTERS if letter not in places}:
+        longer = (text for text in places if len(text) > 1 and missing & set(text))
+        assert vocabulary.pre is not None
+        if vocabulary.pre.ignore_merges and any(set(text) <= set(BYTES_OF_LETTERS) for text in longer):
+            raise UnsupportedModelError(
+                f"{vocabulary.key('tokens')} has tokens of bytes that aren't tokens", hint=_FOLDER
+            )
+        splits.append(_split(_class(missing), "Removed"))
+    return splits
+
+
+def _split_characters(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[Json]:
+    """The pre-tokenizer that removes characters without a token, unless each byte has one.
+
+    A character without a token becomes its bytes, those that have tokens; the library takes all of them or none.
+    """
+    present = [byte for byte, text in enumerate(_BYTES) if text in places]
+    if len(present) == len(_BYTES):
+        return []
+    if any(byte >= 0x80 for byte in present):
+        raise UnsupportedModelError(
+            f"{vocabulary.key('tokens')} has {len(present)} of the 256 tokens of bytes", hint=_FOLDER
+        )
+    known = {text for text in places if len(text) == 1} | set(map(chr, present))
+    return [_split(_class(known, negated=True), "Removed")]
 
 
 def _without_special(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.capture.gguf_header import read_header
-from enginewright.optimizer.capture.gguf_tokenizer import build_files, merge_by_score
-from enginewright.optimizer.capture.gguf_vocabulary import read_vocabulary
+from enginewright.optimizer.capture.gguf.header import read_header
+from enginewright.optimizer.capture.gguf.tokenizer import build_files, merge_by_score
+from enginewright.optimizer.capture.gguf.vocabulary import read_vocabulary
 from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.text.tokenizer import Tokenizer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.capture.gguf_header import read_header
-from enginewright.optimizer.capture.gguf_vocabulary import Kind, read_vocabulary
+from enginewright.optimizer.capture.gguf.header import read_header
+from enginewright.optimizer.capture.gguf.vocabulary import Kind, read_vocabulary
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .gguf_vocabularies import CONTROL, NORMAL, USER_DEFINED, byte_level, sentencepiece, write_keys

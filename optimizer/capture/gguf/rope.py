@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from .gguf_keys import Keys
+from .keys import Keys
 
 _TYPES = ("none", "linear", "yarn")
 _UNREAD = {"yarn_ext_factor": 1.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_log_multiplier": 0.0}

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from enginewright.optimizer.capture.name_pattern import NamePattern, TooComplexError
+from enginewright.optimizer.capture.quantized.name_pattern import NamePattern, TooComplexError
 
 ATOMS = [
     *"abc1",

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from enginewright.runtime.text.tokenizer import BYTES_OF_LETTERS
+from tests.optimizer.capture.random_texts import TRICKY_TEXTS
 
-from .random_texts import TRICKY_TEXTS
-
-GOLDEN_TOKENS = Path(__file__).parents[2] / "golden" / "gguf_tokens.json"
+GOLDEN_TOKENS = Path(__file__).parents[3] / "golden" / "gguf_tokens.json"
 """``digest`` of llama.cpp's tokens of ``TRICKY_TEXTS`` by the name of a pre-tokenizer, with ``tricky_vocabulary``."""
 LETTERS = {byte: letter for letter, byte in BYTES_OF_LETTERS.items()}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -7,14 +7,14 @@ import json
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from enginewright.optimizer.capture.gguf_header import read_header
-from enginewright.optimizer.capture.gguf_pretokenizers import PRE_TOKENIZERS, as_in_unicode_15
-from enginewright.optimizer.capture.gguf_tokenizer import build_files
-from enginewright.optimizer.capture.gguf_vocabulary import read_vocabulary
+from enginewright.optimizer.capture.gguf.header import read_header
+from enginewright.optimizer.capture.gguf.pretokenizers import PRE_TOKENIZERS, as_in_unicode_15
+from enginewright.optimizer.capture.gguf.tokenizer import build_files
+from enginewright.optimizer.capture.gguf.vocabulary import read_vocabulary
 from enginewright.runtime.text.tokenizer import Tokenizer
+from tests.optimizer.capture.random_texts import TRICKY_TEXTS, spared
 
 from .gguf_vocabularies import GOLDEN_TOKENS, digest, tricky_vocabulary, write_keys
-from .random_texts import TRICKY_TEXTS, spared
 
 
 def parts(pre, text):

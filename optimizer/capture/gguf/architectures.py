@@ -1,0 +1,148 @@
+"""The architectures of GGUF files that can be read: for each its keys, its tensors and its class of transformers.
+
+A key is used (a function here reads it), harmless (``HARMLESS``, ``NEUTRAL`` and ``Architecture.harmless``), or refused
+by name: ``Keys.refuse_unread`` does so for every key of the architecture that nothing has read. Defaults and meanings
+are llama.cpp's: https://github.com/ggml-org/llama.cpp/tree/master/src/models has one file for each architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from enginewright.runtime.shared.errors import UnsupportedModelError
+
+from . import dense_architectures, gemma_architectures, layer_norm_architectures, mixture_architectures
+from .architecture import FULL, Architecture, Description, Fields, Reading, read_experts
+from .file import GgufFile
+from .keys import Keys
+from .rope import Rope, read_rope
+from .tensors import size_of
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **dense_architectures.ARCHITECTURES,
+    **gemma_architectures.ARCHITECTURES,
+    **layer_norm_architectures.ARCHITECTURES,
+    **mixture_architectures.ARCHITECTURES,
+}
+"""Each architecture by its name in general.architecture."""
+
+_NO_DECODERS = {
+    **dict.fromkeys(
+        (
+            *("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert"),
+            *("eurobert", "gemma-embedding", "llama-embed", "t5encoder"),
+        ),
+        "an embedding model",
+    ),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "a diffusion model"),
+    **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), "a model of speech"),
+    **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), "a draft model, which runs within another"),
+    "t5": "an encoder with a decoder",
+}
+"""Architectures that aren't decoders of text, and what they are."""
+
+
+def describe(file: GgufFile) -> Description:
+    """Reads all keys of a file.
+
+    Raises:
+        UnsupportedModelError: the architecture isn't known, or a key says what can't be honoured.
+        SourceError: a key is missing or has another type.
+    """
+    name = file.architecture
+    if (kind := _NO_DECODERS.get(name)) is not None:
+        raise UnsupportedModelError(
+            f"{file.path}: general.architecture {name!r} is {kind}, not a decoder-only language model",
+            hint="Pass the GGUF file of a model that generates text.",
+        )
+    known = ARCHITECTURES.get(name)
+    if known is None:
+        raise UnsupportedModelError(
+            f"{file.path}: general.architecture {name!r:.80} can't be read from GGUF files",
+            hint="Export from the model's Hugging Face directory.",
+        )
+    keys = Keys(file)
+    reading = _read_common(keys, known)
+    for flag, tensor in known.tensor_flags.items():
+        reading.fields[flag] = reading.has(f"blk.0.{tensor}")
+    if known.experts:
+        read_experts(reading, *known.experts)
+    if known.read is not None:
+        known.read(reading)
+    keys.refuse_unread(known.harmless)
+    fields = reading.fields
+    ropes: dict[str | None, Rope] = {} if reading.longrope else reading.ropes
+    if reading.ropes:
+        fields["rope_parameters"] = _rope_parameters(reading)
+    return Description(
+        reading.model_type,
+        {known.names.get(key, key): value for key, value in fields.items() if known.names.get(key, key)},
+        ropes,
+        reading.tensors,
+        known.layer_prefix,
+        reading.layers,
+        tuple(reading.skipped),
+    )
+
+
+def _read_common(keys: Keys, known: Architecture) -> Reading:
+    """Reads the keys that all architectures have."""
+    file = keys.file
+    blocks = keys.integer("block_count")
+    layers = blocks - (keys.integer("nextn_predict_layers", 0) if known.drafts else 0)
+    if layers < 1:
+        raise keys.refusal("nextn_predict_layers", f"leaves {layers} layers of {blocks}")
+    hidden, context = keys.integer("embedding_length"), keys.integer("context_length")
+    heads = keys.same_for_all("attention.head_count", blocks)
+    kv = max(keys.by_layer("attention.head_count_kv", blocks, heads))
+    if not known.mixed_layers:
+        kv = keys.same_for_all("attention.head_count_kv", blocks, heads)
+    if not heads or not kv or heads % kv:
+        raise keys.refusal("attention.head_count_kv", f"is {kv}, for {heads} heads")
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    if not known.latent and keys.integer("attention.value_length", hidden // heads) != head_dim:
+        raise keys.refusal("attention.value_length", f"differs from the length of keys, {head_dim}")
+    if not known.free_heads and head_dim * heads != hidden:
+        raise keys.refusal("attention.key_length", f"is {head_dim}, for {heads} heads and {hidden} columns")
+    fields: Fields = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "max_position_embeddings": context,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "rms_norm_eps": keys.number(known.epsilon),
+        "vocab_size": size_of(file, "token_embd.weight"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "intermediate_size": max(keys.by_layer("feed_forward_length", blocks, 0)),
+        **known.fixed,
+    }
+    if not known.mixed_layers:
+        keys.same_for_all("feed_forward_length", blocks, 0)
+    if known.free_heads:
+        fields["head_dim"] = head_dim
+    ropes: dict[str | None, Rope] = {}
+    width = keys.integer("rope.dimension_count", head_dim)
+    if known.rotates:
+        types = ("none", "linear", "yarn", *(("longrope",) if known.longrope else ()))
+        rope = read_rope(keys, context, reads_yarn=known.reads_yarn, types=types)
+        ropes[None] = rope
+        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": rope.theta}
+        if known.latent:
+            fields["rope_width"] = width
+        elif known.partial:
+            fields["rope_parameters"]["partial_rotary_factor"] = width / head_dim
+        elif width != head_dim:
+            raise keys.refusal("rope.dimension_count", f"is {width}, for heads of {head_dim}")
+        if width % 2 or not 0 < width <= head_dim:
+            raise keys.refusal("rope.dimension_count", f"is {width}, for heads of {head_dim}")
+    return Reading(keys, file, blocks, layers, fields, ropes, dict(known.tensors), known.model_type, heads, head_dim)
+
+
+def _rope_parameters(r: Reading) -> Fields:
+    common: Fields = r.fields["rope_parameters"]
+    if None in r.ropes:
+        return common
+    parameters = {kind: {**common, "rope_theta": rope.theta} for kind, rope in r.ropes.items() if kind is not None}
+    if r.model_type == "gemma4_text":  # all frequencies of a head, of which the file's divisors leave some
+        parameters[FULL] |= {"rope_type": "proportional", "partial_rotary_factor": 1.0}
+    return parameters
