@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -58,14 +58,7 @@ def command(
         template_process.start()  # beside the imports and the opening of the bundle
     from enginewright import LLM, SamplingParams
 
-    if not os.path.exists(model) and os.path.exists(prompts[0]) and not is_model(model):  # these take any name
-        raise typer.BadParameter(f"{model} doesn't exist, and {prompts[0]} does: the bundle comes first")
-    if raw and template.system is not None:
-        raise typer.BadParameter("--system needs the chat template that --raw leaves out")
-    if raw and (template.tools is not None or template.variables):
-        raise typer.BadParameter("--tools and --set are for the chat template that --raw leaves out")
-    if prompts.count("-") > 1:
-        raise typer.BadParameter("stdin is one prompt: give - once")
+    _check(model, prompts, template if raw else None)
     params = SamplingParams(**sampling.given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template.given()
@@ -94,15 +87,15 @@ def command(
         info = llm.info()
         llm.check_weights(time.perf_counter() - opened)
     tokens = sum(len(answer.token_ids) for result in results for answer in result.outputs)
-    pairs = zip(texts, results, strict=True)
+    errors = [result.error for result in results if result.error is not None]
     if as_json:
-        rows = [{"prompt": prompt} | result_row(result) for prompt, result in pairs]
+        rows = [{"prompt": prompt} | result_row(result) for prompt, result in zip(texts, results, strict=True)]
         answer = {"results": rows, "seconds": seconds, "tokens_per_second": tokens / seconds}
         print_json(answer | ({"stats": info} if stats else {}))
-        if any(result.error is not None for result in results):
+        if errors:
             raise typer.Exit(EnginewrightError.exit_code)
         return
-    for prompt, result in pairs:
+    for prompt, result in zip(texts, results, strict=True):
         print(f"> {shown(prompt, sys.stdout)}")
         for one in result.outputs:
             print(f"{f'[{one.index}] ' if several else ''}{shown(one.text, sys.stdout)}\n")
@@ -110,9 +103,20 @@ def command(
         print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
     if stats:
         _print_stats(info)
-    for result in results:
-        if result.error is not None:
-            raise result.error
+    if errors:
+        raise errors[0]
+
+
+def _check(model: str, prompts: Sequence[str], unused: Template | None) -> None:
+    """Refuses arguments that don't go together; ``unused``: the options of a chat template that --raw leaves out."""
+    if not os.path.exists(model) and os.path.exists(prompts[0]) and not is_model(model):  # these take any name
+        raise typer.BadParameter(f"{model} doesn't exist, and {prompts[0]} does: the bundle comes first")
+    if unused is not None and unused.system is not None:
+        raise typer.BadParameter("--system needs the chat template that --raw leaves out")
+    if unused is not None and (unused.tools is not None or unused.variables):
+        raise typer.BadParameter("--tools and --set are for the chat template that --raw leaves out")
+    if prompts.count("-") > 1:
+        raise typer.BadParameter("stdin is one prompt: give - once")
 
 
 def _print_stats(info: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -142,13 +143,27 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
 
 
 def _print_summary(bundle: Bundle) -> None:
-    from enginewright.optimizer.capture.find_source import older_reader
     from enginewright.runtime.bundle.buckets import KINDS
-    from enginewright.runtime.executors.open import carried_code
-    from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
+
+    summary = _summary(bundle)
+    _print_model(bundle, summary)
+    for name in bundle.targets:
+        _print_target(bundle, name)
+    for name, program in bundle.programs.items():
+        _print_counts(name, program)
+    for name, plan in bundle.buckets.items():
+        _rows("buckets", (f"{name}, {kind}: {', '.join(map(str, plan.sizes(kind))) or 'none'}" for kind in KINDS))
+    for verification in summary["verification"] or []:
+        _rows("verified", map(str.strip, comparison_lines(verification).splitlines()))
+    _row("hash", bundle.hash)
+    _rows("built with", (f"{tool} {version}" for tool, version in bundle.manifest.toolchain.items()))
+
+
+def _print_model(bundle: Bundle, summary: Mapping[str, Any]) -> None:
+    from enginewright.optimizer.capture.find_source import older_reader
     from enginewright.runtime.shared.memory import format_bytes
 
-    model, summary = bundle.manifest.model, _summary(bundle)
+    model = bundle.manifest.model
     _row("model", f"{model.name} ({model.architecture}, {model.parameters / 1e6:,.1f} M parameters)")
     _row("source", f"{bundle.manifest.source.kind}: {bundle.manifest.source.name}")
     for adapter in bundle.manifest.source.adapters:
@@ -166,44 +181,52 @@ def _print_summary(bundle: Bundle) -> None:
     by_type = summary["weight_bytes_by_type"].items()
     _row("weights", ", ".join(f"{dtype} {format_bytes(size)}" for dtype, size in by_type))
     _row("passes", f"{summary['passes']} (see --passes)")
-    for name, target in bundle.targets.items():
-        _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
-        if (code := carried_code(name)) is not None:
-            _row("", f"carries {code}: they run only with --trust")
-        described = getattr(part(name, "section"), "described", None)
-        for line in () if described is None else described(bundle, name):
-            _row("", line)
-    for name, program in bundle.programs.items():
-        counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
-        _row(name, f"{len(program.steps)} steps: {counts}")
-        _row("", f"arena of {program.arena_bytes} bytes for T tokens, B requests, R sampled rows")
-        for group in program.cache_groups:
-            window, keys = f", window {group.window}" if group.window else "", group.planes[0]
-            _row(
-                "",
-                f"KV cache {group.name!r}: {len(group.layers)} layers, {keys.heads} heads of "
-                f"{keys.size}, {group.dtype}{window}, "
-                f"{format_bytes(cache_block_bytes(group) // group.block_size)} a token",
-            )
-        if chosen := [step.attrs for step in program.steps if "best_blocks" in step.attrs]:
-            blocks = sum(int(chosen[0][name]) for name in ("first_blocks", "last_blocks", "best_blocks"))
-            size = program.cache_groups[0].block_size
-            below = f", from position {chosen[0]['all_below']:,} on" if chosen[0]["all_below"] else ""
-            attended = f"{blocks * size:,} keys and a token's own block"
-            _row("", f"adaptive context: {len(chosen)} layers look at {attended}{below}")
-    for name, plan in bundle.buckets.items():
-        for i, kind in enumerate(KINDS):
-            _row("" if i else "buckets", f"{name}, {kind}: {', '.join(map(str, plan.sizes(kind))) or 'none'}")
-    for verification in summary["verification"] or []:
-        for i, line in enumerate(comparison_lines(verification).splitlines()):
-            _row("" if i else "verified", line.strip())
-    _row("hash", bundle.hash)
-    for tool, version in bundle.manifest.toolchain.items():
-        _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
+
+
+def _print_target(bundle: Bundle, name: str) -> None:
+    from enginewright.runtime.executors.open import carried_code
+
+    target = bundle.targets[name]
+    _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
+    if (code := carried_code(name)) is not None:
+        _row("", f"carries {code}: they run only with --trust")
+    described = getattr(part(name, "section"), "described", None)
+    for line in () if described is None else described(bundle, name):
+        _row("", line)
+
+
+def _print_counts(name: str, program: LoweredProgram) -> None:
+    """Prints a program's steps by their ops, and its memory."""
+    from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
+    from enginewright.runtime.shared.memory import format_bytes
+
+    counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
+    _row(name, f"{len(program.steps)} steps: {counts}")
+    _row("", f"arena of {program.arena_bytes} bytes for T tokens, B requests, R sampled rows")
+    for group in program.cache_groups:
+        window, keys = f", window {group.window}" if group.window else "", group.planes[0]
+        _row(
+            "",
+            f"KV cache {group.name!r}: {len(group.layers)} layers, {keys.heads} heads of "
+            f"{keys.size}, {group.dtype}{window}, "
+            f"{format_bytes(cache_block_bytes(group) // group.block_size)} a token",
+        )
+    if chosen := [step.attrs for step in program.steps if "best_blocks" in step.attrs]:
+        blocks = sum(int(chosen[0][name]) for name in ("first_blocks", "last_blocks", "best_blocks"))
+        size = program.cache_groups[0].block_size
+        below = f", from position {chosen[0]['all_below']:,} on" if chosen[0]["all_below"] else ""
+        attended = f"{blocks * size:,} keys and a token's own block"
+        _row("", f"adaptive context: {len(chosen)} layers look at {attended}{below}")
 
 
 def _row(label: str, text: str) -> None:
     typer.echo(f"{label:<12}{text}")
+
+
+def _rows(label: str, texts: Iterable[str]) -> None:
+    """Prints lines, the label before the first one alone."""
+    for i, text in enumerate(texts):
+        _row("" if i else label, text)
 
 
 def _print_passes(bundle: Bundle) -> None:

@@ -62,6 +62,11 @@ class QuantizationCounts:
     def __add__(self, other: QuantizationCounts) -> QuantizationCounts:
         return QuantizationCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def of_part(self, values: int) -> QuantizationCounts:
+        """The counts of ``values`` of these numbers: they are kept if all are, as it is unknown which ones are."""
+        kept = values if self.kept == self.values else 0
+        return QuantizationCounts(values, self.saturated, self.vanished, kept)
+
 
 @dataclass
 class _Shared:
@@ -293,20 +298,12 @@ def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantizati
             return Codes(*joined), sum((n for _, n in members), QuantizationCounts())
         case Slice():
             codes, counts = _codes(expr.base, code_format)
-            cut = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in _tensors(codes)]
-            kept_values = (
-                math.prod(expr.shape) if counts.kept == counts.values else 0
-            )  # which ones are cut off isn't known
-            return Codes(*cut), QuantizationCounts(
-                math.prod(expr.shape), counts.saturated, counts.vanished, kept_values
-            )
+            rows = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in _tensors(codes)]
+            return Codes(*rows), counts.of_part(math.prod(expr.shape))
         case Chosen():
             codes, counts = _codes(expr.base, code_format)
-            left = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in _tensors(codes)]
-            kept_values = math.prod(expr.shape) if counts.kept == counts.values else 0
-            return Codes(*left), QuantizationCounts(
-                math.prod(expr.shape), counts.saturated, counts.vanished, kept_values
-            )
+            rows = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in _tensors(codes)]
+            return Codes(*rows), counts.of_part(math.prod(expr.shape))
         case Cast():
             return _codes(expr.base, code_format)
         case _:
