@@ -36,7 +36,7 @@ from enginewright.runtime.shared.progress import Progress, silent
 from enginewright.runtime.shared.targets import part
 
 from .capture.find_source import find_source, older_reader
-from .capture.model_source import AdapterArgument, ModelSource, check_same_adapters, parse_adapters
+from .capture.model_source import Adapter, AdapterArgument, ModelSource, check_same_adapters, parse_adapters
 
 if TYPE_CHECKING:
     from enginewright.optimizer.shared.export_records import VerificationReport
@@ -116,27 +116,11 @@ def check_bundle(
     start = time.perf_counter()
     bundle = Bundle.open(path, trust)
     names = list(dict.fromkeys(targets or bundle.targets))
-    if provider is not None and not any(_has_providers(bundle, name) for name in names):
-        owners = " or ".join(repr(name) for name in running() if takes(name, "provider"))
-        raise RequestError(
-            f"provider: {provider!r} is for target {owners}, and {', '.join(names) or 'nothing'} is looked at",
-            hint="Leave it out.",
-        )
+    if provider is not None:
+        _check_provider(bundle, names, provider)
     for name in targets or ():
-        if name in bundle.targets:
-            check_code(bundle, name)
-        if (reason := _why_not(bundle, name)) is not None:
-            io = bundle.target(name).section(LinearIo)  # raises if it isn't there, or must be built first
-            if io is not None:
-                load_onnxruntime(io.onnxruntime)  # raises what says how to install it
-            raise BundleError(f"{path}: target {name!r} can't be run: {reason}", hint="Leave --target out.")
-    adapters = parse_adapters(lora)
-    if adapters and source is None:
-        raise RequestError("lora: adapters are a source's, and no source is given", hint="Pass --source too.")
-    original = None
-    if source is not None:
-        original = ModelSource(find_source(source, option="source", progress=progress), adapters)
-        check_same_adapters(original, bundle.manifest.source, path)
+        _check_runs(bundle, name)
+    original = _source(bundle, source, parse_adapters(lora), progress)
     total = hash_files(bundle, progress)
     checks = []
     for name in names:
@@ -155,6 +139,40 @@ def check_bundle(
         seconds=round(time.perf_counter() - start, 3),
         outdated=older_reader(bundle.manifest.source),
     )
+
+
+def _check_provider(bundle: Bundle, names: Sequence[str], provider: str) -> None:
+    """Raises RequestError if none of the targets ``names`` has providers to choose from."""
+    if not any(_has_providers(bundle, name) for name in names):
+        owners = " or ".join(repr(name) for name in running() if takes(name, "provider"))
+        raise RequestError(
+            f"provider: {provider!r} is for target {owners}, and {', '.join(names) or 'nothing'} is looked at",
+            hint="Leave it out.",
+        )
+
+
+def _check_runs(bundle: Bundle, name: str) -> None:
+    """Raises BundleError, TrustError or MissingDependencyError if a target can't be run here."""
+    if name in bundle.targets:
+        check_code(bundle, name)
+    if (reason := _why_not(bundle, name)) is not None:
+        io = bundle.target(name).section(LinearIo)  # raises if it isn't there, or must be built first
+        if io is not None:
+            load_onnxruntime(io.onnxruntime)  # raises what says how to install it
+        raise BundleError(f"{bundle.path}: target {name!r} can't be run: {reason}", hint="Leave --target out.")
+
+
+def _source(
+    bundle: Bundle, source: str | Path | None, adapters: Sequence[Adapter], progress: Progress
+) -> ModelSource | None:
+    """Finds the source with its adapters, and checks that these are the bundle's; None if no source is given."""
+    if source is None:
+        if adapters:
+            raise RequestError("lora: adapters are a source's, and no source is given", hint="Pass --source too.")
+        return None
+    original = ModelSource(find_source(source, option="source", progress=progress), tuple(adapters))
+    check_same_adapters(original, bundle.manifest.source, bundle.path)
+    return original
 
 
 def _has_providers(bundle: Bundle, name: str) -> bool:

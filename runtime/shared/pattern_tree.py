@@ -89,6 +89,29 @@ def is_word(character: str) -> bool:
     return character.isalnum() or character == "_"
 
 
+# Tests of sets, whose first arguments ``functools.partial`` gives.
+
+
+def is_not(test: CharTest, character: str) -> bool:
+    """Returns True for characters that don't pass a test."""
+    return not test(character)
+
+
+def is_any(tests: Sequence[CharTest], character: str) -> bool:
+    """Returns True for characters that pass one of the tests."""
+    return any(test(character) for test in tests)
+
+
+def is_between(low: str, high: str, character: str) -> bool:
+    """Returns True for the characters from ``low`` to ``high``."""
+    return low <= character <= high
+
+
+def is_any_case(test: CharTest, character: str) -> bool:
+    """Returns True for characters that pass a test themselves, or in lower or upper case."""
+    return test(character) or test(character.lower()) or test(character.upper())
+
+
 class PatternTree:
     """A regular expression, read. ``TooComplexError`` is raised by what would take too much work."""
 

@@ -22,6 +22,10 @@ from enginewright.runtime.shared.pattern_tree import (
     PatternTree,
     Repeat,
     TooComplexError,
+    is_any,
+    is_any_case,
+    is_between,
+    is_not,
     is_word,
 )
 
@@ -193,7 +197,7 @@ class _Reader:
         if character in sets:
             return sets[character]
         if character.lower() in sets:
-            return partial(_not, sets[character.lower()])
+            return partial(is_not, sets[character.lower()])
         if character not in "pP":
             return None
         if not self._takes("{"):
@@ -204,7 +208,7 @@ class _Reader:
         test = _property(name.removeprefix("^"))
         # All but the characters of a set that isn't known may be any character too.
         negative = (character == "P") != name.startswith("^")
-        return partial(_not, test) if negative and test is not _all else test
+        return partial(is_not, test) if negative and test is not _all else test
 
     def _escaped(self, character: str) -> str:
         """The one character that an escape stands for."""
@@ -234,9 +238,9 @@ class _Reader:
                 continue
             sides[-1].append(self._member(depth))
             first = False
-        union = [partial(_any, tuple(side)) for side in sides]
+        union = [partial(is_any, tuple(side)) for side in sides]
         test = union[0] if len(union) == 1 else partial(_every, tuple(union))
-        return partial(_not, test) if negative else test
+        return partial(is_not, test) if negative else test
 
     def _member(self, depth: int) -> CharTest:
         if self._takes("[:"):
@@ -261,7 +265,7 @@ class _Reader:
         if last == "\\":
             last = self._escaped(self._next())
         self._seen.add(last)
-        return partial(_between, character, last)
+        return partial(is_between, character, last)
 
     def _literal(self, character: str) -> Node:
         self._seen.add(character)
@@ -269,7 +273,7 @@ class _Reader:
 
     def _chars(self, test: CharTest) -> Chars:
         if self._ignores_case:
-            test = partial(_folded, test)
+            test = partial(is_any_case, test)
         samples = "".join(sorted({near for c in self._seen for near in _near(c)}))
         self._seen = set()
         return Chars(test, samples)
@@ -312,24 +316,8 @@ def _all(_: str) -> bool:
     return True
 
 
-def _not(test: CharTest, character: str) -> bool:
-    return not test(character)
-
-
-def _any(tests: tuple[CharTest, ...], character: str) -> bool:
-    return any(test(character) for test in tests)
-
-
 def _every(tests: tuple[CharTest, ...], character: str) -> bool:
     return all(test(character) for test in tests)
-
-
-def _between(low: str, high: str, character: str) -> bool:
-    return low <= character <= high
-
-
-def _folded(test: CharTest, character: str) -> bool:
-    return test(character) or any(test(c) for c in (character.lower(), character.upper()))
 
 
 def _is_hexadecimal(character: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache, partial
 from re import _parser  # type: ignore[attr-defined]  # what `re` itself reads a pattern with
 from typing import Any
@@ -19,7 +19,10 @@ from enginewright.runtime.shared.pattern_tree import (
     Node,
     PatternTree,
     Repeat,
-    TooComplexError,
+    is_any,
+    is_any_case,
+    is_between,
+    is_not,
     is_word,
 )
 
@@ -106,41 +109,24 @@ def _test(op: str, value: Any, flags: int) -> CharTest:
     if op == "LITERAL":
         return chr(value).__eq__
     if op == "NOT_LITERAL":
-        return partial(_differs, _folded(chr(value).__eq__, flags))
+        return partial(is_not, _folded(chr(value).__eq__, flags))
     if op == "ANY":
         return (lambda _: True) if flags & re.DOTALL else "\n".__ne__
     tests = [_member(str(kind), item) for kind, item in value if str(kind) != "NEGATE"]
-    member = partial(_any_of, tests)
+    member = partial(is_any, tests)
     negative = any(str(kind) == "NEGATE" for kind, _ in value)
-    return partial(_differs, _folded(member, flags)) if negative else member
+    return partial(is_not, _folded(member, flags)) if negative else member
 
 
 def _member(kind: str, value: Any) -> CharTest:
     if kind == "LITERAL":
         return chr(value).__eq__
     if kind == "RANGE":
-        return partial(_between, chr(value[0]), chr(value[1]))
+        return partial(is_between, chr(value[0]), chr(value[1]))
     name = str(value)
     test = _CATEGORIES[name.replace("_NOT_", "_")]
-    return partial(_differs, test) if "_NOT_" in name else test
+    return partial(is_not, test) if "_NOT_" in name else test
 
 
 def _folded(test: CharTest, flags: int) -> CharTest:
-    if not flags & re.IGNORECASE:
-        return test
-    return lambda c: test(c) or test(c.lower()) or test(c.upper())
-
-
-def _any_of(tests: list[Callable[[str], bool]], character: str) -> bool:
-    return any(test(character) for test in tests)
-
-
-def _differs(test: CharTest, character: str) -> bool:
-    return not test(character)
-
-
-def _between(low: str, high: str, character: str) -> bool:
-    return low <= character <= high
-
-
-__all__ = ["NamePattern", "TooComplexError", "name_pattern"]
+    return partial(is_any_case, test) if flags & re.IGNORECASE else test

@@ -8,7 +8,8 @@ import warnings
 
 import pytest
 
-from enginewright.optimizer.capture.quantized.name_pattern import NamePattern, TooComplexError
+from enginewright.optimizer.capture.quantized.name_pattern import NamePattern
+from enginewright.runtime.shared.pattern_tree import TooComplexError
 
 ATOMS = [
     *"abc1",
