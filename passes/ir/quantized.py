@@ -64,8 +64,7 @@ class QuantizationCounts:
 
     def of_part(self, values: int) -> QuantizationCounts:
         """The counts of ``values`` of these numbers: they are kept if all are, as it is unknown which ones are."""
-        kept = values if self.kept == self.values else 0
-        return QuantizationCounts(values, self.saturated, self.vanished, kept)
+        return QuantizationCounts(values, self.saturated, self.vanished, values if self.kept == self.values else 0)
 
 
 @dataclass

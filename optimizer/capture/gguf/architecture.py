@@ -22,16 +22,16 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Description:
-    """The configuration of a file: model type and fields for transformers, and what to do with the tensors.
+    """The meaning of a file to transformers: a class with its fields, and the place of each tensor.
 
     Attributes:
         model_type: transformers' name of the configuration's class.
         fields: the fields of the configuration.
-        ropes: the rotary embedding by kind of layer; None for all layers. Empty: none.
-        tensors: the place of each tensor.
-        layer_prefix: what the model's names of layers begin with.
+        ropes: the rotary embedding of each kind of layer; the key None stands for all layers; {} for a model without.
+        tensors: the place of each tensor in the model, by the tensor's name in the file.
+        layer_prefix: the beginning of the model's names of layers.
         layers: the number of layers.
-        skipped: tensors that aren't weights.
+        skipped: the names of tensors that aren't weights.
     """
 
     model_type: str
@@ -45,7 +45,18 @@ class Description:
 
 @dataclass
 class Reading:
-    """A description that is being made, from the keys and tensors of one file."""
+    """A description in the making, from the keys and tensors of one file.
+
+    Attributes:
+        keys: the keys of the architecture.
+        file: the open file.
+        blocks: the number of blocks of layers in the file, drafts included.
+        layers: the number of the model's layers.
+        fields, ropes, tensors, model_type, skipped: as in ``Description``.
+        heads: the number of query heads.
+        head_dim: the width of a head.
+        longrope: True if the frequencies have divisors for short and for long contexts.
+    """
 
     keys: Keys
     file: GgufFile
@@ -67,28 +78,28 @@ class Reading:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture: what is common is read from this record, the rest by ``read``.
+    """One architecture: the class of transformers, the tensors, and how keys differ from those of other architectures.
 
     Attributes:
         model_type: transformers' name of the configuration's class.
-        tensors: the place of each tensor.
-        layer_prefix: what the model's names of layers begin with.
+        tensors: the place of each tensor, by the tensor's name in the file.
+        layer_prefix: the beginning of the model's names of layers.
         names: the class's own names of configuration fields, by the usual name; "" leaves a field out.
         epsilon: the key of the norms' epsilon.
-        fixed: fields that the architecture implies.
-        rotates: the positions are rotary embeddings.
-        partial: the class can rotate a part of each head.
-        free_heads: the class can have heads whose size isn't hidden_size / heads.
-        reads_yarn: llama.cpp reads YaRN's own parameters.
-        drafts: blocks after the last layer may hold a model for drafts, which is left out.
-        latent: keys and values are made of a latent vector: their widths are several fields.
-        longrope: the rotary frequencies may have divisors for short and for long contexts.
-        mixed_layers: layers may differ in their numbers of heads and widths.
-        harmless: keys that llama.cpp doesn't read for the architecture, or that nothing here depends on.
-        tensor_flags: fields that are True if the first layer has a tensor, by its name there: "attn_q.bias".
-        experts: the fields for the number of experts, for how many a token uses and, if the class has one, for an
-            expert's width; () if the architecture's experts, if any, are read by ``read``.
-        read: reads the other keys, after those of the fields above.
+        fixed: the values of fields that the architecture implies.
+        rotates: True if positions are rotary embeddings.
+        partial: True if the class can rotate a part of each head.
+        free_heads: True if the class can have heads whose size isn't hidden_size / heads.
+        reads_yarn: True if llama.cpp reads YaRN's own parameters.
+        drafts: True if blocks after the last layer may be a model for drafts, which is left out.
+        latent: True if keys and values are made from a latent vector, so that several fields have their widths.
+        longrope: True if the rotary frequencies may have divisors for short and for long contexts.
+        mixed_layers: True if layers may differ in their numbers of heads and widths.
+        harmless: keys that llama.cpp doesn't read for the architecture, or that change nothing here.
+        tensor_flags: fields that are True if the first layer has a tensor, by the tensor's name there: "attn_q.bias".
+        experts: the fields for the number of experts, for the number of a token's experts and, if the class has one,
+            for an expert's width; () if ``read`` reads the experts, or there are none.
+        read: the function that reads the other keys, after those of the fields above; None if there are no others.
     """
 
     model_type: str
@@ -209,14 +220,20 @@ def read_swa_base(r: Reading, default: float) -> float:
 
 
 def check_swa_base(r: Reading) -> None:
-    """Raises UnsupportedModelError if layers with a sliding window have another base, which the class can't have."""
+    """Raises UnsupportedModelError if layers with a sliding window have another base than the others.
+
+    The classes of some architectures have one base alone.
+    """
     theta = r.ropes[None].theta
     if read_swa_base(r, theta) != theta:
         raise r.keys.refusal("rope.freq_base_swa", f"is another base than {theta}")
 
 
 def read_factors(r: Reading) -> None:
-    """Reads the tensors with a divisor for each frequency, for contexts up to the original one and for longer ones."""
+    """Reads two tensors of divisors of the rotary frequencies, for contexts up to the original one and for longer ones.
+
+    A file without these tensors changes nothing.
+    """
     context = r.fields["max_position_embeddings"]
     original = r.keys.integer("rope.scaling.original_context_length", context) or context
     long, short = values_of(r.file, "rope_factors_long.weight"), values_of(r.file, "rope_factors_short.weight")

@@ -43,10 +43,10 @@ _NO_DECODERS = {
 
 
 def describe(file: GgufFile) -> Description:
-    """Reads all keys of a file.
+    """Reads all keys of a file, and says what they mean to transformers.
 
     Raises:
-        UnsupportedModelError: the architecture isn't known, or a key says what can't be honoured.
+        UnsupportedModelError: the architecture isn't known, or a key has a meaning that can't be honoured.
         SourceError: a key is missing or has another type.
     """
     name = file.architecture

@@ -57,9 +57,10 @@ SIZES: Mapping[Type, tuple[int, int]] = {**gguf.GGML_QUANT_SIZES, Q2_0: (64, 18)
 
 
 class GgufTensor(NamedTuple):
-    """A tensor of a file: ``shape`` from the innermost dimension; ``data`` are its bytes, mapped and not read.
+    """A tensor of a file.
 
-    ``data_offset`` is the place in the file ``origin``.
+    Attributes: see the fields of the package ``gguf``; ``shape`` begins with the innermost dimension. ``data`` are its
+    bytes, mapped and not read, which begin at ``data_offset`` of the file ``origin``.
     """
 
     name: str
@@ -95,7 +96,7 @@ class _Factors(NamedTuple):
 
 
 class _Unpacked(NamedTuple):
-    """Values int8 [.., blocks, values of a block], and their factors. Of codebooks the values are bytes."""
+    """Values int8 [.., blocks, values of a block], and their factors. For codebooks the values are bytes."""
 
     values: npt.NDArray[np.int8]
     scales: _Factors
@@ -103,18 +104,18 @@ class _Unpacked(NamedTuple):
 
 
 def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
-    """The float16 at a byte of each block."""
+    """Returns the float16 at byte ``at`` of each block."""
     halves = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
     return halves.astype(np.float16, copy=False)
 
 
 def _halves(packed: Bytes) -> Bytes:
-    """Values of 4 bits [.., 2 n] of bytes [.., n]: the low halves, then the high ones."""
+    """Unpacks values of 4 bits: bytes [.., n] to [.., 2 n], the low halves before the high ones."""
     return np.concatenate((packed & 0xF, packed >> 4), axis=-1)
 
 
 def _fields(packed: Bytes, bits: int, per_byte: int) -> Bytes:
-    """[.., n] -> [.., per_byte * n]: the lowest bits of all bytes, then the next ones."""
+    """Unpacks values of ``bits`` bits: bytes [.., n] to [.., per_byte * n], the lowest bits of all bytes first."""
     places = np.arange(0, bits * per_byte, bits, dtype=np.uint8)[:, None]
     fields: Bytes = packed[..., None, :] >> places & np.uint8((1 << bits) - 1)
     return fields.reshape(*packed.shape[:-1], -1)
@@ -125,7 +126,7 @@ def _signed(values: npt.NDArray[Any], zero: int) -> npt.NDArray[np.int8]:
 
 
 def _simple(blocks: Bytes, *, bits: int, offsets: bool) -> _Unpacked:
-    """Q4_0, Q4_1, Q5_0, Q5_1."""
+    """Unpacks blocks of Q4_0, Q4_1, Q5_0 and Q5_1."""
     values = _halves(blocks[..., -BLOCK // 2 :])
     if bits == 5:
         at = 4 if offsets else 2
@@ -140,7 +141,7 @@ def _q8_0(blocks: Bytes) -> _Unpacked:
 
 
 def _q4_k(blocks: Bytes, *, bits: int = 4) -> _Unpacked:
-    """Q4_K and Q5_K: 12 bytes have 8 scales and 8 minima of 6 bits."""
+    """Unpacks blocks of Q4_K and Q5_K, in which 12 bytes hold 8 scales and 8 minima of 6 bits."""
     first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=-1)
     minima = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=-1)
@@ -154,7 +155,7 @@ def _q4_k(blocks: Bytes, *, bits: int = 4) -> _Unpacked:
 
 
 def _minus(halves: npt.NDArray[np.float16], minima: npt.NDArray[Any]) -> _Factors:
-    """The minima of blocks, which are subtracted, as negative offsets."""
+    """Returns the minima of blocks, which are subtracted, as negative offsets."""
     return _Factors(-halves, minima.view(np.int8))
 
 
@@ -260,7 +261,7 @@ FORMATS: Mapping[Type, CodeFormat] = {name: of[0] for name, of in _TYPES.items()
 
 
 def format_of(tensors: Sequence[GgufTensor]) -> CodeFormat | None:
-    """The format of the tensors' blocks, if they all have one and the same that a bundle can hold."""
+    """Returns the format of the tensors' blocks; None unless all have the same one and a bundle can store it."""
     kinds = {t.tensor_type for t in tensors}
     return FORMATS.get(kinds.pop()) if len(kinds) == 1 else None
 
@@ -340,12 +341,12 @@ def floats(blocks: Bytes, kind: Type) -> npt.NDArray[np.float32]:
 
 
 def shape_of(tensor: GgufTensor) -> tuple[int, ...]:
-    """Outermost first, as numpy has it; GGUF counts dimensions from the innermost."""
+    """Returns a tensor's shape with the outermost dimension first, as numpy has it. GGUF has the innermost first."""
     return tuple(int(n) for n in reversed(tensor.shape))
 
 
 def _distinct(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array less what broadcasting repeats."""
+    """Returns the array without the copies that broadcasting makes."""
     return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
@@ -354,7 +355,7 @@ def _rows(tensor: GgufTensor) -> int:
 
 
 def _unpack(tensor: GgufTensor) -> list[torch.Tensor]:
-    """Values, scales and, if the type has them, offsets: [rows, ..] as ``Codes`` has them."""
+    """Unpacks a tensor's values, scales and, if the type has them, offsets: [rows, ..], as ``Codes`` has them."""
     kind = tensor.tensor_type
     rows = _rows(tensor)
     blocks = tensor.data.reshape(rows, -1, SIZES[kind][1])  # bytes

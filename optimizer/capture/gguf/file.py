@@ -33,9 +33,13 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class GgufFile:
-    """An open GGUF file: ``tensors`` by name, ``metadata`` by key; arrays are decoded when they are read.
+    """An open GGUF file.
 
-    ``parts`` are all its files; ``path`` is the first of them.
+    Attributes:
+        path: the file, the first of a split one.
+        tensors: the tensors of all parts, by name.
+        metadata: the values of keys; arrays are decoded when they are read.
+        parts: all files of the model.
     """
 
     path: Path
@@ -127,9 +131,9 @@ def _not_a_model(path: Path, kind: str) -> UnsupportedModelError:
 
 
 def _map(path: Path, header: Header, stored: StoredTensor, data: Bytes, end: int) -> GgufTensor:
-    """The tensor with its blocks, which end before ``end``.
+    """Maps the blocks of a tensor, which end before byte ``end``.
 
-    Raises SourceError if they can't be dequantized, or there is no room for them.
+    Raises SourceError if the blocks can't be dequantized, or the file has no room for them.
     """
     where = f"{path}: tensor {stored.name}"
     kind = _readable_type(stored.kind)
@@ -166,7 +170,10 @@ def _map(path: Path, header: Header, stored: StoredTensor, data: Bytes, end: int
 
 @cache
 def _readable_type(number: int) -> Type | None:
-    """The type of blocks with ggml's number; None if they can't be dequantized, tried on one block of zeros."""
+    """Returns the type of blocks with ggml's number; None if such blocks can't be dequantized.
+
+    Each type is tried once, on a block of zeros.
+    """
     try:
         kind = Q2_0 if number == Q2_0 else Type(number)
         floats(np.zeros((1, SIZES[kind][1]), dtype=np.uint8), kind)

@@ -24,7 +24,10 @@ from .tensors import Place, less_one, size_of
 
 
 def _query_scale(r: Reading, layers: int) -> float:
-    """The square of the divisor of Gemma's attention scores; the largest model of a generation has another one."""
+    """Returns the square of the divisor of Gemma's attention scores.
+
+    ``layers`` is the number of layers of the largest model of a generation, which has another divisor.
+    """
     return r.fields["hidden_size"] // r.heads if r.layers == layers else r.head_dim
 
 

@@ -89,7 +89,10 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of one file; ``data_start`` is the place of the first tensor, ``size`` that of the file's end."""
+    """The header of one file.
+
+    ``data_start`` is the byte at which the first tensor begins, ``size`` the number of bytes of the file.
+    """
 
     keys: dict[str, Value]
     tensors: tuple[StoredTensor, ...]
@@ -112,9 +115,10 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def part_paths(path: Path, header: Header) -> tuple[Path, ...]:
-    """All files of the model whose first file is ``path``. Raises SourceError if it isn't the first, or one is missing.
+    """Lists all files of the model whose first file is ``path``.
 
-    Parts are named by llama.cpp's ``llama-gguf-split``: NAME-00001-of-00003.gguf.
+    Parts are named by llama.cpp's ``llama-gguf-split``: NAME-00001-of-00003.gguf. Raises SourceError if ``path`` isn't
+    the first part, or a part is missing.
     """
     count, number = header.keys.get("split.count", 0), header.keys.get("split.no", 0)
     for key, value in (("split.count", count), ("split.no", number)):
@@ -149,7 +153,7 @@ def part_paths(path: Path, header: Header) -> tuple[Path, ...]:
 
 
 def all_parts(path: Path) -> tuple[Path, ...]:
-    """The file, and the others of a split one; the file alone if it can't be read."""
+    """Lists the parts of a split file; the file alone if it isn't split or can't be read."""
     try:
         return part_paths(path, read_header(path))
     except SourceError:
@@ -171,7 +175,7 @@ def has_kept_blocks(path: str | os.PathLike[str]) -> bool:
 
 
 class _Cursor:
-    """A place in a header, which moves on as values are read."""
+    """A position in a header, which moves on as values are read."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, len(MAGIC)

@@ -17,7 +17,7 @@ _FOLDER = "Export from the model's Hugging Face directory."
 
 
 class _Required:
-    """Stands for a key without a default."""
+    """The default of a key that must be there."""
 
 
 REQUIRED: Final = _Required()
@@ -66,7 +66,7 @@ class Keys:
         return f"{self._prefix}{name}" in self.file.metadata
 
     def integer(self, name: str, default: int | _Required = REQUIRED) -> int:
-        """An integer of at least 0. Raises SourceError if it is missing or of another type."""
+        """Reads an integer of at least 0. Raises SourceError if it is missing or of another type."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "no integer")
@@ -75,7 +75,7 @@ class Keys:
         return value
 
     def number(self, name: str, default: float | _Required = REQUIRED) -> float:
-        """A floating-point number. Raises SourceError if it is missing, of another type or not finite."""
+        """Reads a floating-point number. Raises SourceError if it is missing, of another type or not finite."""
         value = self._get(name, default)
         if not isinstance(value, float):
             raise self._wrong(name, value, "no floating-point number")
@@ -84,21 +84,21 @@ class Keys:
         return value
 
     def flag(self, name: str, default: bool | _Required = REQUIRED) -> bool:
-        """A boolean. Raises SourceError if it is missing or of another type."""
+        """Reads a boolean. Raises SourceError if it is missing or of another type."""
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise self._wrong(name, value, "no boolean")
         return value
 
     def text(self, name: str, default: str | _Required = REQUIRED) -> str:
-        """A text. Raises SourceError if it is missing or of another type."""
+        """Reads a text. Raises SourceError if it is missing or of another type."""
         value = self._get(name, default)
         if not isinstance(value, str):
             raise self._wrong(name, value, "no text")
         return value
 
     def by_layer(self, name: str, layers: int, default: int | _Required = REQUIRED) -> list[int]:
-        """An integer for each layer: of an array that has one for each, or one integer for all."""
+        """Reads an integer for each layer: from an array with one for each, or from one integer for all."""
         value = self._get(name, default)
         if not isinstance(value, GgufArray):
             return [self.integer(name, default)] * layers
@@ -107,7 +107,7 @@ class Keys:
         return [self._item(name, item) for item in value.read()]
 
     def flags_by_layer(self, name: str, layers: int) -> list[bool] | None:
-        """A boolean for each layer, of an array; None if the key is missing or isn't an array."""
+        """Reads an array with a boolean for each layer; None if the key is missing or isn't an array."""
         value = self.file.metadata.get(f"{self._prefix}{name}")
         if not isinstance(value, GgufArray):
             return None
@@ -117,20 +117,20 @@ class Keys:
         return [bool(self._item(name, item)) for item in value.read()[:layers]]
 
     def same_for_all(self, name: str, layers: int, default: int | _Required = REQUIRED) -> int:
-        """An integer that all layers share. Raises UnsupportedModelError if they don't."""
+        """Reads an integer that all layers share. Raises UnsupportedModelError if they don't share it."""
         values = set(self.by_layer(name, layers, default))
         if len(values) != 1:
             raise self.refusal(name, f"is {sorted(values)}: layers that differ in it")
         return values.pop()
 
     def refusal(self, name: str, reason: str) -> UnsupportedModelError:
-        """The error for a key with a meaning that can't be honoured."""
+        """Returns the error for a key with a meaning that can't be honoured."""
         return UnsupportedModelError(
             f"{self.file.path}: {self._prefix}{name} {reason}, which can't be read from GGUF files", hint=_FOLDER
         )
 
     def value(self, name: str) -> Value | None:
-        """The value of a key as it is stored, without marking it as read."""
+        """Returns the value of a key as it is stored, without marking the key as read."""
         return self.file.metadata.get(f"{self._prefix}{name}")
 
     def refuse_unread(self, harmless: Sequence[str] = ()) -> None:

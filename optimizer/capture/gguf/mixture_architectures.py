@@ -26,7 +26,7 @@ from .tensors import Place, experts_transposed, row_matrix
 
 
 def _read_routing(r: Reading) -> None:
-    """Reads the routing of DeepSeek-V3 and its like: sigmoids with biases, by groups, in layers after dense ones."""
+    """Reads the routing of DeepSeek-V3 and similar models: sigmoids with biases, in groups, after some dense layers."""
     gating = r.keys.integer("expert_gating_func", 0)
     if gating != 2 and not (gating == 0 and r.model_type == "glm4_moe"):
         raise r.keys.refusal("expert_gating_func", f"is {gating}")

@@ -31,7 +31,7 @@ _UNUSABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError
 
 
 def read_config(file: GgufFile) -> PretrainedConfig:
-    """The transformers configuration of a GGUF file.
+    """Reads the transformers configuration of a GGUF file.
 
     Raises:
         UnsupportedModelError: the architecture isn't known, or a key that changes the numbers can't be honoured.
@@ -77,9 +77,9 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
 
 
 def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any]]:
-    """The tokenizer of a GGUF file, None if it has none, and its generation settings as in generation_config.json.
+    """Reads the tokenizer of a GGUF file, None if it has none, and settings as generation_config.json has them.
 
-    These are the tokens that end an answer, and those that none may have.
+    The settings are the tokens that end an answer, and the tokens that no answer may have.
 
     Raises:
         UnsupportedModelError: names a tokenizer or pre-tokenizer that can't be read.
@@ -93,7 +93,7 @@ def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any
 
 
 def generation_settings(file: GgufFile) -> dict[str, Any]:
-    """Generation settings without the file's vocabulary: the tokens that it names as ends, and as never given.
+    """Reads generation settings from the keys alone: tokens that end an answer, and tokens that no answer may have.
 
     Raises SourceError if the latter aren't a list of token ids.
     """
@@ -105,7 +105,7 @@ def generation_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _suppressed_tokens(file: GgufFile) -> list[int]:
-    """The tokens that no answer may have, without ids that the vocabulary lacks, which llama.cpp drops too."""
+    """Reads the tokens that no answer may have. Ids that the vocabulary lacks are dropped, as llama.cpp drops them."""
     key, tokens = "tokenizer.ggml.suppress_tokens", file.metadata.get("tokenizer.ggml.tokens")
     count = len(tokens) if isinstance(tokens, GgufArray) else 0
     ids: list[int] = []
@@ -118,7 +118,7 @@ def _suppressed_tokens(file: GgufFile) -> list[int]:
 
 
 def _special_tokens(file: GgufFile) -> dict[str, int | None]:
-    """The ids of start and end in the file, for the configuration, whose class has others by default."""
+    """Reads the ids of the tokens for start and end; None replaces the defaults of the configuration's class."""
     ids = {f"{kind}_token_id": file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos")}
     return {name: value if isinstance(value, int) else None for name, value in ids.items()} | {"pad_token_id": None}
 

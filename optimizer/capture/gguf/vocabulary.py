@@ -130,7 +130,7 @@ class Vocabulary:
     charsmap: bytes
 
     def key(self, name: str) -> str:
-        """The file and one of its tokenizer's keys, as messages name them."""
+        """Returns the file and one of its tokenizer's keys, as messages name them."""
         return f"{self.path}: {_PREFIX}{name}"
 
 
@@ -222,7 +222,7 @@ class _Reader:
         return value
 
     def ids(self, count: int) -> dict[str, int]:
-        """Special tokens by name; an older name of a key counts where the newer is missing."""
+        """Reads the ids of special tokens by name. An older name of a key counts if the newer one is missing."""
         ids: dict[str, int] = {}
         for name in _IDS:
             for key in (_IDS[name], _OLDER_IDS.get(name)):
@@ -338,7 +338,11 @@ def _adjust_kinds(
 ) -> tuple[int, ...]:
     """Changes kinds as llama.cpp does for tokens that it knows by their texts, and returns the ids that end an answer.
 
-    Adds special tokens for filling in the middle to ``ids``. Those in ``ends`` are what the file names.
+    Args:
+        tokens: the text of each id.
+        kinds: the kind of each id, which is changed.
+        ids: special tokens by name; special tokens for filling in the middle are added.
+        ends: the special tokens by name that the file says end a text.
     """
     places = {text: i for i, text in enumerate(tokens)}
     for name, texts in fill_in_middle.TEXTS.items():
@@ -370,7 +374,10 @@ def _adjust_kinds(
 def _stripping(
     path: Path, keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Ids that take the white space before them, and after them: files don't say so, llama.cpp knows by names."""
+    """Returns the ids that take the white space before them, and the ids that take the white space after them.
+
+    Files don't say it: llama.cpp knows it by the names of models.
+    """
     name, architecture = (str(keys.get(f"general.{key}", "")) for key in ("name", "architecture"))
     pre, name = str(keys.get(f"{_PREFIX}pre", "")), name.lower()
     before: set[int] = set()

@@ -19,7 +19,7 @@ from .packed_module import PackedModule, PackedNumbers, Read, halves
 
 
 def read_bitsandbytes(module: PackedModule) -> PackedNumbers:
-    """Reads a weight of 4 or 8 bits, which its own tensors say."""
+    """Reads a weight of 4 or 8 bits. The weight's own tensors decide between the two."""
     weight = module.values
     if weight.dtype == torch.int8:
         module.matrix()
@@ -49,7 +49,7 @@ def read_bitsandbytes(module: PackedModule) -> PackedNumbers:
     if absmax.dtype == torch.float32:
         largest = absmax.evaluate
     else:
-        largest = _nested(module, state, absmax, state_tensor)
+        largest = _nested(module, state, absmax)
     label = f"bitsandbytes {kind}, blocks of {block}"
 
     def codes() -> torch.Tensor:
@@ -84,7 +84,7 @@ class _State:
 
 
 def _state(module: PackedModule, tensor: Source) -> _State:
-    """The state in a tensor of JSON's bytes. Raises SourceError naming it and the field that is wrong."""
+    """Reads the state from a tensor of JSON's bytes. Raises SourceError naming the tensor if it can't be read."""
     try:
         text = bytes(module.typed(tensor, torch.uint8).evaluate().reshape(-1).tolist())
         raw = json.loads(text)
@@ -102,8 +102,14 @@ def _state(module: PackedModule, tensor: Source) -> _State:
     return state
 
 
-def _nested(module: PackedModule, state: _State, absmax: Source, tensor: Source) -> Read:
-    """The largest magnitudes of blocks that are places in a table, with a factor for some hundred and an offset."""
+def _nested(module: PackedModule, state: _State, absmax: Source) -> Read:
+    """Reads the largest magnitude of each block: a place in a table, a factor and an offset.
+
+    Args:
+        module: the packed weight.
+        state: the sizes and the offset.
+        absmax: the tensor with the places.
+    """
     table = module.typed(module.part(".weight.nested_quant_map"), torch.float32, shape=(256,))
     factors = module.typed(module.part(".weight.nested_absmax"), torch.float32)
     size = state.nested_blocksize

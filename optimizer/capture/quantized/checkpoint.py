@@ -30,8 +30,13 @@ _UNUSED = (
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A layout of packed weights: the suffix and types of the tensor with the values, the suffix of the parameter that
-    it becomes, and the function that reads it.
+    """A layout of packed weights.
+
+    Attributes:
+        ends: the end of the name of the tensor with the values.
+        dtypes: the types that it may have.
+        becomes: the end of the name of the model's parameter.
+        read: the function that reads the numbers.
     """
 
     ends: str
@@ -40,16 +45,16 @@ class TensorLayout:
     read: Callable[[PackedModule], PackedNumbers]
 
     def has(self, tensor: WeightExpr, name: str) -> bool:
-        """Returns True if a tensor holds this layout's values; scales may have the same type, so names decide."""
+        """Returns True if ``tensor`` holds values in this layout. Scales may have its type, so ``name`` decides."""
         return name.endswith(self.ends) and tensor.dtype in self.dtypes and not name.endswith(("_scale", "_scale_inv"))
 
 
 def unpacked(tensors: Mapping[str, WeightExpr], folder: QuantizedFolder) -> dict[str, WeightExpr]:
-    """The tensors of a folder with every packed weight in place of the tensors that it is made of.
+    """Returns the tensors of a folder, with a lazy weight in place of the tensors of each packed weight.
 
     Args:
-        tensors: by their names in the checkpoint, unread.
-        folder: how its configuration says that they are packed.
+        tensors: the folder's tensors by their names in the checkpoint, unread.
+        folder: the folder's quantization, from its configuration.
 
     Raises:
         SourceError: naming file and tensor: one is missing, has another type or shape than the configuration says, a
@@ -86,13 +91,15 @@ def unpacked(tensors: Mapping[str, WeightExpr], folder: QuantizedFolder) -> dict
 def without_idle_biases(
     named: Mapping[str, WeightExpr], tensors: Mapping[str, WeightExpr], model: torch.nn.Module, prefix: str
 ) -> dict[str, WeightExpr]:
-    """``named`` without biases of zeros that the model has no place for: GPTQ's packers write one beside each linear.
+    """Returns ``named`` without biases of zeros that the model has no parameter for.
+
+    GPTQ's packers write such a bias next to each linear.
 
     Args:
-        named: by the model's names.
-        tensors: the same by their names in the checkpoint.
-        model: what is built of them.
-        prefix: of its base model, which names of tensors may lack.
+        named: the tensors by the model's names.
+        tensors: the same tensors by their names in the checkpoint.
+        model: the model that they are for.
+        prefix: the name of its base model, which names of tensors may lack.
     """
     beside = {
         id(t) for n, t in tensors.items() if n.endswith(".bias") and f"{n.removesuffix('.bias')}.weight" in tensors
@@ -108,7 +115,13 @@ def without_idle_biases(
 
 
 def _refuse_others(left: Mapping[str, WeightExpr], folder: QuantizedFolder, packed: int) -> None:
-    """Raises SourceError for packed tensors that the configuration doesn't speak of, or if it speaks of none there."""
+    """Raises SourceError if packed tensors are left that the configuration doesn't name, or no tensor is packed.
+
+    Args:
+        left: the tensors that no packed weight has used.
+        folder: the folder's quantization.
+        packed: the number of packed weights.
+    """
     for name, tensor in left.items():
         if any(layout.has(tensor, name) for layout in LAYOUTS.values()):
             origin = tensor.origin if isinstance(tensor, Source) else ""

@@ -72,11 +72,11 @@ class Scheme:
 
 @dataclass(frozen=True)
 class _Target:
-    """The modules that a text means: one by its name, those of a pattern, or all (a class such as Linear).
+    """A target of a configuration: the modules that a text names.
 
     Attributes:
-        text: the name, pattern or class.
-        kind: "match" is a pattern from the begin of a name on, "search" one anywhere in it.
+        text: the module's name, a pattern of names, or a class of modules such as Linear.
+        kind: "match" for a pattern that matches from the beginning of a name, "search" for one that matches anywhere.
         where: file and key, for errors.
     """
 
@@ -86,7 +86,10 @@ class _Target:
 
     @staticmethod
     def parse(text: str, where: str, *, default: Literal["name", "match", "search"] = "name") -> _Target:
-        """A target as a file spells it, "re:" before patterns. Raises SourceError if it isn't a regular expression."""
+        """Parses a target as a file spells it, with "re:" before patterns; ``default`` is the kind without that.
+
+        Raises SourceError if the text isn't a regular expression.
+        """
         kind = "match" if text.startswith(_REGEX) else default
         target = _Target(text.removeprefix(_REGEX), kind, where)
         if kind != "name":
@@ -100,7 +103,7 @@ class _Target:
         return target
 
     def means(self, module: str) -> bool:
-        """Returns True if that is one of the modules, and the target no class. Raises SourceError."""
+        """Returns True if ``module`` is one of the target's modules; False for classes. Raises SourceError."""
         if self.kind == "name":
             return self.text == module
         try:
@@ -119,7 +122,7 @@ class _Target:
 
 @dataclass(frozen=True)
 class _Group:
-    """The modules that one scheme is for: by name, by a regular expression, or all of a class."""
+    """The modules that a scheme is for."""
 
     targets: tuple[_Target, ...]
     scheme: Scheme
@@ -145,7 +148,7 @@ class QuantizedFolder:
     overrides: tuple[tuple[_Target, Scheme | None], ...] = ()
 
     def scheme_of(self, module: str) -> Scheme:
-        """The scheme of a module whose tensors are packed. Raises SourceError if there is none, or if several fit."""
+        """Returns the scheme of a module whose tensors are packed. Raises SourceError if none fits, or several do."""
         override = next(((t, scheme) for t, scheme in self.overrides if t.means(module)), None)
         if override is not None and override[1] is not None:
             return override[1]
@@ -201,7 +204,7 @@ def parse_quantization(section: object, where: str) -> QuantizedFolder:
 
 @dataclass(frozen=True)
 class _Fields:
-    """A section, whose fields are read with their types."""
+    """A section of a configuration, whose fields are read with their types."""
 
     section: Mapping[str, Any]
     where: str
@@ -258,7 +261,7 @@ class _Fields:
         return value[0], value[1]
 
     def group_size(self, default: int | None = None, key: str = "group_size") -> int:
-        """-1 and 0 are whole rows."""
+        """Reads the size of a group; 0 for whole rows, which files spell -1 or 0."""
         size = self.number(key, default)
         if size < -1:
             raise self.wrong(key, "a size, or -1 for whole rows")
@@ -270,12 +273,12 @@ def _everywhere(fields: _Fields, method: str, scheme: Scheme) -> QuantizedFolder
 
 
 def _linear(fields: _Fields, scheme: Scheme) -> _Group:
-    """A group of all modules."""
+    """Returns the group of all modules."""
     return _Group((_Target("Linear", "name", fields.where),), scheme)
 
 
 def _gptq(fields: _Fields) -> QuantizedFolder:
-    """GPTQ of AutoGPTQ, GPTQModel and others; ``dynamic`` has other bits for some modules (GPTQModel)."""
+    """Reads a section of AutoGPTQ, GPTQModel and others; ``dynamic`` has other bits for some modules (GPTQModel)."""
     kind = fields.text("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2", "gemm") or fields.flag("is_marlin_format", False):
         raise fields.refused(f".checkpoint_format is {kind!r}" if kind != "gptq" else ".is_marlin_format is true")
@@ -306,7 +309,7 @@ def _bits_of_gptq(fields: _Fields, scheme: Scheme, default: Scheme | None = None
 
 
 def _awq(fields: _Fields) -> QuantizedFolder:
-    """AWQ as AutoAWQ packs it for GEMM: https://github.com/casper-hansen/AutoAWQ."""
+    """Reads a section of AutoAWQ, packed for GEMM: https://github.com/casper-hansen/AutoAWQ."""
     kind = fields.text("version", fields.text("format", fields.text("checkpoint_format", "gemm")))
     if (backend := fields.text("backend", "auto")) in ("llm-awq", "llm_awq"):
         kind = backend
@@ -333,9 +336,9 @@ _SPECIAL_IN_PATTERNS = frozenset("*+?^$()[]{}|\\")
 
 
 def _auto_round(fields: _Fields) -> QuantizedFolder:
-    """auto-round's (https://github.com/intel/auto-round): packed as by GPTQ, AWQ or compressed-tensors.
+    """Reads a section of auto-round (https://github.com/intel/auto-round), packed as by GPTQ, AWQ or llm-compressor.
 
-    ``extra_config`` says otherwise for some modules: by name, or by a pattern that is searched in names.
+    ``extra_config`` has other settings for some modules: by name, or by a pattern that is searched in names.
     """
     kind = fields.text("packing_format", fields.text("backend", "auto_round:auto_gptq"))
     packing = _PACKINGS_OF_AUTO_ROUND.get(kind)
@@ -354,7 +357,13 @@ def _auto_round(fields: _Fields) -> QuantizedFolder:
 
 
 def _of_auto_round(fields: _Fields, packing: str, default: _Fields) -> Scheme | None:
-    """The scheme of a module, by its own fields and by those of the whole; None if it isn't quantized."""
+    """Returns the scheme of a module; None if the module isn't quantized.
+
+    Args:
+        fields: the module's own fields.
+        packing: the layout of its tensors, a value of _PACKINGS_OF_AUTO_ROUND.
+        default: the fields for all modules, which count where ``fields`` has none.
+    """
 
     def merged(key: str) -> _Fields:
         return fields if fields.section.get(key) is not None else default
@@ -382,7 +391,7 @@ def _of_auto_round(fields: _Fields, packing: str, default: _Fields) -> Scheme | 
 
 
 def _fp8(fields: _Fields) -> QuantizedFolder:
-    """FP8 of DeepSeek, transformers and vLLM: a scale for each block, channel or weight."""
+    """Reads a section of FP8 of DeepSeek, transformers and vLLM: a scale for each block, channel or weight."""
     if (kind := fields.text("fmt", "e4m3")).removeprefix("float8_").removesuffix("fn") != "e4m3":
         raise fields.refused(f".fmt is {kind!r}")
     if (experts := fields.text("expert_dtype", "fp8")) != "fp8":
@@ -391,7 +400,7 @@ def _fp8(fields: _Fields) -> QuantizedFolder:
 
 
 def _mxfp4(fields: _Fields) -> QuantizedFolder:
-    """MXFP4 of gpt-oss: experts alone, as ``_blocks`` and ``_scales``."""
+    """Reads the section of gpt-oss: experts alone are MXFP4, as ``_blocks`` and ``_scales``."""
     return _everywhere(fields, "MXFP4", Scheme("mxfp4-blocks", 4, 32))
 
 
@@ -412,7 +421,10 @@ _OF_MODELOPT: Mapping[str, Scheme] = {
 
 
 def _modelopt(fields: _Fields) -> QuantizedFolder:
-    """ModelOpt's (https://github.com/NVIDIA/Model-Optimizer); mixed precision names the algorithm of each layer."""
+    """Reads a section of ModelOpt (https://github.com/NVIDIA/Model-Optimizer).
+
+    With mixed precision it names the algorithm of each layer.
+    """
     if "quantization" in fields.section:
         fields = fields.inner("quantization")
     algorithm = fields.text("quant_algo", "")
@@ -436,7 +448,7 @@ def _of_modelopt(fields: _Fields) -> Scheme:
 
 
 def _compressed_tensors(fields: _Fields) -> QuantizedFolder:
-    """compressed-tensors, of llm-compressor: https://github.com/vllm-project/compressed-tensors."""
+    """Reads a section of compressed-tensors (https://github.com/vllm-project/compressed-tensors)."""
     if fields.section.get("transform_config"):
         raise fields.refused(".transform_config rotates activations while the model runs")
     if fields.section.get("moe_sparsity_config"):

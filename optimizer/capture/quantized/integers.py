@@ -23,9 +23,9 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack_words(words: torch.Tensor, bits: int, count: int, *, padded: bool = False) -> torch.Tensor:
-    """int32 [R, words] -> uint8 [R, count]: code i is at bit i * bits, counted through the words of a row.
+    """Unpacks int32 [R, words] to uint8 [R, count]: code i is at bit i * bits, counted through the words of a row.
 
-    ``padded``: a word has only as many codes as fit into it whole.
+    ``padded``: True if a word has only as many codes as fit into it whole.
     """
     if padded and 32 % bits:
         shifts = torch.arange(0, 32 // bits * bits, bits, dtype=torch.int32)
@@ -49,7 +49,7 @@ def unpack_words(words: torch.Tensor, bits: int, count: int, *, padded: bool = F
 
 
 def _count(module: PackedModule, packed: int, bits: int) -> int:
-    """The number of codes in ``packed`` 32-bit words. Raises SourceError if it isn't an integer."""
+    """Returns the number of codes in ``packed`` 32-bit words. Raises SourceError if it isn't a whole number."""
     count, left = divmod(packed * 32, bits)
     if left:
         raise module.wrong(module.values, f"has {packed} words along its inputs, which hold no whole {bits}-bit codes")
@@ -57,8 +57,9 @@ def _count(module: PackedModule, packed: int, bits: int) -> int:
 
 
 def _groups(module: PackedModule, size: int, groups: int, scales: Source) -> int:
-    """The number of columns that share a scale. Raises SourceError if the number of scales contradicts the
-    configuration.
+    """Returns the number of columns that share a scale.
+
+    Raises SourceError if the number of scales contradicts the configuration.
     """
     group = module.scheme.group_size or size
     if -(-size // group) != groups:
@@ -89,7 +90,10 @@ def _zero_points(module: PackedModule, zeros: Source, read: Read, bits: int) -> 
 
 
 def _order(module: PackedModule, index: Source, size: int, group: int, groups: int) -> Read | None:
-    """The group of each column, None where groups are neighbours. Raises SourceError for a group that isn't there."""
+    """Returns what reads the group of each column; None if groups are neighbouring columns.
+
+    Raises SourceError for a group that isn't there.
+    """
     indices = index.evaluate().long()
     if indices.shape != (size,):
         columns = indices.shape[0] if indices.dim() == 1 else tuple(indices.shape)
@@ -222,7 +226,7 @@ def read_packed(module: PackedModule) -> PackedNumbers:
 
 
 def _is_padded(module: PackedModule, size: int, words: int) -> bool:
-    """Returns True if codes don't cross words, by the number of words a row.
+    """Returns True if codes don't cross words, which the number of words of a row says.
 
     Raises SourceError if both readings fit, or neither.
     """
@@ -240,7 +244,10 @@ def _is_padded(module: PackedModule, size: int, words: int) -> bool:
 
 
 def _broadcast(module: PackedModule, zeros: Source, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in which zero points that aren't packed go with scales. Raises SourceError if they don't."""
+    """Returns the shape in which zero points that aren't packed broadcast to the scales' shape ``wanted``.
+
+    Raises SourceError if they don't.
+    """
     if zeros.shape == wanted:
         return wanted
     if wanted[-1] == 1 and zeros.shape == wanted[:-1]:

@@ -55,17 +55,17 @@ class NamePattern:
             raise ValueError("it is nested too deep") from None
 
     def match(self, name: str) -> bool:
-        """Returns True if it matches at the begin of a name. Raises TooComplexError if that takes too much work."""
+        """Returns True if the pattern matches at the beginning of a name. Raises TooComplexError for too much work."""
         return self._tree.matches(name)
 
     def search(self, name: str) -> bool:
-        """Returns True if it matches anywhere in a name. Raises what ``match`` raises."""
+        """Returns True if the pattern matches anywhere in a name. Raises what ``match`` raises."""
         return self._tree.matches(name, anywhere=True)
 
 
 @cache
 def name_pattern(pattern: str) -> NamePattern:
-    """The pattern, read once. Raises what ``NamePattern`` raises."""
+    """Returns the pattern, which is parsed once. Raises what ``NamePattern`` raises."""
     return NamePattern(pattern)
 
 

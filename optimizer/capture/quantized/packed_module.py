@@ -94,7 +94,7 @@ class PackedModule:
         return None
 
     def part(self, *ends: str) -> Source:
-        """Finds a tensor as ``optional`` does; it must exist. Raises SourceError, naming it, otherwise."""
+        """Returns a tensor as ``optional`` does. Raises SourceError, naming it, if it is missing."""
         tensor = self.optional(*ends)
         if tensor is None:
             raise SourceError(
@@ -104,19 +104,19 @@ class PackedModule:
         return tensor
 
     def matrix(self) -> Source:
-        """The tensor with the values, which has two axes. Raises SourceError if it has others."""
+        """Returns the tensor with the values. Raises SourceError unless it has two axes."""
         if len(self.values.shape) != 2:
             raise self.wrong(self.values, f"has shape {self.values.shape}, not two axes")
         return self.values
 
     def stack(self) -> Source:
-        """The tensor with the values, which has two axes or more. Raises SourceError if it has fewer."""
+        """Returns the tensor with the values. Raises SourceError if it has fewer than two axes."""
         if len(self.values.shape) < 2:
             raise self.wrong(self.values, f"has shape {self.values.shape}, not two axes or more")
         return self.values
 
     def wrong(self, tensor: Source, text: str) -> SourceError:
-        """An error that names the tensor and its file."""
+        """Returns an error that names the tensor and its file."""
         return SourceError(f"{tensor.origin}: tensor {tensor.name} {text}", hint=DOWNLOAD)
 
     def typed(self, tensor: Source, *dtypes: torch.dtype, shape: tuple[int, ...] | None = None) -> Source:
@@ -151,7 +151,7 @@ def weight_of(numbers: PackedNumbers, name: str, packed: Source) -> WeightExpr:
 
 
 def _exact(numbers: PackedNumbers) -> CodeFormat | None:
-    """The format of ours that holds the weight bit for bit: its scales are float16, and so are its offsets.
+    """Returns the format of ours that holds the weight bit for bit, with float16 scales and offsets; None if none does.
 
     Codes of 4 bits with zero points that differ have an offset, ``-zero * scale``, which float16 seldom holds; their
     differences are exact in the narrowest format that has more bits.
@@ -186,7 +186,13 @@ def _exact(numbers: PackedNumbers) -> CodeFormat | None:
 
 
 def _group_of(storage: Storage, group: int, size: int) -> int | None:
-    """The largest groups of a format that divide the weight's own: their scale is the same."""
+    """Returns the largest group size of a format that divides the weight's own; None if none does.
+
+    Args:
+        storage: the format.
+        group: the weight's own group size.
+        size: the number of columns.
+    """
     stored = FORMATS[storage]
     if group >= size and not stored.multiple and 0 in stored.group_sizes:
         return 0
@@ -195,7 +201,7 @@ def _group_of(storage: Storage, group: int, size: int) -> int | None:
 
 
 def _codes(numbers: PackedNumbers, code_format: CodeFormat) -> Codes:
-    """Converts numbers to codes of a format that holds them exactly, as ``_exact`` has found."""
+    """Converts numbers to codes of ``code_format``, which ``_exact`` returned for them."""
     values, scales = numbers.values(), numbers.scales()
     offsets = None
     if numbers.zeros is not None:
@@ -221,7 +227,7 @@ def _codes(numbers: PackedNumbers, code_format: CodeFormat) -> Codes:
 
 
 def _dequantized(numbers: PackedNumbers) -> torch.Tensor:
-    """float32 [.., N, K]: the difference of whole numbers is exact, and the product is rounded once."""
+    """Computes the floats [.., N, K]: the difference of whole numbers is exact, and the product is rounded once."""
     size = numbers.shape[-1]
     values = numbers.values().reshape(-1, size)
     scales = numbers.scales().reshape(len(values), -1)
@@ -238,7 +244,7 @@ def _dequantized(numbers: PackedNumbers) -> torch.Tensor:
 
 
 def _spread(factors: torch.Tensor, numbers: PackedNumbers) -> torch.Tensor:
-    """[.., groups] -> [.., K], or what broadcasts to it."""
+    """Expands factors of groups [.., groups] to columns [.., K], or to a shape that broadcasts to that."""
     if factors.shape[-1] == 1:
         return factors
     if numbers.order is not None:
@@ -247,10 +253,16 @@ def _spread(factors: torch.Tensor, numbers: PackedNumbers) -> torch.Tensor:
 
 
 def scales_of(module: PackedModule, scale: Source, shape: tuple[int, ...]) -> tuple[Read, int]:
-    """Scales [.., N, groups] in float32 of a weight [.., N, K], and how many columns a group has.
+    """Returns what reads the scales [.., N, groups] of a weight in float32, and the number of columns of a group.
 
-    A file has one for the weight, each member of a stack, each channel, each group or each block. Raises SourceError
-    naming the tensor if its shape is none of what the configuration says.
+    A file has a scale for the weight, each member of a stack, each channel, each group or each block.
+
+    Args:
+        module: the packed weight.
+        scale: the tensor with the scales.
+        shape: the shape (.., N, K) of the weight.
+
+    Raises SourceError naming the tensor if its shape is none that the configuration allows.
     """
     exponents = (torch.uint8,) if module.scheme.layout == "mxfp8" else ()
     floats = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
@@ -288,7 +300,7 @@ def scales_of(module: PackedModule, scale: Source, shape: tuple[int, ...]) -> tu
 
 
 def powers_of_two(module: PackedModule, scale: Source) -> Read:
-    """2^(value - 127) of a scale that is an exponent (E8M0), as bytes or as F8_E8M0.
+    """Returns what reads 2^(value - 127) of scales that are exponents (E8M0), as bytes or as F8_E8M0.
 
     Raises SourceError for 255, which is NaN.
     """
@@ -303,7 +315,7 @@ def powers_of_two(module: PackedModule, scale: Source) -> Read:
 
 
 def halves(octets: torch.Tensor, *, high_first: bool = False) -> torch.Tensor:
-    """uint8 [.., n] -> [.., 2n], each byte as two codes of 4 bits."""
+    """Splits each byte into two codes of 4 bits: uint8 [.., n] to [.., 2n], the low one first unless ``high_first``."""
     low, high = octets & 0xF, octets >> 4
     return torch.stack((high, low) if high_first else (low, high), dim=-1).flatten(-2)
 
