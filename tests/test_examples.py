@@ -271,7 +271,7 @@ def test_a_page_leads_to_its_options_and_names_no_other(command: str) -> None:
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
     others = {"--kv-cache", "--max-memory", "--no-cache", "--recipe", "--recovered", "--trust", "--verbose"}
-    others |= {"--host", "--scheduling", "--stats"}  # of commands that come before or after
+    others |= {"--full", "--host", "--scheduling", "--stats"}  # of commands that come before or after
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page(command))) <= options | others
 
 
