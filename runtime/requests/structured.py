@@ -496,6 +496,7 @@ class Grammars:
         from .grammar_process import limits
 
         self._check_failure(kind, source)
+        ready = self._niced(lambda: self._tokens)  # while the process, at first, reads the tokenizer too
         problem, size = self._process.attempt(source, owner)
         if problem is not None:
             raise _refused(kind, problem)
@@ -503,16 +504,16 @@ class Grammars:
             raise OverloadError(
                 f"structured_outputs: grammars of running requests take {held >> 20} MiB already", retry_after=5.0
             )
-        tokens = self._niced(lambda: self._tokens)
-        matcher = self._niced(lambda: LLMatcher(tokens, source, log_level=0, limits=limits(10)))
+        tokens = ready.result()
+        matcher = self._niced(lambda: LLMatcher(tokens, source, log_level=0, limits=limits(10))).result()
         if problem := str(matcher.get_error()):
             raise _refused(kind, problem)
         compiled = Compiled(matcher, size)
         self._alive.add(compiled)
         return compiled
 
-    def _niced(self, make: Callable[[], T]) -> T:
-        """Returns the result of ``make``, called on a thread of low priority, which leaves the cores to the steps."""
+    def _niced(self, make: Callable[[], T]) -> Future[T]:
+        """Calls ``make`` on a thread of low priority, which leaves the cores to the steps."""
         with self._lock:
             if self._compilers is None:
                 from concurrent.futures import ThreadPoolExecutor
@@ -520,7 +521,7 @@ class Grammars:
                 from .grammar_process import AT_ONCE
 
                 self._compilers = ThreadPoolExecutor(AT_ONCE, "grammars", _be_nice)
-        return self._compilers.submit(make).result()
+        return self._compilers.submit(make)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
         """Does it on another thread, after what was submitted before."""

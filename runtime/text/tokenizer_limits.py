@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -198,10 +199,16 @@ def _shortest_match(pattern: Any, place: str) -> int:
         return len(pattern["String"])
     text = pattern["Regex"]
     try:
-        tree = read_tokenizer_pattern(text)
-        tree.check_backtracking()
+        return _shortest_of(text)
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{place}: the regular expression {shown(text)} can't be used: {e}") from e
+
+
+@lru_cache(maxsize=16)  # a bundle has the expressions of its tokenizer twice: in its tables, and in tokenizer.json
+def _shortest_of(expression: str) -> int:
+    """The fewest characters that a regular expression matches. Raises ValueError if it may take too long."""
+    tree = read_tokenizer_pattern(expression)
+    tree.check_backtracking()
     return tree.shortest()
 
 
