@@ -496,7 +496,8 @@ class Grammars:
         from .grammar_process import limits
 
         self._check_failure(kind, source)
-        ready = self._niced(lambda: self._tokens)  # while the process, at first, reads the tokenizer too
+        # The first time, both processes read the tokenizer, at the same time.
+        reading = None if "_tokens" in vars(self) else self._niced(lambda: self._tokens)
         problem, size = self._process.attempt(source, owner)
         if problem is not None:
             raise _refused(kind, problem)
@@ -504,7 +505,7 @@ class Grammars:
             raise OverloadError(
                 f"structured_outputs: grammars of running requests take {held >> 20} MiB already", retry_after=5.0
             )
-        tokens = ready.result()
+        tokens = self._tokens if reading is None else reading.result()
         matcher = self._niced(lambda: LLMatcher(tokens, source, log_level=0, limits=limits(10))).result()
         if problem := str(matcher.get_error()):
             raise _refused(kind, problem)

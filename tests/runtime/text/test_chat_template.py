@@ -168,7 +168,12 @@ READS = "{% if mood == 'x' or tools or messages[0].tool_calls %}{% endif %}" + C
             r"mod: the model's template has no such variable .*\n  Did you mean mood\? It reads .*mood",
         ),
         (READS, USER, {"temperature": 1}, r"temperature: .*\n  Pass SamplingParams\(temperature=\.\.\.\)"),
-        (CHATML, [{"role": "users", "content": "a"}], {}, r"the role 'users'.*\n  Did you mean user\? It knows assistant, system, user"),
+        (
+            CHATML,
+            [{"role": "users", "content": "a"}],
+            {},
+            r"the role 'users'.*\n  Did you mean user\? It knows assistant, system, user",
+        ),
         (CHATML, [{"role": "tool", "content": "a"}], {}, "the role 'tool', which the model's template doesn't know"),
         (CHATML, [{"role": "assistant", "tool_calls": [{"id": "a"}]}], {}, "doesn't read its tool_calls"),
         (
