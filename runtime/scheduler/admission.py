@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 
 from enginewright.runtime.requests.request import FailedRequestError, Request
 
-from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.candidate import Candidate
 from ..shared.contracts import ExecutorCaps
 from .base import Chunk
 from .branching import places, places_taken
 from .limits import SchedulerConfig
-from .policy import Policy
 from .request_queues import RequestQueues
 
 
@@ -20,31 +18,23 @@ class Admission:
     """Has the first waiting requests begin, each with the prefix that the cache has of it.
 
     Args:
-        queues: the running and the waiting requests.
-        cache: the blocks that they begin with.
-        policy: the order of requests, and the number of those that run.
+        queues: the running and the waiting requests, with their policy and blocks.
         config: limits of a step.
         caps: the executor's capabilities.
         clock: seconds.
     """
 
     def __init__(
-        self,
-        queues: RequestQueues,
-        cache: CacheManager,
-        policy: Policy,
-        config: SchedulerConfig,
-        caps: ExecutorCaps,
-        clock: Callable[[], float],
+        self, queues: RequestQueues, config: SchedulerConfig, caps: ExecutorCaps, clock: Callable[[], float]
     ) -> None:
-        self._queues, self._cache, self._policy, self._config = queues, cache, policy, config
+        self._queues, self._config = queues, config
         self._most_running, self._divided, self._clock = config.most_running(caps), caps.owners > 1, clock
         self._refused: tuple[Request, int] | None = None  # the request without blocks, and ``cache.changes`` then
 
     def make_way(self) -> None:
         """Preempts the newest request if the first waiting one has a higher priority, and needs its blocks or place."""
-        queues, cache = self._queues, self._cache
-        if self._policy.begin_step(queues.running):
+        queues, cache = self._queues, self._queues.cache
+        if queues.policy.begin_step(queues.running):
             first = queues.waiting[0]
             needed = cache.lacking(first, len(first.tokens))
             full = any(pool.available(first.tenant) < needed[name] for name, pool in cache.pools.items())
@@ -58,10 +48,10 @@ class Admission:
         A request begins only if there are blocks for all of its tokens so far.
         """
         queues = self._queues
-        if not queues.waiting or (queues.running and self._refused == (queues.waiting[0], self._cache.changes)):
+        if not queues.waiting or (queues.running and self._refused == (queues.waiting[0], queues.cache.changes)):
             return []
         chunks: list[Chunk] = []
-        promised = dict.fromkeys(self._cache.pools, 0)  # blocks that running prefills will still take
+        promised = dict.fromkeys(queues.cache.pools, 0)  # blocks that running prefills will still take
         for request in queues.running:
             self._promise(request, promised)
         while tokens_left > 0 and queues.waiting and self._has_place(queues.waiting[0]):
@@ -71,7 +61,7 @@ class Admission:
             except Exception as e:
                 raise FailedRequestError(request) from e
             if chunk is None:
-                self._refused = request, self._cache.changes
+                self._refused = request, queues.cache.changes
                 break
             chunks.append(chunk)
             tokens_left -= chunk.count
@@ -84,16 +74,16 @@ class Admission:
         occupied = places_taken(running)
         # The policy may leave a search waiting, but never a part of it: its sequences wait for each other.
         begun = request.search is not None and any(one in running for one in request.search.members)
-        most = self._most_running if begun else self._policy.most_running(running)
+        most = self._most_running if begun else self._queues.policy.most_running(running)
         return occupied + places(request) <= self._most_running and occupied < most
 
     def _first_chunk(self, request: Request, tokens_left: int, promised: Mapping[str, int]) -> Chunk | None:
         """Has the first waiting request run, and makes its first chunk; returns None if there are no blocks for it."""
-        queues, cache = self._queues, self._cache
+        queues, cache = self._queues, self._queues.cache
         first = not queues.running or queues.is_first(request)
         if not cache.begin(Candidate(request, queues.running, promised, force=first)):
             return None
-        queues.running.insert(self._policy.place(request, queues.running), queues.waiting.popleft())
+        queues.running.insert(queues.policy.place(request, queues.running), queues.waiting.popleft())
         request.started = request.started or self._clock()
         chunk = Chunk(request, request.computed, self._config.chunk_tokens(request.remaining, tokens_left))
         grown = cache.grow(request, request.computed + chunk.count, force=first)
@@ -105,5 +95,5 @@ class Admission:
 
     def _promise(self, request: Request, promised: dict[str, int]) -> None:
         """Counts the blocks that a request will take until it has computed the tokens that it has so far."""
-        for name, needed in self._cache.lacking(request, len(request.tokens)).items():
+        for name, needed in self._queues.cache.lacking(request, len(request.tokens)).items():
             promised[name] += needed

@@ -88,9 +88,9 @@ class ContinuousScheduler:
         drafts = drafts_for(config.speculate, caps, self.times.decodes, proposers, clock, self.counters)
         self.drafts = self._helper("drafts", drafts)
         self.queues = RequestQueues(self.policy, self.cache, self.drafts, self.counters)
-        self._admission = Admission(self.queues, self.cache, self.policy, config, caps, clock)
-        self._decode = DecodePhase(self.queues, self.cache, self.drafts, self.policy, caps.in_flight)
-        self._prefill = PrefillPhase(self.queues, self._admission, self.cache, self.policy, config, caps)
+        self._admission = Admission(self.queues, config, caps, clock)
+        self._decode = DecodePhase(self.queues, caps.in_flight)
+        self._prefill = PrefillPhase(self.queues, self._admission, config, caps)
         # Of steps that are in flight at a time, each is followed by one of the same requests.
         steps = (StepInputs(self.groups, caps.masks, caps.ports, self.drafts.outputs) for _ in range(caps.in_flight))
         self._inputs = deque(steps)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from enginewright.runtime.requests.request import FailedRequestError, Request
 
-from ..kv_cache.cache_manager import CacheManager
 from .base import Chunk
-from .drafts import NoDrafts
-from .policy import Policy
 from .request_queues import RequestQueues
 
 
@@ -15,26 +12,20 @@ class DecodePhase:
     """Makes the chunks of the running requests that lack one token: their last token, with a draft after it.
 
     Args:
-        queues: the running requests.
-        cache: their blocks.
-        drafts: their drafts.
-        policy: the requests that pause.
+        queues: the running requests, with their blocks and drafts.
         steps_in_flight: steps that the executor has in flight at a time, each with its share of the requests.
     """
 
-    def __init__(
-        self, queues: RequestQueues, cache: CacheManager, drafts: NoDrafts, policy: Policy, steps_in_flight: int
-    ) -> None:
-        self._queues, self._cache, self._drafts, self._policy = queues, cache, drafts, policy
-        self._steps_in_flight = steps_in_flight
+    def __init__(self, queues: RequestQueues, steps_in_flight: int) -> None:
+        self._queues, self._steps_in_flight = queues, steps_in_flight
 
     def chunks(self, *, alone: bool) -> list[Chunk]:
         """Makes the chunks, oldest request first. Where blocks run out, the newest request is preempted.
 
         ``alone``: True if no other step is in flight, so that drafts are possible.
         """
-        queues, paused = self._queues, self._policy.paused
-        drafting = alone and self._drafts.begin(queues.running, paused)
+        queues, paused = self._queues, self._queues.policy.paused
+        drafting = alone and queues.drafts.begin(queues.running, paused)
         most = -(-len(queues.running) // self._steps_in_flight)
         chunks: list[Chunk] = []
         for request in queues.oldest_first():
@@ -51,16 +42,16 @@ class DecodePhase:
 
     def _with_draft(self, request: Request) -> Chunk:
         """Makes the chunk of a request's last token, and of its draft if there are blocks for that."""
-        draft = self._drafts.draft(request)
+        draft, cache = self._queues.drafts.draft(request), self._queues.cache
         most = request.computed + 1 + len(draft)
-        if draft and not (self._cache.grow(request, most) and self._cache.before_drafts(request)):
+        if draft and not (cache.grow(request, most) and cache.before_drafts(request)):
             draft = ()
         return Chunk(request, request.computed, 1 + len(draft), draft)
 
     def _make_room(self, request: Request) -> bool:
         """Takes a block for the next token if it needs one; returns False if ``request`` itself was preempted."""
         queues = self._queues
-        while not self._cache.grow(request, request.computed + 1, force=queues.is_first(request)):
+        while not queues.cache.grow(request, request.computed + 1, force=queues.is_first(request)):
             newest = queues.newest()
             if not newest:
                 return False

@@ -6,12 +6,10 @@ from collections.abc import Collection, Sequence
 
 from enginewright.runtime.requests.request import FailedRequestError, Request
 
-from ..kv_cache.cache_manager import CacheManager
 from ..shared.contracts import ExecutorCaps
 from .admission import Admission
 from .base import Chunk
 from .limits import SchedulerConfig
-from .policy import Policy
 from .request_queues import RequestQueues
 
 
@@ -19,10 +17,8 @@ class PrefillPhase:
     """Makes the chunks of requests that lack several tokens, up to a budget of tokens.
 
     Args:
-        queues: the running and the waiting requests.
+        queues: the running and the waiting requests, with their policy and blocks.
         admission: begins the waiting ones.
-        cache: the blocks of the running ones.
-        policy: says how much of a step is for prompts.
         config: limits of a step.
         caps: the executor's capabilities.
 
@@ -32,16 +28,9 @@ class PrefillPhase:
     """
 
     def __init__(
-        self,
-        queues: RequestQueues,
-        admission: Admission,
-        cache: CacheManager,
-        policy: Policy,
-        config: SchedulerConfig,
-        caps: ExecutorCaps,
+        self, queues: RequestQueues, admission: Admission, config: SchedulerConfig, caps: ExecutorCaps
     ) -> None:
-        self._queues, self._admission, self._cache = queues, admission, cache
-        self._policy, self._config, self._caps = policy, config, caps
+        self._queues, self._admission, self._config, self._caps = queues, admission, config, caps
         self.decoded_last = False
 
     def chunks(self, decodes: Sequence[Chunk]) -> list[Chunk]:
@@ -57,7 +46,7 @@ class PrefillPhase:
             return []
         budget = self._budget(decodes)
         chunks: list[Chunk] = []
-        if ragged and self._policy.comes_first(queues.running) and not queues.preempted:
+        if ragged and queues.policy.comes_first(queues.running) and not queues.preempted:
             chunks = self._admission.chunks(budget)
         chunks += self._running_chunks([*decodes, *chunks], budget - _tokens(chunks))
         if not queues.preempted:
@@ -76,7 +65,7 @@ class PrefillPhase:
     def _budget(self, decodes: Sequence[Chunk]) -> int:
         """Returns the most tokens of prompts in a step with ``decodes``."""
         most = min(self._config.prefill_tokens, self._caps.max_tokens - _tokens(decodes))
-        return self._policy.prompt_tokens(decodes, most)
+        return self._queues.policy.prompt_tokens(decodes, most)
 
     def _running_chunks(self, others: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
         """Makes the chunks of running requests that lack several tokens: at most ``tokens_left`` tokens in all.
@@ -109,10 +98,10 @@ class PrefillPhase:
         Newer requests are preempted for that, but none whose id is in ``excluded``.
         """
         queues, oldest = self._queues, self._queues.is_first(request)
-        while not self._cache.grow(request, request.computed + count, force=oldest):
+        while not queues.cache.grow(request, request.computed + count, force=oldest):
             newest = queues.newest()
             if not newest or any(one is request or id(one) in excluded for one in newest):
-                count = self._cache.fitting(request, count, force=oldest)
+                count = queues.cache.fitting(request, count, force=oldest)
             else:
                 queues.preempt(newest)
         return count

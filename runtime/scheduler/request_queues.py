@@ -33,7 +33,7 @@ class RequestQueues:
     """
 
     def __init__(self, policy: Policy, cache: CacheManager, drafts: NoDrafts, counters: Counters) -> None:
-        self._policy, self._cache, self._drafts, self._counters = policy, cache, drafts, counters
+        self.policy, self.cache, self.drafts, self._counters = policy, cache, drafts, counters
         self.running: list[Request] = []
         self.waiting: deque[Request] | WaitingQueue = policy.waiting
         self.in_flight: set[Request] = set()
@@ -105,16 +105,16 @@ class RequestQueues:
                 queue.remove(request)
                 break
         self.release(request)
-        self._policy.ended(request)
+        self.policy.ended(request)
 
     def release(self, request: Request) -> None:
         """Frees the blocks and drafts of a request: at once, or when its step in flight is over."""
         if request in self.in_flight:  # what the next owner of its blocks reads from the disk would be written over
             self.leaving.add(request)
-            self._cache.doubt(request)  # nobody looks at what the step gives
+            self.cache.doubt(request)  # nobody looks at what the step gives
             return
-        self._cache.release(request)
-        self._drafts.release(request)
+        self.cache.release(request)
+        self.drafts.release(request)
 
     def step_over(self, requests: Iterable[Request]) -> None:
         """Takes note that the step in flight of these requests has run, or never will."""
