@@ -150,37 +150,25 @@ class _Maker:
         self._breakers: dict[Sequence[str], Breakers] = {}
 
     def prepared(self, task: Generate, options: RequestOptions, name: str) -> PreparedPrompt:
-        """Returns the requests of a task."""
+        """Returns the requests of a task. ``name``: of its prompt, in errors."""
         encoded, params = self._context.encoded(task.prompt, name), task.params
         common = self._context.common(options)
         common["prompt_text"] = encoded.text
-        context = self._model.context_length
+        context, size = self._model.context_length, self._model.vocab_size
         prompt = self._context.checked_ids(encoded, context - 1)
-        if not self._context.has_tokenizer:
-            for name, hint in _NEEDS_TEXT:
-                if name == "dry_sequence_breakers" and params.dry_multiplier == 0:
-                    continue
-                if any(isinstance(text, str) for text in getattr(params, name)):
-                    raise RequestError(f"{name}: strings need a tokenizer, and the bundle has none", hint=hint)
+        self._check_texts(params)
         bad_words = self._bad_words(params.bad_words)
         breakers = self._breakers_of(params)
         self._check_tokens(params, bad_words)
         most_new = params.max_tokens
         if most_new is None:  # the last new token needs no place in the cache
             most_new = max(self._scheduler.most_cached(context - 1, params.num_beams) - len(prompt) + 1, 1)
-        size, drawn = self._model.vocab_size, params
-        if any(token >= size for token in params.stop_token_ids):  # they never come
-            drawn = drawn.updated(stop_token_ids=tuple(token for token in params.stop_token_ids if token < size))
-        if params.best_of is not None and params.logprobs is None:
-            drawn = drawn.updated(logprobs=0)
-        if params.seed is None and self._context.seed:
-            drawn = drawn.updated(seed=seed_of(prompt, self._context.seed))
         text = partial(self._text, prompt, params)
         form = None if params.structured_outputs is None else self._grammar(params, options.tenant)
         each = partial(
             Generation,
             prompt,
-            drawn,
+            self._drawn(params, prompt),
             end_token_ids=[token for token in self._model.eos_token_ids if token < size],
             max_tokens=min(most_new, context - len(prompt)),
             **common,
@@ -196,6 +184,26 @@ class _Maker:
             ]
         self._scheduler.check(requests[0])
         return PreparedPrompt(tuple(requests), params)
+
+    def _drawn(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
+        """Returns the parameters by which the scheduler draws the tokens of an answer."""
+        size, changes = self._model.vocab_size, dict[str, Any]()
+        if any(token >= size for token in params.stop_token_ids):  # they never come
+            changes["stop_token_ids"] = tuple(token for token in params.stop_token_ids if token < size)
+        if params.best_of is not None and params.logprobs is None:
+            changes["logprobs"] = 0
+        if params.seed is None and self._context.seed:
+            changes["seed"] = seed_of(prompt, self._context.seed)
+        return params.updated(**changes) if changes else params
+
+    def _check_texts(self, params: SamplingParams) -> None:
+        """Raises RequestError for texts that need a tokenizer where the bundle has none."""
+        if self._context.has_tokenizer:
+            return
+        for name, hint in _NEEDS_TEXT:
+            used = name != "dry_sequence_breakers" or params.dry_multiplier != 0
+            if used and any(isinstance(text, str) for text in getattr(params, name)):
+                raise RequestError(f"{name}: strings need a tokenizer, and the bundle has none", hint=hint)
 
     def _grammar(self, params: SamplingParams, tenant: str) -> Grammar:
         assert isinstance(params.structured_outputs, StructuredOutputsParams)

@@ -59,11 +59,13 @@ def decoded(
     sizes: Callable[[Any], Sizes] = lambda name: LARGEST,
     ignore_unknown: bool = False,
 ) -> tuple[B, list[str]]:
-    """Returns a body, and the names of its harmless fields, which aren't looked at.
+    """Returns a body, and the names of its harmless fields, whose values aren't decoded.
 
     Args:
-        sizes: gives the sizes of the model that a body names.
-        ignore_unknown: whether fields of no table are harmless.
+        data: the body as JSON.
+        kind: the class with the fields and the three tables.
+        sizes: returns the sizes of the model that a body names.
+        ignore_unknown: True if fields of no table count as harmless.
 
     Raises RequestError naming the field.
     """
@@ -76,32 +78,49 @@ def decoded(
             continue
         if name in kind.__struct_fields__ or name in kind.renamed:
             field = kind.renamed.get(name, name)
-            value = value_of(field, raw, known)
-            if field in _whole_fields(kind):
-                value = whole(value)
-            elif isinstance(value, dict) and (parts := _parts(kind, field)):
-                check_parts(name, value, parts)
-                value = {part: one for part, one in value.items() if one is not None}
+            value = _honoured(kind, field, name, value_of(field, raw, known))
             if field in names and value != values[field]:
                 raise RequestError(f"{name}: {names[field]} says something else", hint="Pass one of them.")
             values[field], names[field] = value, name
         elif name in kind.refused:
-            rule = kind.refused[name]
-            value = value_of(name, raw, known) if len(bytes(raw)) <= _LONGEST_TAKEN else ...
-            if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
-                raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
+            _check_refused(kind.refused[name], name, raw, known)
         elif name in kind.harmless or name in HINTS or ignore_unknown:
             ignored.append(name)
         else:
-            rest = "it out; with --unknown-fields ignore, the server leaves such fields out itself."
-            near = meant(name, (*kind.__struct_fields__, *kind.renamed))
-            hint = f"{near}Otherwise leave {rest}" if near else f"Leave {rest}"
-            raise RequestError(f"{shown(name)}: there is no such field", hint=hint)
+            raise _unknown(kind, name)
     try:
         return msgspec.convert(values, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
         field, colon, rest = field_first(str(e), "the body").partition(":")
         raise RequestError(names.get(field, field) + colon + rest) from e
+
+
+def _honoured(kind: type[Fields], field: str, name: str, value: Any) -> Any:
+    """Returns the value of a field with integers for whole floats, and without the parts of an object that are null.
+
+    ``name``: the field's name in the body. Raises RequestError for an object with an unknown part.
+    """
+    if field in _whole_fields(kind):
+        return whole(value)
+    if isinstance(value, dict) and (parts := _parts(kind, field)):
+        check_parts(name, value, parts)
+        return {part: one for part, one in value.items() if one is not None}
+    return value
+
+
+def _check_refused(rule: Only, name: str, raw: msgspec.Raw, sizes: Sizes) -> None:
+    """Raises RequestError for a field that is refused, unless its value asks for nothing."""
+    value = value_of(name, raw, sizes) if len(bytes(raw)) <= _LONGEST_TAKEN else ...
+    if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
+        raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
+
+
+def _unknown(kind: type[Fields], name: str) -> RequestError:
+    """Returns the error of a field of no table, with the field of nearly this name as a hint."""
+    rest = "it out; with --unknown-fields ignore, the server leaves such fields out itself."
+    near = meant(name, (*kind.__struct_fields__, *kind.renamed))
+    hint = f"{near}Otherwise leave {rest}" if near else f"Leave {rest}"
+    return RequestError(f"{shown(name)}: there is no such field", hint=hint)
 
 
 def check_parts(place: str, value: Mapping[str, Any], known: Iterable[str]) -> None:

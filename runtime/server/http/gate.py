@@ -108,19 +108,25 @@ class Gate:
         return None
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raises ApiError for many headers, another site's name, an origin that isn't listed, a key that is missing."""
-        options = self._front.options
+        """Raises ApiError for a request that may not reach the routes; notes its tenant in the scope's state."""
+        self._check_headers(scope, headers)
+        path = scope["path"]
+        if scope["method"] == "OPTIONS" or path in _OPEN_PATHS or path.startswith("/assets/"):
+            return
+        tenant = self._tenant(path, headers)
+        if self._front.stopping and scope["method"] == "POST":
+            raise ApiError(503, "the server is stopping", retry_after=self._front.options.drain_seconds)
+        if (connection := scope["state"].get("connection")) is not None:  # Ray Serve's own proxies have none
+            self._front.intake.enter(connection, tenant)
+        scope["state"]["tenant"] = tenant
+
+    def _check_headers(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Raises ApiError for too many headers, another site's name, and an origin that isn't listed."""
         if (count := len(scope["headers"])) > _MOST_HEADERS:
             raise ApiError(431, f"the request has {count} headers, and {_MOST_HEADERS} are taken")
-        host = headers.get("host", "").lower()
-        name = (
-            host.rpartition(":")[0]
-            if host.rpartition(":")[2].isdigit() and host.count(":") in (1, *range(3, 9))
-            else host
-        )
-        path = scope["path"]
-        hosts = options.fixed_hosts
-        if hosts is not None and name.strip("[]") not in hosts and path not in _ANY_HOST:
+        host, path = headers.get("host", "").lower(), scope["path"]
+        hosts = self._front.options.fixed_hosts
+        if hosts is not None and path not in _ANY_HOST and _without_port(host) not in hosts:
             raise ApiError(403, f"the host {host[:80]!r} isn't this server's; --allowed-host names those that are")
         origin = headers.get("origin")
         if origin is not None and not self._may(origin, host):
@@ -129,20 +135,17 @@ class Gate:
             problem = ApiError(426, "responses are streamed as server-sent events; ask with POST, by HTTP/1.1")
             problem.headers["upgrade"] = "HTTP/1.1"
             raise problem
-        if scope["method"] == "OPTIONS" or path in _OPEN_PATHS or path.startswith("/assets/"):
-            return
-        tenant = self._front.tenants.find(key := _key_of(headers))
+
+    def _tenant(self, path: str, headers: Mapping[str, str]) -> Tenant:
+        """Returns the tenant of a request's key. Raises ApiError for none, and for a key that the path isn't for."""
+        key = _key_of(headers)
+        tenant = self._front.tenants.find(key)
         if tenant is None:
-            raise ApiError(
-                401, "no key" if key is None else "a wrong key", problem=NO_KEY if key is None else WRONG_KEY
-            )
+            what, problem = ("no key", NO_KEY) if key is None else ("a wrong key", WRONG_KEY)
+            raise ApiError(401, what, problem=problem)
         if path in ("/live", "/metrics", "/props") and tenant.key is not None and not tenant.key.admin:
             raise ApiError(403, f"{path} is for keys with admin = true")
-        if self._front.stopping and scope["method"] == "POST":
-            raise ApiError(503, "the server is stopping", retry_after=options.drain_seconds)
-        if (connection := scope["state"].get("connection")) is not None:  # Ray Serve's own proxies have none
-            self._front.intake.enter(connection, tenant)
-        scope["state"]["tenant"] = tenant
+        return tenant
 
     def _may(self, origin: str, host: str) -> bool:
         allowed = self._front.options.allowed_origins
@@ -236,6 +239,13 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
         problem = ApiError(415, f"the body is compressed ({encoding[:40]}), and isn't read so; send it uncompressed")
         problem.headers["accept-encoding"] = "identity"
         raise problem
+
+
+def _without_port(host: str) -> str:
+    """Returns the name of a Host header: without the port, and without the brackets of an IPv6 address."""
+    name, _, port = host.rpartition(":")
+    has_port = port.isdigit() and host.count(":") in (1, *range(3, 9))
+    return (name if has_port else host).strip("[]")
 
 
 def _has_body(headers: Mapping[str, str]) -> bool:

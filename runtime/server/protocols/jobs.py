@@ -330,49 +330,58 @@ class Job:
         return response
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        shape = self.shape
+        shape, prompt = self.shape, sum(len(one.ids) for one in self.given)
         running = self.submit()
-        begun: dict[int, _Begun] = {}
-        prompt = sum(len(request_prompt.ids) for request_prompt in self.given)
-        ends: dict[int, Ended] = {}  # place of a prompt -> how its request ended
-        new = 0
+        sent = _Sent()
         try:
             start = shape.start(prompt)
             async with contextlib.aclosing(_merged(running)) as events:
                 async for i, event in events:
-                    request_prompt = self.given[i]
                     if isinstance(event, Ended):
-                        ends[i] = event
-                        mine = [choice for index, choice in begun.items() if index // self.answers == i]
-                        self.ended(request_prompt, event, sum(len(choice.ids) for choice in mine))
-                        if self.splices:
-                            for choice in mine:
-                                await self._remember(request_prompt, "".join(choice.texts), choice.ids, choice.reader)
-                        continue
-                    out, start = [start], b""
-                    for piece in event:
-                        index = i * self.answers + piece.index
-                        if index not in begun:
-                            begun[index] = _Begun(self.reader(), [], [])
-                            out.append(shape.first(index, request_prompt.text))
-                        choice = begun[index]
-                        new += len(piece.token_ids)
-                        choice.texts.append(piece.text)
-                        choice.ids.extend(piece.token_ids)
-                        counts = usage(prompt, new) if shape.usage_always else None
-                        out.append(shape.news(index, choice.reader.push(piece), counts))
-                    yield b"".join(out)
-            reasoning = sum(choice.reader.reasoning_tokens for choice in begun.values())
-            yield start + shape.end(usage(prompt, new, ends.values(), reasoning), [*ends.values()])
+                        await self._end_request(i, event, sent)
+                    else:
+                        data, start = start + self._news(i, event, sent, prompt), b""
+                        yield data
+            reasoning = sum(answer.reader.reasoning_tokens for answer in sent.answers.values())
+            ends = [*sent.ends.values()]
+            yield start + shape.end(usage(prompt, sent.tokens, ends, reasoning), ends)
         finally:
-            self.charge.tokens = prompt + new
-            if len(ends) < len(running):
-                if not isinstance(error := sys.exception(), ReplacedError):
-                    left = [i for i in range(len(running)) if i not in ends]
-                    cut = sum(len(one.ids) for index, one in begun.items() if index // self.answers in left)
-                    self.aborted(sum(len(self.given[i].ids) for i in left), cut, error)
-                for one in running:
-                    self.model.abort(one.number)
+            self.charge.tokens = prompt + sent.tokens
+            if len(sent.ends) < len(running):
+                self._cut_off(running, sent)
+
+    def _news(self, i: int, pieces: Sequence[Piece], sent: _Sent, prompt: int) -> bytes:
+        """Returns the events of new pieces of request ``i``. ``prompt``: tokens of all prompts of the body."""
+        shape, out = self.shape, []
+        for piece in pieces:
+            index = i * self.answers + piece.index
+            if index not in sent.answers:
+                sent.answers[index] = _Begun(self.reader(), [], [])
+                out.append(shape.first(index, self.given[i].text))
+            answer = sent.answers[index]
+            answer.texts.append(piece.text)
+            answer.ids.extend(piece.token_ids)
+            counts = usage(prompt, sent.tokens) if shape.usage_always else None
+            out.append(shape.news(index, answer.reader.push(piece), counts))
+        return b"".join(out)
+
+    async def _end_request(self, i: int, ended: Ended, sent: _Sent) -> None:
+        """Counts request ``i``, which has ended, and keeps its finished turns."""
+        sent.ends[i] = ended
+        answers = [answer for index, answer in sent.answers.items() if index // self.answers == i]
+        self.ended(self.given[i], ended, sum(len(answer.ids) for answer in answers))
+        if self.splices:
+            for answer in answers:
+                await self._remember(self.given[i], "".join(answer.texts), answer.ids, answer.reader)
+
+    def _cut_off(self, running: Sequence[Running], sent: _Sent) -> None:
+        """Aborts the requests of a stream that ends before they do, and counts them unless they are tried again."""
+        if not isinstance(error := sys.exception(), ReplacedError):
+            open_requests = [i for i in range(len(running)) if i not in sent.ends]
+            new = sum(len(one.ids) for index, one in sent.answers.items() if index // self.answers in open_requests)
+            self.aborted(sum(len(self.given[i].ids) for i in open_requests), new, error)
+        for one in running:
+            self.model.abort(one.number)
 
 
 @dataclass(frozen=True)
@@ -382,6 +391,24 @@ class _Begun:
     reader: Reader
     texts: list[str]
     ids: list[int]
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """The part of a stream that was sent so far.
+
+    Attributes:
+        answers: index of an answer -> its reader, texts and tokens.
+        ends: index of a request -> how it ended.
+    """
+
+    answers: dict[int, _Begun] = field(default_factory=dict)
+    ends: dict[int, Ended] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of all answers."""
+        return sum(len(answer.ids) for answer in self.answers.values())
 
 
 def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int, ...]]:

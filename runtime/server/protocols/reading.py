@@ -22,6 +22,17 @@ from .answers import News
 from .tools import ToolChoice, custom_input
 
 
+def _schema_of(form: Mapping[str, Any]) -> Any:
+    """Returns the JSON schema of a form; None if it is a pattern, a choice or a grammar. Raises RequestError."""
+    schema = {"type": "object"} if form.get("json_object") else form.get("json")
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return msgspec.json.decode(schema)
+    except msgspec.DecodeError as e:
+        raise RequestError(f"structured_outputs: json isn't JSON: {e}", hint="Pass a schema.") from e
+
+
 class Reading:
     """Reads the answers of one conversation, and makes the form to which the model is held.
 
@@ -81,13 +92,13 @@ class Reading:
         return self._format.reasoning_open(self._tokenizer, self._prompt)
 
     def form(self, wanted: Mapping[str, Any] | None, budget: int | None = None) -> Mapping[str, Any] | None:
-        """Returns the form that the whole answer has, as fields of StructuredOutputsParams.
+        """Returns the form of the whole answer, as fields of StructuredOutputsParams; None if any text will do.
 
         Args:
-            wanted: the form of its content.
+            wanted: the form of its content; None for any.
             budget: the most tokens of its reasoning; None for no limit. It is ignored where there is no reasoning.
 
-        Raises RequestError for what can't be wanted together.
+        Raises RequestError for forms that exclude each other.
         """
         tools, held = self._tools, self._format
         if held is None or self._tokenizer is None:
@@ -96,35 +107,28 @@ class Reading:
             held = ChatFormat(replace(held.spelling, reasoning=None))
         if tools.shown is None and not held.has_reasoning:
             return wanted
-        schema: Any = None
-        if wanted is not None:
-            schema = {"type": "object"} if wanted.get("json_object") else wanted.get("json")
-            if isinstance(schema, str):
-                try:
-                    schema = msgspec.json.decode(schema)
-                except msgspec.DecodeError as e:
-                    raise RequestError(f"structured_outputs: json isn't JSON: {e}", hint="Pass a schema.") from e
-            if schema is None:
-                kind = next((name for name, value in wanted.items() if value), "structured_outputs")
-                if tools.shown is not None:
-                    hint = "Ask for JSON, or leave tools out."
-                    raise RequestError(f"tools: with {kind} an answer has no room for calls", hint=hint)
-                if self._open:
-                    hint = 'Turn the reasoning off, as with "reasoning_effort": "none", or ask for JSON.'
-                    raise RequestError(f"structured_outputs: {kind} of an answer that begins with reasoning", hint=hint)
-                return wanted
+        schema = None if wanted is None else _schema_of(wanted)
+        if wanted is not None and schema is None:
+            self._check_alone(wanted)
+            return wanted
         budget = budget if held.has_reasoning else None
-        if (
-            schema is None
-            and budget is None
-            and not (tools.shown and (tools.mode == "required" or tools.strict or not tools.parallel))
-        ):
+        if schema is None and budget is None and not tools.restricted:
             return None
         choice = tools.name or (tools.mode if tools.shown else "none")
         rules = AnswerRules(choice, parallel=tools.parallel, schema=schema, reasoning_budget=budget)
         offered = tools.tools if tools.shown else None
         grammar = held.grammar(self._tokenizer, offered, rules, reasoning_open=self._open, ignored=self.ignored)
         return wanted if grammar is None else {"grammar": grammar}
+
+    def _check_alone(self, wanted: Mapping[str, Any]) -> None:
+        """Raises RequestError if a form that isn't JSON has to share the answer with calls or reasoning."""
+        kind = next((name for name, value in wanted.items() if value), "structured_outputs")
+        if self._tools.shown is not None:
+            hint = "Ask for JSON, or leave tools out."
+            raise RequestError(f"tools: with {kind} an answer has no room for calls", hint=hint)
+        if self._open:
+            hint = 'Turn the reasoning off, as with "reasoning_effort": "none", or ask for JSON.'
+            raise RequestError(f"structured_outputs: {kind} of an answer that begins with reasoning", hint=hint)
 
     def reader(self, params: SamplingParams, prefix: str) -> Reader:
         """A reader of one answer. ``prefix``: of the ids of calls."""

@@ -78,54 +78,72 @@ class InputTokensBody(ResponseFields, kw_only=True):
 
 
 def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, Any]]) -> tuple[ChatBody, list[str]]:
-    """The body in the words of chat completions, and what of it is ignored. Raises RequestError.
+    """Returns the body in the words of chat completions, and what of it is ignored. Raises RequestError.
 
     Args:
-        items: of the conversation: those of the previous responses, and the body's own.
+        items: items of the conversation: those of the previous responses, and the body's own.
     """
     tools, ignored = _offered(body.tools, body.tool_choice)
     if body.truncation not in (None, "disabled", "auto"):
         raise RequestError(f"truncation: {shown(body.truncation)} isn't known", hint='Pass "auto" or "disabled".')
     ignored += ["truncation"] if body.truncation == "auto" else []  # a context is never cut
-    text, reasoning = body.text or {}, body.reasoning or {}
-    for name, fields, known in (
-        ("text", text, ("format", "verbosity")),
-        ("reasoning", reasoning, ("effort", "summary", "generate_summary", "context", "mode")),
-    ):
-        check_parts(name, fields, known)
-        for key, value in fields.items():
-            if key not in ("format", "effort") and value is not None:
-                ignored.append(f"{name}.{key}")
-    effort, form = reasoning.get("effort"), text.get("format")
-    if effort is not None and not isinstance(effort, str):
-        raise RequestError(f"reasoning: effort: {shown(effort)} isn't an effort", hint='Such as "low".')
-    if form is not None and not isinstance(form, Mapping):
-        raise RequestError(f"text: format: {shown(form)} isn't a format", hint='Such as {"type": "json_object"}.')
+    effort, form = _effort_and_form(body, ignored)
     messages, replaced = messages_of(items, body.instructions)
-    ignored += replaced
     chat = ChatBody(
         messages=messages,
         model=body.model,
         tools=tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=None if form is None else dict(form),
+        response_format=form,
         reasoning_effort=effort,
     )
     if isinstance(body, ResponsesBody):
-        include = set(body.include or ())
-        if unknown := include - _INCLUDES - {_LOGPROBS}:
-            raise RequestError(f"include: {shown(min(unknown))} isn't known", hint=f"It may have {_LOGPROBS}.")
-        chat.max_tokens, chat.temperature, chat.top_p = body.max_output_tokens, body.temperature, body.top_p
-        chat.stream, chat.seed = body.stream, body.seed
-        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MOST_TOP_LOGPROBS:
-            hint = f"It must be from 0 to {MOST_TOP_LOGPROBS}."
-            raise RequestError(f"top_logprobs: {body.top_logprobs} is out of range", hint=hint)
-        if _LOGPROBS in include:
-            chat.logprobs, chat.top_logprobs = True, body.top_logprobs
-        elif body.top_logprobs:
-            raise RequestError("top_logprobs: nothing shows them", hint=f'Add "{_LOGPROBS}" to include.')
-    return chat, ignored
+        _sample_as(body, chat)
+    return chat, ignored + replaced
+
+
+_PARTS = {
+    "text": ("format", ("verbosity",)),
+    "reasoning": ("effort", ("summary", "generate_summary", "context", "mode")),
+}
+"""Field of a body that has parts -> the part that is honoured, and those that are ignored."""
+
+
+def _effort_and_form(
+    body: ResponsesBody | InputTokensBody, ignored: list[str]
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Returns how much the model reasons, and the form of the answer; None where the body doesn't say.
+
+    Adds the names of ignored parts to ``ignored``. Raises RequestError for an unknown part, and for a wrong value.
+    """
+    text, reasoning = body.text or {}, body.reasoning or {}
+    for name, parts in (("text", text), ("reasoning", reasoning)):
+        honoured, harmless = _PARTS[name]
+        check_parts(name, parts, (honoured, *harmless))
+        ignored += [f"{name}.{part}" for part, value in parts.items() if part != honoured and value is not None]
+    effort, form = reasoning.get("effort"), text.get("format")
+    if not isinstance(effort, str | None):
+        raise RequestError(f"reasoning: effort: {shown(effort)} isn't an effort", hint='Such as "low".')
+    if not isinstance(form, Mapping | None):
+        raise RequestError(f"text: format: {shown(form)} isn't a format", hint='Such as {"type": "json_object"}.')
+    return effort, None if form is None else dict(form)
+
+
+def _sample_as(body: ResponsesBody, chat: ChatBody) -> None:
+    """Gives a body of chat completions the parameters of sampling. Raises RequestError naming the field."""
+    include = set(body.include or ())
+    if unknown := include - _INCLUDES - {_LOGPROBS}:
+        raise RequestError(f"include: {shown(min(unknown))} isn't known", hint=f"It may have {_LOGPROBS}.")
+    chat.max_tokens, chat.temperature, chat.top_p = body.max_output_tokens, body.temperature, body.top_p
+    chat.stream, chat.seed = body.stream, body.seed
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MOST_TOP_LOGPROBS:
+        hint = f"It must be from 0 to {MOST_TOP_LOGPROBS}."
+        raise RequestError(f"top_logprobs: {body.top_logprobs} is out of range", hint=hint)
+    if _LOGPROBS in include:
+        chat.logprobs, chat.top_logprobs = True, body.top_logprobs
+    elif body.top_logprobs:
+        raise RequestError("top_logprobs: nothing shows them", hint=f'Add "{_LOGPROBS}" to include.')
 
 
 def _offered(tools: Any, choice: Any) -> tuple[list[Any] | None, list[str]]:
@@ -229,71 +247,115 @@ def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) ->
     Reasoning, text and calls in a row are one turn of the assistant. What the system says at the beginning is one
     message, as templates want it. The user's last message is the last item with the role "user".
 
+    Args:
+        items: the conversation's items, as ``items_of`` returns them.
+        instructions: the system's message before all others; None for none.
+
     Raises RequestError.
     """
-    messages: list[dict[str, Any]] = []
-    turn: dict[str, Any] | None = None  # the assistant's, which may go on
-    noted = False  # the turn's content is notes, which the assistant's text may follow
-    unsupported = Unsupported()
-    of_user = (i for i, item in enumerate(items) if item["type"] == "message" and item.get("role") == "user")
-    last = max(of_user, default=-1)
-
-    def assistant_turn(ends: bool) -> dict[str, Any]:
-        nonlocal turn, noted
-        if turn is None or ends:
-            turn, noted = {"role": "assistant", "content": ""}, False
-            messages.append(turn)
-        return turn
-
+    conversation = _Conversation(
+        max((i for i, item in enumerate(items) if item["type"] == "message" and item.get("role") == "user"), default=-1)
+    )
     for i, item in enumerate(items):
-        kind, place = item["type"], f"input[{i}]"
-        if kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            thoughts = _texts(f"{place}.content", parts, unsupported)
-            assistant_turn((turn is not None and len(turn) > 2) or bool(turn and turn["content"]))
-            if turn is not None and thoughts:
-                turn["reasoning_content"] = thoughts
-        elif kind in ("function_call", "custom_tool_call"):
-            calls = assistant_turn(False).setdefault("tool_calls", [])
-            name, called = _text(place, item, "name"), _text(place, item, "call_id")
-            if isinstance(space := item.get("namespace"), str):
-                name = f"{space}{NAMESPACE_SEPARATOR}{name}"
-            if kind == "custom_tool_call":
-                call = {"type": "custom", "custom": {"name": name, "input": _text(place, item, "input")}}
-            else:
-                arguments = _text(place, item, "arguments")
-                call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-            calls.append({"id": called, **call})
-        elif kind in ("function_call_output", "custom_tool_call_output"):
-            turn = None
-            output = item.get("output")
-            content = output if isinstance(output, str) else _texts(f"{place}.output", output, unsupported)
-            messages.append({"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content})
-        elif kind != "message":
-            if i > last and not _SERVER_ITEMS.fullmatch(kind):
-                hint = f"{meant(kind, (*_PREFIXES, _REFERENCE))}It is {', '.join((*_PREFIXES, _REFERENCE))}."
-                raise RequestError(f"{place}: {shown(kind)} isn't a type of item that is read here", hint=hint)
-            note = unsupported.note(place, kind)
-            message = assistant_turn(bool(turn and turn["content"] and not noted))
-            message["content"] = _joined(message["content"], note)
-            noted = True
-        elif item.get("role") == "assistant":
-            text = _texts(f"{place}.content", item.get("content"), unsupported)
-            message = assistant_turn(bool(turn and ((turn["content"] and not noted) or "tool_calls" in turn)))
-            message["content"], noted = _joined(message["content"], text), False
-        else:
-            turn = None
-            role = item.get("role")
-            if role not in ("user", "system", "developer"):
-                raise RequestError(f"{place}: its role is {shown(role)}", hint="It is user, assistant or system.")
-            text = _texts(f"{place}.content", item.get("content"), unsupported, i == last)
-            messages.append({"role": role, "content": text})
-    begin = 0
+        conversation.add(i, item)
+    messages, begin = conversation.messages, 0
     while begin < len(messages) and messages[begin]["role"] in ("system", "developer"):
         begin += 1
     system = [text for text in (instructions, *(one["content"] for one in messages[:begin])) if text]
     head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    return [*head, *messages[begin:]], unsupported.replaced
+    return [*head, *messages[begin:]], conversation.unsupported.replaced
+
+
+class _Conversation:
+    """The messages of chat completions, made of items one after the other.
+
+    Args:
+        last: index of the user's last message; -1 if there is none. Items that aren't text are refused in it.
+
+    Attributes:
+        messages: the messages so far.
+        unsupported: the notes that stand for what isn't text.
+    """
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self.messages: list[dict[str, Any]] = []
+        self.unsupported = Unsupported()
+        self._turn: dict[str, Any] | None = None  # the assistant's, which may go on
+        self._noted = False  # the turn's content is notes, which the assistant's text may follow
+
+    def add(self, i: int, item: Mapping[str, Any]) -> None:
+        """Adds item ``i``. Raises RequestError."""
+        answer = item["type"] == "message" and item.get("role") == "assistant"
+        add = _Conversation._add_answer if answer else self._ADDERS.get(item["type"], _Conversation._add_other)
+        add(self, i, f"input[{i}]", item)
+
+    def _assistant(self, ends: bool) -> dict[str, Any]:
+        """Returns the assistant's turn; a new one if there is none, or the last one ``ends``."""
+        if self._turn is None or ends:
+            self._turn, self._noted = {"role": "assistant", "content": ""}, False
+            self.messages.append(self._turn)
+        return self._turn
+
+    @property
+    def _has_text(self) -> bool:
+        """Returns True if the turn has text of the assistant's own."""
+        return bool(self._turn and self._turn["content"] and not self._noted)
+
+    def _add_reasoning(self, i: int, place: str, item: Mapping[str, Any]) -> None:
+        parts = item.get("content") or item.get("summary") or []
+        thoughts = _texts(f"{place}.content", parts, self.unsupported)
+        turn = self._turn
+        message = self._assistant(ends=turn is not None and (len(turn) > 2 or bool(turn["content"])))
+        if thoughts:
+            message["reasoning_content"] = thoughts
+
+    def _add_call(self, i: int, place: str, item: Mapping[str, Any]) -> None:
+        calls = self._assistant(ends=False).setdefault("tool_calls", [])
+        name, number = _text(place, item, "name"), _text(place, item, "call_id")
+        if isinstance(space := item.get("namespace"), str):
+            name = f"{space}{NAMESPACE_SEPARATOR}{name}"
+        if item["type"] == "custom_tool_call":
+            call = {"type": "custom", "custom": {"name": name, "input": _text(place, item, "input")}}
+        else:
+            call = {"type": "function", "function": {"name": name, "arguments": _text(place, item, "arguments")}}
+        calls.append({"id": number, **call})
+
+    def _add_output(self, i: int, place: str, item: Mapping[str, Any]) -> None:
+        self._turn = None
+        output = item.get("output")
+        content = output if isinstance(output, str) else _texts(f"{place}.output", output, self.unsupported)
+        self.messages.append({"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content})
+
+    def _add_answer(self, i: int, place: str, item: Mapping[str, Any]) -> None:
+        text = _texts(f"{place}.content", item.get("content"), self.unsupported)
+        message = self._assistant(ends=self._has_text or bool(self._turn and "tool_calls" in self._turn))
+        message["content"], self._noted = _joined(message["content"], text), False
+
+    def _add_message(self, i: int, place: str, item: Mapping[str, Any]) -> None:
+        self._turn = None
+        role = item.get("role")
+        if role not in ("user", "system", "developer"):
+            raise RequestError(f"{place}: its role is {shown(role)}", hint="It is user, assistant or system.")
+        text = _texts(f"{place}.content", item.get("content"), self.unsupported, i == self._last)
+        self.messages.append({"role": role, "content": text})
+
+    def _add_other(self, i: int, place: str, item: Mapping[str, Any]) -> None:
+        """Adds a note of an item that only OpenAI's servers read."""
+        kind = item["type"]
+        if i > self._last and not _SERVER_ITEMS.fullmatch(kind):
+            hint = f"{meant(kind, (*_PREFIXES, _REFERENCE))}It is {', '.join((*_PREFIXES, _REFERENCE))}."
+            raise RequestError(f"{place}: {shown(kind)} isn't a type of item that is read here", hint=hint)
+        note = self.unsupported.note(place, kind)
+        message = self._assistant(ends=self._has_text)
+        message["content"], self._noted = _joined(message["content"], note), True
+
+    _ADDERS: ClassVar[Mapping[str, Callable[[_Conversation, int, str, Mapping[str, Any]], None]]] = {
+        "reasoning": _add_reasoning,
+        **dict.fromkeys(("function_call", "custom_tool_call"), _add_call),
+        **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _add_output),
+        "message": _add_message,
+    }
 
 
 _SERVER_ITEMS = re.compile(r".+_(?:call|output)|mcp_.+|compaction")

@@ -50,6 +50,13 @@ class ToolChoice:
         return any(tool["function"].get("strict") for tool in self.tools)
 
     @property
+    def restricted(self) -> bool:
+        """Returns True if not every text is a valid answer: a call is required, or calls have a schema or a limit."""
+        return (
+            bool(self.tools) and self.mode != "none" and (self.mode == "required" or self.strict or not self.parallel)
+        )
+
+    @property
     def shown(self) -> list[dict[str, Any]] | None:
         """The tools as a template gets them; None where there are none, or none may be called."""
         if not self.tools or self.mode == "none":
