@@ -1,4 +1,4 @@
-"""A step over slots, whatever holds them: its runs, its logits in order, and what is done about numbers that aren't."""
+"""Steps over slots: plans the runs of a step, puts their logits in order, and clears slots with NaN or infinity."""
 
 from __future__ import annotations
 
@@ -24,40 +24,42 @@ from .slots import SlotRun, plan_runs, slots_of
 
 
 class Slots(Protocol):
-    """The caches of all slots, and what runs over them."""
+    """The caches of all slots, with the model that runs over them."""
 
     @property
     def length(self) -> int:
-        """Places that a slot has now."""
+        """The number of tokens that a slot has room for now."""
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
-        """Makes room for these requests, [B] each. Raises CapacityError where there is none."""
+        """Makes the slots of requests [B] long enough for their tokens [B]. Raises CapacityError."""
 
     def run(self, run: SlotRun) -> FloatArray:
-        """Logits of the wanted tokens of a run: [R, V], valid until the next one."""
+        """Returns the logits of a run's wanted tokens, [R, V]. They are valid until the next run."""
 
     def forget(self, slots: Int32Array) -> None:
-        """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
+        """Fills slots with zeros, so that their NaN and infinity don't reach the next requests that get them."""
 
 
 class Draws(Protocol):
-    """Slots whose tokens can be drawn where their logits are."""
+    """Slots that draw tokens on the device that has their logits."""
 
     def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
-        """Draws the tokens after the wanted ones of a run, [R]. Returns them, and their logits if requested; options
-        are the step's."""
+        """Draws a token for each wanted token of a run. Returns the tokens [R], and the logits [R, V] if ``logits``.
+
+        ``sampling``: the options of the whole step.
+        """
 
 
 class SlotSteps:
-    """Runs steps.
+    """Runs steps over slots.
 
     Args:
-        slots: the caches.
+        slots: the caches of all slots.
         groups: the executor's cache groups, with slots as their blocks.
         count: the number of slots.
         threads: the number of threads of the sampler.
         chunks_together, prompts_alone: see ``plan_runs``.
-        draws: draws tokens in the sampler's place.
+        draws: the slots that draw tokens themselves; None for the sampler on the CPU.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class SlotSteps:
         self._how = {"chunks_together": chunks_together, "prompts_alone": prompts_alone}
 
     def run(self, step: StepInput) -> StepOutput:
-        """Raises RequestError or CapacityError for a step that can't be; then no slot was written."""
+        """Runs a step. Raises RequestError or CapacityError for a step that can't run; then no slot was written."""
         slot_of = slots_of(step, self._groups, self._count)
         self._slots.fit(slot_of, step.kv_len)
         runs = plan_runs(step, slot_of, self._slots.length, **self._how)
@@ -97,7 +99,7 @@ class SlotSteps:
         return output
 
     def _drawn(self, draws: Draws, runs: Sequence[SlotRun], step: StepInput, sampling: SamplingBatch) -> StepOutput:
-        """A step's output, with tokens drawn where the logits are."""
+        """Returns the output of a step whose tokens the slots draw."""
         rows, logits = len(step.rows), None
         with_logits, tokens = step.wants_logits or sampling.logprobs is not None, np.empty(rows, np.int32)
         for run in runs:
@@ -108,7 +110,7 @@ class SlotSteps:
         return self._sampler.of_drawn(tokens, logits, sampling, return_logits=step.wants_logits)
 
     def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
-        """Logits of the step's rows: [R, V]. Unless they are to be kept, valid until the next step."""
+        """Returns the logits of the step's rows, [R, V]; valid until the next step unless ``keep``."""
         if not runs:
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         if len(runs) == 1:  # it has all rows, in their order

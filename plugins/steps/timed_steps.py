@@ -1,4 +1,4 @@
-"""Times a few steps of a target's program for ``optimize tune``, with some choices and with others, in alternation.
+"""Times steps of a target's program for ``optimize tune``, alternating between two sets of choices.
 
 A target that can be tuned has the module ``compile.tune`` in its package, and in it the function ``tune``: see
 ``Tune``.
@@ -39,17 +39,17 @@ class Tuned(Protocol):
     """A result of tuning."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the result as plain values."""
 
     def table(self) -> list[str]:
-        """Lines for who watches: what was tried."""
+        """Returns the choices that were tried, with their gains, as lines of a table."""
 
     def summary(self) -> list[str]:
         """Returns the choices and the path of their file, as lines for people."""
 
 
 class Tune(Protocol):
-    """Measures a bundle's target, and keeps what is faster."""
+    """The signature of a target's ``tune``, which measures choices for a bundle and stores the faster ones."""
 
     def __call__(
         self,
@@ -61,14 +61,14 @@ class Tune(Protocol):
         write: bool,
         progress: Progress,
     ) -> Tuned:
-        """Raises an error of ours.
+        """Raises an EnginewrightError.
 
         Args:
-            bundle: opened.
+            bundle: the opened bundle.
             seconds: the most time to measure, in seconds.
-            threads: 0 takes one for each core.
-            records: a file that an earlier run wrote, of a target that keeps such: nothing is measured then.
-            write: True if what is found is kept.
+            threads: the number of threads; 0 takes one for each core.
+            records: a file of choices that an earlier run wrote, for targets that write one: nothing is measured then.
+            write: True if the choices are stored.
             progress: a function called with the stage "tune".
         """
 
@@ -136,14 +136,17 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True)
 class Case:
-    """A step of some sizes."""
+    """A step that is timed: its name for people, and its sizes."""
 
     name: str
     sizes: StepSizes
 
 
 def cases_of(context: int) -> tuple[Case, ...]:
-    """Decode steps of one request and of some, one far into a text, and a prompt; as long as the context allows."""
+    """Returns the cases: decode steps of 1 request and of 8, one far into a text, and a prompt.
+
+    ``context``: the most tokens of a request, which limits the lengths.
+    """
     short, long, prompt = (min(n, context) for n in (_SHORT, _LONG, _PROMPT))
     cases = [
         Case(f"decode, 1 request at {short}", StepSizes((1,), (short,))),
@@ -177,7 +180,7 @@ class Timed:
 
 
 def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
-    """Returns how often a step is run in that time, at least once."""
+    """Returns how often a step runs in ``seconds``, at least once. ``run`` runs the step."""
     run()  # brings the weights into memory, and finds places for what is computed
     start = time.perf_counter()
     run()
@@ -187,9 +190,13 @@ def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
 def random_step(
     groups: Sequence[CacheGroup], vocabulary: int, sizes: StepSizes, *, mixed_blocks: bool = False
 ) -> StepInput:
-    """Random tokens as the last ones of each request; the logits of each request's last one are asked for.
+    """Returns a step of random tokens at the end of each request's context, with the logits of each last token.
 
-    ``mixed_blocks``: blocks are in a random order, as they are after some requests; else they follow one another.
+    Args:
+        groups: the cache groups of the program.
+        vocabulary: the number of token ids.
+        sizes: the tokens and the context of each request.
+        mixed_blocks: True if block tables are in a random order, as after some requests; otherwise ascending.
     """
     random = np.random.default_rng(_SEED)
     requests, longest = len(sizes.lengths), max(sizes.contexts)
@@ -209,13 +216,16 @@ def random_step(
 
 
 def check_seconds(seconds: float) -> None:
-    """Raises RequestError if it is out of range."""
+    """Raises RequestError for a time of tuning that isn't above 0 and at most a day."""
     if not 0 < seconds <= 86_400:
         raise RequestError(f"seconds: {seconds:g} is out of range", hint="It must be above 0, and a day at most.")
 
 
 def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dict[str, float]:
-    """Case -> time of ``one`` over that of ``other``: medians of rounds in which they alternate, and in who begins."""
+    """Returns by case the time of ``one`` over the time of ``other``, the median over rounds.
+
+    The two alternate, and take turns in being first.
+    """
     ratios: dict[str, list[float]] = {case.name: [] for case in cases}
     for turn in range(rounds):
         for i, case in enumerate(cases):
@@ -234,6 +244,6 @@ def worth(gains: Iterable[float]) -> bool:
 
 
 def mean(gains: Iterable[float]) -> float:
-    """Geometric."""
+    """Returns the geometric mean."""
     values = list(gains)
     return math.exp(sum(map(math.log, values)) / len(values))

@@ -61,7 +61,7 @@ tirx.register_tir_pipeline(_LOOPS, _loops)
 
 
 def linker() -> str:
-    """The compiler of C that links. Raises MissingDependencyError if there is none."""
+    """Returns the path of the C compiler that links. Raises MissingDependencyError if there is none."""
     compiler: str | None = cc.get_cc()
     if compiler is None:
         raise MissingDependencyError(
@@ -72,7 +72,7 @@ def linker() -> str:
 
 
 def linked(executable: relax.VMExecutable) -> bytes:
-    """A library. Raises as ``compile_library``."""
+    """Links a library. Raises the errors of ``compile_library``."""
     compiler = linker()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.so"

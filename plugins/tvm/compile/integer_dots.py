@@ -16,7 +16,7 @@ _LOW_BYTES = 0x00FF00FF
 
 
 class Dots:
-    """The instructions of a level."""
+    """The products of bytes in the instructions of a level of x86-64."""
 
     def __init__(self, level: Level) -> None:
         self._vnni = level.vnni
@@ -27,7 +27,7 @@ class Dots:
         return vector(T.int32(value), self.lanes)
 
     def weights(self, words: Expr) -> tuple[Expr, ...]:
-        """Words of bytes as ``dot`` takes them."""
+        """Returns words of weights in the form that ``dot`` takes."""
         if self._vnni:
             return (T.Bind(words),)
         low = T.Bind(T.bitwise_and(words, self._int(_LOW_BYTES)))
@@ -42,15 +42,15 @@ class Dots:
         return T.Bind((halves << eight) >> eight), T.Bind(halves >> eight)
 
     def nibbles(self, words: Expr, half: int) -> Expr:
-        """The low (0) or the high halves of bytes."""
+        """Returns the low halves of bytes (``half`` 0) or the high halves (1)."""
         return T.bitwise_and(words >> self._int(4 * half) if half else words, self._int(0x0F0F0F0F))
 
     def ones(self) -> tuple[Expr, ...]:
-        """Weights of 1."""
+        """Returns weights of 1 in all lanes."""
         return self.weights(self._int(0x01010101))
 
     def dot(self, total: Expr, weights: tuple[Expr, ...], values: tuple[Expr, ...]) -> Expr:
-        """total + the sum of four products."""
+        """Returns ``total`` plus the sum of four products of ``weights`` and ``values``, in each lane."""
         lanes = self.lanes
         if self._vnni:
             kind = f"int8x{4 * lanes}"

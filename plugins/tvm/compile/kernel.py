@@ -59,7 +59,7 @@ def vector(value: Expr, lanes: int) -> Expr:
 
 
 def lanes_of(size: int, widest: int = LANES) -> Iterator[tuple[int, int]]:
-    """Pieces (start, lanes) that cover 0 .. size-1: whole vectors, then what is left in halves."""
+    """Yields pieces (start, lanes) that cover 0 .. size-1: whole vectors, then halves of the vector's width."""
     start = 0
     for lanes in (n for n in (16, 8, 4, 2, 1) if n <= widest):
         while size - start >= lanes:
@@ -71,8 +71,10 @@ def lanes_of(size: int, widest: int = LANES) -> Iterator[tuple[int, int]]:
 class Argument:
     """An argument of a kernel.
 
-    kind ``arena``: the arena as ``name`` (a type of TVM); ``number``: an integer, ``value``; otherwise an operand's
-    kind. A cache has two, of kind ``keys`` and ``values``.
+    Attributes:
+        kind: "arena", "number", "keys" or "values" of a cache, or the kind of an operand.
+        name: TVM's type of the arena's elements; otherwise the operand's name.
+        value: the number.
     """
 
     kind: str
@@ -82,7 +84,7 @@ class Argument:
 
 @dataclass
 class Memory:
-    """An operand in a kernel's hands."""
+    """An operand as memory of a kernel: element [i, j] is ``buffer[base + i * strides[0] + j * strides[1]]``."""
 
     buffer: Any
     base: Expr
@@ -95,7 +97,7 @@ class Memory:
         return self.kernel.value(self.shape[axis])
 
     def at(self, *index: Expr) -> Expr:
-        """Returns the place of an element in ``buffer``."""
+        """Returns the index of an element in ``buffer``."""
         place = self.base
         for i, stride in zip(index, self.strides, strict=True):
             if stride != 0:
@@ -103,7 +105,7 @@ class Memory:
         return place
 
     def load(self, *index: Expr, lanes: int = 1) -> Expr:
-        """An element, or ``lanes`` neighbours along the last dimension."""
+        """Returns an element, or a vector of ``lanes`` neighbours along the last dimension."""
         return load(self.buffer, self.at(*index), lanes, self.strides[-1] if self.strides else Affine(1))
 
     def store(self, value: Expr, *index: Expr, lanes: int = 1) -> None:
@@ -124,13 +126,15 @@ def store(buffer: Any, at: Expr, value: Expr, lanes: int = 1) -> None:
 
 
 def on_stack(size: int, dtype: str = "float32") -> Any:
-    """Memory of the calling thread; in registers where every place is known ahead. (Left alone, TVM asks its runtime
-    for a workspace.)"""
+    """Allocates ``size`` elements for the calling thread. LLVM keeps them in registers if all indices are constants.
+
+    Without the annotation TVM would ask its runtime for a workspace.
+    """
     return T.alloc_buffer((size,), dtype, scope="local", annotations={"disable_lower_builtin": True})
 
 
 class Local:
-    """A variable of a kernel that changes: a number, or a vector, in a register."""
+    """A variable of a kernel: a number or a vector, in a register."""
 
     def __init__(self, value: Expr, lanes: int = 1, dtype: str = "float32") -> None:
         self.buffer = on_stack(1, dtype if lanes == 1 else f"{dtype}x{lanes}")

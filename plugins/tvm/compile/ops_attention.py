@@ -101,9 +101,9 @@ class Tile:
 
 
 class _TileLoops:
-    """The loops of a tile of at most ``tokens`` tokens: all its rows, one for each token and head, see the same keys.
+    """Writes the loops of a tile of ``tokens`` tokens at most. A row is a token with a head; all see the same keys.
 
-    Where there are fewer tokens the last one is computed again, and stored once more.
+    Where the tile has fewer tokens, the last token is computed and stored again.
     """
 
     def __init__(self, k: Kernel, a: Attention, tile: Tile, tokens: int) -> None:
@@ -123,7 +123,7 @@ class _TileLoops:
         self.results = [[Local(vector(f32(0.0), n), n) for _, n in lanes_of(self.channels)] for _ in self.rows]
 
     def write(self) -> None:
-        """Writes the loop over the blocks of keys that the tile sees, and what stores its rows."""
+        """Writes the loop over the blocks of keys that the tile sees, and stores the results of its rows."""
         size, first, last = self.size, self.place[0], self.place[-1]
         begin = T.floordiv(T.max(first - int64(self.window - 1), int64(0)), int64(size)) if self.window else int64(0)
         end = T.Bind(T.floordiv(last, int64(size)) + int64(1))

@@ -85,9 +85,17 @@ def over_panels(
     first: Expr | None = None,
     streams: Callable[[int], int] = lambda r: 1,
 ) -> None:
-    """block(R, P, row, panel) for blocks of R rows and P panels from there on that cover all.
+    """Calls block(R, P, row, panel) for blocks of R rows and P panels from there on, which cover the result.
 
-    ``first``: the row to begin at. Which blocks there are hangs on the number of rows alone.
+    The blocks depend on the number of rows alone.
+
+    Args:
+        k: the step's kernel.
+        rows: the number of rows.
+        columns: the number of columns.
+        block: writes the code of a block.
+        first: the first row; None for row 0.
+        streams: the number of panels of a block, by its rows.
     """
     most, panels = min(k.level.rows, k.schedule.rows), -(-columns // PANEL)
     groups = min(panels, k.schedule.groups)
@@ -155,7 +163,7 @@ def _linear(k: Kernel) -> None:
 
 
 def grouped_linear(k: Kernel) -> None:
-    """The rows of each expert by its weight."""
+    """Writes the product of each expert's rows with the expert's weight."""
     x, starts, weight, *rest = k.inputs
     use = k.use(2)
     experts, columns, depth = (size.constant for size in weight.shape)
@@ -179,10 +187,30 @@ def grouped_linear(k: Kernel) -> None:
 
 
 def expert_rows(starts: Memory, experts: int, body: Callable[[Expr, Expr, Expr], None]) -> None:
-    """body(expert, its first row, how many there are) for each."""
+    """Calls body(expert, its first row, its number of rows) in a loop over experts."""
     with T.serial(int64(0), int64(experts)) as e:
         first = T.Bind(T.cast(starts.load(e), "int64"))
         body(e, first, T.Bind(T.cast(starts.load(e + int64(1)), "int64") - first))
+
+
+def _zero_sums(rows: int, vectors: int) -> list[list[Local]]:
+    """Returns sums of 0 for a block of rows and vectors of columns."""
+    return [[Local(vector(f32(0.0), LANES), LANES) for _ in range(vectors)] for _ in range(rows)]
+
+
+def _store_sums(
+    product: Product,
+    sums: Sequence[Sequence[Local]],
+    vectors: Sequence[tuple[int, int]],
+    row: Expr,
+    panel: Expr,
+    columns: int,
+) -> None:
+    """Stores the sums of a block's rows. A vector is its panel, counted from ``panel``, and its number in the panel."""
+    for j, of_row in enumerate(sums):
+        for s, (q, v) in zip(of_row, vectors, strict=True):
+            column = (panel + int64(q)) * int64(PANEL) + int64(v * LANES)
+            product.store_vector(s, row + int64(j), column, columns)
 
 
 def _float_product(
@@ -195,7 +223,7 @@ def _float_product(
     rows: Expr,
     first: Expr | None = None,
 ) -> None:
-    """``scales``: of a weight of fp8, in groups along K."""
+    """Writes the product with a weight of floats. ``scales`` are those of an fp8 weight, in groups along K."""
     k.check_layout(use, "panel32")
     columns, depth = (size.constant for size in weight.shape)
     size = int(k.step.attrs.get("weight_group", 0)) or depth
@@ -205,7 +233,7 @@ def _float_product(
     def block(r: int, p: int, row: Expr, panel: Expr) -> None:
         for half in halves:
             vectors = [(i, half + v) for i in range(p) for v in range(k.level.vectors)]
-            sums = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in range(r)]
+            sums = _zero_sums(r, len(vectors))
             base = T.Bind(weight.base + panel * int64(PANEL * depth))
 
             with T.serial(int64(0), int64(groups)) as g:  # one, of floats of 32 bits
@@ -227,10 +255,7 @@ def _float_product(
                         value = T.Bind(T.broadcast(x.load(row + int64(j), i), LANES))
                         for s, w in zip(sums[j], loaded, strict=True):
                             s.set(T.fma(value, w, s.get()))
-            for j in range(r):
-                for s, (q, v) in zip(sums[j], vectors, strict=True):
-                    column = (panel + int64(q)) * int64(PANEL) + int64(v * LANES)
-                    product.store_vector(s, row + int64(j), column, columns)
+            _store_sums(product, sums, vectors, row, panel, columns)
 
     over_panels(k, rows, columns, block, first=first, streams=lambda r: streams(k, r))
 
@@ -246,7 +271,7 @@ def bf16_product(
     def block(r: int, p: int, row: Expr, panel: Expr) -> None:
         for half in halves:
             vectors = [(i, half + v) for i in range(p) for v in range(k.level.vectors)]
-            sums = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in range(r)]
+            sums = _zero_sums(r, len(vectors))
             base = T.Bind(weight.base + panel * int64(PANEL * pairs))
             for i in along_depth(k, int64(0), int64(pairs)):
                 at = T.Bind(base + i * int64(PANEL))
@@ -260,10 +285,7 @@ def bf16_product(
                         value = T.Bind(T.broadcast(part(row_words[j], 1), LANES))
                         for s, w in zip(sums[j], weights, strict=True):
                             s.set(T.fma(value, w, s.get()))
-            for j in range(r):
-                for s, (q, v) in zip(sums[j], vectors, strict=True):
-                    column = (panel + int64(q)) * int64(PANEL) + int64(v * LANES)
-                    product.store_vector(s, row + int64(j), column, columns)
+            _store_sums(product, sums, vectors, row, panel, columns)
 
     over_panels(k, rows, columns, block, first=first, streams=lambda r: streams(k, r))
 

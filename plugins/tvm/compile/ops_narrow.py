@@ -183,13 +183,13 @@ class _IntegerLoops:
         return [[Local(vector(f32(0.0), lanes), lanes) for _ in parts] for _ in range(rows)]
 
     def _factor(self, memory: Memory, panel: Expr, g: Expr, part: int) -> Expr:
-        """The scales or offsets of a group for a vector of columns."""
+        """Returns the scales or offsets of a group for a vector of columns."""
         groups, lanes = self.groups if self.weight_groups else 1, self.dots.lanes
         at = memory.base + (panel * int64(groups) + g) * int64(PANEL) + int64(part * lanes)
         return half_to_float(load(memory.buffer, at, lanes), lanes)
 
     def _scale(self, row: Expr, g: Expr) -> Expr:
-        """The scale of a row's group of activations, in all lanes."""
+        """Returns the scale of a row's group of activations, in all lanes."""
         return vector(self.scales.load(row, g), self.dots.lanes)
 
     def _add_group(self, results: Vectors, parts: Sequence[int], row: Expr, panel: Expr, g: Expr, base: Expr) -> None:
@@ -245,7 +245,7 @@ class _IntegerLoops:
                         counted[j].set(dots.dot(counted[j].get(), dots.ones(), value))
 
     def _store(self, results: Vectors, parts: Sequence[int], row: Expr, panel: Expr) -> None:
-        """Stores the results, times those scales that are the same for all groups."""
+        """Multiplies the results by the scales that all groups share, and stores them."""
         for v, part in enumerate(parts):
             by = T.Bind(self._factor(self.factors[0], panel, int64(0), part)) if not self.weight_groups else None
             for j, result in enumerate(of_row[v] for of_row in results):
@@ -257,7 +257,7 @@ class _IntegerLoops:
 
 
 def _times(a: Expr | None, b: Expr | None) -> Expr | None:
-    """The product of two factors, where None is no factor."""
+    """Returns the product of two factors; None is a missing factor."""
     return b if a is None else a if b is None else a * b
 
 

@@ -47,7 +47,7 @@ def _take_rows(k: Kernel) -> None:
 
 
 def total(lanes: Any) -> Expr:
-    """The sum of 16 numbers in memory, by halves: 8, 4, 2, 1."""
+    """Returns the sum of 16 numbers, added by halves: 8, 4, 2, 1."""
     values = [lanes[int64(i)] for i in range(LANES)]
     while len(values) > 1:
         half = len(values) // 2
@@ -56,7 +56,10 @@ def total(lanes: Any) -> Expr:
 
 
 def sum_along(k: Kernel, size: int, term: Callable[[Expr, int, Expr], Expr]) -> Expr:
-    """The sum of ``term(start, lanes, sum before)`` over a row: lane j takes the elements j, j + 16, j + 32, ..."""
+    """Returns a sum over a row of ``size`` elements: lane j adds the elements j, j + 16, j + 32, ...
+
+    ``term(start, lanes, sum)`` returns the sum with the terms of ``lanes`` elements from ``start`` on.
+    """
     if k.level.lanes == 1:
         whole_sum = Local(f32(0.0))
         k.along(size, lambda c, n: whole_sum.set(term(c, n, whole_sum.get())))
@@ -140,7 +143,7 @@ def _rope_table(k: Kernel) -> None:
 def _rotate(
     x: Memory, table: Memory, t: Expr, head: Expr, interleaved: bool, put: Callable[[Expr, Expr, int], None]
 ) -> None:
-    """put(column, value, lanes) for every column of a head."""
+    """Rotates a head of a token by the table. Calls put(column, value, lanes) for each vector of columns."""
     size, half = x.shape[-1].constant, table.shape[-1].constant // 2
     if interleaved:
         with T.serial(int64(0), int64(half)) as i:
@@ -195,14 +198,14 @@ def _gated_activation(k: Kernel) -> None:
 
 
 class _Slots:
-    """The memory of the keys and values of a layer's slots."""
+    """A layer's cache in memory: the pieces of keys and values of each block and head."""
 
     def __init__(self, k: Kernel) -> None:
         self.keys, self.values, group = k.cache()
         self.heads, self.key_size, self.value_size, self.block_size = group.sizes
 
     def at(self, slot: Expr, head: Expr) -> tuple[Expr, Expr, Expr]:
-        """Finds where a head's piece of keys begins, and of values, and the place in the block."""
+        """Returns the offset of a head's keys, the offset of its values, and the slot's number in its block."""
         block = T.floordiv(slot, int64(self.block_size))
         piece = T.Bind(block * int64(self.heads) + head)
         place = T.Bind(T.floormod(slot, int64(self.block_size)))

@@ -48,7 +48,7 @@ NONE: Schedules = {}
 
 
 def product_of(step: Step, uses: Mapping[str, WeightUse]) -> str:
-    """Under which its record is kept: "linear f32 960x576"; "" of what has none."""
+    """Returns the name of a step's product in records, such as "linear f32 960x576"; "" if it is no product."""
     if step.op not in TUNED:
         return ""
     use = next(uses[operand.name] for operand in step.inputs if operand.kind == "weight")
@@ -56,7 +56,7 @@ def product_of(step: Step, uses: Mapping[str, WeightUse]) -> str:
 
 
 def products_of(program: LoweredProgram) -> dict[str, int]:
-    """All of them -> the first step of each."""
+    """Returns the products of a program by name, each with the index of its first step."""
     uses = {use.name: use for use in program.weights}
     first_steps: dict[str, int] = {}
     for index, step in enumerate(program.steps):
@@ -66,13 +66,13 @@ def products_of(program: LoweredProgram) -> dict[str, int]:
 
 
 def to_json(schedules: Schedules) -> str:
-    """Stable text: the same records give the same bytes."""
+    """Returns records as JSON. The same records give the same bytes."""
     content = {name: schedule.model_dump(mode="json") for name, schedule in schedules.items()}
     return json.dumps(content, sort_keys=True, indent=1) + "\n"
 
 
 def from_json(text: str | bytes, source: str) -> dict[str, Schedule]:
-    """Raises BundleError naming ``source``."""
+    """Reads records from JSON. Raises BundleError naming ``source`` if the text isn't such."""
     try:
         return {str(name): Schedule.model_validate(value) for name, value in json.loads(text).items()}
     except (ValueError, AttributeError, msgspec.ValidationError) as e:

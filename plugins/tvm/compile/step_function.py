@@ -34,7 +34,7 @@ HANDLERS: dict[str, Handler] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A step's call: of which kernel, with what. ``kernel`` is None where it is ours, of the step ``index``."""
+    """A call of a step's kernel with its arguments. ``kernel`` is None if our own kernel runs the step ``index``."""
 
     index: int
     kernel: str | None
@@ -43,7 +43,7 @@ class Call:
 
 @dataclass
 class Kernels:
-    """The kernels of a program, each written once, and its calls of them in order."""
+    """The kernels of a program, each written once, and the calls of them in order."""
 
     functions: dict[str, Any] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)

@@ -104,7 +104,7 @@ class TunedTvm(Measured[TriedSchedule]):
         return tried + [f"{name:<28}{gain:>8.3f}x" for name, gain in self.gains.items()]
 
     def summary(self) -> list[str]:
-        """Schedules that were chosen, and the library that has them."""
+        """Returns the chosen schedules and the path of the library, as lines for people."""
         lines = [] if self.records else ["nothing is faster here than the schedules that it has"]
         for name, schedule in self.records.items():
             lines.append(f"{name}: " + ", ".join(f"{field} {value}" for field, value in schedule.model_dump().items()))
@@ -121,13 +121,14 @@ def tune(
     write: bool = True,
     progress: Progress = silent,
 ) -> TunedTvm:
-    """Measures, and compiles the library of this processor's level again.
+    """Searches faster schedules of products, and compiles the library of this processor's level with them.
 
     Args:
-        bundle: opened, with a ready target tvm.
+        bundle: the opened bundle, with a ready target tvm.
         seconds: the most time to measure, in seconds. Products with the largest weights are first.
-        threads: 0 takes one for each core.
-        records: a file that an earlier run wrote, also of another bundle or machine: nothing is measured then.
+        threads: the number of threads; 0 takes one for each core.
+        records: a file of schedules that an earlier run wrote, also for another bundle or machine: nothing is measured
+            then.
         write: True if the bundle is changed.
         progress: a function called with the stage "tune".
 
@@ -258,7 +259,7 @@ def fits(product: str, name: str, value: int, level: Level) -> bool:
 
 
 class _Search:
-    """One value after the other, product after product, until the time is over."""
+    """Tries one value after the other, product by product, until the time is over."""
 
     def __init__(self, compiler: _Compiler, end: float, progress: Progress) -> None:
         self._compiler, self._end, self._progress = compiler, end, progress
@@ -306,7 +307,10 @@ def _read(path: Path) -> bytes:
 
 
 def _write(bundle: Bundle, level: LevelName, library: bytes, records: Schedules) -> Path:
-    """Both into the target's folder; then its manifest says so, and what was tuned before goes."""
+    """Writes the library and its records into the target's folder, and updates its manifest. Earlier files are removed.
+
+    Returns the library's path.
+    """
     folder, manifest = bundle.path / target_folder(TARGET), bundle.target(TARGET)
     section = manifest.section(TvmSection)
     assert section is not None, "it was asked for"
