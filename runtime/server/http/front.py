@@ -40,11 +40,17 @@ _AT_ONCE = 16 << 10
 
 
 class Front:
-    """The front end: models, tenants, turns, and what is done for a request before its engine has it.
+    """The front end of a server: its models, tenants and options, and the threads that work on bodies.
 
     Args:
-        options: see there.
-        models: that were opened already.
+        options: the server's options.
+        models: the models by their names; None opens them.
+
+    Attributes:
+        models: the models by their names. An alias isn't among them.
+        tenants: the tenants by their keys.
+        intake: the connections and bodies of all clients.
+        stopping: True from the first signal that ends the server.
     """
 
     def __init__(self, options: ServerOptions, models: dict[str, Model] | None = None) -> None:
@@ -75,17 +81,17 @@ class Front:
             await asyncio.to_thread(self.tracing.close)
 
     def reload(self, options: ServerOptions) -> tuple[list[str], list[str]]:
-        """Takes over options that may change while the server runs.
+        """Takes over the options that may change while the server runs.
 
-        Returns the names of those that it took over, and of those that need a restart. Raises RequestError for options
-        that are wrong, which leaves all as they are.
+        Returns the names of the changed options that hold now, and of those that need a restart. Raises RequestError
+        for wrong options; then all stay as they are.
         """
         self.options, now, later = self.options.reloaded(options)
         self.intake.options = self.tenants.options = self.options
         return now, later
 
     def model(self, name: str | None) -> Model:
-        """Raises ApiError for one that isn't there."""
+        """Returns the model of a name or an alias; None names the first. Raises ApiError for an unknown name."""
         name = self.options.aliases.get(name or "", name)
         if name is None or self.options.any_model:
             return self.models.get(name or "", next(iter(self.models.values())))
@@ -96,15 +102,15 @@ class Front:
 
     @property
     def names(self) -> dict[str, Model]:
-        """Every name that requests may use -> its model: the models' own, then the aliases."""
+        """Returns every name that requests may use -> its model: the models' own names, then the aliases."""
         return self.models | {name: self.models[model] for name, model in self.options.aliases.items()}
 
     def name(self, asked: str | None, model: Model) -> str:
-        """Returns a model's name as an answer has it: an alias where a request named that."""
+        """Returns the model's name for an answer: the alias, if ``asked``, the name in the request, is one."""
         return asked if asked is not None and asked in self.options.aliases else model.name
 
     def sizes(self, name: Any) -> Sizes:
-        """Returns the sizes of the model that a body names. Raises ApiError for one that isn't there."""
+        """Returns the sizes of the model that a body names; ``name`` is any JSON. Raises ApiError if unknown."""
         if name is not None and not isinstance(name, str):
             return LARGEST  # what is wrong with the name is said where its type is checked
         about = self.model(name if name is None or name in self.names else name.removesuffix(_LATEST)).model
@@ -113,7 +119,7 @@ class Front:
     async def body(self, request: Request, kind: type[B]) -> tuple[B, list[str], Charge]:
         """Returns a request's body, the names of its harmless fields, and its share of the tenant's quotas.
 
-        The caller ends the charge. Raises RequestError, and QuotaError.
+        ``kind`` is the class of the body. The caller ends the charge. Raises RequestError, and QuotaError.
         """
         data = await request.body()
         charge = Charge(request.state.tenant, len(data))
@@ -134,9 +140,9 @@ class Front:
         return body, ignored, charge
 
     async def loaded(self, model: Model) -> Model:
-        """The model, once it answers. Another one that is idle is unloaded for it where only so many may be.
+        """Returns the model once it is loaded. If ``max_loaded`` models are loaded, an idle one is unloaded first.
 
-        Raises UnavailableError if none is idle, or it is starting again.
+        Raises UnavailableError if no model is idle, or this one is starting again.
         """
         if model.state != "unloaded":
             return model
@@ -153,7 +159,7 @@ class Front:
         return model
 
     def turns(self, model: Model) -> Turns:
-        """The finished turns of a model."""
+        """Returns the finished turns of a model's bundle."""
         if model.hash not in self._turns:
             ends, tokenizer = list[str](), model.tokenizer
             if tokenizer is not None:
@@ -162,20 +168,20 @@ class Front:
         return self._turns[model.hash]
 
     async def in_thread(self, tenant: str, work: Callable[[], Any], size: int = 0) -> Any:
-        """Returns what ``work`` returns, done beside the event loop in fair turns.
+        """Runs ``work`` on a thread, and returns its result. The tenants take turns (``FairTurns``).
 
-        Works on small bodies have turns and a thread of their own, and so never wait for a large body.
+        Small bodies have turns and a thread of their own, so that they never wait for a large one.
 
         Args:
-            tenant: whose work it is.
-            work: runs on a thread.
-            size: of its body, in bytes.
+            tenant: name of the tenant that the work is for.
+            work: the function to run.
+            size: bytes of its body.
         """
         async with (self._turns_of_small if size <= FREE_BYTES else self._turns_of_large).turn(tenant, size):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def fingerprint(self, model: Model) -> str | None:
-        """Changes whenever the same request might get other tokens. None for a model that was never loaded."""
+        """Returns a text that changes whenever the same request might get other tokens; None if it was never loaded."""
         if not model.info:
             return None
         executor = model.info.get("executor", {})
@@ -190,7 +196,7 @@ class Front:
 
 
 def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingProxyType({})) -> dict[str, Model]:
-    """The models of a server by their names. ``engines``: of some of them, which run already.
+    """Returns the models of a server by their names. ``engines``: name -> engine, for those that run already.
 
     Raises BundleError for one that can't be opened, and RequestError for a wrong option.
     """

@@ -36,11 +36,12 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_c
 
     Attributes:
         hash: "sha256:" and the SHA-256 of the key, in hexadecimal.
-        tenant: whose it is: tenants share no prefixes, turns or quotas.
-        of_class: ``request_class`` of its requests; they may name no other.
-        priority: of its requests; they may name a later one.
-        requests: at a time; tokens_per_minute: of prompts and answers. None: as many as there are.
-        admin: whether it may see ``/live``, ``/metrics`` and ``/props``, where keys are needed.
+        tenant: name of the key's tenant. Tenants share no prefixes, turns or quotas.
+        of_class: ``request_class`` of the key's requests, which may name no other; None: they may name any.
+        priority: priority of the key's requests, which may name a later one; None: they may name any.
+        requests: most requests at a time; None: any number.
+        tokens_per_minute: most tokens of prompts and answers in a minute; None: any number.
+        admin: True if the key's requests may read ``/live``, ``/metrics`` and ``/props``.
     """
 
     hash: str
@@ -57,7 +58,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class QuotaError(Exception):
-    """A tenant has used up what it may. ``retry_after``: seconds."""
+    """A tenant has used up its quota. ``retry_after``: seconds after which to try again."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -68,8 +69,9 @@ class Tenant:
     """A tenant, and its use of its quotas.
 
     Attributes:
-        name: whose prefixes and turns are found.
-        key: with its quotas; None where no keys are needed.
+        name: name of the tenant, by which prefixes and turns are found.
+        key: the key with the quotas; None if no keys are needed.
+        running: number of its requests that run.
     """
 
     def __init__(self, name: str, key: Key | None = None) -> None:
@@ -79,12 +81,12 @@ class Tenant:
         self._filled = time.monotonic()
 
     def begin_body(self) -> None:
-        """Counts a body that is being read, before a byte of it is: it will be a request. Raises QuotaError."""
+        """Counts a body before it is read, as a request to come. Raises QuotaError."""
         self._check(self.running + self._bodies)
         self._bodies += 1
 
     def end_body(self) -> None:
-        """Ends that: the body is whole, or won't be."""
+        """Stops counting a body that was read, or won't be."""
         self._bodies -= 1
 
     def begin(self) -> None:
@@ -130,7 +132,7 @@ class Tenant:
         )
 
     def end(self, tokens: int, requests: int = 1) -> None:
-        """Counts what a body's requests took."""
+        """Stops counting the requests of a body, and takes its ``tokens`` from the quota."""
         self.running -= requests
         self._tokens -= tokens
 
@@ -146,16 +148,16 @@ class Charge:
     As a context manager it ends with the block, unless ``handed_on`` was set.
 
     Args:
-        tenant: whose body it is.
-        size: of the body, in bytes: a body that is refused has taken work, too.
+        tenant: the sender of the body.
+        size: bytes of the body. They count if the body is refused, too.
 
     Attributes:
-        size: of the body, in bytes.
-        tokens: of prompts and answers.
-        requests: that run at a time.
-        handed_on: whether ``end`` is called elsewhere.
+        size: bytes of the body.
+        tokens: tokens of its prompts and answers.
+        requests: number of its requests that run at a time.
+        handed_on: True if other code calls ``end``.
 
-    Raises QuotaError where the quota is used up.
+    Raises QuotaError if the quota is used up.
     """
 
     def __init__(self, tenant: Tenant, size: int) -> None:
@@ -170,7 +172,7 @@ class Charge:
         self.requests += more
 
     def end(self) -> None:
-        """Counts the tokens, and frees the places of the requests."""
+        """Takes the tokens from the quota, and stops counting the requests."""
         self.tenant.end(max(self.tokens, self.size // _BYTES_A_TOKEN), self.requests)
 
     def __enter__(self) -> Charge:
@@ -184,7 +186,7 @@ class Charge:
 
 
 class Tenants:
-    """The tenants by their keys; the file is read again when it changes.
+    """The tenants by their keys, whose file is read again when it changes.
 
     Args:
         options: the server's options, of which ``api_keys`` is the file of keys, with a ``[[keys]]`` for each. Without
@@ -208,7 +210,7 @@ class Tenants:
         return self._path is not None
 
     def find(self, key: str | None) -> Tenant | None:
-        """The tenant of a key; None if there is none."""
+        """Returns the tenant of a key; None if the key is unknown, or missing where one is needed."""
         if self._path is None:
             return self._everybody
         self._look()
@@ -220,13 +222,13 @@ class Tenants:
         return match if key else None
 
     def reload(self) -> None:
-        """Reads the file again. Raises RequestError for one that is wrong, which leaves the keys as they are."""
+        """Reads the file of keys again. Raises RequestError for a wrong file; then the keys stay as they are."""
         if self._path is not None:
             self._read()
             self.problem = None
 
     def _look(self) -> None:
-        """Reads the file again if it has changed. One that is wrong then leaves the keys as they are."""
+        """Reads the file of keys again if it has changed. After a wrong file the keys stay as they are."""
         assert self._path is not None
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
@@ -267,13 +269,14 @@ class Tenants:
 
 
 class FairTurns:
-    """Has callers go one after the other. The tenant that has taken least time goes first, so that neither many works
-    of another one nor long ones delay its short ones by more than one work. A tenant's small works go before its large
-    ones.
+    """Lets callers of several tenants work one after the other.
+
+    The tenant that has taken least time goes first. So neither many works of another tenant nor long ones delay its
+    short works by more than one work. A tenant's small works go before its large ones.
 
     Args:
-        at_once: callers whose turn it is at a time.
-        clock: seconds.
+        at_once: number of callers that work at a time.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(self, at_once: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -285,7 +288,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, tenant: str, size: int = 0) -> AsyncIterator[None]:
-        """Within it, it is this caller's turn. ``size``: of the work, in bytes."""
+        """Waits for a turn of ``tenant``, which lasts as long as the block. ``size``: bytes of the work."""
         if self._free:
             self._free -= 1
         else:

@@ -1,4 +1,4 @@
-"""The prompts of conversations: what a template makes of messages, and the finished turns in it."""
+"""The prompts of conversations: the texts that a chat template makes, and the finished turns in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from .tools import ToolChoice, call_forms, checked_messages, tool_choice
 def chat_prompt(
     front: Front, model: Model, body: ChatBody | TokenizeBody, tools: ToolChoice, tenant: str, splice: bool
 ) -> tuple[Given, int]:
-    """A conversation's prompt, and how many of its tokens are a kept turn's. Runs in a thread."""
+    """Returns a conversation's prompt, and the number of its tokens that come from a finished turn. Runs on a thread.
+
+    Args:
+        body: the conversation, and its variables of the template.
+        tools: the tools that the template shows.
+        tenant: name of the tenant whose finished turns are used, with the body's salt.
+        splice: False encodes the whole text, without finished turns.
+
+    Raises RequestError where the template refuses the messages, and ContextError for too many tokens.
+    """
     tokenizer = tokenizer_of(model)
     assert body.messages is not None
     options = {
@@ -45,11 +54,15 @@ async def counted(
     chat: Callable[[B], ChatBody],
     before: Callable[[B], None] = lambda _: None,
 ) -> int:
-    """Returns the number of tokens of a conversation that a body has, without an answer.
+    """Returns the number of tokens that the prompt of a body has. Nothing is generated.
 
     Args:
-        chat: turns the body into one of chat completions, on a thread.
-        before: is called with the body on the event loop.
+        request: the request, whose body is read.
+        kind: the class of its body.
+        chat: a function that turns the body into one of chat completions; it runs on a thread.
+        before: a function that gets the body first, on the event loop.
+
+    Raises what ``Front.body`` and ``chat_prompt`` raise.
     """
     body, _, charge = await front.body(request, kind)
     with charge:
@@ -79,8 +92,16 @@ Turn = tuple[ChatBody, ToolChoice, dict[str, Any]]
 def remember(
     front: Front, model: Model, tenant: str, given: Given, text: str, ids: Sequence[int], turn: Turn | None = None
 ) -> None:
-    """Keeps a finished turn: its text, as the client has it, and its tokens. Runs in a thread where there is a
-    ``turn``: then its text is what the template makes of it."""
+    """Keeps the text and the tokens of a finished turn, for the conversation that continues it.
+
+    Args:
+        tenant: name of the tenant that finds it, with the body's salt.
+        given: the prompt.
+        text: text of the answer, as the client gets it.
+        ids: tokens of the answer. A turn that doesn't end with an end token isn't kept.
+        turn: the conversation and its last message, if the template spells the message in another way than ``text``.
+            The template renders it then, so that the caller uses a thread. None keeps ``text``.
+    """
     tokenizer = model.tokenizer
     if tokenizer is None or not ids or ids[-1] not in model.model.eos_token_ids or given.guarded is None:
         return
@@ -104,7 +125,7 @@ def remember(
 
 
 def template_reads(tokenizer: Tokenizer, tools: ToolChoice) -> frozenset[str]:
-    """The variables that the template reads that a conversation with these tools gets."""
+    """Returns the names of the variables that a conversation's template reads. ``tools`` choose the template."""
     name = "tool_use" if tools.shown is not None and "tool_use" in tokenizer.chat_templates else "default"
     return tokenizer.chat_template(name).reads if name in tokenizer.chat_templates else frozenset()
 
@@ -131,7 +152,7 @@ def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
     """Returns the guarded text of a conversation, with its calls in the first form that the template takes.
 
-    Raises RequestError for the first form where it takes none.
+    Raises the RequestError of the first form if the template takes none.
     """
     refused: RequestError | None = None
     for form in call_forms(checked_messages(messages)):

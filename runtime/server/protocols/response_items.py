@@ -28,7 +28,7 @@ _LATER = "it isn't there yet"
 
 
 class ResponseFields(Fields, kw_only=True):
-    """The fields of a response and of its count of tokens."""
+    """The fields that ``/v1/responses`` and ``/v1/responses/input_tokens`` share."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -59,7 +59,7 @@ class ResponseFields(Fields, kw_only=True):
 
 
 class ResponsesBody(ResponseFields, kw_only=True):
-    """The body of ``/v1/responses``. ``seed`` is ours."""
+    """The body of ``/v1/responses``. OpenAI has no ``seed``."""
 
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -147,8 +147,10 @@ def _sample_as(body: ResponsesBody, chat: ChatBody) -> None:
 
 
 def _offered(tools: Any, choice: Any) -> tuple[list[Any] | None, list[str]]:
-    """The tools that a model can be offered: those of a namespace under names of their own. And those that are left
-    out, as OpenAI runs them itself (agents send them always). Raises RequestError where one of these has to be called.
+    """Returns the tools that the model is offered, and the names of those that are left out.
+
+    A tool of a namespace gets a name of its own. Tools that OpenAI runs itself are left out, since agents always send
+    them. Raises RequestError if ``choice`` is one of these.
     """
     if not isinstance(tools, list):
         return tools, []
@@ -185,6 +187,7 @@ def items_of(
     """Returns a body's ``input`` as items, each with an id.
 
     Args:
+        sent: the field's value: a text, or items.
         stored: returns the stored item of an id, which stands for a reference to it; None for one that isn't there.
 
     Raises RequestError, and ApiError for a reference to an item that isn't there.
@@ -238,6 +241,7 @@ _PREFIXES = {
 
 
 def new_id(kind: str) -> str:
+    """Returns an id for a new item of a type."""
     return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
 
 
@@ -301,6 +305,8 @@ class _Conversation:
     def _has_text(self) -> bool:
         """Returns True if the turn has text of the assistant's own."""
         return bool(self._turn and self._turn["content"] and not self._noted)
+
+    # Each adds an item of some types. ``i``: its index; ``place``: its place in the body, for errors.
 
     def _add_reasoning(self, i: int, place: str, item: Mapping[str, Any]) -> None:
         parts = item.get("content") or item.get("summary") or []
@@ -374,7 +380,14 @@ def _text(place: str, item: Mapping[str, Any], name: str) -> str:
 
 
 def _texts(place: str, content: Any, unsupported: Unsupported, refused: bool = False) -> str:
-    """Returns the text of parts, with a note for each that isn't text. Raises RequestError where it is refused."""
+    """Returns the text of an item's parts, with a note for each part that isn't text.
+
+    Args:
+        place: place of the parts in the body, for errors.
+        content: the parts.
+        unsupported: makes the notes.
+        refused: True raises RequestError for a part that isn't text.
+    """
     if not isinstance(content, list):
         raise RequestError(f"{place}: it is missing", hint="Pass a text, or a list of parts.")
     texts = []

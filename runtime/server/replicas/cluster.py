@@ -25,13 +25,18 @@ _STARTS = 4
 
 
 class Cluster:
-    """A Ray cluster: one that is started here, or one that is joined.
+    """A Ray cluster that is started here, or joined.
 
     Args:
-        address: "local": start one; HOST:PORT, or "auto": join.
+        address: "local" starts a cluster; HOST:PORT, or "auto", joins one.
+
+    Attributes:
+        local: True if the cluster was started here.
+        host: address of this machine in the cluster.
+        cpus: CPUs of the cluster.
 
     Raises:
-        RequestError: it can't be reached.
+        RequestError: the cluster can't be started or reached.
     """
 
     def __init__(self, address: str) -> None:
@@ -59,7 +64,7 @@ class Cluster:
         serve.start(proxy_location="Disabled", logging_config=QUIET)
 
     def close(self) -> None:
-        """Leaves it, or ends it if it was started here."""
+        """Leaves the cluster, or ends it if it was started here."""
         if ray.is_initialized():
             if self.local:
                 with contextlib.suppress(RayError, RayServeException):
@@ -68,7 +73,7 @@ class Cluster:
 
 
 def _hold_token() -> None:
-    """Gives a Ray that is started here a token that its processes alone have, unless the environment says otherwise.
+    """Gives Ray a token that only its own processes have, unless the environment sets one.
 
     Ray's ports are open at all interfaces, and who has the token can run programs here. Ray itself would write a token
     to ~/.ray/auth_token, which others may read.
@@ -77,15 +82,15 @@ def _hold_token() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # by which Ray asks for it, too
 
 
-def _start(**given: Any) -> None:
-    """Starts Ray here. It waits 30 s for its own processes, which are too few on a busy machine: so it is tried again.
+def _start(**arguments: Any) -> None:
+    """Starts Ray here, several times if needed: on a busy machine its own limit of 30 s is too short.
 
-    Raises RequestError.
+    Raises RequestError if the last attempt fails too. The arguments are those of ``ray.init``.
     """
     for left in reversed(range(_STARTS)):
         before = _children()
         try:
-            ray.init("local", **given)
+            ray.init("local", **arguments)
             return
         except Exception as e:  # Ray raises just that
             ray.shutdown()
@@ -99,12 +104,12 @@ def _start(**given: Any) -> None:
 
 
 def _children() -> set[int]:
-    """The processes that this one has started and that haven't been waited for."""
+    """Returns the ids of the child processes of this one that haven't been waited for."""
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def _reach(address: str) -> None:
-    """Raises RequestError for an address where nobody listens: Ray would wait for minutes."""
+    """Raises RequestError for an address (HOST:PORT) where nothing listens, for which Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         hint = "Pass HOST:PORT as `ray start --head` prints it, auto, or local."
@@ -117,5 +122,6 @@ def _reach(address: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
+    """Returns the last line of an error's message that isn't empty, cut at 300 characters; else the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
