@@ -85,7 +85,7 @@ class Architecture:
         tensors: the place of each tensor, by the tensor's name in the file.
         layer_prefix: the beginning of the model's names of layers.
         names: the class's own names of configuration fields, by the usual name; "" leaves a field out.
-        epsilon: the key of the norms' epsilon.
+        layer_norm: the class's field for the epsilon of norms that subtract the mean; "" for RMS norms.
         fixed: the values of fields that the architecture implies.
         rotates: True if positions are rotary embeddings.
         partial: True if the class can rotate a part of each head.
@@ -106,7 +106,7 @@ class Architecture:
     tensors: Mapping[str, Place]
     layer_prefix: str = "model.layers"
     names: Mapping[str, str] = field(default_factory=dict)
-    epsilon: str = RMS
+    layer_norm: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     rotates: bool = True
     partial: bool = False

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from . import dense_architectures, gemma_architectures, layer_norm_architectures, mixture_architectures
-from .architecture import FULL, Architecture, Description, Fields, Reading, read_experts
+from .architecture import FULL, NORM, RMS, Architecture, Description, Fields, Reading, read_experts
 from .file import GgufFile
 from .keys import Keys
 from .rope import Rope, read_rope
@@ -70,13 +70,15 @@ def describe(file: GgufFile) -> Description:
     if known.read is not None:
         known.read(reading)
     keys.refuse_unread(known.harmless)
-    fields = reading.fields
+    fields, names = reading.fields, dict(known.names)
+    if known.layer_norm:
+        names["rms_norm_eps"] = known.layer_norm
     ropes: dict[str | None, Rope] = {} if reading.longrope else reading.ropes
     if reading.ropes:
         fields["rope_parameters"] = _rope_parameters(reading)
     return Description(
         reading.model_type,
-        {known.names.get(key, key): value for key, value in fields.items() if known.names.get(key, key)},
+        {names.get(key, key): value for key, value in fields.items() if names.get(key, key)},
         ropes,
         reading.tensors,
         known.layer_prefix,
@@ -110,7 +112,7 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
         "max_position_embeddings": context,
         "num_attention_heads": heads,
         "num_key_value_heads": kv,
-        "rms_norm_eps": keys.number(known.epsilon),
+        "rms_norm_eps": keys.number(NORM if known.layer_norm else RMS),
         "vocab_size": size_of(file, "token_embd.weight"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "intermediate_size": max(keys.by_layer("feed_forward_length", blocks, 0)),

@@ -132,6 +132,14 @@ def _read_hunyuan(r: Reading) -> None:
         r.fields["rope_parameters"]["rope_theta"] = r.ropes[None].theta
 
 
+_NORMS_AFTER = {
+    **TOP,
+    **ATTENTION,
+    **HEAD_NORMS,
+    **MLP,
+    "post_attention_norm": Place("post_attention_layernorm"),
+    "post_ffw_norm": Place("post_feedforward_layernorm"),
+}
 _BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_gate.bias"}
 _LLAMA = Architecture("llama", DENSE_APART, tensor_flags=_BIASES, read=_read_llama)
 
@@ -223,26 +231,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "exaone4": Architecture(
         "exaone4",
-        {
-            **TOP,
-            **ATTENTION,
-            **HEAD_NORMS,
-            **MLP,
-            "post_attention_norm": Place("post_attention_layernorm"),
-            "post_ffw_norm": Place("post_feedforward_layernorm"),
-        },
+        _NORMS_AFTER,
         read=_read_exaone4,
     ),
     "olmo2": Architecture(
         "olmo2",
-        {
-            **TOP,
-            **ATTENTION,
-            **HEAD_NORMS,
-            **MLP,
-            "post_attention_norm": Place("post_attention_layernorm"),
-            "post_ffw_norm": Place("post_feedforward_layernorm"),
-        },
+        _NORMS_AFTER,
         free_heads=False,
         read=_read_olmo2,
     ),

@@ -106,6 +106,13 @@ def _read_hunyuan_moe(r: Reading) -> None:
             raise r.keys.refusal(name, "differs from feed_forward_length")
 
 
+_ROUTED_PLACES = {
+    **DENSE,
+    **HEAD_NORMS,
+    **experts("mlp", "gate"),
+    **shared_expert("mlp.shared_experts"),
+    "exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias", whole=True),
+}
 _ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -184,14 +191,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "glm4moe": Architecture(
         "glm4_moe",
-        {
-            **DENSE,
-            **HEAD_NORMS,
-            **experts("mlp", "gate"),
-            **shared_expert("mlp.shared_experts"),
-            "post_attention_norm": Place("post_attention_layernorm"),
-            "exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias", whole=True),
-        },
+        {**_ROUTED_PLACES, "post_attention_norm": Place("post_attention_layernorm")},
         partial=True,
         drafts=True,
         tensor_flags={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"},
@@ -200,13 +200,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "dots1": Architecture(
         "dots1",
-        {
-            **DENSE,
-            **HEAD_NORMS,
-            **experts("mlp", "gate"),
-            **shared_expert("mlp.shared_experts"),
-            "exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias", whole=True),
-        },
+        _ROUTED_PLACES,
         fixed={"sliding_window": None, "attention_bias": False},
         experts=_ROUTED,
         read=_read_dots1,

@@ -155,12 +155,7 @@ def read_vocabulary(path: Path, keys: Mapping[str, Any]) -> Vocabulary | None:
         known = ", ".join(_DEFAULT_IDS)
         reason = "can't be read from GGUF files" if model in _OTHER_MODELS else f"isn't known; {known} are"
         raise UnsupportedModelError(f"{path}: {_PREFIX}model {model!r} {reason}", hint=_FOLDER)
-    pre_name, pre = "", None
-    if model in ("gpt2", "gemma4"):
-        pre_name = "gemma4" if model == "gemma4" else reader.text("pre") or "default"
-        if pre_name not in PRE_TOKENIZERS:
-            raise UnsupportedModelError(f"{path}: {_PREFIX}pre {pre_name!r} isn't known", hint=_FOLDER)
-        pre = PRE_TOKENIZERS[pre_name]
+    pre_name, pre = reader.pre_tokenizer(model)
     tokens = reader.tokens()
     kinds = reader.kinds(len(tokens))
     defaults = {name: i for name, i in _DEFAULT_IDS[model].items() if i < len(tokens)}
@@ -212,6 +207,18 @@ class _Reader:
         if value is not None and not isinstance(value, str):
             self._fail(name, f"is {_shown(value)}, and no text")
         return value
+
+    def pre_tokenizer(self, model: str) -> tuple[str, PreTokenizer | None]:
+        """Reads the name and the settings of the pre-tokenizer; "" and None for models that have none.
+
+        Raises UnsupportedModelError for a name that isn't known.
+        """
+        if model not in ("gpt2", "gemma4"):
+            return "", None
+        name = "gemma4" if model == "gemma4" else self.text("pre") or "default"
+        if name not in PRE_TOKENIZERS:
+            raise UnsupportedModelError(f"{self._path}: {_PREFIX}pre {name!r} isn't known", hint=_FOLDER)
+        return name, PRE_TOKENIZERS[name]
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._keys.get(_PREFIX + name)
@@ -353,20 +360,29 @@ def _adjust_kinds(
     for i, text in enumerate(tokens):
         if kinds[i] & Kind.CONTROL and "unused" in text:
             kinds[i] |= Kind.UNUSED
-    end_ids = {ids[name] for name in ("fim_pad", "fim_rep", "fim_sep") if name in ids}
-    for text in _END_TEXTS:
-        if text in places:
-            end_ids.add(places[text])
-            kinds[places[text]] |= Kind.CONTROL
+    end_ids = {places[text] for text in _END_TEXTS if text in places}
+    for i in end_ids:
+        kinds[i] |= Kind.CONTROL
     for text in _SHOWN_TEXTS:
         if text in places:
             kinds[places[text]] = Kind.USER_DEFINED
+    end_ids |= {ids[name] for name in ("fim_pad", "fim_rep", "fim_sep") if name in ids}
+    return _without_inner_ends(tokens, kinds, end_ids, ends)
+
+
+def _without_inner_ends(
+    tokens: Sequence[str], kinds: list[Kind], end_ids: set[int], ends: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Returns the ids that end an answer, those that the file names first, without those that end a part of one.
+
+    ``end_ids`` are those known by their texts; the other parameters are those of ``_adjust_kinds``.
+    """
     end_ids |= {ends[name] for name in ("eos", "eot", "eom") if ends.get(name, -1) >= 0}
     texts_of_ends = {tokens[i] for i in end_ids}
     for text, beside, kind in _INNER_ENDS:
         if text in texts_of_ends and any(texts <= texts_of_ends for texts in beside):
-            end_ids.remove(places[text])
-            kinds[places[text]] = kind
+            end_ids.remove(tokens.index(text))
+            kinds[tokens.index(text)] = kind
     named = [ends[name] for name in ("eos", "eot", "eom") if ends.get(name, -1) in end_ids]
     return tuple(dict.fromkeys([*named, *sorted(end_ids)]))
 
