@@ -19,7 +19,7 @@ from ..requests.request import PromptRequest, Request
 from ..requests.request_class import NO_TARGETS
 from ..requests.request_options import RequestOptions
 from ..shared.contracts import FloatArray
-from ..shared.errors import EnginewrightError, RequestError
+from ..shared.errors import CapacityError, EnginewrightError, RequestError
 from ..shared.step_schema import LOGITS
 from .context import TaskContext
 
@@ -49,6 +49,12 @@ class Prepared(Generic[Result]):
     def result(self) -> Result:
         """Returns the result, once all requests have ended."""
         raise NotImplementedError
+
+    def limit(self, most_bytes: int) -> None:
+        """Sets the most bytes of the result, if its size is known before all steps have run.
+
+        A request whose result would have more ends with a CapacityError.
+        """
 
     def sent(self, whole: bool) -> Any:
         """Returns the result as it crosses the socket. ``whole``: no pieces were sent before."""
@@ -88,14 +94,28 @@ class Rows:
 
     Attributes:
         values: output -> [S, ...].
+        most_bytes: the most bytes of all values; None sets no limit.
     """
+
+    most_bytes: int | None = None
 
     def __init__(self, length: int) -> None:
         self._length = length
         self.values: dict[str, FloatArray] = {}
 
     def take(self, start: int, rows: Mapping[str, FloatArray]) -> None:
-        """Takes the rows of some tokens, of which ``start`` is the first: output -> [n, ...]."""
+        """Takes the rows of some tokens, of which ``start`` is the first: output -> [n, ...].
+
+        Raises CapacityError at the first rows if those of all tokens would have more than ``most_bytes``.
+        """
+        if not self.values and self.most_bytes is not None:
+            total = sum(self._length * array[0].nbytes for array in rows.values())
+            if total > self.most_bytes:
+                raise CapacityError(
+                    f"prompt: the result for {self._length:,} tokens has {total:,} bytes, and a message "
+                    f"{self.most_bytes:,} at most",
+                    hint="Shorten the prompt, or ask for fewer layers.",
+                )
         for name, array in rows.items():
             if name not in self.values:
                 self.values[name] = np.empty((self._length, *array.shape[1:]), np.float32)
@@ -137,6 +157,10 @@ class PreparedRows(Prepared[Result]):
 
     task: PromptTask[Result]
     rows: Rows
+
+    def limit(self, most_bytes: int) -> None:
+        """Implements ``Prepared``."""
+        self.rows.most_bytes = most_bytes
 
     def result(self) -> Result:
         """Returns what the task makes of the rows. Raises the error that its request has ended with."""

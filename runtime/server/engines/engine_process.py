@@ -173,6 +173,7 @@ class _Serving:
 
     def _start(self, message: Submit, task: Task[Any]) -> None:
         prepared = self._llm.prepare(task, **msgspec.structs.asdict(message.options))
+        prepared.limit(MOST_BYTES)
         whole = message.whole or not prepared.streams
         with self._submitting:
             if task.slow:

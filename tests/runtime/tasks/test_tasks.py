@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import numpy as np
 import pytest
 
 from enginewright import LLM, SamplingParams
-from enginewright.runtime.requests.outputs import RequestMetrics, RequestOutput
+from enginewright.runtime.requests.outputs import RequestMetrics, RequestOutput, StreamPiece
 from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.server.engines import records
 from enginewright.runtime.server.engines.engine_client import Limits, Model
-from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.tasks.base import Task
 from enginewright.runtime.tasks.generate import Finished, Generate, Generated
 from enginewright.runtime.tasks.hidden_states import HiddenStates
@@ -100,6 +101,25 @@ WRONG: list[tuple[Task[Any], str]] = [
     (HiddenStates(PROMPT, [99]), "layers: 99 is out of range"),
     (Generate(PROMPT, SamplingParams(allowed_token_ids=[10**6])), "allowed_token_ids: token 1000000 is outside"),
 ]
+
+
+def test_a_result_that_no_message_takes_ends_at_its_first_rows(tiny_bundle: Path) -> None:
+    tasks = [Score(PROMPT), HiddenStates(PROMPT, [0, 1])]
+    with LLM(tiny_bundle, prefill_chunk=2) as llm:
+        for task in tasks:
+            size = llm.run(task).nbytes
+            for most in (size, size - 1):
+                prepared = llm.prepare(task)
+                prepared.limit(most)
+                ended: queue.Queue[StreamPiece | EnginewrightError] = queue.Queue()
+                llm.submit(prepared, ended.put)
+                ended.get(timeout=60)
+                (request,) = prepared.requests
+                if most == size:
+                    assert request.error is None and prepared.result().nbytes == size
+                else:
+                    assert isinstance(request.error, CapacityError) and "prompt: the result for" in str(request.error)
+                    assert not prepared.rows.values, "nothing was kept"
 
 
 def test_bad_input_names_its_field(tiny_bundle: Path) -> None:
