@@ -12,6 +12,24 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.records import Record
 
 
+class PartSetting(Record, frozen=True, kw_only=True):
+    """The settings that every rank needs to open its part of the model.
+
+    Attributes:
+        bundle: the bundle's path on all machines.
+        target: the target's name.
+        partition: the partition's text, such as "tensor=2".
+        blocks: cache group -> blocks to allocate, the same on all ranks.
+        same: facts that must be equal on all ranks, by name: see ``facts``.
+    """
+
+    bundle: str
+    target: str
+    partition: str
+    blocks: dict[str, int]
+    same: dict[str, str]
+
+
 class RankReply(Record, frozen=True, kw_only=True):
     """The reply of a rank that has opened its part: no ``problem``, or one, the name of its error, and a hint."""
 

@@ -24,33 +24,36 @@ from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import return_freed_memory
-from enginewright.runtime.shared.records import Record
 
 from ...native.executable import NUMERICS_VERSION, CpuProgram, isas
-from ...ranks.records import RankReply, check_same, facts
+from ...ranks.records import PartSetting, RankReply, check_same, facts
 from ..extension import cpu_extension as _cpu
 
 
-class PartSetting(Record, frozen=True, kw_only=True):
-    """The settings that every rank needs to open its part of the model.
+class CpuPartSetting(PartSetting, frozen=True, kw_only=True):
+    """The settings that every rank of the cpu target needs to open its part of the model.
 
     Attributes:
-        bundle, target, partition, blocks, threads, isa, tuning, load: the values that rank 0 has.
-        same: facts that must be equal on all ranks, by name: see ``cpu_facts``.
+        threads, isa, load, tuning: the values that rank 0 has.
     """
 
-    bundle: str
-    target: str
-    partition: str
-    blocks: dict[str, int]
     threads: int
     isa: str
-    load: str
+    load: Load
     tuning: dict[str, int]
-    same: dict[str, str]
+
+    def open(self, rank: int) -> tuple[Bundle, LoweredProgram]:
+        """Opens the bundle, and returns it with a rank's program. Raises EnginewrightError if this machine, the bundle
+        or the installation differs from rank 0's."""
+        if self.isa not in isas():
+            raise EnginewrightError(f"its processor has no {self.isa}, the instruction set of rank 0")
+        bundle = Bundle.open(self.bundle)
+        lowered = partition(bundle.program(self.target), Partition.parse(self.partition))[rank]
+        check_same(cpu_facts(bundle, self.isa, lowered), self.same)
+        return bundle, lowered
 
 
-class RankSetting(PartSetting, frozen=True, kw_only=True):
+class RankSetting(CpuPartSetting, frozen=True, kw_only=True):
     """The settings of a rank of this machine.
 
     Attributes:
@@ -106,13 +109,8 @@ def main() -> None:
 
 
 def _opened(setting: RankSetting) -> tuple[_cpu.RankLink, CpuProgram]:
-    if setting.isa not in isas():
-        raise EnginewrightError(f"its processor has no {setting.isa}, the instruction set of rank 0")
-    bundle = Bundle.open(setting.bundle)
-    lowered = partition(bundle.program(setting.target), Partition.parse(setting.partition))[setting.rank]
-    check_same(cpu_facts(bundle, setting.isa, lowered), setting.same)
-    load: Load = "read" if setting.load == "read" else "map"
-    weights = {use.name: bundle.part(use, load) for use in lowered.weights}
+    bundle, lowered = setting.open(setting.rank)
+    weights = {use.name: bundle.part(use, setting.load) for use in lowered.weights}
     link = _cpu.RankLink(setting.file, setting.rank, setting.cache_bytes, setting.spin, setting.in_flight)
     further: dict[str, Any] = {"threads": setting.threads, "isa": setting.isa, "tuning": setting.tuning}
     return link, CpuProgram(lowered, weights, blocks=setting.blocks, exchange=link, **further)

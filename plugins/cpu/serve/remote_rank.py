@@ -14,22 +14,17 @@ from typing import NoReturn
 
 import msgspec
 
-from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.ranks.partition import Partition
-from enginewright.runtime.ranks.rank_programs import partition
-from enginewright.runtime.shared.errors import EnginewrightError
 
-from ...native.executable import isas
 from ...ranks.messages import Mail, unpacked_copies
 from ...ranks.rank import Part, run_process, serve_rank
-from ...ranks.records import check_same
 from ..extension import cpu_extension as _cpu
 from .executor import CpuExecutor
-from .rank_process import PartSetting, cpu_facts
+from .rank_process import CpuPartSetting
 
 
-class RemoteSetting(PartSetting, frozen=True, kw_only=True):
+class RemoteSetting(CpuPartSetting, frozen=True, kw_only=True):
     """The settings of a rank of any machine.
 
     Attributes:
@@ -49,14 +44,9 @@ def serve(address: str, rank: int) -> None:
 def open_part(told: bytes, rank: int) -> Part:
     """Opens the part of a rank, by a ``RemoteSetting``. Raises EnginewrightError."""
     setting = RemoteSetting.model_validate(msgspec.json.decode(told))
-    if setting.isa not in isas():
-        raise EnginewrightError(f"its processor has no {setting.isa}, the instruction set of rank 0")
-    bundle = Bundle.open(setting.bundle)
-    lowered = partition(bundle.program(setting.target), Partition.parse(setting.partition))[rank]
-    check_same(cpu_facts(bundle, setting.isa, lowered), setting.same)
+    bundle, lowered = setting.open(rank)
     mail = Mail(rank, setting.machines, setting.timeout)
-    load: Load = "read" if setting.load == "read" else "map"
-    placement = Placement(threads=setting.threads, isa=setting.isa, load=load)
+    placement = Placement(threads=setting.threads, isa=setting.isa, load=setting.load)
     part = lowered, _cpu.MessageExchange(rank, mail.move)
     executor = CpuExecutor(bundle, setting.blocks, placement, tuning=setting.tuning, target=setting.target, part=part)
     return mail, lambda store: _run_steps(setting, executor, mail)

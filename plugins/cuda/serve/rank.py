@@ -17,35 +17,28 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs
 from enginewright.runtime.shared.lowered_program import LoweredProgram
-from enginewright.runtime.shared.records import Record
 
 from ...ranks.messages import Mail, unpacked_step
 from ...ranks.rank import Part as Opened
 from ...ranks.rank import run_process
-from ...ranks.records import check_same, facts
+from ...ranks.records import PartSetting, check_same, facts
 from .exchange import Collectives
 from .executor import CudaExecutor, Part
 
 
-class CudaRank(Record, frozen=True, kw_only=True):
+class CudaRank(PartSetting, frozen=True, kw_only=True):
     """The settings of a rank.
 
     Attributes:
-        bundle, target, partition, blocks, context: the values that rank 0 has.
+        context: the most tokens of a request.
         patience: seconds that a rank waits for a message of another one.
         machines: the address of each rank's machine.
-        same: facts that must be equal on all ranks, by name: see ``cuda_facts``.
         trust: the trust in the bundle's kernels that rank 0 was given.
     """
 
-    bundle: str
-    target: str
-    partition: str
-    blocks: dict[str, int]
     context: int
     patience: float
     machines: tuple[str, ...]
-    same: dict[str, str]
     trust: str | None
 
 
