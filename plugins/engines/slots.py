@@ -14,10 +14,9 @@ from dataclasses import replace
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.errors import CapacityError
 
 from ..gpu.carried_sampling import open_sampler
-from ..gpu.cuda_driver import Device
+from ..gpu.cuda_driver import Device, cache_budget
 from ..steps.linear_io import LOGITS, linear_io
 from ..steps.paged_section import KERNELS_FOLDER
 from ..steps.slot_steps import SlotSteps
@@ -104,12 +103,7 @@ def gpu_budget(bundle: Bundle, target: str) -> int:
     engines = sum(engine.bytes for engine in section.engines)
     if (schedule := schedule_of(bundle, target)) is not None:
         engines += sum(bundle.weight(name).nbytes for name in schedule.weight_names)
-    if free <= engines:
-        raise CapacityError(
-            f"memory: {library.gpu.name} has {free:,} bytes free, and the engines alone need {engines:,}",
-            hint="End what else uses the GPU, or take a larger one.",
-        )
-    return int((free - engines) * FREE_SHARE)
+    return cache_budget(library.gpu.name, free, "the engines", engines, FREE_SHARE)
 
 
 def _free_bytes(library: Library) -> int:

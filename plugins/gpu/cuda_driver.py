@@ -362,6 +362,26 @@ class _Device:
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
 
 
+def cache_budget(gpu: str, free: int, what: str, used: int, share: float) -> int:
+    """Returns the bytes for caches by default: a share of the GPU's free memory that something else leaves.
+
+    Args:
+        gpu: the GPU's name.
+        free: the free bytes of its memory.
+        what: the name of what else goes into the memory, for the error.
+        used: the bytes that it needs.
+        share: the share of the rest, from 0 to 1.
+
+    Raises CapacityError if nothing is left.
+    """
+    if free <= used:
+        raise CapacityError(
+            f"memory: {gpu} has {free:,} bytes free, and {what} alone need {used:,}",
+            hint="End what else uses the GPU, or take a larger one.",
+        )
+    return int((free - used) * share)
+
+
 def _c_value(argument: Argument) -> ctypes.c_uint64 | ctypes.c_int32 | ctypes.c_float:
     if isinstance(argument, np.int32):
         return ctypes.c_int32(int(argument))

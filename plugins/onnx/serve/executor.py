@@ -10,10 +10,10 @@ from contextlib import closing
 from enginewright.plugins.doctor.checks import gpu_problem
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import CacheGroup
-from enginewright.runtime.shared.errors import BundleError, CapacityError
+from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.memory import default_budget
 
-from ...gpu.cuda_driver import Cuda, load_cuda
+from ...gpu.cuda_driver import Cuda, cache_budget, load_cuda
 from ...steps.linear_io import LinearIo, linear_io
 from ...steps.slot_executor import SlotExecutor
 from ...steps.slot_steps import SlotSteps
@@ -45,12 +45,7 @@ def device_budget(bundle: Bundle, target: str, provider: str, variant: str | Non
     else:
         stored = bundle.index.stored_once().items()
         weights = sum(t.bytes for name, t in stored if ".onnx" in name and not NARROW_WEIGHT.search(name))
-    if free <= weights:
-        raise CapacityError(
-            f"memory: {cuda.gpus[0].name} has {free:,} bytes free, and the weights alone need {weights:,}",
-            hint="End what else uses the GPU, or take a larger one.",
-        )
-    return int((free - weights) * FREE_SHARE)
+    return cache_budget(cuda.gpus[0].name, free, "the weights", weights, FREE_SHARE)
 
 
 def _free_bytes(cuda: Cuda) -> int:
