@@ -65,14 +65,14 @@ class EngineLostError(EnginewrightError):
 
 
 class ReplacedError(EnginewrightError):
-    """No replica serves the bundle any more that the request was made for: it is made again for the new one."""
+    """No replica serves the request's bundle any more. The request is prepared again for the new bundle."""
 
 
 class UnavailableError(EnginewrightError):
-    """There is no engine that could take a request now.
+    """No engine can take a request now.
 
     Attributes:
-        retry_after: seconds after which there may be one.
+        retry_after: seconds after which an engine may be there.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
@@ -81,7 +81,7 @@ class UnavailableError(EnginewrightError):
 
 
 class Running:
-    """A task that runs: its pieces, then how it ended, with the result that the task reads."""
+    """A task that runs. ``events`` yields its pieces, and last its end with the result."""
 
     def __init__(self, model: Model, number: int, digest: bytes, task: Task[Any]) -> None:
         self._model, self.number, self.digest, self.task = model, number, digest, task
@@ -91,15 +91,15 @@ class Running:
         self.began = time.monotonic()
 
     def put(self, event: Piece | Ended | EnginewrightError) -> None:
-        """Has ``events`` give it."""
+        """Adds an event, which ``events`` yields."""
         self._events.append(event)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def events(self) -> AsyncGenerator[list[Piece] | Ended, None]:
-        """Its pieces, those together that have come together, and last how it ended.
+        """Yields lists of pieces that came together, and last how the task ended.
 
-        Raises the error that it ends with; aborts it when closed before.
+        Raises the error that the task ends with. Closing the generator before aborts the task.
         """
         try:
             while self.ended is None:
@@ -124,7 +124,7 @@ class Running:
                 self._model.abort(self.number)
 
     async def result(self) -> Ended:
-        """Waits until it has ended. Raises its error; aborts it where the caller is cancelled."""
+        """Waits for the end of the task. Raises its error. Cancelling the caller aborts the task."""
         async with contextlib.aclosing(self.events()) as events:
             async for _ in events:
                 pass
@@ -136,11 +136,11 @@ class Link(asyncio.Protocol):
     """A socket to an engine's process, or between a replica and a front end.
 
     Args:
-        take: gets each message.
-        kind: what is taken for a message.
+        take: function that gets each message.
+        kind: type of the messages.
 
     Attributes:
-        closed: is set at its end.
+        closed: an event that is set when the socket is closed.
     """
 
     def __init__(self, take: Callable[[Any], None], kind: Any = ToFrontEnd) -> None:
@@ -205,24 +205,28 @@ class Pauses:
 
 
 class Model:
-    """A model by its name.
+    """A model of the server, with the process of its engine.
 
     Args:
-        name: what requests call it.
-        path: its bundle.
-        options: of ``LLM``.
-        limits: see there.
-        engine: its process, which runs already; by default ``start`` begins one.
+        name: name of the model in requests.
+        path: path of its bundle.
+        options: arguments of ``LLM``.
+        limits: the time limits of its engine.
+        engine: its process, if that runs already; None: ``start`` begins one.
 
     Attributes:
         state: unloaded, loading, ready, restarting (after a death), failed (its bundle never could be opened), closed.
-        error: the error of a failed one, with the paths that it names: for the log, not for clients.
+        error: the error of a failed model. It may name paths, so it is for the log, not for clients.
         info: ``LLM.info`` when it was opened.
-        hash, recipe, bytes, modified: of its bundle: also its recipe's name, its files' size, when it was written.
-        beat: how it was doing last.
-        starts: how often an engine was started; deaths: how often one died or was killed.
-        retried: requests that were tried again elsewhere.
-        last_used: when a request came or ended.
+        hash: hash of its bundle.
+        recipe: name of the bundle's recipe.
+        bytes: size of the bundle's files.
+        modified: time at which the bundle was written.
+        beat: the engine's last pulse.
+        starts: number of starts of an engine.
+        deaths: number of engines that died or were killed.
+        retried: number of requests that another replica got after a first one was lost.
+        last_used: time at which a request last came or ended.
     """
 
     def __init__(
@@ -253,7 +257,7 @@ class Model:
         self._next_start = 0.0
 
     def _look(self) -> None:
-        """Reads what the front end needs of the bundle."""
+        """Reads the parts of the bundle that the front end needs."""
         bundle = Bundle.open(self.path, self.options.get("trust"))
         files = bundle.tokenizer_files()
         self.tokenizer = Tokenizer(files) if files.tokenizer_json else None
@@ -265,33 +269,33 @@ class Model:
 
     @property
     def running(self) -> int:
-        """Requests that haven't ended."""
+        """Returns the number of requests that haven't ended."""
         return len(self._requests)
 
     @property
     def slots(self) -> int:
-        """Requests that may run at a time."""
+        """Returns the number of requests that may run at a time."""
         return int(self.options.get("max_requests", 64))
 
     @property
     def replicas(self) -> int:
-        """Engines that answer."""
+        """Returns the number of engines that answer."""
         return int(self.state == "ready")
 
     @property
     def pid(self) -> int | None:
-        """The engine's process."""
+        """Returns the id of the engine's process; None if there is none."""
         return None if self._engine is None else self._engine.process.pid
 
     def start(self) -> None:
-        """Starts its engine, and again whenever that dies, until ``close``."""
+        """Starts the engine, and again whenever it dies, until ``close``."""
         if self._task is None or self._task.done():
             self.state, self.error = "loading", None
             self._ready.clear()
             self._task = asyncio.create_task(self._supervise())
 
     async def wait_until_ready(self) -> None:
-        """Waits however often it is started. Raises the error of a bundle that can't be opened."""
+        """Waits through any number of starts until it answers. Raises the error of a bundle that can't be opened."""
         while self.state in ("loading", "restarting"):
             await self._ready.wait()
         if self.state == "failed" and self.error is not None:
@@ -299,7 +303,7 @@ class Model:
         self.check()
 
     async def wait_for_start(self) -> None:
-        """Waits for the end of one start. Raises UnavailableError where it doesn't answer then."""
+        """Waits for the end of one start. Raises UnavailableError if the engine doesn't answer then."""
         if self.state == "loading":
             await self._ready.wait()
         self.check()
@@ -307,14 +311,18 @@ class Model:
     def run(
         self, task: Task[Any], options: RequestOptions = RequestOptions(), *, whole: bool = True, version: str = ""
     ) -> Running:
-        """Starts a task. ``whole``, ``version``: see ``Submit``. Raises what ``submit`` raises."""
+        """Starts the requests of a task; for the arguments see ``Submit``. Raises what ``submit`` raises."""
         submit = Submit(0, task, options, whole, version)
         return self.submit(submit, partial(Running, task=task))
 
     def submit(self, submit: Submit, kind: Callable[[Model, int, bytes], Running]) -> Running:
-        """Starts a request; its number is set here. Raises UnavailableError, RequestError.
+        """Starts the requests of a task under a new number.
 
-        ``kind`` makes what hears of it from the model, its number and the digest of what is asked.
+        Args:
+            submit: the task; its number is set here.
+            kind: makes the object that gets the events, of the model, the number and the task's digest.
+
+        Raises UnavailableError, and RequestError for a task that was running at several deaths of an engine.
         """
         self.check()
         key = digest(submit.task)
@@ -331,7 +339,7 @@ class Model:
         return running
 
     def abort(self, number: int) -> None:
-        """Ends a request: its blocks are free at the next step."""
+        """Ends a request, whose blocks are free at the next step."""
         if self._requests.pop(number, None) is not None:
             self._send(Abort(number))
 
@@ -354,7 +362,7 @@ class Model:
         raise RequestError(f"model {self.name!r} has no replicas", hint="Start the server again.")
 
     async def close(self, unload: bool = False) -> None:
-        """Ends the engine: it writes what it keeps, or is killed where that takes long."""
+        """Ends the engine, which writes its prefixes. ``unload``: True lets the model start again."""
         self.state = "unloaded" if unload else "closed"
         self._fail_all(EngineLostError("the server is stopping", hint="Try again."))
         self._send(Close())
@@ -373,7 +381,7 @@ class Model:
             self._engine.kill()
 
     def describe(self) -> dict[str, Any]:
-        """Tells how it is doing, for ``/props`` and the page."""
+        """Returns the state of the model and its engine, for ``/props`` and the page."""
         beat = self.beat
         return {
             "state": self.state,
@@ -396,7 +404,7 @@ class Model:
         return beat.step_seconds > limits.step and beat.step_seconds > limits.step_times * beat.expected_seconds
 
     def check(self) -> None:
-        """Raises UnavailableError where it doesn't answer now."""
+        """Raises UnavailableError if the model doesn't answer now."""
         if self.state == "failed":
             raise UnavailableError(f"model {self.name!r} can't be opened; the server's log says why", _FAILED_SECONDS)
         if self.state != "ready":

@@ -56,7 +56,7 @@ _WAITING = 256
 
 
 def main(number: int) -> None:
-    """Serves until the socket is closed. ``number``: the socket's file descriptor."""
+    """Serves a bundle until the socket is closed. ``number``: the socket's file descriptor."""
     for one in (signal.SIGINT, signal.SIGHUP):  # they are the front end's
         signal.signal(one, signal.SIG_IGN)
     link = socket.socket(fileno=number)
@@ -83,7 +83,7 @@ def main(number: int) -> None:
 
 
 def _read(link: socket.socket) -> bytes:
-    """The next message; empty at the end."""
+    """Returns the next message; empty at the end of the socket."""
     header = _read_all(link, LENGTH_BYTES)
     size = int.from_bytes(header, "little")
     if len(header) < LENGTH_BYTES or size > MOST_BYTES:
@@ -106,7 +106,7 @@ def _read_all(link: socket.socket, size: int) -> bytes:
 
 
 class _Serving:
-    """The requests of a front end, by its numbers."""
+    """Serves the requests of a front end, which are known by its numbers."""
 
     def __init__(self, llm: LLM, link: socket.socket) -> None:
         self._llm, self._link = llm, link
@@ -136,7 +136,7 @@ class _Serving:
         self._out.put(message)
 
     def take(self, message: ToEngine) -> None:
-        """Does what a message says."""
+        """Acts on a message of the front end."""
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Abort):
@@ -185,7 +185,7 @@ class _Serving:
             self._llm.submit(prepared, partial(self._heard, message.number, whole))
 
     def _heard(self, number: int, whole: bool, event: StreamPiece | EnginewrightError) -> None:
-        """Called by the engine's thread."""
+        """Takes a piece of a request, or its error. The engine's thread calls it."""
         if isinstance(event, EnginewrightError):
             if self._forget(number) is not None:
                 self._news.ended.append(Ended(number, problem=Problem.from_error(event)))
@@ -208,7 +208,7 @@ class _Serving:
                     self.send(Events(ended=[ended]))
 
     def _send_news(self) -> None:
-        """Sends all that a step brought, in one message. Called by the engine's thread."""
+        """Sends all results of a step in one message. The engine's thread calls it."""
         if self._news.pieces or self._news.ended:
             news, self._news = self._news, Events()
             self._out.put(news)
@@ -268,7 +268,7 @@ def _ended(number: int, prepared: Prepared[Any], whole: bool) -> Ended:
 
 
 def _problem(error: Exception) -> Problem:
-    """Returns an error on its way; an untyped one names the engine."""
+    """Returns the record of an error. An error that isn't ours becomes one that names the engine."""
     if not isinstance(error, EnginewrightError):
         hint = "Please report it."
         error = EnginewrightError(f"the request failed in the engine: {shown(error, 300)}", hint=hint)

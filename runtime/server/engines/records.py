@@ -45,7 +45,7 @@ _KINDS: Mapping[str, type[EnginewrightError]] = {
 
 
 class Problem(msgspec.Struct, array_like=True):
-    """An ``EnginewrightError`` on its way."""
+    """An ``EnginewrightError`` as it goes through the socket."""
 
     kind: str
     message: str
@@ -60,7 +60,7 @@ class Problem(msgspec.Struct, array_like=True):
         return cls(known.__name__, error.message, error.hint, getattr(error, "retry_after", None), lengths)
 
     def error(self) -> EnginewrightError:
-        """The error again."""
+        """Returns the error."""
         if self.kind == OverloadError.__name__:
             return OverloadError(self.message, retry_after=self.retry_after or 1.0)
         if self.lengths is not None:
@@ -70,7 +70,7 @@ class Problem(msgspec.Struct, array_like=True):
 
 
 class Open(msgspec.Struct, tag=True):
-    """Opens a bundle; ``options`` are ``LLM``'s."""
+    """Opens a bundle. ``options``: arguments of ``LLM``."""
 
     path: str
     options: dict[str, Any]
@@ -82,8 +82,8 @@ class Submit(msgspec.Struct, tag=True):
     Attributes:
         task: a record of ``tasks.table``, which the engine's process reads and checks.
         options: the options of its requests.
-        whole: nobody wants pieces, but the result alone.
-        version: the hash of the bundle that the prompt was made for.
+        whole: True sends the result alone, without pieces.
+        version: hash of the bundle that the prompt was made for.
     """
 
     number: int
@@ -94,7 +94,7 @@ class Submit(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Ends a request: nothing more comes of it."""
+    """Ends a request, of which nothing more is sent."""
 
     number: int
 
@@ -111,14 +111,14 @@ class Ask(msgspec.Struct, tag=True):
 
 
 class Close(msgspec.Struct, tag=True):
-    """Ends the process once what is kept is written."""
+    """Ends the process, after prefixes and grammars that are to be kept are written."""
 
 
 ToEngine = Open | Submit | Abort | Ask | Close
 
 
 class Opened(msgspec.Struct, tag=True):
-    """The bundle is open. ``hash`` is the bundle's, ``model`` are fields of ModelInfo, ``info`` is ``LLM.info``."""
+    """Reports that the bundle is open. ``hash``: its hash; ``model``: fields of ModelInfo; ``info``: ``LLM.info``."""
 
     hash: str
     target: str
@@ -142,7 +142,7 @@ class Greeting(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The bundle can't be opened."""
+    """Reports that the bundle can't be opened."""
 
     problem: Problem
 
@@ -162,8 +162,8 @@ class Ended(msgspec.Struct, array_like=True):
     """A task has ended: with its result, or with a problem before the first token.
 
     Attributes:
-        result: as ``tasks.table.received_result`` reads it.
-        metrics: of its first request.
+        result: the result, as ``tasks.table.received_result`` reads it.
+        metrics: times and counts of the task's first request.
     """
 
     number: int
@@ -187,7 +187,7 @@ class Answer(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """Comes each second."""
+    """The engine's load, sent each second."""
 
     pulse: Pulse
 
@@ -206,26 +206,26 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def digest(task: Any) -> bytes:
-    """Returns a digest by which the same task is known when it comes again."""
+    """Returns a digest of a task, by which it is recognised when a client sends it again."""
     return hashlib.sha256(_encoder.encode(task)).digest()
 
 
 def packed(message: Sent) -> bytes:
-    """A message as it goes through the socket."""
+    """Returns a message as it goes through the socket: its length, then its bytes."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 class Engine:
-    """An engine's process, which opens a bundle from the first moment on.
+    """An engine's process, which opens its bundle as soon as it runs.
 
     Args:
         path, options: see ``Open``.
 
     Attributes:
-        program: what it runs, by Python; the number of its side of the socket follows.
-        process: it.
-        socket: the front end's side of the socket to it.
+        program: arguments of Python that run the process; the number of its side of the socket follows.
+        process: the process.
+        socket: the front end's side of the socket to the process.
     """
 
     program: ClassVar[tuple[str, ...]] = ("-m", "enginewright.runtime.server.engines.engine_process")

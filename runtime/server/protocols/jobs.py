@@ -36,12 +36,12 @@ from .tools import ToolChoice, tool_choice
 
 @dataclass(frozen=True)
 class Order:
-    """A body in OpenAI's words: other protocols' bodies are turned into these.
+    """A body in OpenAI's words, into which the bodies of other protocols are turned.
 
     Attributes:
         body: the prompts and parameters.
         kind: makes the shape of the answer.
-        ignored: fields on which no answer depends.
+        ignored: names of fields on which no answer depends.
         notes: further headers of the answer.
     """
 
@@ -52,18 +52,20 @@ class Order:
 
 
 class Job:
-    """One body on its way: its prompts and parameters, then the requests that run.
+    """The work for one body: its prompts and parameters, then the requests that run.
 
     Args:
-        charge: its share of the tenant's quotas.
-        order: makes the order for the model. It runs on a thread, as everything that grows with a body does.
-        streamed: whether the answer comes in pieces.
-        trace: the client's ``traceparent``.
+        front: the front end.
+        charge: the body's share of the tenant's quotas.
+        model: the model that answers.
+        order: makes the order for the model. It runs on a thread, as all work does that grows with a body.
+        trace: the client's ``traceparent``; None if it sent none.
+        request_id: id of the HTTP request.
         log: fields of the request's line in the log.
 
     Attributes:
-        ignored: fields on which no answer depends.
-        notes: headers of the answer besides.
+        ignored: names of fields on which no answer depends.
+        notes: further headers of the answer.
     """
 
     body: Body
@@ -114,11 +116,11 @@ class Job:
 
     @property
     def requests(self) -> int:
-        """The number of the job's requests: its prompts, times the answers of each."""
+        """Returns the number of the job's requests: its prompts times the answers to each."""
         return len(self.given) * self.answers
 
     async def prepare(self) -> None:
-        """Makes the prompts; again where the model's bundle has been replaced since."""
+        """Makes the prompts. It is called again if the model's bundle has been replaced since."""
         await self.front.in_thread(self.tenant.name, self._prepare, self.charge.size)
 
     def _prepare(self) -> None:
@@ -144,11 +146,11 @@ class Job:
         )
 
     def _hold(self, form: Mapping[str, Any]) -> None:
-        """Gives the answer another form. Raises RequestError."""
+        """Replaces the form of the answer. Raises RequestError."""
         self.params = self.params.updated(structured_outputs=StructuredOutputsParams.checked(form))
 
     def _chat(self) -> None:
-        """Makes a conversation's prompt, and says how its answers are read."""
+        """Makes a conversation's prompt, and the reading of its answers."""
         body, model = self.body, self.model
         assert isinstance(body, ChatBody)
         prompt, self.spliced = chat_prompt(self.front, model, body, self.tools, self.scope, self.splices)
@@ -168,7 +170,10 @@ class Job:
             self.ignored += [] if effort_variables(effort[1], reads) else [effort[0]]
 
     def _budget(self, body: ChatBody, prompt: int) -> int | None:
-        """Returns the most tokens of the reasoning; None for no limit, and for one that the answer ends before."""
+        """Returns the most tokens of the reasoning; None for no limit, and for one beyond the answer's own.
+
+        ``prompt``: tokens of the prompt. Raises RequestError if the model can't limit its reasoning.
+        """
         budget = body.reasoning_budget()
         if budget is None:
             return None
@@ -191,11 +196,11 @@ class Job:
         self._reading = Reading(None, self.tools, ())
 
     def reader(self) -> Reader:
-        """A reader of one answer."""
+        """Returns a reader of one answer."""
         return self._reading.reader(self._sampling, self.shape.call_prefix)
 
     def submit(self) -> list[Running]:
-        """Starts the requests. Raises what ``Model.submit`` raises, and OverloadError where too many wait."""
+        """Starts the requests. Raises what ``Model.submit`` raises, and OverloadError if too many wait."""
         model, body = self.model, self.body
         if self._cancelled is not None:
             raise self._cancelled
@@ -217,7 +222,7 @@ class Job:
         return submitted
 
     def cancel(self, error: EnginewrightError) -> None:
-        """Ends what runs. Its client gets the error: as the last event of a stream, or as the response."""
+        """Ends the requests. The client gets the error as the last event of a stream, or as the response."""
         self._cancelled = error
         for running in self._running:
             self.model.abort(running.number)
@@ -271,7 +276,7 @@ class Job:
             await self.front.in_thread(self.tenant.name, partial(keep, turn=(self.body, self.tools, turn)))
 
     async def whole(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole answer."""
         while True:
             try:
                 return await self._whole()
@@ -279,7 +284,7 @@ class Job:
                 await self.prepare()
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer's events, several together where they have come together."""
+        """Yields the answer's events; those of one step together."""
         begun = False
         while True:
             try:
@@ -407,12 +412,12 @@ class _Sent:
 
     @property
     def tokens(self) -> int:
-        """New tokens of all answers."""
+        """Returns the number of new tokens of all answers."""
         return sum(len(answer.ids) for answer in self.answers.values())
 
 
 def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int, ...]]:
-    """The prompts of a body, and further tokens that end their answers."""
+    """Returns the prompts of a body, and further tokens that end their answers."""
     prompts = []
     most = model.model.context_length - 1
     if body.suffix or isinstance(body, InfillBody):
@@ -433,7 +438,7 @@ def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int
 
 
 def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], tuple[int, ...]]:
-    """Returns the same where the text before a suffix is asked for.
+    """Returns the prompts and end tokens of a body that asks for the text before a suffix.
 
     Raises ApiError where the model can't fill in the middle.
     """
@@ -466,7 +471,7 @@ def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], t
 
 
 async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[Piece] | Ended], None]:
-    """The events of several requests, with the place of each. Raises the first error."""
+    """Yields the events of several requests, each with the request's index. Raises the first error."""
     if len(running) == 1:
         async with contextlib.aclosing(running[0].events()) as events:
             async for update in events:
@@ -499,11 +504,11 @@ async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[
 async def answer(
     front: Front, request: Request, charge: Charge, name: str | None, order: Callable[[Model], Order]
 ) -> Work:
-    """Returns the response to one body: what every route does that has something generated.
+    """Returns the response to a body that asks for generated text. Every such route calls it.
 
     Args:
         charge: the body's share of the tenant's quotas, which is ended here.
-        name: of the model.
+        name: name of the model; None for the first.
         order: makes the order for the model, on a thread.
     """
     with charge:
@@ -519,10 +524,10 @@ async def answer(
 
 
 class Work(Response):
-    """Sends what a job gives, whole or as a stream; ends the job where the client leaves.
+    """Sends a job's answer, whole or as a stream, and ends the job if the client leaves.
 
     Attributes:
-        at_end: is called when all is over, however it ended.
+        at_end: function that is called at the end, after an error too.
     """
 
     def __init__(self, front: Front, job: Job) -> None:
@@ -601,7 +606,7 @@ class Work(Response):
             await self._send(send, alive)
 
     async def _watch(self, work: asyncio.Future[None], send: Send) -> None:
-        """Sends comments where a stream has nothing else."""
+        """Sends a comment whenever a stream has had no event for some time."""
         options = self.front.options
         while True:
             await asyncio.sleep(min(1.0, options.keep_alive_seconds / 2))
