@@ -53,9 +53,9 @@ from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.scaled import Factors, Scaled
 from enginewright.passes.ops.epilogue import finish_linear
+from enginewright.passes.quantization.calibrated_walk import calibration_tokens, walk
 from enginewright.passes.quantization.choose_formats import LINEARS, WEIGHT_ARGUMENT, ChooseFormats, heads_of
 from enginewright.passes.quantization.gptq import Factor, Hessian
-from enginewright.passes.sparsity.calibrated_walk import calibration_tokens, walk
 from enginewright.passes.sparsity.sparsegpt import factorize_by_fours
 from enginewright.runtime.shared.weight_formats import Storage
 from enginewright.runtime.text.tokenizer import Tokenizer

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.passes.ir.calls import LINEARS, Call, Piece, epilogue_of, owner_of, pieces_of
 from enginewright.passes.ir.scaling import Scaling
 from enginewright.passes.ir.value_name import ValueName
@@ -26,7 +27,7 @@ from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.shared.weight_formats import SCALED
 
 from .probes import Probe, find_probes
-from .runs import Role, Stored, Tensor, cut, dequantized
+from .runs import Role, Stored, Tensor, cut, tensors_at
 from .values import Recording, Used, Values, leaves_of, token_axis
 
 _TOKENS, _ROWS = Affine(t=1), Affine(r=1)
@@ -98,8 +99,7 @@ class BundleRun:
 
     def tensors(self, path: str) -> list[Tensor]:
         """Returns the stored weights of the module at ``path``, as float32."""
-        weights = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
-        return [tensor for tensor in weights if tensor.path == path]
+        return tensors_at(self, path)
 
     def tensors_of(self, call: Call) -> list[Tensor]:
         """Returns the stored weights of a step, as float32; a fused product's weight is divided into the rows of each
@@ -125,10 +125,9 @@ def _stored(bundle: Bundle, step: Step) -> list[Stored]:
         entry = bundle.tensor(first.name)
 
         def read(first: Operand = first, scales: Sequence[Operand] = scales) -> FloatArray:
-            values, *factors = (_unpacked(bundle, o.name) for o in (first, *scales))
-            if not factors:
-                return values
-            return dequantized(values, factors[0], factors[1] if len(factors) > 1 else None, group)
+            values, *factors = (torch.from_numpy(_unpacked(bundle, o.name)) for o in (first, *scales))
+            rows: FloatArray = (decoded(values, *factors, group=group) if factors else values).numpy()
+            return rows
 
         role: Role = "bias" if stored else "weight"
         parts = tuple((p.source, *p.rows, p.size) for p in entry.parts)

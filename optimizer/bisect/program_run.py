@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.calls import Call, calls_of, op_name, value_key
@@ -24,7 +24,7 @@ from enginewright.passes.ops.cache import rounded_heads
 from enginewright.runtime.shared.contracts import FloatArray
 
 from .probes import Probe, find_probes
-from .runs import Role, Stored, Tensor, cut, dequantized
+from .runs import Role, Stored, Tensor, cut, tensors_at
 from .values import Recording, Used, Values, from_rows, in_layers, leaves_of, to_rows, token_axis
 
 
@@ -97,8 +97,7 @@ class ProgramRun:
 
     def tensors(self, path: str) -> list[Tensor]:
         """Returns the weights of the module at ``path``, as float32."""
-        weights = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
-        return [tensor for tensor in weights if tensor.path == path]
+        return tensors_at(self, path)
 
     def tensors_of(self, call: Call) -> list[Tensor]:
         """Returns the weights of a node, as float32; a fused product's weight is divided into the rows of each
@@ -118,22 +117,20 @@ def _stored(program: Program, node: Node) -> list[Stored]:
     names = {name: str(value.target) for name, value in arguments.items() if program.weight_of(value) is not None}
     group = int(arguments.get("weight_group", arguments.get("group_size", 0)) or 0)
 
-    def read(name: str) -> FloatArray:
-        value: FloatArray = program.weights[names[name]].evaluate().float().numpy()
-        return value
-
     weights: list[Stored] = []
     for role, (values, scales, offsets) in _TENSORS:
         if values not in names:
             continue
 
-        def tensor(values: str = values, scales: str = scales, offsets: str = offsets) -> FloatArray:
-            if scales not in names:
-                return read(values)
-            return dequantized(read(values), read(scales), read(offsets) if offsets in names else None, group)
+        def read(
+            stored: Sequence[str] = [names[one] for one in (values, scales, offsets) if one in names],
+        ) -> FloatArray:
+            first, *factors = (program.weights[name].evaluate() for name in stored)
+            rows: FloatArray = (decoded(first, *factors, group=group) if factors else first.float()).numpy()
+            return rows
 
         parts = tuple((p.source, p.start, p.stop, p.size) for p in program.weights[names[values]].parts(0))
-        weights.append(Stored(role, names[values], parts, tensor))
+        weights.append(Stored(role, names[values], parts, read))
     return weights
 
 

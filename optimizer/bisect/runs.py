@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 
 from enginewright.passes.ir.calls import Call, Piece
@@ -89,6 +88,12 @@ class TracedRun(Run, Protocol):
         ...
 
 
+def tensors_at(run: TracedRun, path: str) -> list[Tensor]:
+    """Returns the weights of the module at a path, as float32, by the calls that stand for the module."""
+    weights = [tensor for call in run.calls if path in call.where for tensor in run.tensors_of(call)]
+    return [tensor for tensor in weights if tensor.path == path]
+
+
 @dataclass(frozen=True)
 class Stored:
     """A weight of a call.
@@ -133,17 +138,3 @@ def _cut(weight: Stored, piece: Piece | None, path: str) -> Tensor:
             sources.append(f"{name}[{source_rows[0]}:{source_rows[1]}]")
         at += size
     return Tensor(piece.path, weight.role, f"{weight.name}[{start}:{stop}]", tuple(sources), read)
-
-
-def dequantized(values: FloatArray, scales: FloatArray, offsets: FloatArray | None, group: int) -> FloatArray:
-    """Returns value * scale + offset: [.., K] by [.., groups]. ``group`` values share a scale, all K values if
-    it is 0.
-    """
-    size = values.shape[-1]
-    width = group or size
-
-    def spread(factors: FloatArray) -> FloatArray:
-        return np.repeat(factors.astype(np.float32), width, axis=-1)[..., :size]
-
-    result: FloatArray = values.astype(np.float32) * spread(scales)
-    return result if offsets is None else result + spread(offsets)

@@ -14,9 +14,10 @@ import torch
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import Method
 from enginewright.passes.ir.program import Program
+from enginewright.passes.quantization.calibrated_walk import as_multiplied
 from enginewright.runtime.shared.weight_formats import FORMATS, SCALE_BLOCKS
 
-from .format_sensitivity import round_weight, rounded_activation
+from .format_sensitivity import round_weight
 from .format_units import bytes_of, find_units, weight_node
 
 _SAMPLED_UNITS, _SAMPLED_ROWS, _INPUTS = 8, 32, 64
@@ -98,7 +99,7 @@ def try_formats(program: Program, formats: Sequence[WeightFormat]) -> list[Tried
 def _error(rows: torch.Tensor, x: torch.Tensor, weight_format: WeightFormat) -> float:
     """The relative squared error of x [M, K] times rows [N, K] with both in a format."""
     exact = x @ rows.t()
-    off = rounded_activation(x, weight_format) @ round_weight(rows, weight_format).t() - exact
+    off = as_multiplied(x, weight_format) @ round_weight(rows, weight_format).t() - exact
     return float(off.square().sum()) / max(float(exact.square().sum()), torch.finfo(torch.float32).tiny)
 
 

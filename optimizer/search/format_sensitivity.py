@@ -25,7 +25,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import quantized, round_rows
 from enginewright.passes.ir.two_of_four import TwoOfFour
 from enginewright.passes.ops.experts import grouped_linear
-from enginewright.passes.ops.quantization import quantize_activation
+from enginewright.passes.quantization.calibrated_walk import as_multiplied
 from enginewright.passes.quantization.choose_formats import WEIGHT_ARGUMENT
 
 from .format_units import FormatUnit, weight_node
@@ -132,7 +132,7 @@ def _errors(run: StepwiseEvaluation, node: Node, values: Values, formats: Sequen
         x, weight = _input(node, values), _weight(run, node)
         rows = weight[:: -(-len(weight) // MOST_ROWS)]
         exact = x @ rows.t()
-        off = [rounded_activation(x, f) @ round_weight(rows, f).t() - exact for f in formats]
+        off = [as_multiplied(x, f) @ round_weight(rows, f).t() - exact for f in formats]
     size = max(float(exact.square().sum()), torch.finfo(torch.float32).tiny)
     return [float(each.square().sum()) / size for each in off]
 
@@ -166,7 +166,7 @@ def _rounded(run: StepwiseEvaluation, node: Node, weight_format: WeightFormat, v
     else:
         rounded = expr.evaluate().float() if isinstance(expr, TwoOfFour) else _weight(run, node)
         rounded = rounded.to(TORCH_DTYPES[weight_format.stored.dtype]).float()
-    return _product(run, node, values, lambda x: rounded_activation(x, weight_format), rounded)
+    return _product(run, node, values, lambda x: as_multiplied(x, weight_format), rounded)
 
 
 def _weight(run: StepwiseEvaluation, node: Node) -> torch.Tensor:
@@ -190,12 +190,3 @@ def _product(
         assert isinstance(starts, Node)
         return grouped_linear(x(inputs), values[starts], weight, added)
     return torch.nn.functional.linear(x(inputs), weight, added)
-
-
-def rounded_activation(x: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
-    """Rounds x [.., K] as products with weights of a format do."""
-    if weight_format.activation == "int8":
-        group = weight_format.activation_group_size
-        values, scales, _ = quantize_activation(x, group)
-        return decoded(values, scales, group=group)
-    return x.bfloat16().float() if weight_format.activation == "bf16" else x

@@ -271,9 +271,6 @@ class FormatSearch(Search[AutoReport]):
             return None
         return TokenTime(most, clock.device, self._ms(choice.chosen), self.timed)
 
-    def _bytes(self, choice: Assignment) -> int:
-        return choice.size + self.fixed
-
     def _point(self, choice: Assignment, measured: float | None = None) -> ParetoPoint:
         ms = None if self.recipe.budget.max_ms_per_token is None else self._ms(choice.chosen)
         return ParetoPoint(self._bytes(choice), choice.cost, measured, ms)

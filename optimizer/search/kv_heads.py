@@ -165,9 +165,6 @@ class KvHeadSearch(Search[KvSearchReport]):
             seconds=seconds,
         )
 
-    def _bytes(self, choice: Assignment) -> int:
-        return choice.size + self.fixed
-
     def _point(self, choice: Assignment, measured: float | None = None) -> HeadsPoint:
         return HeadsPoint(self._bytes(choice), choice.cost, measured)
 

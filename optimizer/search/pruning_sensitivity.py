@@ -22,8 +22,8 @@ from enginewright.passes.framework.base import Rejection
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import layer_path
+from enginewright.passes.quantization.calibrated_walk import walk
 from enginewright.passes.sparsity.attention_heads import Heads, attention_heads
-from enginewright.passes.sparsity.calibrated_walk import walk
 from enginewright.passes.sparsity.feed_forwards import FeedForward, feed_forwards
 from enginewright.passes.sparsity.layers import Layer, LeavingOut, find_layers
 from enginewright.passes.sparsity.prune_channels import kept_channels, step_of

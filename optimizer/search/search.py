@@ -265,6 +265,10 @@ class Search(ABC, Generic[Report]):
         assignment = least_cost(self.options, max_size - self.fixed)
         return None if assignment is None else self.measure(assignment)
 
+    def _bytes(self, choice: Assignment) -> int:
+        """Returns the size of a choice, with the parts that no choice changes."""
+        return choice.size + self.fixed
+
     @property
     def curve(self) -> list[Assignment]:
         """The Pareto curve, from the least KL to the smallest size."""

@@ -1,4 +1,4 @@
-"""Restricts layers to a part of a long context, by the recipe's [adaptive_context]."""
+"""Restricts layers to a part of a long context, by [adaptive_context] of the recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ew = torch.ops.ew
 
 
 def _summaries_are_kept(program: Program) -> list[str]:
-    """A layer that chooses blocks has their summaries in its cache."""
+    """Returns the attentions that choose blocks and have no summaries of them in their caches."""
     tables = {program.inputs[f"block_table:{group.name}"]: group for group in program.cache_groups}
     return [
         f"{describe_node(node)} chooses blocks, and its cache keeps no summaries"
@@ -26,10 +26,10 @@ def _summaries_are_kept(program: Program) -> list[str]:
 
 
 class ChooseBlocks(Pass):
-    """Every full ``ew.paged_attention`` but the first layers' gets ``choice``; their cache groups keep summaries.
+    """Sets ``choice`` of every full ``ew.paged_attention`` except the first layers; their cache groups keep summaries.
 
-    Layers with a window stay as they are. (Quest: https://arxiv.org/abs/2406.10774, which also leaves the first two
-    layers whole.)
+    Layers with a window stay unchanged. (Quest: https://arxiv.org/abs/2406.10774, which leaves the first two layers
+    whole too.)
     """
 
     name = "choose_blocks"

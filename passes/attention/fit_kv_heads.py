@@ -19,10 +19,10 @@ import torch
 TINY = 1e-30
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
-"""The shares of a Gram matrix's mean diagonal that are tried against fitting noise."""
+"""The shares of a Gram matrix's mean diagonal that are tried as ridges, against fitting noise."""
 
 HELD_OUT = 4
-"""The interval of held-out tokens: every fourth one decides which ridge is best, or whether none is."""
+"""The interval of held-out runs: every fourth one determines the best ridge, or that none helps."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RopeLayout:
     """The dimensions of a head that are rotated together.
 
     Attributes:
-        first, second: [F], dimensions of the pairs.
+        first, second: [F], the dimensions of the pairs.
         rest: the dimensions that aren't rotated.
     """
 
@@ -40,7 +40,9 @@ class RopeLayout:
 
     @staticmethod
     def from_sizes(size: int, pairs: int, interleaved: bool) -> RopeLayout:
-        """``pairs`` of ``ew.rope`` in heads of ``size`` dimensions; 0 for a head that isn't rotated."""
+        """Returns the layout of ``pairs`` of ``ew.rope`` in heads of ``size`` dimensions; 0 pairs for a head that isn't
+        rotated.
+        """
         first = range(0, 2 * pairs, 2) if interleaved else range(pairs)
         second = range(1, 2 * pairs, 2) if interleaved else range(pairs, 2 * pairs)
         return RopeLayout(tuple(first), tuple(second), tuple(range(2 * pairs, size)))
@@ -48,30 +50,36 @@ class RopeLayout:
 
 @dataclass(frozen=True)
 class KeyFit:
-    """``keys`` [D, G*D] makes one head's keys of a group's, ``queries`` [G, D, D] what meets them of each one's."""
+    """The keys of a group of G heads as one head.
+
+    Attributes:
+        keys: [D, G*D], from the keys of the group to the one head.
+        queries: [G, D, D], applied to the queries of each of the heads.
+    """
 
     keys: torch.Tensor
     queries: torch.Tensor
 
 
 def mean_of_heads(heads: int, size: int) -> torch.Tensor:
-    """[D, G*D]: the mean of G heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245)."""
+    """Returns [D, G*D]: the mean of G heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245)."""
     return torch.eye(size, dtype=torch.float64).repeat(1, heads) / heads
 
 
 def one_of_heads(head: int, heads: int, size: int) -> torch.Tensor:
-    """[D, G*D]: one of G heads as it is."""
+    """Returns [D, G*D]: head number ``head`` of G heads."""
     picked = torch.zeros(size, heads, size, dtype=torch.float64)
     picked[:, head] = torch.eye(size, dtype=torch.float64)
     return picked.flatten(1)
 
 
 def fit_keys(q: torch.Tensor, k: torch.Tensor, layout: RopeLayout) -> KeyFit:
-    """The keys of a group, before or after their rotation, and the queries that meet them.
+    """Fits the keys of a group, before or after their rotation, and the queries that are multiplied by them.
 
     Args:
-        q: [T, G, g, D], the queries of each head of keys.
+        q: [T, G, g, D], the queries of each key head.
         k: [T, G, D].
+        layout: the dimensions that are rotated.
     """
     q, k = q.double(), k.double()
     heads, size = k.shape[1:]
@@ -97,7 +105,7 @@ def fit_keys(q: torch.Tensor, k: torch.Tensor, layout: RopeLayout) -> KeyFit:
 
 
 def _principal_pairs(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, G, g, F], k [T, G, F] complex -> what makes k' of k, and k of k': [G, F] each."""
+    """Returns the factors [G, F] from k to k', and from k' to k, of q [T, G, g, F] and k [T, G, F], all complex."""
     power = q.abs().square().sum(2).mean(0)  # [G, F]
     weight = (power + 1e-9 * power.mean(0) + TINY).sqrt()
     weighted = k * weight
@@ -115,23 +123,24 @@ def _principal_pairs(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _put_complex(matrix: torch.Tensor, numbers: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Multiplication of the pairs (a, b) by complex numbers [F], as entries of a real matrix."""
+    """Writes the multiplication of the pairs (a, b) by complex numbers [F] into a real matrix."""
     matrix[a, a], matrix[a, b] = numbers.real, -numbers.imag
     matrix[b, a], matrix[b, b] = numbers.imag, numbers.real
 
 
 def low_rank(covariance: torch.Tensor, weights: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best ``rank`` directions of x [G*D], each head's part of which is weighted by a matrix of its own.
+    """Returns the best ``rank`` directions of x [G*D], with the part of each head weighted by a matrix of its own.
 
     Minimises the mean of (x - d e x)^T W (x - d e x), W block by block ``weights``.
 
     Args:
         covariance: [G*D, G*D], the mean of x x^T.
         weights: [G, D, D], symmetric, not negative.
+        rank: the number of directions.
 
     Returns:
-        e [rank, G*D] and d [G*D, rank]. What is left free, a rotation of the directions, makes e x as like the mean of
-        the heads as it can be, so that no direction is larger than the heads' own are.
+        e [rank, G*D] and d [G*D, rank]. A rotation of the directions is free: it is chosen so that e x is as close to
+            the mean of the heads as possible, and no direction is larger than those of the heads.
     """
     heads, size = weights.shape[:2]
     values, vectors = torch.linalg.eigh(weights)
@@ -157,7 +166,7 @@ def fit_output(before: torch.Tensor, now: torch.Tensor, first: torch.Tensor, out
     """Returns M [K, K], which computes the former results of attention from the new ones: before = now M^T, as a
     projection sees it.
 
-    Beginning from ``first``, by least squares; how far it may go from there, tokens that are held out say.
+    It is a least-squares fit that starts from ``first``. Held-out tokens determine its distance from there.
 
     Args:
         before, now: [T, K], query heads of a group side by side.
@@ -178,13 +187,13 @@ def fit_output(before: torch.Tensor, now: torch.Tensor, first: torch.Tensor, out
 
 
 def _held_out(tokens: int) -> torch.Tensor:
-    """[T] bool: stretches of neighbours, as those of a text are alike."""
+    """Returns True [T] for held-out tokens: runs of neighbours, since those of a text are alike."""
     stretch = max(1, tokens // (HELD_OUT * 8))
     return (torch.arange(tokens) // stretch) % HELD_OUT == HELD_OUT - 1
 
 
 def _solved(gram: torch.Tensor, cross: torch.Tensor, ridge: float) -> torch.Tensor:
-    """cross (gram + ridge)^-1."""
+    """Returns cross (gram + ridge)^-1."""
     size = gram.diagonal().mean() * ridge + TINY
     solved: torch.Tensor = torch.linalg.solve(gram + size * torch.eye(len(gram), dtype=gram.dtype), cross.T)
     return solved.T
@@ -195,15 +204,16 @@ def _squares(x: torch.Tensor) -> float:
 
 
 def relative_error(now: torch.Tensor, before: torch.Tensor) -> float:
-    """|now - before|^2 / |before|^2."""
+    """Returns |now - before|^2 / |before|^2."""
     return _squares(now - before) / max(_squares(before), TINY)
 
 
 def balanced_groups(similarity: torch.Tensor, count: int) -> tuple[tuple[int, ...], ...]:
-    """``count`` groups of equal size of N things, alike within as much as exchanging two at a time can make them.
+    """Divides N things into ``count`` groups of equal size, as similar within as exchanges of two can make them.
 
     Args:
         similarity: [N, N], symmetric.
+        count: the number of groups.
     """
     total = len(similarity)
     size = total // count
@@ -224,7 +234,7 @@ def balanced_groups(similarity: torch.Tensor, count: int) -> tuple[tuple[int, ..
 
 
 def _gain(similarity: torch.Tensor, one: Sequence[int], other: Sequence[int], x: int, y: int) -> float:
-    """Returns how much the similarity within both groups grows if x of one group is exchanged for y of the other."""
+    """Returns the growth of the similarity within both groups if x of one group is exchanged for y of the other."""
     stay, theirs = [i for i in one if i != x], [i for i in other if i != y]
     now = similarity[x, stay].sum() + similarity[y, theirs].sum()
     then = similarity[y, stay].sum() + similarity[x, theirs].sum()

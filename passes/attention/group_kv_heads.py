@@ -1,7 +1,7 @@
-"""Attentions get fewer heads of keys and values: several become one, and so does their place in the cache.
+"""Reduces the number of key/value heads of attentions: several heads become one, also in the cache.
 
-By the mean of heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), or by a fit to what attention computes on
-calibration tokens (fit_kv_heads.py). The numbers are the recipe's, layer by layer.
+They become the mean of the heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), or a fit to the results of
+attention on calibration tokens (fit_kv_heads.py). The recipe has the number of heads of each layer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .regroup_heads import HeadMixes, mean_mixes, neighbours, regroup
 aten, ew = torch.ops.aten, torch.ops.ew
 
 MOST_TOKENS = 4096
-"""The most tokens of the calibration that heads are fitted to: several for each unknown of a row that is solved for."""
+"""The most calibration tokens: several for each unknown of a row that is solved for."""
 
 
 class GroupKvHeads(Pass):
-    """``PassContext.kv_heads``: each attention's k and v projections make fewer heads, of mixes of their rows.
+    """Replaces the k and v projections of each attention by fewer heads, which are mixes of their rows.
 
-    Fitted layer by layer to what the layers before have become, with the memory of one layer. An attention whose heads
-    can't be distinguished in the weights around it keeps them, with the reason.
+    The layers are fitted one after the other, each with the changed layers before it, in the memory of one layer. If
+    the heads of an attention can't be distinguished in the weights around it, it stays unchanged, with a rejection.
     """
 
     name = "group_kv_heads"
@@ -95,7 +95,7 @@ def _file(context: PassContext, number: int) -> Path | None:
 
 
 def sites_to_group(program: Program, options: KvOptions, rejected: list[Rejection]) -> list[tuple[Site, int]]:
-    """The attentions that are to have fewer heads, and how many; those that can't are added to ``rejected``."""
+    """Returns the attentions that get fewer heads, with their numbers; adds to ``rejected`` those that can't."""
     to_group: list[tuple[Site, int]] = []
     for attention in program.nodes_of(ew.attention.default):
         path = join_where(attention.meta[WHERE])
@@ -122,7 +122,7 @@ def _why_not_reordered(program: Program, site: Site) -> str | None:
 
 
 def plain_mixes(program: Program, site: Site, count: int) -> HeadMixes:
-    """The mean of neighbours, which needs no tokens."""
+    """Returns the mean of neighbouring heads, which needs no tokens."""
     queries, size = (int(n) for n in program.value(site.q.pre).shape[1:])
     heads, value_size = (int(n) for n in program.value(site.v.pre).shape[1:])
     return mean_mixes(neighbours(heads, count), queries, size, value_size)
@@ -130,7 +130,7 @@ def plain_mixes(program: Program, site: Site, count: int) -> HeadMixes:
 
 @dataclass
 class _Sweep:
-    """One evaluation of the program: an attention is fitted when it is called, and gives what it will give."""
+    """One evaluation of the program: an attention is fitted when it is called, and returns its new result."""
 
     program: Program
     sites: Mapping[Site, int]
@@ -164,7 +164,7 @@ class _Sweep:
 
 
 def some_tokens(sequences: Sequence[torch.Tensor], most: int = MOST_TOKENS) -> list[torch.Tensor]:
-    """Evenly spread sequences of no more than ``most`` tokens together, or the beginning of one."""
+    """Returns evenly spread sequences of at most ``most`` tokens together, or the beginning of one."""
     total = sum(len(s) for s in sequences)
     count = min(len(sequences), max(1, len(sequences) * most // max(total, 1)))
     return [sequence[:most] for sequence in spread(sequences, count)]
@@ -174,7 +174,9 @@ def some_tokens(sequences: Sequence[torch.Tensor], most: int = MOST_TOKENS) -> l
 
 
 def regroup_site(program: Program, site: Site, mixes: HeadMixes, file: Path | None = None) -> None:
-    """New projections, views and attention in place of a site's. ``file``: where the largest matrices are kept."""
+    """Replaces the projections, views and attention of a site. ``file`` stores the largest matrices; None keeps them in
+    memory.
+    """
     attention, arguments = site.attention, bound_arguments(site.attention)
     value_size = int(program.value(site.v.pre).shape[2])
     with program.inserting_before(attention):
@@ -205,7 +207,7 @@ def _mix(branch: Branch, mixes: HeadMixes, matrices: torch.Tensor) -> Mix:
 
 
 def _projected(program: Program, branch: Branch, letter: str, mix: Mix, heads: int) -> Node:
-    """A projection of its own for these heads [T, N, D], with a branch's norms and rotations behind it."""
+    """Returns a new projection for these heads [T, N, D], with the norms and rotations of a branch after it."""
     arguments, where = bound_arguments(branch.linear), branch.linear.meta[WHERE]
     weight = _named(program, branch, arguments["weight"], letter, mix)
     bias = None if arguments["bias"] is None else _named(program, branch, arguments["bias"], letter, mix)
@@ -217,7 +219,7 @@ def _projected(program: Program, branch: Branch, letter: str, mix: Mix, heads: i
 
 
 def _named(program: Program, branch: Branch, node: Node, letter: str, mix: Mix) -> Node:
-    """The weight or bias, mixed; under a name of its own where something else is cut out of the projection too."""
+    """Returns the mixed weight or bias, under a new name if other rows of the projection are read too."""
     base = program.weight_of(node)
     assert base is not None
     if branch.alone:
@@ -228,7 +230,7 @@ def _named(program: Program, branch: Branch, node: Node, letter: str, mix: Mix) 
 
 
 def mixed(base: WeightExpr, mix: Mix, axis: int = 0) -> WeightExpr:
-    """Mixed rows; a plain slice where nothing is mixed and rows lie side by side."""
+    """Returns mixed rows of a weight; a plain slice if nothing is mixed and the rows are adjacent."""
     rows = [i for block in mix.indices for i in block]
     matrices = mix.read()
     plain = (
@@ -240,7 +242,7 @@ def mixed(base: WeightExpr, mix: Mix, axis: int = 0) -> WeightExpr:
 
 
 def _reordered(program: Program, node: Node | None, mixes: HeadMixes) -> Node | None:
-    """Numbers of query heads, [Nq], in their new order."""
+    """Returns the numbers of query heads, [Nq], in their new order; None for None."""
     if node is None or not mixes.reordered:
         return node
     base = program.weight_of(node)

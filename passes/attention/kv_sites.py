@@ -1,4 +1,4 @@
-"""Finds the surroundings of an attention: the linears that make q, k and v, and the one that reads its result."""
+"""Finds the linears around an attention: those that compute q, k and v, and the one that reads its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOVES: frozenset[Target] = frozenset(
     {*RESHAPES, aten.slice.Tensor, aten.select.int, aten.permute.default, aten.transpose.int, aten.clone.default}
     | {aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims}
 )
-"""The ops that compute nothing: they move a value's elements, or take some of them."""
+"""Ops that compute nothing: they move the elements of a value, or select some."""
 
 _NORMS: frozenset[Target] = frozenset({ew.rms_norm.default, ew.layer_norm.default})
 
@@ -30,11 +30,11 @@ class Branch:
     """One of q, k and v.
 
     Attributes:
-        linear: the branch's projection.
-        rows: [N, D], which row of the projection's weight each element of ``pre`` comes from.
+        linear: the projection.
+        rows: [N, D], the row of the projection's weight of each element of ``pre``.
         pre: the value [T, N, D] before ``post``.
-        post: norms and rotations between ``pre`` and attention, in order; each works head by head.
-        alone: True if nothing else reads the projection.
+        post: the norms and rotations between ``pre`` and attention, in order; each treats heads separately.
+        alone: True if the projection has no other reader.
     """
 
     linear: Node
@@ -45,7 +45,7 @@ class Branch:
 
     @property
     def normed(self) -> bool:
-        """Returns True if a norm is between the projection and attention; no mix of heads commutes with it."""
+        """True if a norm is between the projection and attention; no mix of heads commutes with it."""
         return any(node.target in _NORMS for node in self.post)
 
     @property
@@ -56,7 +56,9 @@ class Branch:
 
 @dataclass(frozen=True)
 class Site:
-    """An attention whose heads can be grouped. ``output``: the linear that reads what it gives, head by head."""
+    """An attention whose heads can be grouped, with its branches; ``output`` is the linear that reads its result, head
+    by head.
+    """
 
     attention: Node
     q: Branch
@@ -70,7 +72,7 @@ class Site:
 
 
 def attention_paths(program: Program) -> dict[str, int]:
-    """The key/value heads of every ``ew.attention``, by its path."""
+    """Returns the number of key/value heads of every ``ew.attention``, by its path."""
     return {
         join_where(node.meta[WHERE]): int(program.value(bound_arguments(node)["k"]).shape[1])
         for node in program.nodes_of(ew.attention.default)
@@ -78,7 +80,7 @@ def attention_paths(program: Program) -> dict[str, int]:
 
 
 def find_site(program: Program, attention: Node) -> Site | str:
-    """The surroundings of an attention, or why its heads can't be grouped."""
+    """Returns the linears around an attention, or the reason why its heads can't be grouped."""
     arguments = bound_arguments(attention)
     branches: dict[str, Branch] = {}
     for name in ("q", "k", "v"):
@@ -162,7 +164,9 @@ def _moved(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
 
 
 def _output(program: Program, attention: Node) -> Node | str:
-    """The linear that reads the attention's result with its heads side by side; or why there is none."""
+    """Returns the linear that reads the attention's result with its heads side by side, or the reason why there is
+    none.
+    """
     heads, size = (int(n) for n in program.value(attention).shape[1:])
     node, moves = attention, list[Node]()
     while True:
@@ -184,7 +188,9 @@ def _output(program: Program, attention: Node) -> Node | str:
 
 
 def run_post(branch: Branch, value: torch.Tensor, arguments: Mapping[Node, tuple[object, ...]]) -> torch.Tensor:
-    """Applies a branch's norms and rotations to heads [T, N, D]. ``arguments``: the values of each call's arguments."""
+    """Applies the norms and rotations of a branch to heads [T, N, D]. ``arguments`` are the values of each call's
+    arguments.
+    """
     for node in branch.post:
         value = node.target(value, *arguments[node][1:])  # type: ignore[operator]
     return value

@@ -1,6 +1,6 @@
-"""Captured attention becomes a write into the paged KV cache and attention over that cache.
+"""Turns captured attention into a write to the paged KV cache and attention over that cache.
 
-Layers whose caches have the same shape and lifetime form a cache group: their blocks are allotted together, through one
+Layers whose caches have the same shape and lifetime are a cache group: their blocks are allocated together, by one
 block table and one array of slots.
 """
 
@@ -42,7 +42,7 @@ def _has_step_inputs(program: Program) -> list[str]:
 
 
 def _reads_what_was_written(program: Program) -> list[str]:
-    """Each paged attention must see this step's keys and values: its caches are results of one kv_write."""
+    """Returns the paged attentions that don't read this step's keys and values, the results of one kv_write."""
     reasons = []
     for node in program.nodes_of(ew.paged_attention.default):
         arguments = bound_arguments(node)
@@ -98,7 +98,9 @@ class LowerAttention(Pass):
 
 
 def _cache_groups(program: Program, nodes: list[Node]) -> tuple[CacheGroup, ...]:
-    """Groups in the order of their first layers; named after their window, with a number where that isn't unique."""
+    """Returns the groups in the order of their first layers, named after their window, with a number if that isn't
+    unique.
+    """
     layers: dict[Key, list[int]] = {}
     seen: set[int] = set()
     for node in nodes:
@@ -149,7 +151,7 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
 
 
 def _block_count(program: Program) -> torch.SymInt:
-    """A new symbol P: blocks in the pool."""
+    """Returns a new symbol P, the number of blocks in the pool."""
     shape_env = program.fake_mode.shape_env
     assert shape_env is not None
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[None])

@@ -17,11 +17,11 @@ from .kv_sites import Site, run_post
 from .regroup_heads import Seen
 
 _PER_QUERY_HEAD = ("sinks", "slopes")
-"""Arguments of an attention that have a number for each query head."""
+"""Arguments of an attention with a number for each query head."""
 
 
 class HeadObserver:
-    """Called with every call, keeps what the fits of ``sites`` need of those behind them until it is asked for."""
+    """Observes every call of an evaluation, and records the values that the fits of ``sites`` need."""
 
     def __init__(self, program: Program, sites: Sequence[Site], fast: FastEvaluation) -> None:
         self._program, self._fast = program, fast
@@ -31,17 +31,19 @@ class HeadObserver:
         self._arguments: dict[Node, tuple[object, ...]] = {}
 
     def before(self, node: Node, args: Sequence[Any]) -> None:
-        """A call is about to be computed."""
+        """Records the arguments of a call before it is computed."""
         if node in self._posts:
             self._arguments[node] = tuple(args)
 
     def after(self, node: Node, value: Any) -> None:
-        """And has been."""
+        """Records the value of a call after it was computed."""
         if node in self._wanted:
             self._values[node] = value
 
     def seen(self, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seen:
-        """Returns the record of ``site``'s attention, which is about to be called with these values; possible once."""
+        """Returns the record of the attention of ``site``, which is about to be called with these values. It can be
+        called once.
+        """
         q, k, v = (self._values.pop(branch.pre) for branch in (site.q, site.k, site.v))
         arguments = {node: self._arguments.pop(node) for branch in (site.q, site.k) for node in branch.post}
         weight = self._program.weight_of(bound_arguments(site.output)["weight"])

@@ -1,4 +1,4 @@
-"""The heads of one attention in groups: what they are made of, fitted to values that were seen there."""
+"""Groups the heads of one attention: the mixes that make one head of several, fitted to recorded values."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class HeadMixes:
     """The matrices that make one head of each of J groups of G heads.
 
     Attributes:
-        groups: [J][G], heads of keys and values.
-        order: [Nq], the query heads in their new order, which is that of their groups.
+        groups: [J][G], key/value heads.
+        order: [Nq], the query heads in the order of their groups.
         keys: [J, D, G*D].
         values: [J, Dv, G*Dv].
-        queries: [Nq, D, D], in the new order; None leaves the queries as they are.
-        output: [J, K, K] with K = Nq/J*Dv, from the new results of a group's query heads to the ones that the
-            projection read before; None if they are the same.
-        note: the part of this that differs from the recipe, and why; "" if nothing does.
+        queries: [Nq, D, D], in the new order; None leaves the queries unchanged.
+        output: [J, K, K] with K = Nq/J*Dv, from the new results of a group's query heads to those that the projection
+            read before; None if they are the same.
+        note: the difference from the recipe, with the reason; "" if there is none.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -75,14 +75,20 @@ class HeadMixes:
 
     @property
     def reordered(self) -> bool:
-        """Returns True if the order of the query heads changes."""
+        """True if the order of the query heads changes."""
         return list(self.order) != sorted(self.order)
 
 
 @dataclass(frozen=True)
 class Regrouped:
-    """The mixes, and what comes out with them: attention's result [T, Nq, Dv], the projection's new weight, and the
-    error of what it gives, |now - before|^2 / |before|^2, on the tokens that were seen."""
+    """The mixes, and their effect on the recorded tokens.
+
+    Attributes:
+        mixes: the mixes.
+        context: the attention's result [T, Nq, Dv].
+        output: the new weight of the projection after it.
+        error: |now - before|^2 / |before|^2 of the projection's result.
+    """
 
     mixes: HeadMixes
     context: torch.Tensor
@@ -91,7 +97,9 @@ class Regrouped:
 
 
 def mean_mixes(groups: tuple[tuple[int, ...], ...], queries: int, size: int, value_size: int) -> HeadMixes:
-    """Plain mean pooling; ``queries``: query heads in all."""
+    """Returns the mixes of mean pooling. ``queries`` is the number of query heads; ``size`` and ``value_size`` are D
+    and Dv.
+    """
     each = queries // sum(map(len, groups))
     mean_keys, mean_values = mean_of_heads(len(groups[0]), size), mean_of_heads(len(groups[0]), value_size)
     count = len(groups)
@@ -105,9 +113,9 @@ def neighbours(heads: int, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def regroup(seen: Seen, count: int, options: KvOptions) -> Regrouped:
-    """Returns the heads in ``count`` groups, by ``options``.
+    """Returns the heads in ``count`` groups, by the method of ``options``.
 
-    Everything is solved in 64 bits; a value that is fitted to others is fitted to what these have become.
+    All systems are solved in 64 bits. A value that is fitted to others is fitted to their new values.
     """
     heads, queries = seen.k.shape[1], seen.q.shape[1]
     groups = neighbours(heads, count)
@@ -161,7 +169,7 @@ def _calibrated(seen: Seen, start: HeadMixes, before: torch.Tensor) -> HeadMixes
 def _fit_values(
     seen: Seen, before: torch.Tensor, mine: list[int], group: tuple[int, ...], mix: torch.Tensor, made: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A group's value mix [Dv, G*Dv], and what its query heads' results are made of; the keys are what they will be."""
+    """Returns a group's value mix [Dv, G*Dv], and the new results of its query heads; the keys are the new ones."""
     heads, value_size = len(group), seen.v.shape[2]
     each = len(mine) // heads
     q = seen.after_q(torch.einsum("tnd,ned->tne", seen.q[:, mine], made.float()))

@@ -15,7 +15,7 @@ from ..ir.program import Program
 ew = torch.ops.ew
 
 _PLACE = 5
-"""The place of the argument ``dtype`` among those of ``ew.kv_write``."""
+"""The number of the argument ``dtype`` of ``ew.kv_write``."""
 
 
 def _writes_as_groups_say(program: Program) -> list[str]:
@@ -25,16 +25,16 @@ def _writes_as_groups_say(program: Program) -> list[str]:
 
 
 class RoundKvCache(Pass):
-    """Every ``ew.kv_write`` writes what the cache's format keeps; the cache groups have that format.
+    """Makes every ``ew.kv_write`` round to the cache's format, which the cache groups get too.
 
-    Attention reads a chunk's own keys and values back from the cache, so it sees them rounded whatever the chunk.
+    Attention reads the keys and values of a chunk back from the cache, so it sees them rounded for any size of chunks.
     """
 
     name = "round_kv_cache"
     exact = False
 
     def __init__(self, formats: Collection[CacheDtype] = KV_FORMATS.keys() - {"f32"}) -> None:
-        """``formats``: those to which this pass rounds. A cache of another format is left to the target."""
+        """``formats`` are the formats to which this pass rounds. Caches of other formats are left to the target."""
         self._formats = formats
 
     ensures = (Condition("keys and values are written in their group's format", _writes_as_groups_say),)

@@ -24,11 +24,11 @@ _RANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 
 
 class FoldConstants(Pass):
-    """Calls of ATen ops on weights and numbers, such as a norm's ``1 + weight``, become weights.
+    """Turns calls of ATen ops on weights and numbers, such as a norm's ``1 + weight``, into weights.
 
-    Nothing is evaluated: an expression over the same sources takes the call's place. Calls without any weight stay, for
-    there would be no source to name, but for ranges of numbers: some models make rotary frequencies of one in every
-    step. What is larger than what it is made of (a mask expanded, say) stays too.
+    Nothing is evaluated: an expression over the same sources replaces the call. Calls without any weight stay, because
+    no source could be named. Ranges of numbers are an exception: some models compute rotary frequencies from one in
+    every step. Results that are larger than their arguments, such as an expanded mask, stay too.
     """
 
     name = "fold_constants"
@@ -54,7 +54,7 @@ class FoldConstants(Pass):
 
 
 def transposed(expr: WeightExpr) -> WeightExpr:
-    """``expr`` with its two axes exchanged; a transpose of a transpose is the weight itself."""
+    """Returns ``expr`` with its two axes exchanged; the original weight for a transpose."""
     return expr.base if isinstance(expr, Transpose) else Transpose(expr)
 
 

@@ -1,4 +1,4 @@
-"""Computes once what is computed several times."""
+"""Computes equal calls once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ir.program import Program
 
 
 def _key(node: Node) -> Hashable:
-    """Equal for calls that give equal results: the op and its arguments, defaults filled in."""
+    """Returns a key that is equal for calls with equal results: the op and its arguments, with defaults filled in."""
     return node.target, tuple((k, _freeze(v)) for k, v in bound_arguments(node).items())
 
 
@@ -38,10 +38,10 @@ def _repeated(program: Program) -> list[str]:
 
 
 class MergeCommonSubexpressions(Pass):
-    """Keeps the first of several calls of one op with the same arguments, and with it the module path that it has.
+    """Keeps the first of several calls of one op with the same arguments, with its module path.
 
-    Every op in a program is pure, so equal arguments mean equal results. The paths of the others are not kept: what
-    each of 30 layers computes anew from the positions comes from the place where it was computed first.
+    Every op in a program is pure, so equal arguments have equal results. The paths of the other calls are dropped: a
+    value that each of 30 layers computes from the positions belongs to the first.
     """
 
     name = "merge_common_subexpressions"

@@ -1,4 +1,4 @@
-"""Removes what nothing reads."""
+"""Removes calls and weights without readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _unread(program: Program) -> list[str]:
 
 
 class RemoveDeadCode(Pass):
-    """Calls and weights that nothing reads go; step inputs stay, being the contract with the runtime."""
+    """Removes calls and weights without readers. Step inputs stay, since the runtime passes them."""
 
     name = "remove_dead_code"
     ensures = (Condition("every call and weight is read", _unread),)

@@ -76,7 +76,7 @@ def _adjoin(program: Program, node: Node) -> bool:
 
 
 def _joined_bounds(program: Program, node: Node) -> tuple[Node, int, int, int] | None:
-    """(base, dim, start, stop) of the slice that a cat of adjoining slices is."""
+    """Returns (base, dim, start, stop) of the slice that a cat of adjacent slices is; None for another cat."""
     arguments = bound_arguments(node)
     parts: list[Node] = arguments["tensors"]
     dim: int = arguments["dim"] % program.value(node).dim()
@@ -251,9 +251,10 @@ class DropEmptyParts(Rule):
 
 
 class RemoveNoops(RewritePass):
-    """Copies, casts to the same dtype, dropout, neutral numbers, views that show the same or cancel each other go.
+    """Removes copies, casts to the same type, dropout, neutral numbers, and views that change nothing or cancel each
+    other.
 
-    Splits become slices, and slices that are put together again become one.
+    Splits become slices, and adjacent slices that are joined again become one.
     """
 
     name = "remove_noops"

@@ -27,7 +27,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 class LowerExperts(Pass):
-    """Every ``ew.moe`` becomes ``ew.route_experts``, ``ew.grouped_linear`` and ``ew.combine_experts``."""
+    """Turns every ``ew.moe`` into ``ew.route_experts``, ``ew.grouped_linear`` and ``ew.combine_experts``."""
 
     name = "lower_experts"
     ensures = (free_of(ew.moe.default, name="no experts in the captured form are left"),)
@@ -54,7 +54,7 @@ def _lower(program: Program, node: Node) -> Node:
 
 
 def _activation(program: Program, y: Node, a: dict[str, Any], where: tuple[str, ...]) -> Node:
-    """Writes ``expert_activation`` as one op if it is gated and plain, otherwise as several."""
+    """Adds ``expert_activation``, as one op if it is gated and without extras, otherwise as several."""
     kind, gated, alpha, limit, offset = (a[name] for name in ("kind", "gated", "alpha", "limit", "offset"))
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:

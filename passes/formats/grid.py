@@ -1,8 +1,7 @@
-"""The integers that a format's values may be, and the search for the scales that bring them closest to groups of
-weights.
+"""The integers of a format, and the search for the scales that bring them closest to groups of weights.
 
-The error of a weight counts as much as the mean square of what its column is multiplied with, which calibration tokens
-show: llama.cpp's importance matrix is made of the same numbers.
+The error of a weight is weighted by the mean square of its column's inputs on calibration tokens, as in llama.cpp's
+importance matrix.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from .round_to_4_bits import REFINEMENTS, SHARES
 
 REACHES_LOW = (8.7 / 8, 1.0, 7.5 / 8, 7 / 8, 6.5 / 8)
 REACHES_HIGH = (6 / 7, 6.5 / 7, 1.0)
-"""The values to try for the number of largest magnitude, as shares of the lowest or of the highest integer. More than 1
-clips it; less leaves out steps that are too coarse for the other numbers.
+"""The values to try for the number with the largest magnitude, as shares of the lowest or the highest integer. More
+than 1 clips the number; less avoids steps that are too coarse for the others.
 """
 
 REACHES_OF_LEVELS = (8.5 / 12, 8 / 12)
-"""Tried besides where integers lie closer to each other around 0: the largest is one of those before the last."""
+"""Further values to try for levels that are closer to each other around 0: those before the last level."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The integers from ``low`` to ``high``, or of these only ``levels``, which ascend."""
+    """The integers from ``low`` to ``high``, or only ``levels`` of them in ascending order, if there are any."""
 
     low: int
     high: int
@@ -36,7 +35,7 @@ class Grid:
 
     @staticmethod
     def of(storage: Storage, *, offsets: bool) -> Grid:
-        """The integers of a format; with offsets they begin at 0."""
+        """Returns the integers of a format; with offsets they begin at 0."""
         stored = FORMATS[storage]
         if stored.levels:
             return Grid(stored.levels[0], stored.levels[-1], stored.levels)
@@ -46,7 +45,7 @@ class Grid:
         return Grid(max(-half, -LARGEST), half - 1)
 
     def nearest(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The nearest integer to each number, as float32 of its shape."""
+        """Returns the nearest integer to each number, as float32."""
         if not self.levels:
             return numbers.round().clamp_(self.low, self.high)
         known = torch.tensor(self.levels, dtype=torch.float32)
@@ -55,22 +54,24 @@ class Grid:
     def quantized(
         self, groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | float = 0.0
     ) -> torch.Tensor:
-        """The nearest integers for scales and offsets that broadcast with the groups; 0, or near it, where a scale
-        is 0."""
+        """Returns the nearest integers of groups for scales and offsets that broadcast with them; 0, or the nearest to
+        0, for a scale of 0.
+        """
         return self.nearest((groups - offsets) / torch.where(scales == 0, torch.inf, scales))
 
     @property
     def peaks(self) -> tuple[float, ...]:
-        """The integers, not rounded, to try for the number of largest magnitude of a group."""
+        """Returns the integers, as floats, to try for the number with the largest magnitude of a group."""
         more = REACHES_OF_LEVELS if self.levels else ()
         low, high = ((*reaches, *more) for reaches in (REACHES_LOW, REACHES_HIGH))
         return (*(self.low * share for share in low), *(self.high * share for share in high))
 
 
 def find_scales(groups: torch.Tensor, weights: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Scales float16 [N, C] of the least squared error of groups [N, C, G], each column counted by ``weights`` [C, G].
+    """Returns the scales float16 [N, C] with the least squared error of groups [N, C, G]; infinite if none fits.
 
-    Of some candidates, refined once by least squares; infinite where none fits.
+    They are the best of some candidates, refined once by least squares. ``weights`` [C, G] weigh the error of each
+    column.
     """
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
     best, least = torch.full_like(peak, torch.inf, dtype=torch.half), torch.full_like(peak, torch.inf)
@@ -88,7 +89,7 @@ def find_scales(groups: torch.Tensor, weights: torch.Tensor, grid: Grid) -> torc
 def find_scales_and_offsets(
     groups: torch.Tensor, weights: torch.Tensor, grid: Grid
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and offsets float16 [N, C], as ``find_scales`` finds scales alone."""
+    """Returns scales and offsets float16 [N, C], found as ``find_scales`` finds scales alone."""
     low, high = torch.aminmax(groups, dim=-1)
     best = [torch.full_like(low, torch.inf, dtype=torch.half) for _ in range(2)]
     least, total = torch.full_like(low, torch.inf), weights.sum(-1)

@@ -28,14 +28,16 @@ REFINEMENTS = 2
 
 
 def round_symmetric(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [.., G] -> values int8 [.., G] in -8 .. 7, scales float16 [..], infinite where none fits."""
+    """Rounds groups float32 [.., G]: values int8 [.., G] in -8 .. 7, scales float16 [..], infinite if none fits."""
     at = groups.abs().argmax(-1, keepdim=True)
     scales = (groups.gather(-1, at)[..., 0] / -(1 << (bits - 1))).half()
     return _nearest(groups, scales, None, bits).to(torch.int8), scales
 
 
 def round_with_offsets(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """float32 [.., G] -> values int8 [.., G] in 0 .. 15, scales and offsets float16 [..], infinite where none fit."""
+    """Rounds groups float32 [.., G]: values int8 [.., G] in 0 .. 15, scales and offsets float16 [..], infinite if none
+    fit.
+    """
     low, high = torch.aminmax(groups, dim=-1)
     best_scales = best_offsets = torch.full_like(low, torch.inf, dtype=torch.half)
     least = torch.full_like(low, torch.inf)
@@ -57,16 +59,14 @@ def round_with_offsets(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tenso
 
 
 def _counts(groups: torch.Tensor) -> torch.Tensor:
-    """Returns the weight of each number's error, [.., G]: at least 1, more for large numbers; 1 if all of a group are
-    zero.
-    """
+    """Returns the weight of each number's error, [.., G]: at least 1, more for large numbers; 1 in a group of zeros."""
     mean = groups.square().mean(-1, keepdim=True)
     # Relative to the mean, so that groups of tiny weights don't underflow.
     return torch.where(mean > 0, (1 + groups.square() / mean).sqrt_(), 1.0)
 
 
 def _nearest(groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int) -> torch.Tensor:
-    """The integers of a group for its scale, as floats; all zero where the scale is."""
+    """Returns the nearest integers of groups for their scales, as floats; 0 for a scale of 0."""
     half = 1 << (bits - 1)
     divisor = torch.where(scales == 0, torch.inf, scales.float())[..., None]
     if offsets is None:
@@ -75,7 +75,7 @@ def _nearest(groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor |
 
 
 def _line(values: torch.Tensor, groups: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale and the offset that bring values closest to their groups, ``shares`` being their part of the error."""
+    """Returns the scale and the offset that bring values closest to their groups; ``shares`` weigh the errors."""
     middle, mean = (values * shares).sum(-1), (groups * shares).sum(-1)
     centred = values - middle[..., None]
     scaled = centred * shares

@@ -1,6 +1,6 @@
-"""The weight formats in torch: how rows are rounded to each, the largest error, the types of its tensors.
+"""The weight formats in torch: rounding of rows to each format, the largest error, and the types of tensors.
 
-``runtime/shared/weight_formats.py`` has the other half: how the values are stored.
+``runtime/shared/weight_formats.py`` has the storage of each format.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from .grid import Grid
 from .round_to_4_bits import round_symmetric, round_with_offsets
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, of.torch) for name, of in DTYPES.items()}
-"""The types of torch by our names; of 4 bits one value is in each int8."""
+"""Our names of types -> those of torch; an int8 has one value of 4 bits."""
 
 _FIRST_BEYOND = 464.0
-"""Half a step above the largest e4m3 value: up to here that is the nearest, and nothing saturates."""
+"""Half a step above the largest e4m3 value: up to here that is the nearest value, and nothing saturates."""
 
 
 class RoundedRows(NamedTuple):
-    """Rows [N, K] as values [N, K], with scales [N, groups], and offsets if the format has them.
+    """Rows [N, K] that were rounded.
 
-    ``saturated`` counts values beyond the largest, ``vanished`` groups whose float16 scale is 0 though they have
-    different values.
+    Attributes:
+        values: [N, K].
+        scales: [N, groups].
+        offsets: [N, groups]; None if the format has none.
+        saturated: the number of values beyond the largest one.
+        vanished: the number of groups with different values whose float16 scale is 0.
     """
 
     values: torch.Tensor
@@ -44,14 +48,14 @@ class RoundedRows(NamedTuple):
 
 
 def _grouped(rows: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Rows [N, K] -> [N, groups, G], the last group filled with zeros."""
+    """Returns rows [N, K] in groups, [N, groups, G]; the last group is filled with zeros."""
     size = rows.shape[1]
     groups, width = groups_of(size, group_size), group_size or size
     return torch.nn.functional.pad(rows, (0, groups * width - size)).view(len(rows), groups, width)
 
 
 def round_to_8_bits(rows: torch.Tensor, group_size: int, offsets: bool = False, floats: bool = False) -> RoundedRows:
-    """float32 [N, K] as integers, or as e4m3 ``floats``. There are no offsets."""
+    """Rounds rows float32 [N, K] to integers, or to e4m3 ``floats``. There are no offsets."""
     most = LARGEST_E4M3 if floats else float(LARGEST)
     padded = _grouped(rows, group_size)
     largest = padded.abs().amax(-1)  # [N, groups]
@@ -68,7 +72,9 @@ def round_to_8_bits(rows: torch.Tensor, group_size: int, offsets: bool = False, 
 
 
 def _round_to_few_bits(rows: torch.Tensor, group_size: int, with_offsets: bool, *, bits: int) -> RoundedRows:
-    """float32 [N, K], whose groups divide K. Values are clamped where that leaves the least error: none saturates."""
+    """Rounds rows float32 [N, K], whose groups divide K. Values are clamped where that has the least error, so none
+    saturates.
+    """
     groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
     offsets: torch.Tensor | None = None
     if with_offsets:
@@ -81,7 +87,9 @@ def _round_to_few_bits(rows: torch.Tensor, group_size: int, with_offsets: bool, 
 
 
 def _round_to_codes(rows: torch.Tensor, group_size: int, offsets: bool, *, codes: Sequence[float]) -> RoundedRows:
-    """float32 [N, K] as places in ``codes``, which rise from -1 to 1: the scale is a group's largest magnitude."""
+    """Rounds rows float32 [N, K] to indices into ``codes``, which rise from -1 to 1: the scale is a group's largest
+    magnitude.
+    """
     padded = _grouped(rows, group_size)
     largest = padded.abs().amax(-1)  # [N, groups]
     scales = largest.half()
@@ -95,7 +103,9 @@ def _round_to_codes(rows: torch.Tensor, group_size: int, offsets: bool, *, codes
 
 
 def _round_to_levels(rows: torch.Tensor, group_size: int, offsets: bool, *, grid: Grid) -> RoundedRows:
-    """float32 [N, K], whose groups divide K, as some integers; a group's largest magnitude becomes the first."""
+    """Rounds rows float32 [N, K], whose groups divide K, to some integers; a group's largest magnitude becomes the
+    first.
+    """
     groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
     scales = (largest / grid.low).half()
@@ -116,13 +126,13 @@ def _only_kept(rows: torch.Tensor, group_size: int, offsets: bool) -> RoundedRow
 
 @dataclass(frozen=True)
 class Rounding:
-    """One format.
+    """The rounding to one format.
 
     Attributes:
-        coarseness: the largest relative error that rounding a weight, and what it is multiplied with, may make of a
-            column of a product. A quarter of it is usual in the worst one, of some 100,000 columns of a trained model.
-        round: (rows [N, K] float32, group size, whether with offsets) -> what is stored.
-        trained: True if training can round to it as it goes.
+        coarseness: the largest relative error of a column of a product by rounding the weight and the input. A quarter
+            of it is usual in the worst of some 100,000 columns of a trained model.
+        round: rounds rows [N, K] float32, given the group size, and True for offsets.
+        trained: True if training can round to the format.
     """
 
     coarseness: float

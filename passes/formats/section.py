@@ -1,4 +1,4 @@
-"""The rules of a table of a recipe, whether an export reads it or the pass next to which it is defined."""
+"""The rules of a table of a recipe, for tables that an export reads and for those that a pass reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A table of a recipe: frozen, and a key that it doesn't know is an error."""
+    """A table of a recipe. It is frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,4 +1,4 @@
-"""Shared parts of the fusions of linears: several linears of one value become one whose weights are stacked."""
+"""The common part of fusions of linears: several linears of one value become one with stacked weights."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ def why_not_stackable(program: Program, linears: Sequence[Node]) -> str | None:
 
 
 def why_kept_apart(program: Program, linears: Sequence[Node]) -> str | None:
-    """Returns the reason why linears can't become one that keeps the blocks of their stored weights; None if they
-    can."""
+    """Returns the reason why linears can't become one that keeps the blocks of their stored weights; None if
+    they can.
+    """
     kinds = {formats_of_rows(_weight(program, n.args[1])) for n in linears}
     return "the weights are stored in different formats, and each keeps its own" if len(kinds) > 1 else None
 
 
 def stack_linears(program: Program, linears: Sequence[Node]) -> Node:
-    """One ``ew.linear`` [.., N1 + N2 ..] of all (see ``why_not_stackable``), at the insertion point.
+    """Returns one ``ew.linear`` [.., N1 + N2 ..] in the place of several (see ``why_not_stackable``), at the insertion
+    point.
 
-    Where only some have a bias, the others' is zero.
+    If only some have a bias, that of the others is zero.
     """
     weights = [_weight(program, n.args[1]) for n in linears]
     names = [_name(n.args[1]) for n in linears]
@@ -56,7 +58,7 @@ def stack_linears(program: Program, linears: Sequence[Node]) -> Node:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """ "a.q.weight", "a.k.weight" -> "a.q+k.weight": what they share, and what differs joined by +."""
+    """Joins names: "a.q.weight" and "a.k.weight" become "a.q+k.weight"."""
     split = [n.split(".") for n in names]
     shortest = min(len(s) for s in split)
     start = 0

@@ -1,4 +1,4 @@
-"""A residual sum and the norm of it become one op: the sum is normalised while it is still in the cache."""
+"""Fuses a residual sum and its norm into one op, so that the sum is normalised while it is in the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _SUM = Call(aten.add.Tensor, Bind("x"), Bind("residual"), alpha=1)
 
 
 class _AddNorm(Rule):
-    """norm(x + residual) -> add_norm(x, residual), where the sum was; others that read the sum get it from there."""
+    """norm(x + residual) -> add_norm(x, residual), in the place of the sum; other readers of the sum read its second
+    result.
+    """
 
     parameters: ClassVar[tuple[str, ...]]
     target: ClassVar[torch._ops.OpOverload]
@@ -73,7 +75,9 @@ class AddLayerNorm(_AddNorm):
 
 
 class FuseAddNorm(RewritePass):
-    """A sum and its norm -> ``ew.add_rms_norm`` or ``ew.add_layer_norm``. A second norm of the same sum stays."""
+    """Turns a sum and its norm into ``ew.add_rms_norm`` or ``ew.add_layer_norm``. A second norm of the same sum
+    stays.
+    """
 
     name = "fuse_add_norm"
     rules: ClassVar[tuple[Rule, ...]] = (AddRmsNorm(), AddLayerNorm())

@@ -1,4 +1,4 @@
-"""Fuses the gate and up projections of a gated MLP into one linear, whose result the activation takes whole."""
+"""Fuses the gate and up projections of a gated MLP into one linear, whose whole result the activation reads."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class GateUp(Rule):
 
 
 class FuseGateUp(RewritePass):
-    """Gate and up -> one ``ew.linear``."""
+    """Fuses gate and up into one ``ew.linear``."""
 
     name = "fuse_gate_up"
     rules: ClassVar[tuple[Rule, ...]] = (GateUp(),)
 
     def rules_for(self, context: PassContext) -> tuple[Rule, ...]:
-        """``rules``, or one that keeps blocks of different formats apart."""
+        """Returns ``rules``; with kept blocks, a rule that doesn't fuse blocks of different formats."""
         return (GateUp(keep_blocks=True),) if context.recipe.weights.keep_blocks else self.rules

@@ -1,4 +1,4 @@
-"""An activation behind a linear is computed in the linear's store, while its sums are in registers."""
+"""Fuses an activation with the linear before it, which computes it while its sums are in registers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Activation(Rule):
 
 
 class SquaredRelu(Rule):
-    """relu(linear(x))^2, of which the rule before has fused the relu -> linear(x, relu2)."""
+    """relu(linear(x))^2 -> linear(x, relu2), after the rule before has fused the relu."""
 
     name = "squared_relu"
     pattern = Call(aten.pow.Tensor_Scalar, _WITH_RELU, 2) | Call(aten.mul.Tensor, _WITH_RELU, _WITH_RELU)
@@ -48,7 +48,7 @@ class SquaredRelu(Rule):
 
 
 class FuseLinearActivation(RewritePass):
-    """Linears, those of experts too, and the activation behind them -> linears with an activation."""
+    """Fuses linears, also those of experts, with the activation after them."""
 
     name = "fuse_linear_activation"
     rules: ClassVar[tuple[Rule, ...]] = (Activation(), SquaredRelu())

@@ -1,4 +1,4 @@
-"""A residual is added in the store of the linear behind which it stands, while the linear's sums are in registers."""
+"""Fuses a residual with the linear before it, which adds it while its sums are in registers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADD_NORMS = (ew.add_rms_norm.default, ew.add_layer_norm.default)
 
 
 class _Residual(Rule):
-    """A rule that fuses a linear and a residual; it has the conditions of both rules below."""
+    """A rule that fuses a linear and a residual, with the conditions of the two rules below."""
 
     def check(self, program: Program, match: Match) -> str | None:
         linear, residual = linear_of(match), match.node("residual")
@@ -36,7 +36,7 @@ class _Residual(Rule):
         return None
 
     def total(self, program: Program, match: Match) -> Node:
-        """The linear with the residual."""
+        """Returns the linear with the residual."""
         linear = linear_of(match)
         where = where_of([linear, match.root])
         return with_epilogue(program, linear, where, residual=match.node("residual"))
@@ -53,7 +53,7 @@ class LinearAdd(_Residual):
 
 
 class LinearAddNorm(_Residual):
-    """add_norm(linear(x), residual) -> norm(linear(x, residual)), and that linear where the sum was."""
+    """add_norm(linear(x), residual) -> norm(linear(x, residual)), and that linear in the place of the sum."""
 
     name = "linear_add_norm"
     pattern = Call(_ADD_NORMS, _LINEAR, Bind("residual")) | Call(_ADD_NORMS, Bind("residual"), _LINEAR)
@@ -71,7 +71,9 @@ class LinearAddNorm(_Residual):
 
 
 class FuseLinearResidual(RewritePass):
-    """A sum of a linear's result and something else, alone or with the norm behind it -> a linear with a residual."""
+    """Fuses the sum of a linear's result and another value, alone or with the norm after it, into a linear with a
+    residual.
+    """
 
     name = "fuse_linear_residual"
     rules: ClassVar[tuple[Rule, ...]] = (LinearAdd(), LinearAddNorm())

@@ -1,4 +1,6 @@
-"""A norm and the quantization of its result become one op: the result stays in the cache, and leaves it as integers."""
+"""Fuses a norm and the quantization of its result into one op: the result stays in the cache, and only integers are
+stored.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _ADD_NORMS: dict[Target, torch._ops.OpOverload] = {
     ew.add_layer_norm.default: ew.add_layer_norm_quantize.default,
 }
 _NORMED, _SUM = 0, 1
-"""Results of a norm that adds."""
+"""The results of a norm that adds."""
 _FUSED_SUM = 3
 
 
@@ -46,7 +48,7 @@ class NormQuantize(Rule):
 
 
 class AddNormQuantize(NormQuantize):
-    """quantize(add_norm(x, residual)) -> add_norm_quantize(x, residual), which gives the sum too."""
+    """quantize(add_norm(x, residual)) -> add_norm_quantize(x, residual), which returns the sum too."""
 
     name = "add_norm_quantize"
     pattern = Call(ew.quantize_activation.default, Call(operator.getitem, Call(tuple(_ADD_NORMS)), _NORMED))
@@ -65,7 +67,7 @@ class AddNormQuantize(NormQuantize):
 
 
 class FuseNormQuantize(RewritePass):
-    """Norms whose result only ``ew.quantize_activation`` reads -> norms that quantize."""
+    """Fuses norms whose result only ``ew.quantize_activation`` reads with that."""
 
     name = "fuse_norm_quantize"
     rules: ClassVar[tuple[Rule, ...]] = (NormQuantize(), AddNormQuantize())

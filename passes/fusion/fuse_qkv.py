@@ -1,4 +1,4 @@
-"""The projections of q, k and v become one linear: one pass over the input, and one large product."""
+"""Fuses the projections of q, k and v into one linear: one pass over the input, and one large product."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ _THROUGH: frozenset[Target] = frozenset(
         aten.mul.Tensor,
     }
 )
-"""The ops that may be between a projection and attention; the first argument is followed."""
+"""The ops that may be between a projection and attention; their first argument is followed."""
 
 
 class FuseQkv(Pass):
-    """Joins the ``ew.linear`` calls behind each attention's q, k and v: one with stacked weights, and slices of it.
+    """Fuses the ``ew.linear`` calls of each attention's q, k and v into one with stacked weights, and slices of its
+    result.
 
-    Where blocks of a file are kept, those alone that are stored in one format.
+    With kept blocks, only those whose weights are stored in one format are fused.
     """
 
     name = "fuse_qkv"
@@ -79,7 +80,7 @@ def _why_not(program: Program, found: list[Node | None], linears: list[Node]) ->
 
 
 def _stored_alike(program: Program, linears: list[Node]) -> list[list[Node]]:
-    """The linears, those together whose weights are stored in the same format."""
+    """Returns the linears in groups whose weights are stored in the same format."""
     groups: list[list[Node]] = []
     for linear in linears:
         same = next((some for some in groups if why_kept_apart(program, [some[0], linear]) is None), None)
@@ -91,7 +92,7 @@ def _stored_alike(program: Program, linears: list[Node]) -> list[list[Node]]:
 
 
 def _projection(value: object) -> Node | None:
-    """The linear that a value comes from."""
+    """Returns the linear that a value comes from; None if there is none."""
     while isinstance(value, Node):
         if value.target is ew.linear.default:
             return value

@@ -1,4 +1,4 @@
-"""The rotation of queries and keys and the write to the cache become one op: one pass over a step's tokens."""
+"""Fuses the rotation of queries and keys and the write to the cache into one op: one pass over a step's tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ LONGEST_HEAD = 1024
 
 
 class FuseRopeKvWrite(Pass):
-    """Makes one ``ew.rope_kv_write`` of each attention's rope of q and of k, and ``ew.kv_write`` of the latter."""
+    """Fuses the ropes of q and of k of each attention, and the ``ew.kv_write`` of the latter, into
+    ``ew.rope_kv_write``.
+    """
 
     name = "fuse_rope_kv_write"
 

@@ -1,4 +1,6 @@
-"""Shared by fusions into a linear's epilogue: which ops are linears, and how one gets an activation or a residual."""
+"""The common part of fusions into a linear's epilogue: the linears, and their copies with an activation or a
+residual.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from ..ir.program import Program
 ew = torch.ops.ew
 
 PLAIN_LINEARS: tuple[Target, ...] = (ew.linear.default, ew.quantized_linear.default)
-"""The linears that take a residual."""
+"""The linears that can add a residual."""
 LINEARS: tuple[Target, ...] = (*PLAIN_LINEARS, ew.grouped_linear.default, ew.quantized_grouped_linear.default)
-"""The linears that take an activation."""
+"""The linears that can apply an activation."""
 _EPILOGUE: dict[str, object] = {"activation": "", "residual": None}
-"""The arguments of an epilogue, which is computed before a result is stored, with their values for none."""
+"""The arguments of an epilogue, which is computed before a result is stored, -> their values without one."""
 
 
 def linear_of(match: Match) -> Node:
-    """The linear that a pattern covers."""
+    """Returns the linear of a match."""
     return next(n for n in match.covered if n.target in LINEARS)
 
 
@@ -37,7 +39,7 @@ def why_no_epilogue(program: Program, linear: Node) -> str | None:
 
 
 def with_epilogue(program: Program, linear: Node, where: tuple[str, ...], **changes: Any) -> Node:
-    """The linear once more, with an ``activation`` or a ``residual``."""
+    """Returns a copy of a linear with an ``activation`` or a ``residual``."""
     arguments = bound_arguments(linear) | changes
     positional = [value for name, value in arguments.items() if name not in _EPILOGUE]
     named = {

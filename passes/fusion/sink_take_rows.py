@@ -1,4 +1,6 @@
-"""``ew.take_rows`` moves up to where tokens last meet: what only makes logits runs for the sampled rows alone."""
+"""Moves ``ew.take_rows`` up to the last op that mixes tokens: ops that only logits need run for the sampled
+rows alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ..ir.provenance import WHERE, join_where
 aten, ew = torch.ops.aten, torch.ops.ew
 
 Rebuild = Callable[[Program, Node, Mapping[Node, Node]], Node]
-"""Makes a node again over the rows that were taken of its arguments."""
+"""A function that makes a node again with the selected rows of its arguments."""
 
 _EW = frozenset(
     {ew.linear.default, ew.rms_norm.default, ew.layer_norm.default, ew.gated_activation.default, ew.moe.default}
@@ -34,7 +36,7 @@ _ELEMENTWISE = frozenset(
     }
 )
 _SEVERAL_RESULTS = (aten.topk.default, aten.max.dim)
-"""Ops of which ``operator.getitem`` takes one result."""
+"""Ops of which ``operator.getitem`` selects one result."""
 _OF_OTHER_DIMENSIONS = frozenset(
     {
         *(aten.slice.Tensor, aten.select.int, aten.squeeze.dim, aten.squeeze.dims, aten.cat.default),
@@ -42,9 +44,10 @@ _OF_OTHER_DIMENSIONS = frozenset(
         *(aten.gather.default, aten.scatter.value, *_SEVERAL_RESULTS),
     }
 )
-"""Ops that leave tokens apart if their ``dim`` doesn't touch dimension 0."""
+"""Ops that don't mix tokens if their ``dim`` isn't dimension 0."""
 _ROW_BY_ROW = (aten.cat.default, aten.gather.default, aten.scatter.value)
-"""The ops whose result's row depends on the same row of every tensor, so that each tensor needs a row for each token.
+"""Ops whose row of the result depends on the same row of every tensor, so that each tensor needs a row for each
+token.
 """
 
 
@@ -78,7 +81,7 @@ def _why_not(program: Program, take: Node) -> str | None:
 
 
 def _results(value: Node) -> list[Node]:
-    """All that is taken of an op with several results, if ``value`` is one of them."""
+    """Returns all results that are read of an op with several results, if ``value`` is one of them."""
     made_by = value.args[0] if value.target is operator.getitem else None
     return list(made_by.users) if isinstance(made_by, Node) and made_by.target in _SEVERAL_RESULTS else []
 
@@ -104,7 +107,7 @@ def _sink(program: Program, take: Node) -> bool:
 
 
 def _take(program: Program, value: Node, rows: Node, like: Node) -> Node:
-    """The take_rows of ``value`` that is there already, or a new one right behind it."""
+    """Returns the existing take_rows of ``value``, or a new one directly after it."""
     for user in value.users:
         if user.target is ew.take_rows.default and _arguments(user)[1] is rows:
             return user
@@ -148,7 +151,9 @@ def _is_token_local(program: Program, node: Node) -> bool:
 
 
 def _token_arguments(program: Program, node: Node, tokens: sympy.Expr) -> list[Node]:
-    """The arguments that have a row for each token: as many dimensions as broadcasting needs, and the first T long."""
+    """Returns the arguments with a row for each token: the first of as many dimensions as broadcasting needs is
+    T long.
+    """
     if tokens.is_Integer:
         return []
     values = [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]

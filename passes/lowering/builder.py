@@ -29,7 +29,7 @@ MAX_RANK = 4
 """The largest rank of the operands of elementwise, copy and reduce."""
 
 NARROW: frozenset[Dtype] = frozenset({"bf16", "f16", "i8", "i4", "u4"})
-"""Types that few kernels take."""
+"""Types that few kernels read."""
 TAKES_NARROW = frozenset(
     {
         *("cast_bf16", "embedding", "linear", "grouped_linear"),
@@ -37,14 +37,14 @@ TAKES_NARROW = frozenset(
         *("rms_norm_quantize", "layer_norm_quantize", "add_rms_norm_quantize", "add_layer_norm_quantize"),
     }
 )
-"""Steps that do."""
+"""Steps that read these types."""
 _ROW_MULTIPLE: Mapping[Dtype, int] = {"bf16": 2, "i8": 4}
-"""Rows of these types begin at multiples of 32 bits, which is what a kernel's instruction takes of them at a time."""
+"""Types whose rows begin at multiples of 32 bits, as kernels read them, -> the elements in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The storage of a weight that some linear uses: a layout, and a type of elements."""
+    """The storage of a weight that a linear reads: a layout, and a type of elements."""
 
     layout: Layout
     dtype: Dtype
@@ -70,14 +70,16 @@ CPU_FORM = Form()
 
 @dataclass(frozen=True)
 class WeightRef:
-    """A weight whose layout is chosen by who uses it."""
+    """A weight whose layout depends on its readers."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class StoredRef:
-    """A result of ``ew.dequantize``, which linears read in its stored form: values with scales and, if any, offsets."""
+    """A result of ``ew.dequantize``, which linears read in its stored form: values with scales, and offsets if there
+    are any.
+    """
 
     values: WeightRef
     scales: WeightRef
@@ -97,11 +99,11 @@ Value = View | WeightRef | StoredRef | CacheRef | float | int | tuple["Value", .
 
 
 class Builder:
-    """A lowered program under construction, which the handlers of ops append to.
+    """A lowered program under construction, to which the handlers of ops append.
 
     Args:
         program: the program that is lowered.
-        packed: the storage of each weight that some linear uses; the others have rows.
+        packed: the storage of each weight that a linear reads; other weights are in rows.
         form: the storage that the target uses.
     """
 
@@ -121,14 +123,15 @@ class Builder:
     # ---- facts
 
     def shape(self, node: Node, result: int | None = None) -> tuple[Affine, ...]:
-        """A node's shape (``result``: of that one of its results)."""
+        """Returns the shape of a node; of result number ``result`` if it has several."""
         value = node.meta["val"] if result is None else node.meta["val"][result]
         return tuple(self.program.affine(s) for s in value.shape)
 
     def dtype(self, value: torch.Tensor) -> Dtype:
-        """Raises UnsupportedModelError for a type that no kernel computes in.
+        """Returns the type of a value. Raises UnsupportedModelError for a type without kernels.
 
-        Where weights are in rows, all floats are f32 here: ``narrow_floats`` says which are stored in fewer bits.
+        If weights are in rows, all floats are f32 here, and ``narrow_floats`` chooses those that are stored in fewer
+        bits.
         """
         if not self.form.panels and value.dtype == torch.bfloat16:
             return "f32"
@@ -137,7 +140,7 @@ class Builder:
         return DTYPES[value.dtype]
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """The error for the node being lowered: "aten.foo at model.layers.0.mlp: <reason>"."""
+        """Returns the error about the node that is lowered: "aten.foo at model.layers.0.mlp: <reason>"."""
         assert self.node is not None
         return UnsupportedModelError(
             f"{op_and_where(self.node)}: {reason}",
@@ -147,7 +150,7 @@ class Builder:
     # ---- operands
 
     def buffer(self, shape: Sequence[Affine], dtype: Dtype = "f32") -> View:
-        """A new buffer, dense but for the ends of rows in bf16 and i8, which are padded to 32 bits."""
+        """Returns a new buffer. It is dense, except that rows of bf16 and i8 are padded to 32 bits."""
         name = f"b{len(self.buffers)}"
         shape = tuple(shape)
         multiple = _ROW_MULTIPLE.get(dtype, 1)
@@ -158,13 +161,13 @@ class Builder:
         return View("buffer", name, dtype, shape, contiguous_strides(padded))
 
     def result(self, node: Node) -> View:
-        """Returns the view for a node's only result: a part of the buffer it was promised to, or a new buffer."""
+        """Returns the view for a node's only result: the part of a buffer that was assigned to it, or a new buffer."""
         if node in self.destinations:
             return self.destinations[node]
         return self.buffer(self.shape(node), self.dtype(node.meta["val"]))
 
     def results(self, node: Node) -> list[View]:
-        """New buffers for each of a node's results."""
+        """Returns new buffers for the results of a node."""
         return [self.buffer(self.shape(node, i), self.dtype(value)) for i, value in enumerate(node.meta["val"])]
 
     def weight(self, name: str, *, rows: bool) -> View:
@@ -184,7 +187,9 @@ class Builder:
         return View("weight", used, dtype, shape, contiguous_strides(shape))
 
     def product_weight(self, value: object, group: str) -> tuple[list[View], dict[str, int]]:
-        """A weight as kernels read it, its scales behind it, and its groups' size as an attribute named ``group``."""
+        """Returns the views of a weight and its scales, as kernels read them, and the group size as an attribute named
+        ``group``.
+        """
         if isinstance(value, WeightRef):
             return [self.weight(value.name, rows=False)], {}
         if isinstance(value, StoredRef):
@@ -194,7 +199,7 @@ class Builder:
         raise self.unsupported(f"its weight is computed from the inputs, and {self.form.target} packs weights ahead")
 
     def view(self, value: Value | None) -> View:
-        """A tensor as a strided view; weights in layout rows."""
+        """Returns a tensor as a strided view; a weight in layout rows."""
         if isinstance(value, WeightRef):
             return self.weight(value.name, rows=True)
         if not isinstance(value, View):
@@ -225,7 +230,7 @@ class Builder:
         )
 
     def copy(self, view: View, to: View | None = None) -> View:
-        """A copy, dense or into ``to``."""
+        """Copies a view into a dense buffer, or into ``to``, and returns the copy."""
         out = self.buffer(view.shape, view.dtype) if to is None else to
         self.strided_step("copy", [view], out)
         return out
@@ -237,7 +242,7 @@ class Builder:
         out: View,
         attrs: Mapping[str, int | float | bool | str] | None = None,
     ) -> None:
-        """A step over operands that are all broadcast to ``out``'s shape; ranks above 4 are brought down."""
+        """Adds a step whose operands are broadcast to the shape of ``out``; ranks above 4 are reduced."""
         views = [*(self._readable(expand(i, out.shape)) for i in inputs), out]
         if not out.rank:
             views = [replace(v, shape=(ONE,), strides=(ONE,)) for v in views]
@@ -249,7 +254,9 @@ class Builder:
         self.step(op, views[:-1], [views[-1]], attrs)
 
     def _readable(self, view: View) -> View:
-        """Kernels take a step input whole or not at all; a view of one becomes the same view of a copy of it."""
+        """Returns a view that kernels can read: a part of a step input becomes the same part of a copy, since kernels
+        read step inputs whole.
+        """
         if view.kind != "input" or view == self.inputs.get(view.name):
             return view
         if view.name not in self.input_copies:
@@ -259,7 +266,7 @@ class Builder:
         return replace(view, kind="buffer", name=self.input_copies[view.name].name)
 
     def cast(self, view: View) -> View:
-        """i32 as f32."""
+        """Adds a cast of i32 to f32."""
         if view.dtype == "f32":
             return view
         out = self.buffer(view.shape)
@@ -267,7 +274,7 @@ class Builder:
         return out
 
     def reshaped(self, view: View, shape: Sequence[Affine]) -> View:
-        """``view`` under another shape, copied first if strides can't express that."""
+        """Returns a view with another shape, copied first if strides can't express it."""
         shape = tuple(shape)
         reshaped = reshape(view, shape)
         if reshaped is None:
@@ -276,12 +283,12 @@ class Builder:
         return reshaped
 
     def unit(self, view: View) -> View:
-        """``view`` with unit inner stride, copied if need be."""
+        """Returns a view with unit inner stride, copied if necessary."""
         view = self._readable(view)
         return view if view.has_unit_inner_stride else self.copy(view)
 
     def rows(self, view: View, rank: int = 3) -> View:
-        """``view`` as [rows.., C] of rank 2 to ``rank`` with unit inner stride, copied if need be."""
+        """Returns a view as [rows.., C] of rank 2 to ``rank`` with unit inner stride, copied if necessary."""
         view = self.unit(view)
         if 2 <= view.rank <= rank:
             return view

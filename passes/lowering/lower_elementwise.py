@@ -1,4 +1,4 @@
-"""Element-wise ops and reductions that no ``ew`` op covers: steps ``elementwise`` and ``reduce``."""
+"""Lowers elementwise ops and reductions that no ``ew`` op covers to the steps ``elementwise`` and ``reduce``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTEGER = frozenset({"add", "sub", "mul", "maximum", "minimum"})
 
 
 def apply(b: Builder, fn: str, arguments: list[Value], out: View) -> View:
-    """One elementwise step into ``out``; at most one argument of two may be a number."""
+    """Adds one elementwise step into ``out``; at most one of two arguments may be a number."""
     attrs: dict[str, int | float | bool | str] = {"fn": fn}
     views = []
     for i, argument in enumerate(arguments):
@@ -48,7 +48,7 @@ def _number(b: Builder, value: float, out: View) -> int | float:
 
 
 def _plain(fn: str) -> Handler:
-    """An op whose tensor and number arguments, in order, are the function's."""
+    """Returns the handler of an op whose tensor and number arguments are those of the function ``fn``, in order."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         values = list(a.values())[: _ARITY.get(fn, 1)]
@@ -65,7 +65,7 @@ _FOLD: Mapping[str, Callable[[float, float], float]] = {"mul": operator.mul, "di
 
 
 def _scaled(fn: str) -> Handler:
-    """add and sub: the second argument times ``alpha``."""
+    """Returns the handler of add or sub, whose second argument is multiplied by ``alpha``."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         first, second, alpha = list(a.values())[:3]
@@ -102,13 +102,13 @@ def _square(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _exp_less_one(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Computes exp(x) - 1. Near 0 it keeps fewer digits than torch's; beside numbers of about 1 it is as exact."""
+    """Lowers exp(x) - 1. Near 0 it has fewer digits than torch's; added to numbers of about 1 it is as exact."""
     out = b.result(node)
     return apply(b, "sub", [apply(b, "exp", [a["self"]], b.buffer(out.shape, out.dtype)), 1.0], out)
 
 
 def _log_of_one_more(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Computes log(1 + x), as exactly as _exp_less_one."""
+    """Lowers log(1 + x), with the precision of _exp_less_one."""
     out = b.result(node)
     return apply(b, "log", [apply(b, "add", [a["self"], 1.0], b.buffer(out.shape, out.dtype))], out)
 
@@ -130,7 +130,7 @@ def _clamp(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _softplus(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
+    """Lowers softplus as max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
     if not is_log_of_one_more_exp(a):
         raise b.unsupported(f"{b.form.target} has no softplus with beta {a['beta']} and threshold {a['threshold']}")
     x, out = b.view(a["self"]), b.result(node)
@@ -143,7 +143,7 @@ def _softplus(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _scalar_tensor(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """A tensor of one number is that number."""
+    """Lowers a tensor of one number to that number."""
     if b.shape(node):
         raise b.unsupported(f"{b.form.target} has no kernel that fills a tensor")
     number: Value = a["s"] if "s" in a else a["fill_value"]

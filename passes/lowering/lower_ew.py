@@ -17,11 +17,13 @@ from .builder import Builder, CacheRef, StoredRef, Value, WeightRef
 from .views import View, elements, reshape
 
 Handler = Callable[[Builder, Node, Mapping[str, Any]], Value]
-"""Gets the op's arguments by name, nodes already as Values; gives the node's Value."""
+"""A function that lowers a node. Its arguments are those of the op by name, nodes as Values; it returns the node's
+Value.
+"""
 
 
 def flat_output(view: View, like: View) -> View:
-    """An output in the shape that its input was flattened to. Outputs are dense, or of rank 2 or 3 as they are."""
+    """Returns an output in the flattened shape of its input. Outputs are dense, or of rank 2 or 3 unchanged."""
     flat = reshape(view, (*like.shape[:-1], view.shape[-1]))
     assert flat is not None, f"an output of shape {view.shape} can't be written as {like.shape}"
     return flat
@@ -51,7 +53,7 @@ def _linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def store_of_linear(b: Builder, a: Mapping[str, Any], x: View) -> tuple[list[View], dict[str, bool | str]]:
-    """Bias and residual of a linear of ``x`` [M, K], and the attributes that go with what there is of its store."""
+    """Returns the bias and the residual of a linear of ``x`` [M, K], and the attributes of its epilogue."""
     inputs: list[View] = []
     attrs: dict[str, bool | str] = {}
     if a["bias"] is not None:
@@ -66,7 +68,7 @@ def store_of_linear(b: Builder, a: Mapping[str, Any], x: View) -> tuple[list[Vie
 
 
 def norm_inputs(b: Builder, a: Mapping[str, Any], rank: int) -> tuple[list[View], dict[str, int | float | bool | str]]:
-    """Inputs of a norm, the first being x as rows of at most that rank, and its attributes."""
+    """Returns the inputs of a norm, first x as rows of at most rank ``rank``, and its attributes."""
     x = b.rows(b.view(a["x"]), rank)
     inputs = [x]
     if "residual" in a:
@@ -109,7 +111,7 @@ _NUMBERS: Mapping[Kind, Callable[[Any], int | float | bool | str]] = {
 def declared(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     """Lowers an op whose arguments have the names of the operands and attributes that ``OPS`` declares for its step.
 
-    Operands have unit inner strides. An operand that is None is left out, and the attribute that says so is false.
+    Operands have unit inner strides. An operand that is None is left out, and the attribute about it is false.
     """
     name = str(node.target.name()).removeprefix("ew::")  # type: ignore[union-attr]
     op = OPS[name]
@@ -141,7 +143,7 @@ def _take_rows(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def cache_operand(b: Builder, k: Any, v: Any) -> Operand:
-    """The layer's cache of which k and v are the halves."""
+    """Returns the cache of a layer as an operand, by its two halves k and v."""
     if not (
         isinstance(k, CacheRef) and isinstance(v, CacheRef) and k.name == v.name and (k.half, v.half) == ("k", "v")
     ):

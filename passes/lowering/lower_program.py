@@ -1,4 +1,4 @@
-"""A Program becomes a LoweredProgram: steps over strided operands, free of torch. Memory is planned afterwards."""
+"""Lowers a Program to a LoweredProgram: steps over strided operands, without torch. Memory is planned afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _WRITES_ITS_RESULT = (
     frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS, *lower_experts.HANDLERS, *lower_quantized.HANDLERS})
     - _NO_BUFFER
 )
-"""Ops that can write into a part of another's buffer."""
+"""Ops that can write to a part of another op's buffer."""
 
 _QUANTIZED = ("weight", "weight_scales", "weight_offsets")
 _FACTORS = frozenset({"weight_scales", "weight_offsets", "scales", "offsets"})
@@ -62,10 +62,12 @@ _PACKED: Mapping[Any, tuple[str, ...]] = {
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
     ew.dequantize.default: ("values", "scales", "offsets"),
 }
-"""Arguments that kernels want in panels. ew.embedding takes a float table as the head has it, or in rows."""
+"""Ops -> the arguments that kernels read in panels. ew.embedding reads a float table in the head's layout, or
+in rows.
+"""
 
 _SPARSE = frozenset({ew.linear.default, ew.quantized_linear.default})
-"""Ops that have kernels for weights of which two of every four are kept."""
+"""Ops with kernels for weights with two of every four values."""
 
 _PACKINGS: Mapping[torch.dtype, Packing] = {
     **{TORCH_DTYPES[of.dtype]: Packing(of.layout, of.dtype) for of in reversed(tuple(FORMATS.values())) if of.layout},
@@ -75,21 +77,25 @@ _PACKINGS: Mapping[torch.dtype, Packing] = {
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowered program, and an expression for each of its weights by the name that it has there."""
+    """A lowered program, and the expression of each of its weights by the name in the lowered program."""
 
     program: LoweredProgram
     weights: Mapping[str, WeightExpr]
 
 
 def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
-    """Lowers a program whose attention is paged, for a target of that form.
+    """Lowers a program whose attention is paged.
 
-    View-like ops become strides and offsets of operands. A weight that linears use is packed in panels, also where it
-    is an embedding table; if something else needs its rows too, it is listed once more as NAME.rows.
+    View-like ops become strides and offsets of operands. A weight that linears read is packed in panels, also if it is
+    an embedding table. If another op needs its rows too, it is listed once more as NAME.rows.
+
+    Args:
+        program: the program.
+        form: the storage that the target uses.
 
     Raises:
-        UnsupportedModelError: an op without a kernel, named with its module.
-        PassError: a shape is not affine in T, B and R, or the program has no single output.
+        UnsupportedModelError: an op has no kernel; the message names its module.
+        PassError: a shape isn't affine in T, B and R, or the program doesn't have a single output.
     """
     builder = Builder(program, weight_packings(program, form), form)
     values: dict[Node, Value] = {}
@@ -138,7 +144,7 @@ def weight_packings(program: Program, form: Form = CPU_FORM) -> dict[str, Packin
 
 
 def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packing:
-    """Returns the storage in rows of the tensor of that type among these arguments of a call."""
+    """Returns the storage in rows of the tensor of type ``dtype`` among the arguments of a call."""
     if dtype in (torch.float32, torch.bfloat16):
         return Packing("rows", form.floats)
     packing = _of_integers(given) if dtype == torch.int8 else _PACKINGS[dtype]
@@ -151,9 +157,9 @@ def _only_products(weight: Node) -> bool:
 
 
 def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Packing:
-    """Returns the storage of the int8 tensor among these arguments of a call, by its bits and whether it has offsets.
+    """Returns the storage of the int8 tensor among the arguments of a call, by its bits and its offsets.
 
-    ``expr``: where kernels read places among some integers.
+    ``expr`` is the weight if kernels read indices into some integers; None otherwise.
     """
     of = FORMATS[storage_of(given.get("weight_bits", given.get("bits")))]
     if isinstance(expr, QuantizedValues) and FORMATS[expr.format.storage].levels:
@@ -164,7 +170,7 @@ def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Pa
 
 
 def _of_scales(given: Mapping[str, Any], size: int) -> Packing:
-    """Returns the storage of scales, or offsets, in blocks: int8 tensors of ``size`` bytes a row."""
+    """Returns the storage of scales or offsets in blocks: int8 tensors of ``size`` bytes a row."""
     weight = given["weight" if "weight" in given else "table"]
     groups = groups_of(weight.meta["val"].shape[-1], int(given["weight_group" if "weight" in given else "group_size"]))
     return Packing("blocks16" if groups // ((size - groups) // 2) == 16 else "blocks8", "i8")
@@ -221,7 +227,7 @@ def _resolve(argument: Any, value: Callable[[Node], Any]) -> Any:
 
 
 def _only_cat(node: Node) -> Node | None:
-    """The cat into whose buffer a node can write its result: nothing else reads it, and rank 2 fits every kernel."""
+    """Returns the cat whose buffer a node can write its result to, as its only reader; None if there is none."""
     if node.target not in _WRITES_ITS_RESULT or len(node.users) != 1:
         return None
     (user,) = node.users
@@ -233,7 +239,7 @@ def _only_cat(node: Node) -> Node | None:
 
 
 def _promise(builder: Builder, node: Node, cat: Node) -> None:
-    """Makes the cat's buffer when the first of its arguments is computed."""
+    """Creates the buffer of a cat when the first of its arguments is computed."""
     if cat not in builder.destinations:
         builder.destinations[cat] = builder.buffer(builder.shape(cat), builder.dtype(cat.meta["val"]))
     places = lower_views.cat_places(builder, cat, builder.destinations[cat])
@@ -243,7 +249,7 @@ def _promise(builder: Builder, node: Node, cat: Node) -> None:
 
 
 def _result(builder: Builder, value: Value) -> View:
-    """The logits, dense in a buffer."""
+    """Returns the logits as a dense buffer."""
     view = builder.view(value)
     if view.kind == "buffer" and view.is_contiguous and view.dtype == "f32":
         return view

@@ -1,4 +1,4 @@
-"""Lowers the ops of 8-bit and 4-bit integers to steps, and casts to bf16."""
+"""Lowers the ops of integers, and casts to bf16, to steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ew = torch.ops.ew
 
 
 def cast_bf16(b: Builder, node: Node, view: View) -> View:
-    """float32 to the nearest bf16, with rows padded to an even length."""
+    """Adds a cast of float32 to the nearest bf16, with rows padded to an even length."""
     x, out = b.rows(view, rank=2), b.result(node)
     b.step("cast_bf16", [x], [flat_output(out, x)])
     return out
@@ -44,7 +44,7 @@ def _quantized_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _weights(b: Builder, *given: Any) -> list[View]:
-    """Values, scales and, if there are any, offsets."""
+    """Returns the views of values and scales, and of offsets if there are any."""
     packed = []
     for one in given:
         if one is None:
@@ -56,7 +56,7 @@ def _weights(b: Builder, *given: Any) -> list[View]:
 
 
 def _has_offsets(offsets: Any) -> dict[str, bool]:
-    """Left out where there are none, as in programs of before there could be any."""
+    """Returns the attribute about offsets; an empty dict without offsets, as in programs of earlier versions."""
     return {} if offsets is None else {"has_offsets": True}
 
 

@@ -22,7 +22,9 @@ _ONE = Affine(1)
 
 
 def constant(b: Builder, value: float, shape: tuple[Affine, ...]) -> View:
-    """A tensor of one number, which may be infinite as no attribute can: a weight of one element, broadcast."""
+    """Returns a tensor of one number, as a broadcast weight of one element: the number may be infinite, which no
+    attribute can be.
+    """
     name = f"constant:{value}"
     if name not in b.sources:
         tensor = torch.tensor([value], dtype=torch.float32)
@@ -37,14 +39,14 @@ def _last(b: Builder, node: Node, view: View, dim: int) -> None:
 
 
 def _as(out: View, shape: tuple[Affine, ...]) -> View:
-    """A result in the shape that its operands were flattened to."""
+    """Returns a result in the shape that its operands were flattened to."""
     reshaped = reshape(out, shape)
     assert reshaped is not None, f"an output of shape {out.shape} can't be written as {shape}"
     return reshaped
 
 
 def _rows(b: Builder, view: View) -> View:
-    """Rank 1 to 3 with unit inner stride, as the kernels of routers take it."""
+    """Returns a view of rank 1 to 3 with unit inner stride, as the kernels of routers read it."""
     return b.unit(view) if view.rank == 1 else b.rows(view)
 
 
@@ -61,7 +63,7 @@ def _top_k(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _max(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers a maximum to the greatest value and its first place."""
+    """Lowers a maximum to the largest value and its first index."""
     view = b.cast(b.view(a["self"]))
     _last(b, node, view, a["dim"])
     x = _rows(b, view)
@@ -153,7 +155,7 @@ def _compare(fn: str) -> Handler:
 
 
 def _logical(fn: str) -> Handler:
-    """Lowers an op of conditions; ``bitwise_not`` and its kind of integers are something else."""
+    """Returns the handler of an op on conditions. ``bitwise_not`` and similar ops of integers aren't such ops."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         arguments = [v for k, v in a.items() if k in ("self", "other")]
@@ -165,7 +167,7 @@ def _logical(fn: str) -> Handler:
 
 
 def _filled(number: float | None) -> Handler:
-    """A tensor of one number."""
+    """Returns the handler of a tensor filled with one number; None takes the number from the arguments."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         if b.dtype(node.meta["val"]) != "f32":
@@ -191,4 +193,4 @@ HANDLERS: Mapping[Any, Handler] = of_each(
         "full_like": _filled(None),
     }
 )
-"""Ops of routers, none of which works along tokens."""
+"""Ops of routers; none of them mixes tokens."""

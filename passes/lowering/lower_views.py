@@ -1,4 +1,4 @@
-"""View-like ATen ops: strides and offsets change, no step is made. Those that strides can't express become copies."""
+"""Lowers view-like ATen ops to strides and offsets, without steps; to copies if strides can't express them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def _select(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _index(b: Builder, index: Any, size: Affine) -> Affine:
-    """A place along a dimension of ``size``; negative ones count from its end, and none lies beyond it."""
+    """Returns an index along a dimension of ``size``; negative ones count from its end, and others are limited
+    to it.
+    """
     if not isinstance(index, int):
         return Affine.parse(index)
     if index < 0:
@@ -139,7 +141,7 @@ def _as_type(b: Builder, view: View, like: View) -> View:
 
 
 def cat_places(b: Builder, node: Node, out: View) -> list[View]:
-    """The part of a cat's buffer that each of its arguments fills."""
+    """Returns the part of a cat's buffer for each of its arguments."""
     arguments = bound_arguments(node)
     dim = arguments["dim"] % out.rank
     places, at = [], Affine()

@@ -16,7 +16,7 @@ _MAKE_NARROW = _PRODUCTS | {
 _TAKE_NARROW = _PRODUCTS | {
     *("kv_write", "rope_kv_write", "paged_attention", "gated_activation", "rope", "combine_experts")
 }
-"""Steps that read activations in that type alone, as their first operands."""
+"""Steps whose first operands have to be activations of that type."""
 _OTHERS = {"rope": 1, "rope_kv_write": 3, "combine_experts": 1}
 """The number of first operands of these steps that are activations; the later ones (tables, weights) stay float."""
 _ALIKE = frozenset({"copy", "take_rows"})
@@ -24,13 +24,14 @@ _ALIKE = frozenset({"copy", "take_rows"})
 
 
 def narrow_floats(program: LoweredProgram, floats: Dtype) -> LoweredProgram:
-    """The program with its activations in ``floats``, bf16 or f16: what products, norms and attention give and take.
+    """Returns a program with its activations in ``floats``: the arguments and results of products, norms and attention.
 
-    Everything else that is f32 stays so: tables of rotations, softmax and choice of experts, elementwise steps of which
-    no product reads the result. Strides count elements, so that only types and the buffers' sizes change.
+    All other floats stay f32: tables of rotations, softmax and the choice of experts, and elementwise steps whose
+    results no product reads. Strides count elements, so only types and sizes of buffers change.
 
     Args:
-        program: a program with activations in f32 and memory not planned yet.
+        program: a program with activations in f32, whose memory isn't planned yet.
+        floats: bf16 or f16.
     """
     if floats == "f32":
         return program

@@ -1,4 +1,4 @@
-"""Strided views with affine sizes, and what the view-like ops make of them. No data moves here."""
+"""Strided views with affine sizes, and the effects of view-like ops on them. No data moves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE = Affine(1)
 
 @dataclass(frozen=True)
 class View:
-    """An ``Operand`` in the making. Strides and offset count elements."""
+    """An ``Operand`` under construction. Strides and offset count elements."""
 
     kind: Literal["buffer", "weight", "input"]
     name: str
@@ -53,7 +53,7 @@ class View:
 
 
 def elements(shape: Sequence[Affine]) -> Affine:
-    """Product of sizes. Raises ValueError if it isn't affine, as T * T."""
+    """Returns the product of sizes. Raises ValueError if it isn't affine, such as T * T."""
     total = ONE
     for size in shape:
         total = total * size
@@ -61,7 +61,7 @@ def elements(shape: Sequence[Affine]) -> Affine:
 
 
 def contiguous_strides(shape: Sizes) -> Sizes:
-    """Row-major strides. Raises ValueError if one isn't affine."""
+    """Returns row-major strides. Raises ValueError if one isn't affine."""
     strides: list[Affine] = []
     step = ONE
     for position, size in enumerate(reversed(shape)):
@@ -108,7 +108,9 @@ def _divide_chunks(view: View, shape: Sizes) -> Sizes | None:
 
 
 def slice_view(view: View, dim: int, start: Affine, size: Affine, step: int = 1) -> View:
-    """``size`` elements along ``dim``, from ``start`` on, ``step`` apart. Raises ValueError if it isn't affine."""
+    """Returns ``size`` elements along ``dim``, from ``start`` on, ``step`` apart. Raises ValueError if it isn't
+    affine.
+    """
     shape, strides = list(view.shape), list(view.strides)
     offset = view.offset + start * strides[dim]
     shape[dim], strides[dim] = size, strides[dim] * step
@@ -116,7 +118,7 @@ def slice_view(view: View, dim: int, start: Affine, size: Affine, step: int = 1)
 
 
 def select(view: View, dim: int, index: Affine) -> View:
-    """Element ``index`` along ``dim``, which goes. Raises ValueError if it isn't affine."""
+    """Returns element ``index`` along ``dim``, without that dimension. Raises ValueError if it isn't affine."""
     sliced = slice_view(view, dim, index, ONE)
     return replace(
         sliced,
@@ -130,7 +132,9 @@ def permute(view: View, order: Sequence[int]) -> View:
 
 
 def expand(view: View, shape: Sizes) -> View:
-    """Broadcast to ``shape`` as torch does: stride 0 where a size of 1 becomes another, and for new leading sizes."""
+    """Returns a view broadcast to ``shape`` as torch does: stride 0 for a size of 1 that becomes another, and for new
+    leading sizes.
+    """
     missing = len(shape) - view.rank
     strides = [Affine()] * missing
     for have, stride, want in zip(view.shape, view.strides, shape[missing:], strict=True):
@@ -139,7 +143,7 @@ def expand(view: View, shape: Sizes) -> View:
 
 
 def collapse(views: Sequence[View], rank: int) -> list[View] | None:
-    """Views of one shape with neighbouring dimensions merged until ``rank`` are left; None if that can't be."""
+    """Returns views of one shape with adjacent dimensions merged until ``rank`` remain; None if that is impossible."""
     result = list(views)
     while result[0].rank > rank:
         merged = next((m for i in range(result[0].rank - 1) if (m := _merge(result, i)) is not None), None)
@@ -150,7 +154,9 @@ def collapse(views: Sequence[View], rank: int) -> list[View] | None:
 
 
 def _merge(views: Sequence[View], dim: int) -> list[View] | None:
-    """Dimensions ``dim`` and ``dim + 1`` as one, in all views or in none."""
+    """Merges the dimensions ``dim`` and ``dim + 1`` of all views; returns None if that is impossible for one of
+    them.
+    """
     merged = []
     for view in views:
         outer, inner = view.shape[dim], view.shape[dim + 1]

@@ -1,4 +1,4 @@
-"""Values seen as a base whose dimensions were exchanged and between whose dimensions some of size 1 were put."""
+"""Values as views of a base, whose dimensions are exchanged, with dimensions of size 1 between them."""
 
 from __future__ import annotations
 
@@ -47,22 +47,25 @@ class Laid:
         return len(self.dims)
 
     def last_is_last(self) -> bool:
-        """Returns True if the value's last dimension is the base's last one."""
+        """True if the value's last dimension is the base's last one."""
         return bool(self.dims) and self.dims[-1] is not None and self.dims[-1] == len(self.real) - 1
 
 
 def as_it_is(program: Program, node: Node) -> Laid:
-    """A value that is its own base."""
+    """Returns a value as its own base."""
     return Laid(node, tuple(range(program.value(node).dim())))
 
 
 def arrange(program: Program, value: Laid, target: Sequence[int], rank: int, *, broadcast: bool) -> Node:
-    """The value with exactly the dimensions ``target``, in that order.
+    """Returns a value with the dimensions ``target``, in that order.
 
     Args:
-        target: dimensions of a result of rank ``rank``, to which the value's are aligned on the right. All of the
-            value's real dimensions are among them.
-        broadcast: leave out leading dimensions of size 1, which broadcasting puts back.
+        program: the program.
+        value: the value.
+        target: dimensions of a result of rank ``rank``, to which the value's dimensions are aligned on the right. All
+            dimensions of the value that the base has are among them.
+        rank: the rank of the result.
+        broadcast: True to leave out leading dimensions of size 1, which broadcasting adds again.
     """
     offset = rank - value.rank
     places = [value.dims[t - offset] if t >= offset else None for t in target]
@@ -81,12 +84,12 @@ def _leading_nones(places: Sequence[int | None]) -> int:
 
 
 def materialize(program: Program, value: Laid) -> Node:
-    """The value itself, as a node."""
+    """Returns the value itself, as a node."""
     return arrange(program, value, range(value.rank), value.rank, broadcast=False)
 
 
 def permute(program: Program, node: Node, order: Sequence[int], where: tuple[str, ...]) -> Node:
-    """``node`` with its dimensions in ``order``; as a transpose where two change places."""
+    """Returns ``node`` with its dimensions in ``order``; by a transpose if two are exchanged."""
     moved = [i for i, d in enumerate(order) if i != d]
     if not moved:
         return node
@@ -96,10 +99,10 @@ def permute(program: Program, node: Node, order: Sequence[int], where: tuple[str
 
 
 def reshape(program: Program, value: Laid, shape: Sequence[sympy.Expr], where: tuple[str, ...]) -> Laid | None:
-    """The value seen with another shape; None if that takes two symbolic sizes.
+    """Returns a value with another shape; None if that needs two symbolic sizes.
 
-    Leading 1s become dimensions that the base doesn't have. Where dimensions are joined that are apart in the base,
-    the base is put in the value's order first.
+    Leading sizes of 1 become dimensions that the base doesn't have. If dimensions are joined that aren't adjacent in
+    the base, the base is first put in the value's order.
     """
     leading = next((i for i, size in enumerate(shape[:-1]) if size != 1), max(len(shape) - 1, 0))
     if (regrouped := _regroup(program, value, shape, leading, where)) is not None:
@@ -134,9 +137,8 @@ def _regroup(
 
 
 def group_sizes(old: Sequence[sympy.Expr], new: Sequence[sympy.Expr]) -> list[tuple[list[int], list[int]]] | None:
-    """Splits two shapes with equal products into the shortest runs with equal products: (old indices, new indices).
-
-    None where the sizes don't come out even.
+    """Divides two shapes with equal products into the shortest runs with equal products, and returns their (old
+    indices, new indices); None if that is impossible.
     """
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0

@@ -1,4 +1,4 @@
-"""Rotary embedding by complex numbers becomes the products and sums of real numbers that it comes to."""
+"""Rewrites rotary embedding by complex numbers to products and sums of real numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..ir.program import Program
 aten = torch.ops.aten
 
 _VIEWS = (aten.unsqueeze.default, aten.slice.Tensor, aten.select.int, aten.expand.default)
-"""The ops that may be between a complex table and its use; they mean the same for its cosines and sines."""
+"""Ops that may be between a complex table and its use, and have the same effect on its cosines and sines."""
 
 
 class ComplexRotation(Rule):
@@ -56,7 +56,9 @@ class ComplexRotation(Rule):
 
 
 def _table(node: Node) -> tuple[Node, list[Node]] | None:
-    """The angle of polar(ones, angle), and the calls from there to ``node``, first to last; None for anything else."""
+    """Returns the angle of polar(ones, angle), and the calls from there to ``node`` in order; None for any
+    other value.
+    """
     steps: list[Node] = []
     while node.target is not aten.polar.default:
         numbered = node.target is aten.mul.Tensor and isinstance(node.args[1], (int, float))
@@ -75,7 +77,7 @@ def _table(node: Node) -> tuple[Node, list[Node]] | None:
 
 
 def _made(program: Program, function: torch._ops.OpOverload, angle: Node, steps: list[Node]) -> Node:
-    """The real or imaginary part of the table."""
+    """Returns the real or the imaginary part of the table."""
     last = steps[-1] if steps else angle
     value = program.call(function, angle, where=last.meta["where"])
     for step in steps:

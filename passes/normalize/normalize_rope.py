@@ -23,15 +23,15 @@ _COS, _SIN = Bind("cos"), Bind("sin")
 class _RopeRule(Rule):
     """A rule that binds x [T, N, 2F], tables [T, 1, C] to ``cos`` and ``sin``, and the bounds of x's slices.
 
-    Of one head alone x may be [T, 2F] and the tables [T, C]. ``apart``: the rotated pairs, which lie side by side in x,
-    are given as halves: all their first members, then all their second ones.
+    For a single head x may be [T, 2F] and the tables [T, C]. ``apart`` is True if the result has the first members of
+    all pairs before the second ones, while the members of a pair are adjacent in x.
     """
 
     interleaved: ClassVar[bool] = False
     apart: ClassVar[bool] = False
 
     def columns(self, frequencies: int) -> tuple[int, ...]:
-        """The frequency that belongs in each column of a table."""
+        """Returns the frequency of each column of a table."""
         return (*range(frequencies), *range(frequencies))
 
     def check(self, program: Program, match: Match) -> str | None:
@@ -72,7 +72,9 @@ class _RopeRule(Rule):
 
 
 def _table(program: Program, node: Node, x: Node) -> Columns | None:
-    """The columns of a table seen as [T, 1, C], or as [T, C] if x is of one head."""
+    """Returns the columns of a table that is a view as [T, 1, C], or as [T, C] if x has one head; None for another
+    value.
+    """
     if program.value(x).dim() == 2:
         return read_columns(program, node)
     if node.target is not aten.unsqueeze.default or node.args[1] not in (1, -2):
@@ -155,7 +157,7 @@ class RotatePairsInPlace(RotateParts):
 
 
 class PassRest(Rule):
-    """cat(rope(first part of x), rest of x): ``ew.rope`` lets the rest pass by itself."""
+    """cat(rope(first part of x), rest of x): ``ew.rope`` itself leaves the rest unchanged."""
 
     name = "pass_rest"
     pattern = Call(
@@ -182,9 +184,10 @@ class PassRest(Rule):
 
 
 class NormalizeRope(RewritePass):
-    """Rotary embedding of x [T, N, D], of all of D or its first 2F columns -> ``ew.rope`` with an ``ew.rope_table``.
+    """Turns rotary embedding of x [T, N, D], of all dimensions or the first 2F, into ``ew.rope`` with an
+    ``ew.rope_table``.
 
-    Each application makes its table; ``MergeCommonSubexpressions`` leaves one for all.
+    Each application gets its own table; ``MergeCommonSubexpressions`` leaves one for all.
     """
 
     name = "normalize_rope"

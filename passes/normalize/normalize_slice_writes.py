@@ -1,4 +1,4 @@
-"""A tensor that is made empty and written slice by slice becomes the concatenation of what was written."""
+"""Turns a tensor that is created empty and written slice by slice into the concatenation of the written values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNWRITTEN = (aten.empty.memory_format, aten.new_empty.default, aten.empty_like.
 
 @dataclass(frozen=True)
 class _Part:
-    """Places ``start`` to ``stop`` of the result, which are those from ``first`` of ``value`` on."""
+    """The range ``start`` to ``stop`` of the result, with the elements of ``value`` from ``first`` on."""
 
     start: int
     stop: int
@@ -53,7 +53,9 @@ class CopyOver(Rule):
 
 
 class SliceWrites(Rule):
-    """slice_scatter(slice_scatter(empty, a, dim, 0, n), b, dim, n): cat(a, b). What was not written stays a slice."""
+    """slice_scatter(slice_scatter(empty, a, dim, 0, n), b, dim, n) -> cat(a, b). A range that wasn't written stays a
+    slice.
+    """
 
     name = "slice_writes"
     pattern = Call(aten.slice_scatter.default)
@@ -87,7 +89,7 @@ def _dim(program: Program, node: Node) -> int:
 
 
 def _parts(program: Program, node: Node, dim: int) -> list[_Part]:
-    """Returns the values that the places of ``node`` along ``dim`` were last written with, in order."""
+    """Returns the values that were last written to each range of ``node`` along ``dim``, in order."""
     size = program.shape(node)[dim]
     if not size.is_Integer:
         return [_Part(0, 0, node, 0)]
@@ -110,7 +112,7 @@ def _parts(program: Program, node: Node, dim: int) -> list[_Part]:
 
 
 class NormalizeSliceWrites(RewritePass):
-    """aten.copy and aten.slice_scatter -> what was written, put together by aten.cat."""
+    """Turns aten.copy and aten.slice_scatter into aten.cat of the written values."""
 
     name = "normalize_slice_writes"
     rules: ClassVar[tuple[Rule, ...]] = (CopyOver(), SliceWrites())

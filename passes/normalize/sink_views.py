@@ -1,4 +1,4 @@
-"""Moves views that only put in, take out or exchange dimensions down to where something needs them."""
+"""Moves views that only add, remove or exchange dimensions down to the calls that need them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ Handler = Callable[["_Sinking", Node], "Laid | None"]
 
 
 class SinkViews(Pass):
-    """Values lose the batch dimension of 1 and take the order [T, N, D] wherever that is only a matter of views.
+    """Removes the batch dimension of 1 from values, and brings them to the order [T, N, D], where views alone can do
+    so.
 
-    A captured graph computes on [1, T, H] and on [1, N, T, D]. This pass goes through it in order and knows of each
-    value a *base* (a node) and how the value's dimensions lie in it (``Laid``). unsqueeze, squeeze, select of a
-    dimension of 1, transpose and permute only change the latter; an op that treats dimensions alike is called on the
-    bases; for an op that isn't known here the value is made again from its base, which is always right.
+    A captured graph computes on [1, T, H] and on [1, N, T, D]. This pass visits it in order, and knows for each value a
+    *base* (a node) and the layout of the value's dimensions in it (``Laid``). unsqueeze, squeeze, select of a dimension
+    of 1, transpose and permute change the layout alone. An op that treats all dimensions alike is called with the
+    bases. For any other op the value is computed from its base, which is always correct.
 
-    ``matched`` counts the views that went.
+    ``matched`` counts the removed views.
     """
 
     name = "sink_views"
@@ -76,11 +77,11 @@ class _Sinking:
         return self.laid[node] if node in self.laid else as_it_is(self.program, node)
 
     def remade(self, node: Node) -> Node:
-        """The value itself, from its base."""
+        """Returns the value itself, computed from its base."""
         return materialize(self.program, self.laid[node]) if node in self.laid else node
 
     def emit(self, node: Node, *args: Any, **kwargs: Any) -> Node:
-        """The call that ``node`` becomes: ``node`` itself where nothing changes."""
+        """Returns the call that replaces ``node``; ``node`` itself if nothing changes."""
         if args == tuple(node.args) and kwargs == node.kwargs:
             return node
         return self.program.call(node.target, *args, where=node.meta[WHERE], **kwargs)  # type: ignore[arg-type]
@@ -99,7 +100,7 @@ def _dim(value: int, rank: int) -> int:
 
 
 def _removed(dims: Sequence[int | None], at: int) -> tuple[int | None, ...]:
-    """``dims`` without the entry ``at``, after its base dimension has gone."""
+    """Returns ``dims`` without entry ``at``, after its dimension of the base was removed."""
     gone = dims[at]
     assert gone is not None
     return tuple(d if d is None or d < gone else d - 1 for i, d in enumerate(dims) if i != at)
@@ -181,7 +182,9 @@ def _pointwise(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _common_order(program: Program, values: Sequence[Laid], rank: int) -> list[int]:
-    """The dimensions of a result of ``rank`` that some base has: as in the base that has all, else in their order."""
+    """Returns the dimensions of a result of rank ``rank`` that a base has: in the order of the base with all of them,
+    or in their own.
+    """
     orders = [[i + rank - v.rank for i in v.order] for v in values]
     every = {i for order in orders for i in order}
     return next((order for order in orders if set(order) == every), sorted(every))
@@ -248,7 +251,7 @@ def _repeat_interleave(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _over_last(s: _Sinking, node: Node) -> Laid | None:
-    """Ops of the first argument's last dimension: linear, norms, gated activations."""
+    """Handles ops on the first argument's last dimension: linear, norms, gated activations."""
     x = s.laid_of(node.args[0])
     if not x.last_is_last():
         return None
@@ -261,7 +264,7 @@ def _layer_norm(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _matmul(s: _Sinking, node: Node) -> Laid | None:
-    """x [.., K] with a matrix [K, N]."""
+    """Handles x [.., K] times a matrix [K, N]."""
     other = node.args[1]
     if not isinstance(other, Node) or other in s.laid or s.program.value(other).dim() != 2:
         return None
@@ -280,7 +283,7 @@ def _embedding(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _index(s: _Sinking, node: Node) -> Laid | None:
-    """Rows of a table, by one tensor of indices."""
+    """Handles rows of a table, selected by one tensor of indices."""
     table, indices = node.args[:2]
     if len(indices) != 1 or indices[0] is None or table in s.laid or s.program.value(table).dim() != 2:  # type: ignore[arg-type,index]
         return None

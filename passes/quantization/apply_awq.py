@@ -1,4 +1,4 @@
-"""AWQ: channels are scaled, and groups clipped, so that rounding to 4 bits costs least where activations are large.
+"""AWQ: scales channels and clips groups, so that rounding to 4 bits costs least where activations are large.
 
 Lin et al. 2023, https://arxiv.org/abs/2306.00978. The program computes the same as before, up to rounding, until its
 weights are rounded.
@@ -34,10 +34,11 @@ ew = torch.ops.ew
 
 
 class ApplyAwq(Pass):
-    """Linears of 4 bits whose recipe says ``awq``: weights ``W * s`` and clipped, with 1/s in the weights before.
+    """Scales and clips the weights of linears of 4 bits if the recipe's method is ``awq``: ``W * s``, with 1/s in
+    weights before.
 
-    Needs calibration tokens, of which it takes at most 2048; a layer's weights are in memory at a time. A value that
-    something else reads as well, or that nothing before it can scale, keeps its channels: its linears are clipped only.
+    The pass needs calibration tokens, of which it uses at most 2048. The weights of one layer are in memory at a time.
+    If a value has other readers, or no weight before it can be scaled, its linears are only clipped.
     """
 
     name = "apply_awq"
@@ -65,7 +66,7 @@ class ApplyAwq(Pass):
 
 
 def _free(program: Program, linear: Node) -> bool:
-    """Returns True if no other call reads a linear's weight, and it has yet to be rounded."""
+    """Returns True if no other call reads a linear's weight, and the weight isn't rounded yet."""
     weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
     expr = program.weight_of(weight)
     unshared = isinstance(weight, Node) and len(weight.users) == 1
@@ -73,7 +74,7 @@ def _free(program: Program, linear: Node) -> bool:
 
 
 class _Clipping:
-    """Chooses how the groups of each linear's weight are clipped, once its scales are known."""
+    """Chooses the clipping of the groups of each linear's weight, after the scales are known."""
 
     def __init__(self) -> None:
         self.choices: dict[Node, Choices] = {}

@@ -1,15 +1,15 @@
-"""Integers of 4 to 6 bits chosen by what layers give on calibration tokens (GPTQ), one layer after the other.
+"""Chooses integers of 2 to 6 bits by the outputs of layers on calibration tokens (GPTQ), one layer after the other.
 
-One run of the program over all tokens goes through it call by call. Where a linear is to have integers, its input is
-there as the integers of the layers before make it, rounded as it will be: from it come the Hessian, the integers, and
-with these the output that the next layers see. So memory holds one layer's weight and Hessian at a time, whatever the
-model's size; the integers go to files where the context has a folder for them.
+The program is evaluated once on all tokens. The input of a linear is computed with the integers of the layers before,
+and rounded as in the final program. It gives the Hessian and the integers, and with these the output for the next
+layers. So memory holds the weight and the Hessian of one layer at a time, for a model of any size. The integers are
+written to files if the context has a folder for them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -18,11 +18,8 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection, describe_node
-from enginewright.passes.framework.evaluation_memory import evaluation_bytes
-from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
-from enginewright.passes.framework.token_sequences import packed_inputs, spread
 from enginewright.passes.framework.weight_formats import GptqOptions, chooses
-from enginewright.runtime.shared.errors import CapacityError, PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..formats.weight_format import WeightFormat
 from ..ir.chosen_codes import ChosenCodes
@@ -33,28 +30,29 @@ from ..ir.quantized import round_rows
 from ..ir.stacked_weights import pieces
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr
+from .calibrated_walk import as_multiplied, calibration_tokens, walk
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from .gptq import factorize, gptq
-from .held_out import FEWEST_TOKENS, ROWS, LayerInputs, OutputErrors, as_multiplied, tensors_of
+from .held_out import FEWEST_TOKENS, ROWS, LayerInputs, OutputErrors, tensors_of
 
 ew = torch.ops.ew
 
 LARGEST_INPUT = "largest input"
-"""The name of a metric: the largest magnitude of what a linear is given."""
+"""The name of the metric for the largest magnitude of a linear's inputs."""
 
 TOKENS_USED = "tokens used"
 """The name of the metric for the number of calibration tokens that fit into the memory budget."""
 
 
 class ApplyGptq(Pass):
-    """Gives the weights of 2 to 6 bits integers that GPTQ chose, if the recipe's method is "gptq".
+    """Gives the weights of 2 to 6 bits integers that GPTQ chooses, if the recipe's method is "gptq".
 
-    Cases that keep other integers, which is recorded:
+    Other integers are used in these cases, which are recorded:
 
-    1. A weight that its file has as integers of that very format keeps them.
-    2. An expert that too few tokens reach is rounded to the nearest.
-    3. So is a weight, or an expert, whose output the nearest integers change less on tokens that are held out: GPTQ
-       fits what few tokens happen to show, too.
+    1. A weight that its file has as integers of the same format keeps them.
+    2. An expert with too few tokens is rounded to the nearest.
+    3. A weight, or an expert, is rounded to the nearest if that changes its output on held-out tokens less: GPTQ also
+    fits chance differences of few tokens.
     """
 
     name = "apply_gptq"
@@ -71,16 +69,19 @@ class ApplyGptq(Pass):
         targets = _targets(program, result)
         if not targets:
             return result
-        sequences = _fitting(program, context, targets, result)
+        working = {node: _working_bytes(program, node) for node in targets}
+        sequences = calibration_tokens(program, context, "choosing the integers of the largest layer", working)
+        if context.memory_budget is not None:
+            _note_tokens(context.calibration, sequences, targets[0], result)
         sweep = _Sweep(program, context, targets, result)
-        program.evaluate(packed_inputs(program, sequences), compute=sweep.compute, read=sweep.read)
+        walk(program, dict.fromkeys(targets, sweep.look), sequences, {str(_weight(n).target) for n in targets})
         for weight, chosen in sweep.chosen.items():
             _replace(program, weight, chosen)
         return result
 
 
 def _targets(program: Program, result: PassResult) -> list[Node]:
-    """Linears of few bits with a weight that isn't integers already, in the program's order."""
+    """Returns the linears of few bits whose weights aren't integers yet, in the program's order."""
     targets = []
     for node in program.nodes_of(*LINEARS):
         if not chooses("gptq", node.meta[FORMAT]):
@@ -97,41 +98,16 @@ def _targets(program: Program, result: PassResult) -> list[Node]:
     return targets
 
 
-def _fitting(
-    program: Program, context: PassContext, targets: Sequence[Node], result: PassResult
-) -> Sequence[torch.Tensor]:
-    """The calibration sequences, or as many of them, evenly spread, as the context has room for.
-
-    Raises CapacityError if it has none for a single one.
-    """
-    sequences = context.calibration
-    if context.memory_budget is None:
-        return sequences
-    working = {node: _working_bytes(program, node) for node in targets}
-    lengths = sorted(map(len, sequences), reverse=True)
-
-    def needed(count: int) -> int:
-        return evaluation_bytes(program, sum(lengths[:count]), working, until=targets[-1])
-
-    count = len(sequences)
-    while count > 1 and needed(count) > context.memory_budget:
-        count = count * 3 // 4
-    if (least := needed(count)) > context.memory_budget:
-        raise CapacityError(
-            f"max_memory: choosing the integers of the largest layer takes {least:,} bytes, and there are "
-            f"{context.memory_budget:,} beside what the process has already",
-            hint=f"Allow {least - context.memory_budget:,} bytes more, or take a recipe without calibration.",
-        )
-    if count < len(sequences):
-        reason = f"only {count} of {len(sequences)} sequences fit into the memory that there may be"
-        result.rejected.append(Rejection(targets[0].name, "calibration", reason))
-    chosen = spread(sequences, count)
-    result.metrics.append(Metric("calibration", TOKENS_USED, sum(map(len, chosen))))
-    return chosen
+def _note_tokens(every: Sequence[torch.Tensor], used: Sequence[torch.Tensor], first: Node, result: PassResult) -> None:
+    """Records the number of calibration tokens that fit into memory, and a rejection at ``first`` if not all do."""
+    if len(used) < len(every):
+        reason = f"only {len(used)} of {len(every)} sequences fit into the memory that there may be"
+        result.rejected.append(Rejection(first.name, "calibration", reason))
+    result.metrics.append(Metric("calibration", TOKENS_USED, sum(map(len, used))))
 
 
 def _working_bytes(program: Program, node: Node) -> int:
-    """Returns the bytes that choosing a linear's integers takes besides its inputs and outputs."""
+    """Returns the bytes that choosing the integers of a linear needs, besides its inputs and outputs."""
     *experts, rows, size = program.value(_weight(node)).shape
     # The weight as it is read, reordered and rounded, and all experts' integers; the Hessian, and its factor in
     # float64 and float32.
@@ -153,7 +129,7 @@ def _is_chosen(expr: WeightExpr, code_format: CodeFormat | None) -> bool:
 
 
 def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
-    """Whatever has the weight in the same format gets the integers: a tied embedding too."""
+    """Replaces a weight by its integers for all its readers of that format, such as a tied embedding."""
     new = program.weight(f"{weight.target}.gptq", chosen, where=weight.meta[WHERE])
     for user in list(weight.users):
         if FORMAT in user.meta and CodeFormat.of(user.meta[FORMAT]) == chosen.format:
@@ -161,31 +137,22 @@ def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
 
 
 class _Sweep:
-    """``compute`` and ``read`` for the one run. ``chosen``: integers by the node of the weight that they are for."""
+    """Chooses integers as the program runs: ``look`` computes each linear that gets some.
+
+    Attributes:
+        chosen: the node of a weight -> its integers.
+    """
 
     def __init__(self, program: Program, context: PassContext, targets: Sequence[Node], result: PassResult) -> None:
         self.chosen: dict[Node, ChosenCodes] = {}
         self._program, self._context, self._result = program, context, result
         self._left = dict.fromkeys(targets)
         self._total = len(targets)
-        self._fast = FastEvaluation(program, WeightCache(0))  # each weight is used once
-        self._weights = {_weight(n).target for n in targets}
         self._readers = Counter((n.args[0], n.meta[FORMAT]) for n in targets)
         self._inputs: dict[tuple[Any, WeightFormat], LayerInputs] = {}
 
-    def read(self, name: str) -> torch.Tensor:
-        """A weight; those that are to have integers, and what comes behind the last of these, have a shape alone."""
-        if not self._left or name in self._weights:
-            expr = self._program.weights[name]
-            return torch.empty(expr.shape, dtype=expr.dtype, device="meta")
-        return self._fast.read(name)
-
-    def compute(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call's value; None behind the last linear, where nothing is left to look at."""
-        if not self._left:
-            return None
-        if node not in self._left:
-            return self._fast.compute(node, args, kwargs)
+    def look(self, node: Node, args: Sequence[Any]) -> Any:
+        """Returns the result of a linear with its chosen integers; None for the last one, which no other call reads."""
         where = join_where(node.meta[WHERE])
         self._context.progress(self._total - len(self._left), self._total, where)
         del self._left[node]
@@ -206,7 +173,7 @@ class _Sweep:
         return out.view(*x.shape[:-1], -1)
 
     def _choose(self, node: Node, weight: Node, rows: Sequence[torch.Tensor]) -> None:
-        """Chooses the integers of all experts, or of the one matrix; ``rows`` [M, K] are what each is given."""
+        """Chooses the integers of all experts, or of one matrix; ``rows`` are the inputs [M, K] of each."""
         expr = self._program.weight_of(weight)
         assert expr is not None
         where, code_format = join_where(node.meta[WHERE]), CodeFormat.of(node.meta[FORMAT])
@@ -247,7 +214,9 @@ class _Sweep:
         self.chosen[weight] = ChosenCodes.of(expr, code_format, codes, file)
 
     def _input_of(self, node: Node, rows: torch.Tensor) -> LayerInputs:
-        """Returns the Hessian of ``node``'s inputs; linears of one input share it, experts are too many to."""
+        """Returns the Hessian of the inputs of a node. Linears of one input share it; there are too many experts for
+        that.
+        """
         key = (node.args[0], node.meta[FORMAT])
         if node.target is not ew.linear.default or self._readers[key] == 1:
             return self._inputs.pop(key) if key in self._inputs else LayerInputs.of(rows, node.meta[FORMAT])
@@ -265,7 +234,7 @@ class _Sweep:
         biases: Any,
         out: torch.Tensor,
     ) -> None:
-        """Fills ``out`` [M, N] with what the chosen integers give."""
+        """Writes the products with the chosen integers to ``out`` [M, N]."""
         codes = chosen.codes()
         for e, (start, stop) in enumerate(pairwise(starts)):
             if start < stop:
@@ -285,7 +254,7 @@ def _weight(node: Node) -> Node:
 
 
 def _matrices(expr: WeightExpr) -> Any:
-    """A weight [N, K], or each of [E, N, K], as float32."""
+    """Yields a weight [N, K], or each matrix of [E, N, K], as float32."""
     for piece in pieces(expr):
         value = piece.evaluate().float()
         yield from value if value.dim() == 3 else [value]

@@ -1,4 +1,4 @@
-"""Products and tables in bf16: weights are rounded at export, inputs when they are needed, sums are 32-bit floats."""
+"""Products and tables in bf16: weights are rounded at export, inputs before a product, and sums are 32-bit floats."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 def _wide(program: Program) -> list[Node]:
-    """Calls that have yet to be brought to bf16."""
+    """Returns the calls with the format bf16 that aren't converted yet."""
     nodes = program.nodes_of(*LINEARS, ew.embedding.default)
     return [n for n in nodes if n.meta[FORMAT].storage == "bf16" and _weight(program, n).dtype != torch.bfloat16]
 
 
 class CastWeightsToBf16(Pass):
-    """Linears, grouped linears and embeddings whose format is bf16 get weights, and inputs, of that type.
+    """Converts the weights, and the inputs, of linears, grouped linears and embeddings whose format is bf16.
 
-    Products of one input share its cast.
+    Products of one input share its conversion.
     """
 
     name = "cast_weights_to_bf16"

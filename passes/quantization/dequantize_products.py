@@ -1,4 +1,6 @@
-"""Weights of integers meet activations as they are: for targets that compute with floats of 16 bits."""
+"""Multiplies weights of integers by activations that aren't rounded, for targets that compute with floats of 16
+bits.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ _LEFT = Condition(
 
 
 class DequantizeProducts(Pass):
-    """``ew.quantized_linear`` of a quantized activation becomes ``ew.linear`` of the activation itself with
-    ``ew.dequantize`` of the weight, grouped products and tables likewise.
+    """Turns ``ew.quantized_linear`` of a quantized activation into ``ew.linear`` of the activation with
+    ``ew.dequantize`` of the weight.
 
-    Weights stay as they are stored: what multiplies by them dequantizes. Activations aren't rounded to 8 bits.
+    Grouped products and tables are changed likewise. Weights stay as they are stored, and kernels dequantize them.
+    Activations aren't rounded to 8 bits.
     """
 
     name = "dequantize_products"
@@ -60,7 +63,9 @@ class DequantizeProducts(Pass):
 
 
 def _floats(program: Program, node: Node, made: dict[Node, Node], of: tuple[Any, ...]) -> Node:
-    """Returns the floats of a weight of integers: one node, before its first use, for every use of it."""
+    """Returns the node with the floats of a weight of integers, which all its readers share; ``made`` are the existing
+    ones.
+    """
     if of[0] not in made:
         made[of[0]] = program.call(ew.dequantize.default, *of, where=node.meta[WHERE])
     return made[of[0]]

@@ -1,4 +1,4 @@
-"""Tables of integers become tables of floats, for targets that gather rows of floats alone."""
+"""Turns tables of integers into tables of floats, for targets that can only gather rows of floats."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LEFT = Condition(
 
 
 class DequantizeTables(Pass):
-    """``ew.quantized_embedding`` becomes ``ew.embedding`` of the floats that the integers stand for.
+    """Turns ``ew.quantized_embedding`` into ``ew.embedding`` of the floats of its integers.
 
-    A table that is the head too stays what it is there: both are then stored.
+    A table that is also the head's weight is stored twice: as integers for the head too.
     """
 
     name = "dequantize_tables"

@@ -1,14 +1,15 @@
-"""GPTQ: integers of 4 to 6 bits chosen column by column, each one's rounding error compensated by the columns to come.
+"""GPTQ: chooses integers of 2 to 6 bits column by column; later columns compensate for the rounding error of each.
 
-Frantar et al. 2022, https://arxiv.org/abs/2210.17323. Of a weight W [N, K] and inputs X [T, K] it makes
-||X W^T - X Q^T|| small, of which it only needs X^T X [K, K]. What is done here as there: columns in blocks, the factor
-of the damped inverse Hessian, columns of the largest inputs first (activation order). What is done otherwise:
+Frantar et al. 2022, https://arxiv.org/abs/2210.17323. For a weight W [N, K] and inputs X [T, K] it minimises ||X W^T -
+X Q^T||, for which it needs X^T X [K, K] alone. As there: columns in blocks, the factor of the damped inverse Hessian,
+and columns of the largest inputs first (activation order). Different from there:
 
-- Groups are static: their scales are chosen ahead, so that the order of columns is free and a group's stay together.
-- A scale is the best of some candidates for its group's squared error, a column's being weighted by its inputs.
-- Once the integers are known all scales of a row are solved for together, which only makes the error smaller. Not so
-  for weights of more than 2048 columns, where it would take longer than all else, and for scales in blocks.
-- The factor is made in float64, in place and in panels: X^T X of a few strong directions is far from well conditioned.
+- Groups are static: their scales are chosen first, so that columns can have any order and a group's columns stay
+together.
+- A scale is the best of some candidates by the squared error of its group, weighted by the inputs of each column.
+- After the integers are known, all scales of a row are solved for together, which only reduces the error. This is left
+out for weights of more than 2048 columns, where it would take longer than all else, and for scales in blocks.
+- The factor is computed in float64, in place and in panels: X^T X of a few strong directions is badly conditioned.
 - A column that is zero on every token is rounded to the nearest, not set to zero: other texts may need it.
 """
 
@@ -29,20 +30,21 @@ DAMPING = GptqOptions().damping
 """The number added to the Hessian's diagonal by default, as a share of the diagonal's mean."""
 
 MOST_DAMPING = 10.0
-"""Beyond this nothing is left of the Hessian."""
+"""The largest damping: with more, the Hessian has no effect."""
 
 MOST_TO_REFIT = 2048
-"""Columns of a weight whose scales are solved for again. It takes 1 to 4 % off an error, and for wide layers three
-times as long as all the rest."""
+"""The most columns of a weight whose scales are solved for again. That reduces an error by 1 to 4 %, and takes three
+times as long as all the rest for wide layers.
+"""
 
 _BLOCK = 64
-"""Columns whose updates of all later ones are done together."""
+"""The number of columns whose updates of all later columns are done together."""
 
 _PANEL = 256
-"""Columns of the factor that are made at a time."""
+"""The number of columns of the factor that are computed at a time."""
 
 _CHUNK_ELEMENTS = 1 << 22
-"""Elements of a weight that are looked at together, where rows don't depend on each other."""
+"""The number of elements of a weight that are processed together where rows are independent."""
 
 
 class Hessian:
@@ -60,7 +62,7 @@ class Hessian:
         self.sum = torch.zeros((size, size))
 
     def add(self, x: torch.Tensor) -> None:
-        """Inputs [.., K] float32."""
+        """Adds inputs [.., K] float32."""
         rows = x.reshape(-1, self.size)
         self.tokens += len(rows)
         self.sum.addmm_(rows.t(), rows)
@@ -68,14 +70,14 @@ class Hessian:
 
 @dataclass(frozen=True)
 class Factor:
-    """The factor for the columns' updates: R upper triangular with R^T R the inverse of the damped Hessian, in their
+    """The factor for the updates of columns: R, upper triangular, with R^T R the inverse of the damped Hessian in their
     order.
 
     Attributes:
         order: [K], the columns in the order in which they are rounded.
         upper: [K, K] float32, R.
-        damping: the damping that it took, as a share of the mean of the diagonal.
-        unused: the number of columns that no token has used.
+        damping: the damping that was needed, as a share of the mean of the diagonal.
+        unused: the number of columns that are zero on every token.
     """
 
     order: torch.Tensor
@@ -85,9 +87,17 @@ class Factor:
 
 
 def factorize(hessian: torch.Tensor, *, activation_order: bool = True, damping: float = DAMPING) -> Factor:
-    """The factor of X^T X [K, K]. If it isn't positive definite with ``damping`` it gets ten times more, and again.
+    """Returns the factor of X^T X [K, K].
 
-    Raises PassError if it still isn't with MOST_DAMPING, or isn't finite.
+    If the matrix isn't positive definite with ``damping``, ten times as much is used, and so on.
+
+    Args:
+        hessian: X^T X.
+        activation_order: True to order columns by their inputs, the largest first.
+        damping: the share of the mean of the diagonal that is added to it.
+
+    Raises:
+        PassError: the matrix isn't finite, or isn't positive definite with MOST_DAMPING.
     """
     diagonal = hessian.diagonal().clone()
     if not torch.isfinite(diagonal).all():
@@ -115,7 +125,7 @@ def factorize(hessian: torch.Tensor, *, activation_order: bool = True, damping: 
 
 
 def _cholesky_in_place(a: torch.Tensor) -> bool:
-    """Turns the lower triangle of ``a`` into its Cholesky factor; False if there is none."""
+    """Replaces the lower triangle of ``a`` by its Cholesky factor; returns False if there is none."""
     for start in range(0, len(a), _PANEL):
         stop = min(start + _PANEL, len(a))
         if start:
@@ -130,7 +140,7 @@ def _cholesky_in_place(a: torch.Tensor) -> bool:
 
 
 def _inverted_backwards(lower: torch.Tensor) -> torch.Tensor:
-    """J L^-1 J as float32, of the lower triangle of ``lower``."""
+    """Returns J L^-1 J as float32, with L the lower triangle of ``lower`` and J the reversal of rows."""
     size = len(lower)
     upper = torch.zeros((size, size))
     for start in range(0, size, _PANEL):
@@ -150,12 +160,12 @@ def gptq(
     *,
     keep_zeros: bool = False,
 ) -> Codes:
-    """Integers for a weight.
+    """Chooses the integers of a weight.
 
     Args:
         weight: [N, K] float32.
         hessian: X^T X of its inputs, [K, K] float32.
-        code_format: integers, in groups that divide K.
+        code_format: a format of integers, in groups that divide K.
         factor: the factor of ``hessian``; None computes it.
         keep_zeros: True keeps zeros of the weight, as its sparsity requires.
 
@@ -174,10 +184,17 @@ def gptq(
 def choose_scales(
     weight: torch.Tensor, importance: torch.Tensor, code_format: CodeFormat
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales of the least squared error, columns weighted by ``importance`` [K]; and offsets.
+    """Returns the scales, and the offsets, with the least squared error.
 
-    They are float16 [N, groups], or the nearest to these in blocks, as ``scales_in_blocks`` gives them. Raises
-    PassError if one is too large for float16.
+    They are float16 [N, groups], or the nearest scales in blocks (``scales_in_blocks``).
+
+    Args:
+        weight: [N, K] float32.
+        importance: [K], the weight of each column's error.
+        code_format: the format of the integers; offsets are None if it has none.
+
+    Raises:
+        PassError: a scale is too large for float16.
     """
     size, block = code_format.group_size, code_format.scale_block
     weights = (importance.clamp(min=1e-6 * float(importance.max()) or 1.0)).view(-1, size)  # [groups, G]
@@ -206,7 +223,9 @@ def _round_columns(
     code_format: CodeFormat,
     keep_zeros: bool = False,
 ) -> torch.Tensor:
-    """The integers [N, K], int8: columns in the factor's order, each error spread over those behind it."""
+    """Returns the integers [N, K], int8: columns in the order of the factor, each error distributed over later
+    columns.
+    """
     upper, order, grid = factor.upper, factor.order, Grid.of(code_format.storage, offsets=code_format.offsets)
     columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
     group_of, groups = order // code_format.group_size, weight.shape[1] // code_format.group_size
@@ -243,9 +262,16 @@ def refit_scales(
     offsets: torch.Tensor | None,
     damping: float = DAMPING,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The scales (and offsets) that are best for integers [N, K] which are known: least squares in ``hessian``.
+    """Returns the best scales and offsets for known integers: least squares with the Hessian.
 
-    Of each row those are taken, new or old, whose error is smaller once they are float16.
+    Each row gets the new or the old ones, whichever have the smaller error as float16.
+
+    Args:
+        weight: [N, K] float32.
+        hessian: X^T X of its inputs.
+        values: the integers [N, K].
+        scales, offsets: the old ones; offsets are None if the format has none.
+        damping: see ``factorize``.
     """
     count, size = scales.shape[1], weight.shape[1] // scales.shape[1]
     unknowns = count * (1 if offsets is None else 2)

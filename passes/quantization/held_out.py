@@ -1,4 +1,6 @@
-"""Tokens that GPTQ fits a weight's integers to, others that it doesn't see, and the errors of outputs on both."""
+"""Divides tokens into those that GPTQ fits integers to and held-out ones, and measures the errors of outputs on
+both.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,16 @@ from itertools import pairwise
 import torch
 
 from enginewright.passes.framework.base import Metric
-from enginewright.passes.framework.fast_evaluation import decoded
 
 from ..formats.weight_format import WeightFormat
 from ..ir.prequantized import CodeFormat, Codes, decode
-from ..ops.quantization import quantize_activation
+from .calibrated_walk import as_multiplied
 from .gptq import Factor, Hessian
 
 FEWEST_TOKENS = 64
-"""An expert that fewer tokens reach is rounded to the nearest: so few say too little of what it will be given."""
+"""The fewest tokens of an expert that GPTQ fits: fewer show too little of its inputs, and it is rounded to the
+nearest.
+"""
 
 DAMPING = "damping"
 NEAREST_ERROR, ERROR = "nearest: relative error", "relative error"
@@ -33,13 +36,18 @@ length. A token next to a fitted one says little of others."""
 MEASURED = 512
 
 ROWS = 512
-"""Tokens that are rounded and multiplied at a time: what that takes beside the result is small."""
+"""The number of tokens that are rounded and multiplied at a time, so that the memory for it is small."""
 
 
 @dataclass
 class LayerInputs:
-    """Inputs of one expert, or of a whole linear: X^T X of the tokens that are fitted to, and some tokens to measure
-    errors on, of these and of the ones held out.
+    """The inputs of one expert, or of a whole linear.
+
+    Attributes:
+        hessian: X^T X of the fitted tokens.
+        fitted: some of the fitted tokens, to measure errors on.
+        held_out: some of the held-out tokens.
+        factor: the factor of the Hessian; None until it is computed.
     """
 
     hessian: Hessian
@@ -49,7 +57,7 @@ class LayerInputs:
 
     @staticmethod
     def of(rows: torch.Tensor, wanted: WeightFormat) -> LayerInputs:
-        """Sums up inputs [M, K], some of them held out."""
+        """Returns the sums of inputs [M, K], some of which are held out; ``wanted`` is the format of the weight."""
         hessian = Hessian(rows.shape[-1])
         held_out = held_out_tokens(len(rows))
         for fitted, run in runs_of(held_out):
@@ -61,14 +69,14 @@ class LayerInputs:
 
 
 def held_out_tokens(tokens: int) -> torch.Tensor:
-    """Returns True [M] for the tokens that no integers are fitted to; none of fewer than FEWEST_TOKENS."""
+    """Returns True [M] for the tokens that are held out; there are none among fewer than FEWEST_TOKENS."""
     if tokens < FEWEST_TOKENS:
         return torch.zeros(tokens, dtype=torch.bool)
     return torch.arange(tokens) * RUNS // tokens % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
 def runs_of(held_out: torch.Tensor) -> list[tuple[bool, slice]]:
-    """Neighbours that are all fitted to, or all held out; and whether they are fitted to."""
+    """Returns the runs of neighbouring tokens: True for fitted ones and False for held-out ones, and the slice."""
     if not len(held_out):
         return []
     changes = (held_out.diff().nonzero()[:, 0] + 1).tolist()
@@ -76,20 +84,14 @@ def runs_of(held_out: torch.Tensor) -> list[tuple[bool, slice]]:
 
 
 def evenly_spread(rows: torch.Tensor) -> torch.Tensor:
-    """Some of the rows, evenly spread."""
+    """Returns at most MEASURED of the rows, evenly spread."""
     return rows[:: -(-len(rows) // MEASURED) or 1]
 
 
-def as_multiplied(x: torch.Tensor, wanted: WeightFormat) -> torch.Tensor:
-    """Inputs as the product will see them: of 8-bit activations what their integers stand for."""
-    if wanted.activation != "int8":
-        return x
-    values, scales, _ = quantize_activation(x, wanted.activation_group_size)
-    return decoded(values, scales, group=wanted.activation_group_size)
-
-
 class OutputErrors:
-    """Squared errors of a weight's outputs, over its experts, and what they were with the nearest integers."""
+    """The squared errors of a weight's outputs, summed over its experts, with the chosen and with the nearest
+    integers.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -100,7 +102,14 @@ class OutputErrors:
     def add(
         self, given: LayerInputs, weight: torch.Tensor, chosen: Codes, nearest: Codes, code_format: CodeFormat
     ) -> bool:
-        """Adds those of one matrix; whether what was chosen is no worse on held-out tokens."""
+        """Adds the errors of one matrix. Returns True if the chosen integers are at least as good on held-out tokens.
+
+        Args:
+            given: the inputs.
+            weight: [N, K].
+            chosen, nearest: the integers that GPTQ chose, and the nearest ones.
+            code_format: of both.
+        """
         assert given.factor is not None
         self._damping = max(self._damping, given.factor.damping)
         some = evenly_spread(weight)
@@ -122,13 +131,13 @@ class OutputErrors:
         return keeps
 
     def of_worse(self) -> str:
-        """The errors on held-out tokens of the matrices that were rounded to the nearest."""
+        """Returns a text with the errors on held-out tokens of the matrices that were rounded to the nearest."""
         gptq_error, nearest, size = self._worse
         size = size or gptq_error  # outputs that are all 0 have no relative error
         return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(gptq_error / size) ** 0.5:.4f}"
 
     def metrics(self, where: str) -> list[Metric]:
-        """Returns the errors of a layer; [] without a matrix."""
+        """Returns the metrics of a layer at ``where``; an empty list without a matrix."""
         errors = [
             Metric(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
             for name, error in self._sums.items()

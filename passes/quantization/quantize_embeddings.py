@@ -20,7 +20,7 @@ def _left(program: Program) -> list[str]:
 
 
 class QuantizeEmbeddings(Pass):
-    """``ew.embedding`` of a table of integers -> ``ew.quantized_embedding``. Its weight is a tied head's very own."""
+    """Turns ``ew.embedding`` of a table of integers into ``ew.quantized_embedding``. A tied head shares the weight."""
 
     name = "quantize_embeddings"
     exact = False

@@ -1,4 +1,4 @@
-"""Products with weights of integers: the input is quantized once for all that read it, then multiplied."""
+"""Products with weights of integers: an input is quantized once for all its readers, then multiplied."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _left(program: Program) -> list[str]:
 
 
 class QuantizeLinears(Pass):
-    """``ew.linear`` and ``ew.grouped_linear`` of integers -> ``ew.quantize_activation`` and their quantized forms.
+    """Turns ``ew.linear`` and ``ew.grouped_linear`` of integers into ``ew.quantize_activation`` and the quantized op.
 
-    Products of one input in groups of one size share its quantization.
+    Products of one input with groups of one size share the quantized input.
     """
 
     name = "quantize_linears"
@@ -54,7 +54,9 @@ class QuantizeLinears(Pass):
 
 
 def quantized_weight(program: Program, node: Node, wanted: WeightFormat) -> tuple[Node, Node, Node | None]:
-    """Values, scales and offsets, if any, of the weight that ``node`` names; the same ones for every use of it."""
+    """Returns the values, scales and offsets (None without any) of the weight of a node, which all its readers
+    share.
+    """
     expr, code_format = program.weight_of(node), CodeFormat.of(wanted)
     assert expr is not None
     assert code_format is not None

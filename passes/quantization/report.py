@@ -1,4 +1,4 @@
-"""Reports what quantizing did to a program's weights beyond rounding."""
+"""Reports the effects of quantizing a program's weights that go beyond rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..ir.weights import WeightExpr, sources_of
 
 
 def already_quantized(weights: Iterable[tuple[str, WeightExpr]]) -> list[StoredWeight]:
-    """The weights that their source had quantized already, by name, after they have been evaluated."""
+    """Returns the weights that the source had as integers, by name; they must have been evaluated."""
     stored = []
     for name, expr in weights:
         if isinstance(expr, QuantizedScales | QuantizedOffsets):
@@ -25,7 +25,7 @@ def already_quantized(weights: Iterable[tuple[str, WeightExpr]]) -> list[StoredW
 
 
 def quantization_report(weights: Iterable[tuple[str, WeightExpr]]) -> QuantizationReport | None:
-    """The counts of the weights that have been evaluated, by name; None if nothing was quantized."""
+    """Returns the counts of the evaluated weights, by name; None if nothing was quantized."""
     counts: list[tuple[str, QuantizationCounts]] = []
     for name, expr in weights:
         if isinstance(expr, QuantizedValues) and expr.counts is not None:

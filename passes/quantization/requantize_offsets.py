@@ -30,10 +30,10 @@ def _treatment(context: PassContext) -> str:
 
 
 class RequantizeOffsets(Pass):
-    """Rounds the floats that integers with offsets stand for to integers without, in the same groups.
+    """Rounds the floats of integers with offsets to integers without offsets, in the same groups.
 
-    That costs more than rounding the source would: a weight is rounded twice. With ``offsets`` "refuse" in [engines]
-    there must be none, and with "keep" there is nothing to do.
+    A weight is rounded twice, which costs more than rounding the source once. With ``offsets`` "refuse" in [engines]
+    such integers are an error, with "keep" they stay.
     """
 
     name = "requantize_offsets"
@@ -44,7 +44,7 @@ class RequantizeOffsets(Pass):
         return _treatment(context) != "keep"
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        """Raises PassError, naming the first, where offsets are refused."""
+        """Raises PassError, naming the first weight, if offsets are refused."""
         result = PassResult()
         for node in _left(program):
             if _treatment(context) == "refuse":

@@ -1,9 +1,9 @@
-"""Values of attention rotated, so that rounding them and what reads them costs less.
+"""Rotates the values of attention, so that rounding them and the weights of their readers costs less.
 
 QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456, and SpinQuant's R2, Liu et al. 2024,
-https://arxiv.org/abs/2405.16406: an attention's result is linear in its values, so each head's values may be
-multiplied by a Hadamard matrix, and the columns of the output projection by its inverse. Both are folded into weights.
-The program computes the same as before, up to rounding of floats, and takes as long.
+https://arxiv.org/abs/2405.16406: the result of attention is linear in its values. So the values of each head can be
+multiplied by a Hadamard matrix, and the columns of the output projection by its inverse. Weights contain both, so that
+the program computes the same as before, up to rounding of floats, in the same time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .scalable_channels import ATTENTIONS, Channels, channels_read_by, put_weigh
 
 
 class RotateValues(Pass):
-    """Rotates each head's values if the recipe has ``rotate`` and their reader has a weight of integers.
+    """Rotates the values of each head if the recipe has ``rotate`` and their reader has a weight of integers.
 
-    A head of D values is rotated in blocks of the largest power of two that divides D. Attention whose values aren't a
-    linear's result, or whose result something else reads, stays as it is, which is recorded; so do weights of sparsity
-    2:4.
+    A head of D values is rotated in blocks of the largest power of two that divides D. Attention is left unchanged,
+    which is recorded, if its values aren't the result of a linear or its result has other readers; so are weights of
+    sparsity 2:4.
     """
 
     name = "rotate_values"
@@ -55,7 +55,9 @@ class RotateValues(Pass):
 
 
 def _rotate(program: Program, channels: Channels, exprs: dict[tuple[Node, int], WeightExpr]) -> str:
-    """Puts the rotated weights of an attention's values and readers into ``exprs``; says why not, if not."""
+    """Adds the rotated weights of an attention's values and readers to ``exprs``. Returns the reason if they can't be
+    rotated.
+    """
     producer = channels.producer
     assert producer is not None and producer.heads is not None
     size = producer.heads[2] & -producer.heads[2]

@@ -1,4 +1,4 @@
-"""Products and tables with weights that are rounded, and multiplied with floats as they are."""
+"""Rounds the weights of products and tables that are multiplied with floats."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ew = torch.ops.ew
 
 
 def _left(program: Program) -> list[Node]:
-    """Calls whose weight has yet to be rounded."""
+    """Returns the calls whose weight isn't rounded yet."""
     nodes = program.nodes_of(*LINEARS, ew.embedding.default)
     scaled = (n for n in nodes if n.meta[FORMAT].stored.scaled_floats)
     return [n for n in scaled if not (is_dequantized(_weight(n)) or _is_rounded(program, _weight(n)))]
 
 
 class RoundWeights(Pass):
-    """Linears, grouped linears and embeddings of a format with scales, of no integers, read a weight that is rounded.
+    """Gives linears, grouped linears and embeddings whose format has scales, but no integers, a rounded weight.
 
-    It is ``ew.dequantize`` of values and scales where kernels read these, as of fp8. Of another format, such as nf4, it
-    is a weight of floats, which a bundle may store in fewer bits. A weight that several read in one format is rounded
-    once.
+    The weight is ``ew.dequantize`` of values and scales for formats that kernels read, such as fp8. For other formats,
+    such as nf4, it is a weight of floats, which a bundle may store in fewer bits. Readers of one weight in one format
+    share the rounded weight.
     """
 
     name = "round_weights"

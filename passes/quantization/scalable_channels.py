@@ -1,8 +1,8 @@
 """Finds values whose channels can be scaled: their readers, and the weights before them that take the inverse.
 
-For s > 0, ``linear(x, W)`` is ``linear(x / s, W * s)``, and 1/s goes into what computes x if that is linear in some
-weight: a norm's weight and bias, the rows of a linear, the half of a gated activation that isn't activated, the values
-of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
+For s > 0, ``linear(x, W)`` equals ``linear(x / s, W * s)``. The factor 1/s is applied to a weight before x, in which x
+must be linear: the weight and bias of a norm, the rows of a linear, the half of a gated activation without the
+function, the values of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAME_CHANNELS: tuple[Target, ...] = (
     aten.reshape.default,
     aten.clone.default,
 )
-"""Ops that move tokens, or join a token's heads, and leave the order of its channels."""
+"""Ops that move tokens, or join the heads of a token, and keep the order of its channels."""
 
 _NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
     ew.rms_norm.default: (1,),
@@ -39,14 +39,20 @@ _NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
     ew.add_rms_norm.default: (2,),
     ew.add_layer_norm.default: (2, 3),
 }
-"""The positions of a norm's weight and bias among its arguments."""
+"""The numbers of the arguments of a norm that are its weight and bias."""
 
 ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """An argument of a call, a weight, that is divided by s at ``start:stop`` of its axis -2 or -1."""
+    """A weight that is divided by s.
+
+    Attributes:
+        node, argument: the call, and the number of the argument with the weight.
+        axis: -2 or -1.
+        start, stop: the range along that axis.
+    """
 
     node: Node
     argument: int
@@ -60,10 +66,10 @@ class Producer:
     """The calls that compute a value whose channels can be scaled.
 
     Attributes:
-        folds: the rows of weights that take 1/s.
-        heads: (Nkv, Nq / Nkv, Dv) of an attention: s is then for [Nkv * Dv], each key/value head's for all of the query
-            heads that read it. None if s is for the value's channels.
-        experts: True if each expert has an s of its own.
+        folds: the ranges of weights that take 1/s.
+        heads: (Nkv, Nq / Nkv, Dv) for an attention: s is for [Nkv * Dv], and the query heads of a key/value head share
+            its part. None if s is for the channels of the value.
+        experts: True if each expert has its own s.
     """
 
     folds: tuple[Fold, ...]
@@ -73,9 +79,14 @@ class Producer:
 
 @dataclass(frozen=True)
 class Channels:
-    """A value and the linears that read it; ``producer`` is None, and ``reason`` says why, where it can't be scaled.
+    """A value and the linears that read it.
 
-    ``tables``: embeddings whose table is the weight of a reader; what they give is to be divided by s.
+    Attributes:
+        origin: the value.
+        readers: the linears.
+        producer: the calls that compute the value; None if it can't be scaled.
+        reason: the reason why it can't be scaled; "" otherwise.
+        tables: embeddings whose table is the weight of a reader; their results have to be divided by s.
     """
 
     origin: Node
@@ -90,10 +101,12 @@ class _NotScalableError(Exception):
 
 
 def channels_read_by(program: Program, linears: list[Node], *, again: bool = False) -> list[Channels]:
-    """The values that these linears read, each once, in order; with all linears that read them.
+    """Returns the values that some linears read, each once, in order, with all linears that read them.
 
     Args:
-        again: a weight may be rounded again whose integers are known, and one that is a table of embeddings too.
+        program: the program.
+        linears: the linears.
+        again: True if weights with known integers may be rounded again, also those that are tables of embeddings.
     """
     channels = []
     for origin in dict.fromkeys(_origin(n.args[0]) for n in linears):
@@ -109,14 +122,16 @@ def channels_read_by(program: Program, linears: list[Node], *, again: bool = Fal
 
 
 def keeps_integers(program: Program, linear: Node) -> bool:
-    """Returns True if a linear's weight is integers of its format already, and would be rounded if it changed."""
+    """Returns True if a linear's weight is integers of its format already, which would be rounded again if it
+    changed.
+    """
     expr, weight_format = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
     code_format = None if weight_format is None else CodeFormat.of(weight_format)
     return expr is not None and code_format is not None and formats_of_rows(expr) == {code_format}
 
 
 def _origin(value: object) -> Node:
-    """Returns the value from which ``value`` was made by ops that don't mix channels."""
+    """Returns the value from which ``value`` was computed by ops that don't mix channels."""
     assert isinstance(value, Node)
     while value.target in _SAME_CHANNELS:
         first = value.args[0]
@@ -126,7 +141,9 @@ def _origin(value: object) -> Node:
 
 
 def _users(value: Node) -> Iterator[tuple[Node, Node]]:
-    """Yields the readers of a value, and of results of ops that don't mix its channels, each with what it reads."""
+    """Yields the readers of a value, and of results of ops that don't mix its channels, with the value that
+    each reads.
+    """
     for user in value.users:
         if user.target in _SAME_CHANNELS:
             yield from _users(user)
@@ -135,7 +152,9 @@ def _users(value: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _check_readers(program: Program, origin: Node, again: bool) -> tuple[Node, ...]:
-    """The embeddings that share a reader's weight."""
+    """Returns the embeddings that share the weight of a reader. Raises _NotScalableError for other readers than
+    linears.
+    """
     tables: list[Node] = []
     for user, value in _users(origin):
         if user.target not in LINEARS or user.args[0] is not value:
@@ -147,7 +166,7 @@ def _check_readers(program: Program, origin: Node, again: bool) -> tuple[Node, .
 
 
 def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]) -> None:
-    """Checks that the readers read as many channels as are scaled. Raises _NotScalableError."""
+    """Raises _NotScalableError if the readers read another number of channels than is scaled."""
     count = producer.folds[0].stop - producer.folds[0].start
     if producer.heads is not None:
         count *= producer.heads[1]
@@ -157,8 +176,8 @@ def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]
 
 
 def _check_matrix(program: Program, linear: Node, tables: Sequence[Node] = (), again: bool = False) -> None:
-    """Checks that only this linear and these embeddings read its weight, and that it may change. Raises
-    _NotScalableError.
+    """Raises _NotScalableError if a linear's weight has other readers than the linear and these embeddings, or may not
+    change.
     """
     weight = _weight_node(linear)
     expr = program.weight_of(weight)
@@ -206,7 +225,7 @@ def _norm(program: Program, call: Node) -> Producer:
 
 
 def _only_linear(value: object, reader: Node) -> Node:
-    """``value`` as a linear that ``reader`` alone reads."""
+    """Returns ``value`` as a linear with the single reader ``reader``."""
     if not isinstance(value, Node) or value.target not in LINEARS:
         raise _NotScalableError(f"what {reader.name} ({reader.target}) reads isn't a linear's result")
     if set(value.users) != {reader}:
@@ -240,7 +259,9 @@ def _rows(program: Program, linear: Node, start: int, stop: int, readers: tuple[
 
 
 def _values(program: Program, attention: Node, readers: tuple[Node, ...], again: bool) -> Producer:
-    """An attention's result is linear in its values; query heads that share a value head share its s."""
+    """Returns the producer of an attention's result, which is linear in its values; query heads of one value head share
+    its s.
+    """
     q, _, v = attention.args[:3]
     if isinstance(v, Node) and v.target is operator.getitem:  # of a cache that this step's values were written to
         write, index = v.args
@@ -280,7 +301,13 @@ def _weight_node(linear: Node) -> Node:
 
 
 class Scaling(NamedTuple):
-    """s of a value's channels: ``factors`` [1 or E, K] for what reads it, ``folded`` for what makes it."""
+    """The scales of a value's channels.
+
+    Attributes:
+        channels: the value.
+        factors: [1 or E, K], for its readers.
+        folded: s for its producer.
+    """
 
     channels: Channels
     factors: torch.Tensor
@@ -288,9 +315,9 @@ class Scaling(NamedTuple):
 
 
 def scaled_weights(program: Program, scalings: Iterable[Scaling]) -> dict[tuple[Node, int], WeightExpr]:
-    """Weights with their factors, by call and argument; one may be multiplied by one value's and divided by another's.
+    """Returns weights with their factors, by call and argument, for ``put_weights``.
 
-    ``put_weights`` puts them into the program.
+    A weight can be multiplied by the scales of one value and divided by those of another.
     """
     exprs: dict[tuple[Node, int], WeightExpr] = {}
 
@@ -320,9 +347,9 @@ def scaled_weights(program: Program, scalings: Iterable[Scaling]) -> dict[tuple[
 
 
 def put_weights(program: Program, exprs: dict[tuple[Node, int], WeightExpr], suffix: str = "") -> None:
-    """Makes these the weights of their calls, under their old names with a suffix.
+    """Sets the weights of calls, under their old names with a suffix.
 
-    Without one a name stays, unless something else has that weight and keeps it as it was.
+    Without a suffix a weight keeps its name, unless another call reads the old weight.
     """
     for (node, argument), expr in exprs.items():
         old = node.args[argument]

@@ -1,10 +1,11 @@
-"""Scales for the channels of a value, by what rounding costs with them; and how much each group of a weight is clipped.
+"""Searches for the scales of a value's channels with the least rounding error, and for the clipping of each group of a
+weight.
 
 Scales are s = m^alpha, normalised, with alpha from a grid. m is the mean magnitude of a channel (AWQ, Lin et al. 2023,
-https://arxiv.org/abs/2306.00978), or that over the magnitude of the channel's weights (SmoothQuant, Xiao et al. 2023,
-https://arxiv.org/abs/2211.10438). The one is taken whose error after rounding is least, weights and activations rounded
-as they will be. AWQ's second search gives every group of a weight the share of its range with the least error of its
-part of the sum.
+https://arxiv.org/abs/2306.00978), or that divided by the magnitude of the channel's weights (SmoothQuant, Xiao et al.
+2023, https://arxiv.org/abs/2211.10438). The scale with the least error is chosen, with weights and activations rounded
+as in the final program. AWQ's second search chooses for each group of a weight the share of its range with the least
+error in the group's part of the sum.
 """
 
 from __future__ import annotations
@@ -35,36 +36,38 @@ from .scalable_channels import Channels, Producer
 ew = torch.ops.ew
 
 ALPHAS = tuple(i / 20 for i in range(20))
-"""Exponents tried; 0 leaves the channels as they are."""
+"""The exponents to try; 0 leaves the channels unchanged."""
 
 MOST_TOKENS = 256
 MOST_OUTPUTS = 512
-"""The most outputs of one weight that errors of scales are measured on: evenly spread tokens and rows."""
+"""The most outputs of a weight, evenly spread, on which the errors of scales are measured."""
 
 MOST_CALIBRATION_TOKENS = 2048
-"""More make no difference to a mean magnitude."""
+"""The most tokens of the search: more don't change a mean magnitude."""
 
 _LAST_ROWS = 256
-"""Tokens that go through the end of the program, where only sampled rows do: what is sampled here."""
+"""The most tokens that go through the end of the program, where only sampled rows do."""
 
 _MOST_EXPERTS = 8
-"""The most experts of a layer that the search for the scale of their common input looks at."""
+"""The most experts of a layer in the search for the scale of their common input."""
 
 _CHUNK_ELEMENTS = 1 << 22
 _LEAST = 1e-5
-"""The least mean magnitude of a channel, as a share of the largest: one that is always 0 keeps a usable scale."""
+"""The least mean magnitude of a channel, as a share of the largest one, so that a channel that is always 0 has a usable
+scale.
+"""
 
 
 @dataclass
 class Product:
-    """A weight and what it is multiplied with.
+    """A weight and its inputs.
 
     Attributes:
         x: [M, K], some of the tokens.
         weight: [N, K] float32.
-        parts: the numbers of the N outputs that belong to each of the fused linears, whose errors count alike.
-        code_format: the format that the weight will have.
-        activation_group: and the activations; None leaves them floats.
+        parts: the number of the N outputs of each fused linear; the errors of all linears have the same weight.
+        code_format: the format of the weight's integers.
+        activation_group: the group size of quantized activations; None if they stay floats.
     """
 
     x: torch.Tensor
@@ -76,7 +79,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Scales:
-    """A search's result: s [K], its exponent, and the error relative to the products' size without and with it."""
+    """The result of a search.
+
+    Attributes:
+        factors: s [K].
+        alpha: its exponent.
+        before, after: the error relative to the size of the products, without and with s.
+    """
 
     factors: torch.Tensor
     alpha: float
@@ -85,13 +94,13 @@ class Scales:
 
 
 def gram_of_groups(x: torch.Tensor, group_size: int) -> torch.Tensor:
-    """[M, K] -> [K / G, G, G]."""
+    """Returns X^T X of each group of channels: x [M, K] -> [K / G, G, G]."""
     groups = x.view(len(x), -1, group_size).transpose(0, 1)  # [K/G, M, G]
     return groups.transpose(1, 2) @ groups
 
 
 def spread_rows(size: int, most: int) -> torch.Tensor:
-    """Spreads at most that many indices evenly over ``size``."""
+    """Returns at most ``most`` indices, evenly spread over ``size``."""
     return torch.arange(size) if size <= most else torch.arange(most) * size // most
 
 
@@ -101,14 +110,14 @@ def search_scales(
     alphas: Sequence[float] = ALPHAS,
     weights: torch.Tensor | None = None,
 ) -> Scales:
-    """The scale of the channels that these products share.
+    """Returns the scale of the channels that some products share.
 
     Args:
         products: at least one product; all with the same K.
-        magnitude: mean |x| of each channel, [K]; channels that are to have the same scale have the same.
-        alphas: exponents to try, 0 first.
-        weights: the magnitude of weights in each channel, [K], as ``magnitude``; if not None, powers of ``magnitude /
-            weights`` are tried too.
+        magnitude: the mean |x| of each channel, [K]; equal for channels that have to share a scale.
+        alphas: the exponents to try, 0 first.
+        weights: the magnitude of the weights of each channel, [K]; None tries powers of ``magnitude`` alone, otherwise
+            powers of ``magnitude / weights`` are tried too.
     """
     bases = [_bounded(magnitude)]
     if weights is not None:
@@ -135,10 +144,14 @@ def search_scales(
 
 
 def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Chooses how much each group of ``weight * factors`` is clipped: indices into SHARES, uint8 [N, K / G].
+    """Returns the clipping of each group of ``weight * factors``: indices into SHARES, uint8 [N, K / G].
 
-    The error of rounding a group by d is the sum of (d . x)^2 over all tokens, d^T gram d; ``gram`` [K / G, G, G] is
-    ``gram_of_groups`` of these tokens.
+    The error of rounding a group by d is the sum of (d . x)^2 over all tokens, d^T gram d.
+
+    Args:
+        product: the weight and its inputs.
+        gram: ``gram_of_groups`` of the tokens, [K / G, G, G].
+        factors: s [K].
     """
     size = product.code_format.group_size
     split = factors.unflatten(-1, (-1, size))  # [C, G]
@@ -164,7 +177,9 @@ def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor)
 
 
 def output_error(product: Product, factors: torch.Tensor, choices: torch.Tensor) -> float:
-    """The error of a clipped weight, relative to the exact product's size; over the sampled tokens and outputs."""
+    """Returns the error of a clipped weight relative to the size of the exact product, over the sampled tokens and
+    outputs.
+    """
     sampled, sampled_rows = _sampled(product)
     exact = sampled.x @ sampled.weight.t()
     groups = (sampled.weight * factors).unflatten(-1, (-1, product.code_format.group_size))
@@ -174,7 +189,7 @@ def output_error(product: Product, factors: torch.Tensor, choices: torch.Tensor)
 
 
 def _sampled(product: Product) -> tuple[Product, torch.Tensor]:
-    """Picks fewer outputs, as many of each part in proportion; and which these are."""
+    """Returns the product with fewer outputs, in proportion for each part, and the indices of these outputs."""
     rows, parts, start = [], [], 0
     for size in product.parts:
         most = max(1, MOST_OUTPUTS * size // len(product.weight))
@@ -186,7 +201,7 @@ def _sampled(product: Product) -> tuple[Product, torch.Tensor]:
 
 
 def _size_of_outputs(y: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
-    """[M, N] -> [N]: the root of the sum of squares of the part that an output belongs to."""
+    """Returns for each output the root of the sum of squares of its part: [M, N] -> [N]."""
     norms = [torch.full((p.shape[1],), max(float(p.square().sum()), 1e-30) ** 0.5) for p in y.split(parts, dim=-1)]
     return torch.cat(norms)
 
@@ -196,7 +211,7 @@ def _bounded(magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def _as_awq(scale: torch.Tensor) -> torch.Tensor:
-    """Normalizes scales as AWQ's authors do: the largest is as far above 1 as the least is below."""
+    """Normalises scales as AWQ's authors do: the largest is as far above 1 as the least is below."""
     return scale / (scale.max() * scale.min()).sqrt()
 
 
@@ -206,7 +221,7 @@ def _normalised(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded_product(product: Product, factors: torch.Tensor) -> torch.Tensor:
-    """[M, N]: of rounded activations with the rounded weight."""
+    """Returns the product [M, N] of rounded activations and the rounded weight."""
     x = _rounded_activation(product.x / factors, product.activation_group)
     chunks = product.weight.split(max(1, _CHUNK_ELEMENTS // product.weight.shape[1]))
     return torch.cat([x @ _rounded(rows * factors, product.code_format).t() for rows in chunks], dim=-1)
@@ -229,12 +244,12 @@ def _rounded(weight: torch.Tensor, code_format: CodeFormat) -> torch.Tensor:
 
 @dataclass
 class Seen:
-    """Recorded inputs of a linear.
+    """The recorded inputs of a linear.
 
     Attributes:
-        products: one for each expert, or one.
-        rows: all tokens of each, [M, K].
-        magnitude: mean |x| of each channel, [1 or E, K].
+        products: a product for each expert, or one.
+        rows: all tokens of each product, [M, K].
+        magnitude: the mean |x| of each channel, [1 or E, K].
     """
 
     products: list[Product]
@@ -244,7 +259,7 @@ class Seen:
 
 @dataclass
 class ScaledValue:
-    """The scales of one value: s for its readers, [1 or E, K], and for its producer's folds; None: unscaled."""
+    """The scales of one value: s [1 or E, K] for its readers and s for its producer; None if it isn't scaled."""
 
     channels: Channels
     factors: torch.Tensor | None
@@ -253,13 +268,18 @@ class ScaledValue:
 
 @dataclass
 class ScaleSweep:
-    """One evaluation of the program, searching as it goes: a layer's inputs and weights are there when it is called.
+    """One evaluation of the program that searches for the scales of each value when its last reader is called.
 
     Attributes:
+        program: the program.
+        channels: the values to scale.
         linears: the linears whose products are measured.
+        context: with the calibration tokens.
+        alphas: the exponents to try.
         by_weights: True if scales by the magnitudes of weights are tried too.
-        found_one: a function called with each value's scales, what its linears were given, and of each scale (one, or
-            one for each expert) the exponent and the error without it.
+        found_one: called with the scales of each value, the inputs of its linears, and the result of each search (one,
+            or one for each expert).
+        scaled: the scales so far.
     """
 
     program: Program
@@ -309,14 +329,14 @@ class ScaleSweep:
 
 
 def _some(sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Evenly spread sequences, of no more than MOST_CALIBRATION_TOKENS together, or one."""
+    """Returns evenly spread sequences of at most MOST_CALIBRATION_TOKENS tokens together, at least one sequence."""
     total = sum(len(s) for s in sequences)
     most = max(1, len(sequences) * MOST_CALIBRATION_TOKENS // max(total, 1))
     return [sequences[i] for i in spread_rows(len(sequences), most).tolist()]
 
 
 def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer | None) -> Seen:
-    """Records the input and weight that a linear's search needs."""
+    """Returns the input and the weight of a linear, for the search."""
     weight_format, weight = node.meta[FORMAT], args[WEIGHT_ARGUMENT[node.target]].float()
     code_format = CodeFormat.of(weight_format)
     assert code_format is not None
@@ -343,13 +363,13 @@ def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer 
 
 
 def _fused_sizes(expr: WeightExpr, rows: int) -> tuple[int, ...]:
-    """Outputs of each linear that was fused into one."""
+    """Returns the number of outputs of each linear that was fused into one."""
     sizes = tuple(p.size for p in expr.parts(0) if p.size)
     return sizes if sum(sizes) == rows else (rows,)
 
 
 def _shared(seen: Mapping[Node, Seen]) -> list[Product]:
-    """The products of a common input; of many experts, some that tokens went to."""
+    """Returns the products of a common input; for experts, some of those with tokens."""
     products = []
     for one in seen.values():
         used = [p for p in one.products if len(p.x)]
@@ -358,13 +378,13 @@ def _shared(seen: Mapping[Node, Seen]) -> list[Product]:
 
 
 def _weights_of(products: Sequence[Product]) -> torch.Tensor:
-    """[K]: the magnitude of the weights that a channel is multiplied with, each product's counting alike."""
+    """Returns the magnitude of the weights of each channel, [K], with the same weight for each product."""
     squares = [p.weight.square().mean(0) for p in products]
     return torch.stack([s / s.mean().clamp(min=1e-30) for s in squares]).mean(0).sqrt()
 
 
 def _tied(magnitude: torch.Tensor, producer: Producer) -> torch.Tensor:
-    """[K] -> [K]: equal for channels that have their scale from one row, the value head of several query heads."""
+    """Returns magnitudes [K] that are equal for the channels of query heads that share a value head."""
     if producer.heads is None:
         return magnitude
     heads, shared, size = producer.heads
@@ -373,7 +393,7 @@ def _tied(magnitude: torch.Tensor, producer: Producer) -> torch.Tensor:
 
 
 def _untied(factors: torch.Tensor, producer: Producer) -> torch.Tensor:
-    """s of what is read, [1 or E, K], to s of what is folded into."""
+    """Returns s for the producer, by s for the readers [1 or E, K]."""
     if producer.heads is None:
         return factors
     heads, shared, size = producer.heads

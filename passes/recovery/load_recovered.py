@@ -1,4 +1,4 @@
-"""Weights that a recovery has trained take the places of those that they were trained from."""
+"""Replaces weights by those that a recovery has trained."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..ir.recovered import trainable_weights
 
 
 class LoadRecovered(Pass):
-    """Every float weight of the checkpoint -> the recovery's tensor of that name, with the provenance that it had.
+    """Replaces every float weight of the checkpoint by the recovery's tensor of that name, with its provenance.
 
-    Stands behind the passes that change shapes: what is trained has the shapes that they leave. Behind it come fusion
-    and quantization, so that a recovery trains one tensor for each of the model's own, in any format.
+    The pass comes after those that change shapes, since the trained weights have the changed shapes. Fusion and
+    quantization come after it, so that a recovery trains one tensor for each of the model's own, in any format.
     """
 
     name = "load_recovered"

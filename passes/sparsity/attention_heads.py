@@ -1,4 +1,6 @@
-"""Attentions whose heads can go: rows of what makes q, k and v, and columns of the linear behind them."""
+"""Attentions whose heads can be removed: rows of the weights of q, k and v, and columns of the linear after the
+attention.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _OF_EACH_HEAD = ("sinks", "slopes")
 
 @dataclass(frozen=True)
 class Heads:
-    """One attention's heads: ``site`` is where they come from and go to."""
+    """The heads of one attention; ``site`` has the calls that compute them and the linear that reads them."""
 
     site: Site
 
@@ -35,25 +37,31 @@ class Heads:
 
     @property
     def queries(self) -> int:
-        """Nq."""
+        """The number of query heads, Nq."""
         return len(self.site.q.rows)
 
     @property
     def groups(self) -> int:
-        """Nkv."""
+        """The number of key/value heads, Nkv."""
         return len(self.site.k.rows)
 
     @property
     def value_size(self) -> int:
-        """Dv."""
+        """The size of a value head, Dv."""
         return int(self.site.v.rows.shape[1])
 
     def columns(self, queries: Sequence[int]) -> list[int]:
-        """The columns of the linear behind the attention that are some query heads'."""
+        """Returns the columns of the linear after the attention that belong to some query heads."""
         return [h * self.value_size + i for h in queries for i in range(self.value_size)]
 
     def keep(self, program: Program, queries: Sequence[int], groups: Sequence[int], output: WeightExpr) -> None:
-        """Takes all other heads out. ``output`` is the weight behind the attention from then on, [H, queries * Dv]."""
+        """Removes all other heads from a program.
+
+        Args:
+            program: the program.
+            queries, groups: the query heads and the key/value heads that stay.
+            output: the new weight of the linear after the attention, [H, queries * Dv].
+        """
         site = self.site
         branches = [(site.q, queries), (site.k, groups), (site.v, groups)]
         rows: dict[Node, list[int]] = {}
@@ -85,7 +93,7 @@ class Heads:
 
 
 def attention_heads(program: Program) -> tuple[list[Heads], list[Rejection]]:
-    """All attentions whose heads can go, in order, and why others' can't."""
+    """Returns the attentions whose heads can be removed, in order, and rejections of the others."""
     prunable: list[Heads] = []
     rejected: list[Rejection] = []
     for node in program.nodes_of(ew.attention.default):
@@ -131,7 +139,7 @@ def _choose(program: Program, argument: object, kept: Sequence[int]) -> None:
 
 
 def _see_heads(program: Program, branch: Branch, place: tuple[int, int], heads: int) -> None:
-    """[T, heads, D] of some columns of the linear's result, in place of what was seen of it before."""
+    """Replaces the view of some columns of a linear's result by one as [T, heads, D]."""
     value, old, where = branch.linear, branch.pre, branch.pre.meta[WHERE]
     with program.inserting_before(old):
         if place != (0, int(program.value(value).shape[-1])):

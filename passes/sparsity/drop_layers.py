@@ -1,10 +1,10 @@
-"""Whole layers go: those that the model misses least.
+"""Removes whole layers: those whose removal changes the model least.
 
-A layer adds to a stream that goes past it, so that the model works without it, though less well. Which ones it misses
-least is measured: of the layers whose stream changes its direction least (1 - cosine, as in ShortGPT: Men et al. 2024,
-https://arxiv.org/abs/2403.03853) one after the other is left out, each time the one that adds the least to the KL from
-the whole model. Neither the first nor the last is spared: what they cost says whether they stay. The others keep their
-numbers, and so do their caches.
+A layer adds to the residual stream, so the model works without it, though less well. The candidates are the layers
+whose stream changes its direction least (1 - cosine, as in ShortGPT: Men et al. 2024,
+https://arxiv.org/abs/2403.03853). One after the other is removed, always the one that adds the least to the KL from the
+whole model. The first and the last layer are candidates too. The other layers keep their numbers, and so do their
+caches.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ..ir.program import Program
 from .layers import Layer, LeavingOut, find_layers
 
 TOKENS = 256
-"""The calibration's tokens that are used, in sequences of LENGTH: enough to compare layers, and there are many runs."""
+"""The number of calibration tokens, in sequences of LENGTH: enough to compare layers, for the many evaluations."""
 
 LENGTH = 64
 
 CANDIDATES = 6
-"""The number of layers that are tried besides as many as are to go, of those that change their stream least."""
+"""The number of layers that are tried in addition to the number to remove."""
 
 SIMILARITY, KL = "cosine of the stream before and behind", "KL without this layer and those before"
 """Names of metrics."""
 
 
 class DropLayers(Pass):
-    """Leaves out the layers that the recipe names, and its number of further ones."""
+    """Removes the layers that the recipe names, and its number of further ones."""
 
     name = "drop_layers"
     exact = False
@@ -83,8 +83,14 @@ def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
 def least_missed(
     runs: LeavingOut, layers: list[Layer], dropped: list[Layer], count: int, context: PassContext
 ) -> tuple[list[Layer], list[Metric]]:
-    """Chooses ``count`` layers besides those already dropped. Returns them in the order in which they go, and the
-    measurements.
+    """Chooses ``count`` further layers to remove. Returns them in the order of their removal, and the measurements.
+
+    Args:
+        runs: measures the program without some layers.
+        layers: all layers that can be removed.
+        dropped: the layers that are removed already.
+        count: the number of layers to choose.
+        context: for progress.
     """
     left = sorted((x for x in layers if x not in dropped), key=lambda x: -runs.similarity[x])[: count + CANDIDATES]
     chosen: list[Layer] = []

@@ -1,10 +1,10 @@
-"""Chooses inputs of a product that can go, and the compensation by the others.
+"""Chooses inputs of a product to remove, and the compensation by the other inputs.
 
-Of y = x W^T with moments C = X^T X, removing input c and adjusting the other columns by least squares costs
-||W_c||^2 / (C^-1)_cc more squared error, and leaves moments whose inverse is C^-1 less a rank-1 term: the optimal brain
-surgeon (Hassibi and Stork, 1993), for a layer's outputs as in SparseGPT (Frantar and Alistarh 2023,
+For y = x W^T with moments C = X^T X, removing input c and adjusting the other columns by least squares costs ||W_c||^2
+/ (C^-1)_cc more squared error, and leaves moments whose inverse is C^-1 less a rank-1 term: the optimal brain surgeon
+(Hassibi and Stork, 1993), for a layer's outputs as in SparseGPT (Frantar and Alistarh 2023,
 https://arxiv.org/abs/2301.00774) and for whole structures as in ZipLM (Kurtic et al. 2023,
-https://arxiv.org/abs/2302.04089). So inputs go one by one, each the cheapest after those before.
+https://arxiv.org/abs/2302.04089). So inputs are removed one by one, always the one that costs the least.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import torch
 
 ROUND = 64
-"""Single inputs that are looked at together: what is left is brought up to date once for all that go of them."""
+"""The number of single inputs that are considered together, between two updates of all the others."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """X^T X of some inputs [T, K], float64, and how many tokens that were."""
+    """X^T X of some inputs [T, K] in float64, and the number of tokens T."""
 
     sum: torch.Tensor
     tokens: int
 
     @staticmethod
     def from_inputs(x: torch.Tensor, rows: int = 1024) -> Moments:
-        """Sums x^T x of x [T, K], a few rows at a time."""
+        """Returns X^T X of x [T, K], summed over ``rows`` tokens at a time."""
         total = torch.zeros(x.shape[-1], x.shape[-1], dtype=torch.float64)
         for part in x.split(rows):
             wide = part.double()
@@ -35,30 +35,31 @@ class Moments:
         return Moments(total, len(x))
 
     def damped(self, damping: float) -> torch.Tensor:
-        """The sum with ``damping`` times its mean diagonal added to the diagonal, so that it has an inverse."""
+        """Returns the sum with ``damping`` times its mean diagonal added to the diagonal, so that it has an inverse."""
         mean = float(self.sum.diagonal().mean()) or 1.0
         result = self.sum.clone()
         result.diagonal().add_(damping * mean)
         return result
 
     def of_some(self, inputs: Sequence[int]) -> Moments:
-        """Picks the moments of some inputs alone."""
+        """Returns the moments of some inputs alone."""
         places = torch.tensor(list(inputs))
         return Moments(self.sum[places][:, places], self.tokens)
 
     def output(self, weight: torch.Tensor) -> float:
-        """||X W^T||^2 of a weight [N, K]."""
+        """Returns ||X W^T||^2 for a weight [N, K]."""
         wide = weight.double()
         return float(((wide @ self.sum) * wide).sum())
 
 
 def eliminate(moments: Moments, weight: torch.Tensor, count: int, damping: float) -> torch.Tensor:
-    """The ``count`` single inputs that go, in order of their numbers.
+    """Returns the ``count`` single inputs to remove, in the order of their numbers.
 
     Args:
         moments: the moments of the K inputs.
         weight: [N, K].
-        damping: see ``Moments.damped``: how little what the inputs show is trusted.
+        count: the number of inputs to remove.
+        damping: see ``Moments.damped``.
     """
     inverse, left = _inverse(moments, damping), weight.double().clone()
     gone = torch.zeros(weight.shape[1], dtype=torch.bool)
@@ -74,10 +75,10 @@ def eliminate(moments: Moments, weight: torch.Tensor, count: int, damping: float
 
 
 def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyond: float, most: int) -> torch.Tensor:
-    """Chooses inputs among ``some`` to remove, at most ``most``.
+    """Chooses at most ``most`` inputs among ``some`` to remove.
 
-    The cheapest is removed, the costs of the others are computed anew, and so on. It stops before an input that costs
-    more than ``beyond``: that is the cost of the cheapest input outside of ``some``.
+    The cheapest one is removed, the costs of the others are computed again, and so on, until the next one costs more
+    than ``beyond``, the cost of the cheapest input outside ``some``.
     """
     block, columns = inverse[some][:, some], weight[:, some]
     gone: list[int] = []
@@ -97,7 +98,9 @@ def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyo
 def eliminate_blocks(
     moments: Moments, weight: torch.Tensor, blocks: Sequence[Sequence[int]], count: int, damping: float
 ) -> list[int]:
-    """Chooses as ``eliminate`` does among blocks of inputs, such as a head's: the numbers of those that go."""
+    """Returns the numbers of ``count`` blocks of inputs to remove, such as those of heads, chosen as ``eliminate``
+    chooses inputs.
+    """
     inverse, left = _inverse(moments, damping), weight.double().clone()
     places = [torch.tensor(list(block)) for block in blocks]
     gone: list[int] = []
@@ -119,7 +122,7 @@ def _inverse(moments: Moments, damping: float) -> torch.Tensor:
 
 
 def _factor(matrix: torch.Tensor) -> torch.Tensor:
-    """The Cholesky factor. Rounding may make a matrix of moments indefinite: then its diagonal becomes larger."""
+    """Returns the Cholesky factor. If rounding has made a matrix of moments indefinite, its diagonal is increased."""
     more = 1e-12 * float(matrix.diagonal().mean())
     while True:
         factor: torch.Tensor
@@ -131,16 +134,16 @@ def _factor(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _remove(inverse: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor) -> None:
-    """Takes inputs out of both, in place; their own rows and columns become zero but for rounding."""
+    """Removes inputs from both matrices in place; their rows and columns become zero, up to rounding."""
     rows = torch.linalg.solve(inverse[chosen][:, chosen], inverse[chosen])  # [n, K]
     weight -= weight[:, chosen] @ rows
     inverse -= inverse[:, chosen] @ rows
 
 
 def compensation(moments: Moments, removed: torch.Tensor, kept: torch.Tensor, damping: float) -> torch.Tensor:
-    """Returns the best share of each removed column to add to each kept one, [removed, kept] float32.
+    """Returns the share of each removed column to add to each kept one, [removed, kept] float32.
 
-    The least-squares fit of the removed inputs by the kept ones, C_rk (C_kk + damping)^-1, whatever the weight.
+    It is the least-squares fit of the removed inputs by the kept ones, C_rk (C_kk + damping)^-1, for any weight.
     """
     covariance = moments.damped(damping)[kept][:, kept]
     factor = _factor(covariance)
@@ -150,7 +153,9 @@ def compensation(moments: Moments, removed: torch.Tensor, kept: torch.Tensor, da
 def output_error(
     moments: Moments, weight: torch.Tensor, removed: torch.Tensor, kept: torch.Tensor, mix: torch.Tensor | None
 ) -> float:
-    """||X W^T - X' W'^T||^2 / ||X W^T||^2, where W' is without the removed columns, mixed into the kept ones or not."""
+    """Returns ||X W^T - X' W'^T||^2 / ||X W^T||^2, with W' the kept columns, to which the removed ones are added by
+    ``mix``, unless it is None.
+    """
     off = torch.zeros(weight.shape, dtype=torch.float64)
     columns = weight[:, removed].double()
     off[:, removed] = columns

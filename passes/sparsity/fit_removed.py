@@ -1,4 +1,4 @@
-"""Chooses the inputs that a product loses, and the compensation for them, on two halves of some tokens."""
+"""Chooses the inputs of a product to remove, and the compensation for them, with two halves of some tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from enginewright.passes.framework.base import Metric, PassContext
 from ..ir.chosen_rows import Chosen, Mix, MixedColumns, others
 from ..ir.program import Program
 from ..ir.weights import WeightExpr
-from .calibrated_walk import walk
+from ..quantization.calibrated_walk import walk
 from .eliminate import Moments, compensation, eliminate, output_error
 
 CHOICE_DAMPING = 1e-3
 """The damping of the moments by which inputs are chosen."""
 
 DAMPINGS = (1e-7, 1e-2, 1e-1, 1.0, 3.0)
-"""The dampings of the fit. One half of the tokens is fitted, the other says which damping leaves the least error."""
+"""The dampings to try: one half of the tokens is fitted, and the other half determines the best damping."""
 
 ERROR, PLAIN_ERROR = "relative error", "relative error, only removed"
 """Names of metrics. Errors are of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted; the second is that
@@ -30,7 +30,9 @@ of removing what adds the least by itself, with nothing compensated."""
 
 
 def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens, by their number in the run, of every second sequence and of the others; of one, of its two halves."""
+    """Returns the tokens, by their numbers in the run, of every second sequence and of the others; of a single one, its
+    halves.
+    """
     lengths = [len(s) for s in sequences]
     if len(lengths) == 1:
         lengths = [lengths[0] // 2, lengths[0] - lengths[0] // 2]
@@ -40,7 +42,14 @@ def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Te
 
 @dataclass(frozen=True)
 class Fit:
-    """The removed inputs of a product, and the compensation; errors are relative, on the half that wasn't fitted."""
+    """The removed inputs of a product, and the compensation.
+
+    Attributes:
+        removed, kept: the inputs.
+        mix: the share of each removed column to add to each kept one; None without compensation.
+        error, plain_error: the relative errors on the half that wasn't fitted: of this, and of removing the inputs that
+            add the least without compensation.
+    """
 
     removed: torch.Tensor
     kept: torch.Tensor
@@ -49,12 +58,12 @@ class Fit:
     plain_error: float
 
     def expression(self, base: WeightExpr, file: Path | None) -> WeightExpr:
-        """The weight from then on, of the one before. ``file``: for the mix; None keeps it in memory."""
+        """Returns the new weight by the old one. ``file`` stores the mix; None keeps it in memory."""
         columns = tuple(self.kept.tolist())
         return Chosen(base, 1, columns) if self.mix is None else MixedColumns(base, columns, Mix.of(self.mix, file))
 
     def apply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product [T, N] of what is left of inputs [T, K] and of a weight [N, K]."""
+        """Returns the product [T, N] of the kept inputs of x [T, K] and a weight [N, K]."""
         new = weight[:, self.kept]
         if self.mix is not None:
             new = new + weight[:, self.removed] @ self.mix
@@ -66,16 +75,18 @@ Choose = Callable[[Moments, torch.Tensor], torch.Tensor]
 
 
 def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plainly: Choose, correct: bool) -> Fit:
-    """Chooses inputs of the product with a weight [N, K], and compensates for them, if that is of use.
+    """Chooses inputs of the product with a weight [N, K] to remove, and compensates for them if that helps.
 
-    Few tokens fit many inputs too well: what the other half says is held to. What is used is of both halves.
+    A fit of many inputs to few tokens is too good on these tokens, so the second half measures it. The result uses both
+    halves.
 
     Args:
-        halves: moments of the inputs: the first is fitted, the second measures the fit.
-        choose: a function for the inputs whose removal, compensated, costs the least.
-        plainly: a function for the inputs that add the least by themselves.
-        correct: take either of these, with what is compensated at some damping, if that is better on the second half
-            than the latter with nothing compensated.
+        halves: the moments of the inputs of both halves: the first is fitted, the second measures the fit.
+        weight: [N, K].
+        choose: returns the inputs whose compensated removal costs the least.
+        plainly: returns the inputs that add the least by themselves.
+        correct: True to use either choice with compensation at some damping, if that is better on the second half than
+            the plain choice without.
     """
     first, second = halves
     both = Moments(first.sum + second.sum, first.tokens + second.tokens)
@@ -104,7 +115,7 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
 
 
 def single_inputs(count: int) -> tuple[Choose, Choose]:
-    """Returns ``choose`` and ``plainly`` for ``count`` inputs that go one by one."""
+    """Returns ``choose`` and ``plainly`` for ``count`` inputs that are removed one by one."""
 
     def choose(moments: Moments, weight: torch.Tensor) -> torch.Tensor:
         return eliminate(moments, weight, count, CHOICE_DAMPING)
@@ -117,7 +128,9 @@ def single_inputs(count: int) -> tuple[Choose, Choose]:
 
 
 Fitting = Callable[[Sequence[Moments], torch.Tensor], tuple[Fit, dict[str, float]]]
-"""Gets a product's weight, and moments of its inputs on both halves; gives what goes, and metrics that say how much."""
+"""A function of the moments of a product's inputs on both halves, and of its weight, that returns the fit and
+metrics.
+"""
 
 
 def fit_in_order(
@@ -126,10 +139,16 @@ def fit_in_order(
     fittings: Mapping[Node, tuple[str, Fitting]],
     sequences: Sequence[torch.Tensor],
 ) -> tuple[dict[Node, tuple[Fit, WeightExpr]], list[Metric]]:
-    """Chooses in one run over the tokens: what comes behind a linear sees what is left of its product.
+    """Chooses for several linears in one evaluation: calls after a linear get its product without the removed inputs.
 
-    ``fittings``: of each linear the path that metrics have, and what chooses. Returns of each what goes and its weight
-    from then on, and the metrics.
+    Args:
+        program: the program.
+        context: with the folder for files.
+        fittings: linear -> the path for its metrics, and the function that chooses.
+        sequences: token ids, [S] each.
+
+    Returns:
+        linear -> the fit and the new weight; and the metrics.
     """
     fits: dict[Node, tuple[Fit, WeightExpr]] = {}
     metrics: list[Metric] = []

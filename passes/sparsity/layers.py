@@ -1,4 +1,4 @@
-"""The layers of a program: the residual stream before and behind each, and runs with some of them left out."""
+"""The layers of a program: the residual stream before and after each, and evaluations without some of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ew = torch.ops.ew
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: ``path``, and the stream [T, H] before it and behind it."""
+    """A layer: its path, and the residual stream [T, H] before and after it."""
 
     path: str
     before: Node
@@ -28,7 +28,7 @@ class Layer:
 
 
 def find_layers(program: Program) -> tuple[list[Layer], list[Rejection]]:
-    """The layers with an attention that can be left out, in order, and why others can't."""
+    """Returns the layers with an attention that can be removed, in order, and rejections of the others."""
     members: dict[str, list[Node]] = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -67,7 +67,7 @@ def _layer(program: Program, path: str, nodes: Sequence[Node]) -> Layer | str:
 
 
 def _depends_on(node: Node, own: set[Node]) -> set[Node]:
-    """All that a value is made of, within some nodes and at their border."""
+    """Returns the nodes that a value is computed from, within ``own`` and directly before."""
     dependencies, waiting = {node}, [node]
     while waiting:
         for argument in waiting.pop().all_input_nodes:
@@ -79,13 +79,13 @@ def _depends_on(node: Node, own: set[Node]) -> set[Node]:
 
 
 class LeavingOut:
-    """Runs a program whole, and again with layers left out, or inputs of its linears.
+    """Evaluates a program as a whole, and again without some layers or inputs of linears.
 
     Args:
-        program: not changed.
-        layers: the program's layers.
+        program: the program, which isn't changed.
+        layers: its layers.
         sequences: token ids, [S] each.
-        cache_bytes: the most bytes of weights that are kept from run to run.
+        cache_bytes: the most bytes of weights that are cached between evaluations.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LeavingOut:
         self.reference: torch.Tensor = values[program.logits]
 
     def kl(self, left_out: Collection[Layer]) -> float:
-        """KL(whole || without these layers), mean per token in nats."""
+        """Returns KL(whole || without these layers), the mean in nats a token."""
         skipped = {layer.behind: layer.before for layer in left_out}
         run, values = self._run, self._run.start()
         inside = _inside(run.calls, left_out, run.program)
@@ -119,13 +119,13 @@ class LeavingOut:
         return mean_kl(self.reference, values[run.program.logits])
 
     def kl_without(self, linear: Node, inputs: torch.Tensor) -> float:
-        """KL(whole || with some inputs of a linear taken for zero), mean per token in nats."""
+        """Returns KL(whole || with some inputs of a linear set to zero), the mean in nats a token."""
         without = self._run.with_argument(linear, 0, lambda x: x.index_fill(-1, inputs, 0.0))
         return mean_kl(self.reference, self._run.finish(self._run.start(), 0, {linear: without}))
 
 
 def _inside(nodes: Sequence[Node], left_out: Collection[Layer], program: Program) -> set[Node]:
-    """The calls that only layers which are left out have a use for."""
+    """Returns the calls whose results only removed layers read."""
     behind = {layer.behind for layer in left_out}
     needed: set[Node] = {program.logits}
     skipped = {layer.behind: layer.before for layer in left_out}

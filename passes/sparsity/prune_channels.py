@@ -1,9 +1,9 @@
-"""Channels of feed-forward networks go: those whose removal, compensated as well as can be, costs the output least.
+"""Removes channels of feed-forward networks: those whose compensated removal changes the output least.
 
-The network computes the sum over its channels c of a_c W_c, with a_c the activation and W_c a column of the weight that
-closes it. On calibration tokens, as the pruned networks before leave them, channels go one by one, each the cheapest
-after those before (see eliminate.py), and what is kept compensates by least squares: a mix of columns, which the weight
-is multiplied with when it is written.
+The network computes the sum over its channels c of a_c W_c, with the activation a_c and the column W_c of the closing
+weight. Calibration tokens are evaluated with the networks before already pruned. Channels are removed one by one,
+always the one that costs the least (see eliminate.py). The kept ones compensate by least squares: a mix of columns,
+which is applied to the weight when it is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.panel_layouts import PANEL
 
 from ..ir.program import Program
-from .calibrated_walk import calibration_tokens
+from ..quantization.calibrated_walk import calibration_tokens
 from .eliminate import Moments
 from .feed_forwards import FeedForward, feed_forwards
 from .fit_removed import Fit, Fitting, fit_in_order, fitted, single_inputs
@@ -65,7 +65,9 @@ class PruneChannels(Pass):
                     hint=rejected[0].reason if rejected else "It has no feed-forward networks of linears.",
                 )
             return PassResult(0, rejected)
-        sequences = calibration_tokens(program, context, self.name, {n.down: _working(n) for n in chosen}, MOST_TOKENS)
+        sequences = calibration_tokens(
+            program, context, f"the pass {self.name}", {n.down: _working(n) for n in chosen}, MOST_TOKENS
+        )
         fittings = {n.down: (n.path, _fitting(n, counts[n], pruning)) for n in chosen}
         fits, metrics = fit_in_order(program, context, fittings, sequences)
         for network in chosen:
@@ -75,17 +77,17 @@ class PruneChannels(Pass):
 
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
-    """Returns the number of channels that go at a time: whole groups must be left, and whole panels if they were
-    before.
+    """Returns the number of channels that are removed at a time, so that whole groups stay, and whole panels if the
+    width was in panels.
     """
     step = lcm(PANEL, pruning.multiple)  # weights are stored in panels of so many rows
     return step if network.width % step == 0 else pruning.multiple
 
 
 def kept_channels(network: FeedForward, pruning: Pruning) -> int:
-    """Returns the number of channels that a network keeps: the storable number nearest to the recipe's.
+    """Returns the number of channels that a network keeps: the possible number nearest to the recipe's.
 
-    Raises PassError if that is none.
+    Raises PassError if that is 0.
     """
     share, step = pruning.share("channels", network.path), step_of(network, pruning)
     if not share:
@@ -101,7 +103,7 @@ def kept_channels(network: FeedForward, pruning: Pruning) -> int:
 
 
 def _working(network: FeedForward) -> int:
-    """Bytes that looking at a network takes: moments, their inverse and what that takes, and the weight."""
+    """Returns the bytes that observing a network needs: moments, their inverse with its workspace, and the weight."""
     return 8 * (6 * network.width**2 + 4 * network.width * 64)
 
 

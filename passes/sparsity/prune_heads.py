@@ -1,9 +1,9 @@
-"""Attention heads go: those whose removal, compensated as well as can be, costs the output least.
+"""Removes attention heads: those whose compensated removal changes the output least.
 
-What reads an attention multiplies each query head's result with columns of its own, so that heads are to it what
-channels are to a feed-forward network's last linear (see eliminate.py). Query heads that share keys and values stay of
-one number in every such group, as attention wants it: so many of each group go, or whole groups with their keys and
-values, or both, whichever leaves the least error.
+The linear after an attention multiplies the result of each query head by columns of its own, so heads are like the
+channels of a feed-forward network (see eliminate.py). Attention needs the same number of query heads for each key/value
+head. So the same number is removed from each group, or whole groups with their keys and values, or both, whichever has
+the least error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from enginewright.passes.framework.pruning import Pruning
 from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
+from ..quantization.calibrated_walk import calibration_tokens
 from .attention_heads import Heads, attention_heads
-from .calibrated_walk import calibration_tokens
 from .eliminate import Moments, eliminate_blocks
 from .fit_removed import CHOICE_DAMPING, Choose, Fit, Fitting, fit_in_order, fitted
 
@@ -63,7 +63,7 @@ class PruneHeads(Pass):
                 )
             return PassResult(0, rejected)
         working = {h.site.output: 48 * (h.queries * h.value_size) ** 2 for h in chosen}
-        sequences = calibration_tokens(program, context, self.name, working, MOST_TOKENS)
+        sequences = calibration_tokens(program, context, f"the pass {self.name}", working, MOST_TOKENS)
         fittings = {h.site.output: (h.path, _fitting(h, splits[h], pruning)) for h in chosen}
         fits, metrics = fit_in_order(program, context, fittings, sequences)
         for heads in chosen:
@@ -81,14 +81,14 @@ class Split:
 
 
 def possible_counts(heads: Heads, pruning: Pruning) -> list[int]:
-    """Returns the numbers of query heads that can be left, from the fewest to all."""
+    """Returns the numbers of query heads that can stay, from the fewest to all."""
     return sorted({s.groups * s.each for s in _splits(heads, pruning)})
 
 
 def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
-    """Returns the ways to keep the number of query heads that is nearest to the recipe's; none if these are all.
+    """Returns the ways to keep the number of query heads nearest to the recipe's; an empty list if that is all heads.
 
-    Raises PassError if the recipe leaves none.
+    Raises PassError if the recipe leaves no head.
     """
     share = pruning.share("heads", heads.path)
     target = heads.queries * (1 - share)
@@ -106,7 +106,7 @@ def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
 
 
 def _splits(heads: Heads, pruning: Pruning) -> list[Split]:
-    """All that leave something, in columns that are whole groups of the formats if they were before."""
+    """Returns all ways to keep some heads, in whole groups of the formats if the columns were in such groups."""
     size, each = heads.value_size, heads.queries // heads.groups
     unit = pruning.multiple if heads.queries * size % pruning.multiple == 0 else 1
     options = [Split(n, m) for n in range(1, heads.groups + 1) for m in range(1, each + 1)]
@@ -124,14 +124,16 @@ def _fitting(heads: Heads, splits: list[Split], pruning: Pruning) -> Fitting:
 
 
 def _left(heads: Heads, fit: Fit) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The query heads and the key/value heads that are left, in order."""
+    """Returns the query heads and the key/value heads that stay, in order."""
     each = heads.queries // heads.groups
     queries = tuple(dict.fromkeys(int(c) // heads.value_size for c in fit.kept))
     return queries, tuple(dict.fromkeys(q // each for q in queries))
 
 
 def _choices(heads: Heads, split: Split) -> tuple[Choose, Choose]:
-    """``choose`` and ``plainly`` of ``fitted``: groups go first, then heads of each that is left."""
+    """Returns ``choose`` and ``plainly`` of ``fitted``: groups are removed first, then heads of each remaining
+    group.
+    """
     each = heads.queries // heads.groups
     members = [list(range(g * each, (g + 1) * each)) for g in range(heads.groups)]
 
@@ -161,15 +163,18 @@ Within = Callable[[list[list[int]]], Sequence[int]]
 
 
 def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within: Within) -> torch.Tensor:
-    """The columns of all heads that go: those of whole groups, and what ``within`` takes of the others."""
+    """Returns the columns of all removed heads: those of whole groups, and those that ``within`` chooses in the
+    others.
+    """
     left = [m for g, m in enumerate(members) if g not in set(gone)]
     removed = sorted([h for g in gone for h in members[g]] + list(within(left)))
     return torch.tensor(heads.columns(removed))
 
 
 def _within(heads: Heads, moments: Moments, weight: torch.Tensor, left: list[list[int]], each: int) -> list[int]:
-    """Chooses the heads to remove from every remaining group, the cheapest first, until each has ``each``; heads of
-    removed groups compensate for nothing."""
+    """Chooses the heads to remove from every remaining group, the cheapest first, until each has ``each``. Heads of
+    removed groups compensate for nothing.
+    """
     columns_left = heads.columns([h for m in left for h in m])
     moments_left, columns = moments.of_some(columns_left), weight[:, columns_left]
     size, count = heads.value_size, len(left[0])

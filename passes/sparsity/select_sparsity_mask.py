@@ -2,10 +2,10 @@
 
     magnitude   the largest |w|
     wanda       the largest |w| times the norm of its column's inputs; Sun et al. 2023, https://arxiv.org/abs/2306.11695
-    sparsegpt   those whose loss the kept ones can compensate for best, and do; see sparsegpt.py
+    sparsegpt   those whose removal the kept ones can't compensate for, with that compensation; see sparsegpt.py
 
-The last two look at calibration tokens in one run, layer by layer: each sees inputs as the sparse layers before it give
-them. What is kept of a weight is an expression over it, which is evaluated when it is written.
+The last two evaluate the program once on calibration tokens, layer by layer: each layer's inputs are those after the
+sparse layers before it. The kept part of a weight is an expression over it, which is evaluated when it is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult
-from enginewright.passes.framework.fast_evaluation import decoded
 
 from ..formats.weight_format import WeightFormat
 from ..ir.chosen_codes import ChosenCodes
@@ -29,10 +28,9 @@ from ..ir.scaled import Factors
 from ..ir.two_of_four import Sparsified, TwoOfFour, best_two
 from ..ir.weights import WeightExpr
 from ..ops.epilogue import finish_linear
-from ..ops.quantization import quantize_activation
+from ..quantization.calibrated_walk import Look, as_multiplied, calibration_tokens, walk
 from ..quantization.choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from ..quantization.gptq import Hessian
-from .calibrated_walk import Look, calibration_tokens, walk
 from .sparsegpt import factorize_by_fours, sparsegpt, sparsegpt_codes
 
 ERROR, MAGNITUDE_ERROR = "relative error", "magnitude: relative error"
@@ -42,14 +40,14 @@ kept by the method, and what is by |w|."""
 MEASURED = 512
 
 MOST_TOKENS = 8192
-"""The most tokens of the calibration that are looked at."""
+"""The most calibration tokens."""
 
 
 class SelectSparsityMask(Pass):
-    """Linears whose format has the sparsity 2:4 get weights of that form.
+    """Gives linears whose format has the sparsity 2:4 weights of that form.
 
-    A weight that has it already stays as it is, bit for bit, but for the rounding that its format asks for. With
-    SparseGPT integers are chosen in the same sweep.
+    A weight that has the form already stays unchanged, bit for bit, except for the rounding of its format. SparseGPT
+    chooses integers at the same time.
     """
 
     name = "select_sparsity_mask"
@@ -77,7 +75,7 @@ class SelectSparsityMask(Pass):
             return result
         first = [nodes[0] for nodes in by_weight.values()]
         working = {node: _working_bytes(program, node) for node in first}
-        sequences = calibration_tokens(program, context, self.name, working, MOST_TOKENS)
+        sequences = calibration_tokens(program, context, f"the pass {self.name}", working, MOST_TOKENS)
         sweep = _Sweep(program, context, result, len(first))
         targets: dict[Node, Look] = {n: sweep.look for nodes in by_weight.values() for n in nodes}
         walk(program, targets, sequences)
@@ -99,34 +97,25 @@ def _expression(program: Program, weight: Node) -> WeightExpr:
 
 
 def _replace(program: Program, weight: Node, kept: WeightExpr) -> None:
-    """Gives all that read a weight, sparse linears, what is kept of it."""
+    """Replaces a weight by its kept part for all its readers, which are sparse linears."""
     new = program.weight(f"{weight.target}.2of4", kept, where=weight.meta[WHERE])
     for user in list(weight.users):
         user.replace_input_with(weight, new)
 
 
 def _working_bytes(program: Program, node: Node) -> int:
-    """Returns the bytes that a linear's choice takes besides inputs and outputs: copies of the weight, Hessian and
+    """Returns the bytes that a linear's choice needs besides inputs and outputs: copies of the weight, Hessian and
     factor.
     """
     rows, size = program.value(_weight(node)).shape
     return 24 * prod((rows, size)) + 20 * size * size
 
 
-def as_multiplied(x: torch.Tensor, wanted: WeightFormat) -> torch.Tensor:
-    """Inputs [.., K] float32 as the product will see them."""
-    if wanted.activation == "bf16":
-        return x.bfloat16().float()
-    if wanted.activation != "int8":
-        return x
-    values, scales, _ = quantize_activation(x, wanted.activation_group_size)
-    return decoded(values, scales, group=wanted.activation_group_size)
-
-
 class _Sweep:
-    """Chooses as the program runs: ``look`` is called for each sparse linear with what it is given.
+    """Chooses as the program runs: ``look`` computes each sparse linear.
 
-    ``kept``: what it chose, by the weight's node.
+    Attributes:
+        kept: the node of a weight -> its kept part.
     """
 
     def __init__(self, program: Program, context: PassContext, result: PassResult, total: int) -> None:
@@ -134,7 +123,7 @@ class _Sweep:
         self._program, self._context, self._result, self._total = program, context, result, total
 
     def look(self, node: Node, args: Sequence[Any]) -> torch.Tensor:
-        """The linear's result with what is kept of its weight."""
+        """Returns the result of a linear with the kept part of its weight."""
         x, bias, weight = as_multiplied(args[0], node.meta[FORMAT]), args[2], _weight(node)
         if weight not in self.kept:
             where = join_where(node.meta[WHERE])

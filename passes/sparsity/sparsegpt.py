@@ -1,10 +1,10 @@
-"""SparseGPT: which two of every four weights are kept, and what the others had is compensated by those to come.
+"""SparseGPT: chooses two of every four weights to keep; later columns compensate for the removed ones.
 
-Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774. Of a weight W [N, K] and X^T X [K, K] of its inputs it makes
-||X W^T - X S^T|| small: columns are taken one after the other as GPTQ takes them (gptq.py has the factor R of the
-damped inverse Hessian). Where four begin, the two whose w^2 / R_kk^2 are the least go; each column's error, of what
-went and of rounding what stays, is spread over the columns behind it. So rounding to integers is one with choosing,
-as there. What is done otherwise: fours of the largest inputs come first (GPTQ's activation order, by fours).
+Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774. For a weight W [N, K] and X^T X [K, K] of its inputs it
+minimises ||X W^T - X S^T||. Columns are processed one after the other as in GPTQ (gptq.py has the factor R of the
+damped inverse Hessian). At the first column of every four, the two weights with the least w^2 / R_kk^2 are removed. The
+error of each column, by removal and by rounding, is distributed over the later columns. So integers are chosen in the
+same sweep. Different from there: fours of the largest inputs come first (GPTQ's activation order, by fours).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ..ops.quantization import LARGEST, groups_of
 from ..quantization.gptq import MOST_TO_REFIT, Factor, choose_scales, factorize, refit_scales
 
 _BLOCK = 64
-"""Columns whose updates of all later ones are done together; a multiple of QUAD."""
+"""The number of columns whose updates of all later columns are done together; a multiple of QUAD."""
 
 
 def factorize_by_fours(hessian: torch.Tensor) -> Factor:
-    """``factorize`` of X^T X [K, K] in an order that keeps every four neighbours together, the largest inputs first.
+    """Returns ``factorize`` of X^T X [K, K] in an order that keeps every four neighbours together, the largest inputs
+    first.
 
     Raises PassError as ``factorize`` does.
     """
@@ -35,17 +36,23 @@ def factorize_by_fours(hessian: torch.Tensor) -> Factor:
 
 
 def sparsegpt(weight: torch.Tensor, factor: Factor) -> torch.Tensor:
-    """Two of every four of a weight [N, K] float32, updated, and zeros: [N, K]."""
+    """Returns a weight [N, K] float32 with two of every four values updated and the others zero."""
     return _sweep(weight, factor, None, CodeFormat(8, 0))
 
 
 def sparsegpt_codes(weight: torch.Tensor, hessian: torch.Tensor, factor: Factor, code_format: CodeFormat) -> Codes:
-    """Keeps two of every four weights as ``sparsegpt`` does, rounded in the same sweep to integers of 8 or 4 bits.
+    """Returns two of every four weights as integers of 8 or 4 bits without offsets, chosen and rounded in one sweep.
 
-    Integers have no offsets. Their scales are those of the kept floats; 4-bit ones are then solved for again, as GPTQ's
-    are.
+    The scales are those of the kept floats; those of 4 bits are solved for again, as in GPTQ.
 
-    Raises PassError if the weight is too large for float16 scales.
+    Args:
+        weight: [N, K] float32.
+        hessian: X^T X of its inputs.
+        factor: ``factorize_by_fours`` of it.
+        code_format: the format of the integers.
+
+    Raises:
+        PassError: the weight is too large for float16 scales.
     """
     pruned = sparsegpt(weight, factor)
     if code_format.bits == 4:
@@ -60,7 +67,7 @@ def sparsegpt_codes(weight: torch.Tensor, hessian: torch.Tensor, factor: Factor,
 
 
 def _scales_of_8_bits(weight: torch.Tensor, group_size: int) -> torch.Tensor:
-    """float16 [N, groups]: the largest magnitude of a group / 127."""
+    """Returns the scales float16 [N, groups]: the largest magnitude of a group / 127."""
     size = weight.shape[1]
     groups, width = groups_of(size, group_size), group_size or size
     padded = torch.nn.functional.pad(weight, (0, groups * width - size)).unflatten(-1, (groups, width))
@@ -74,7 +81,7 @@ def _scales_of_8_bits(weight: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def _sweep(weight: torch.Tensor, factor: Factor, scales: torch.Tensor | None, code_format: CodeFormat) -> torch.Tensor:
-    """Returns the kept weights [N, K]: floats, or with ``scales`` [N, groups] the integers, as floats too."""
+    """Returns the kept weights [N, K] as floats; with ``scales`` [N, groups], the integers, as floats too."""
     upper, order = factor.upper, factor.order
     least, most = (LEAST, MOST) if code_format.bits == 4 else (-LARGEST, LARGEST)
     columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours

@@ -63,24 +63,17 @@ class ControlTokens:
 
     def break_up(self, value: Any) -> Any:
         """Puts the secret into each spelling in a message's texts, and into the beginning of one at a text's end."""
-        if isinstance(value, str):
-            broken = self._plain.sub(lambda found: found[0][0] + self._secret + found[0][1:], value)
-            return self._begun.sub(lambda found: found[0][0] + self._secret + found[0][1:], broken)
-        if isinstance(value, Mapping):
-            return {self.break_up(key): self.break_up(one) for key, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.break_up(one) for one in value]
-        return value
+
+        def broken(text: str) -> str:
+            for pattern in (self._plain, self._begun):
+                text = pattern.sub(lambda match: match[0][0] + self._secret + match[0][1:], text)
+            return text
+
+        return _with_texts(value, broken)
 
     def neutral(self, value: Any) -> Any:
         """Removes the first character of each spelling in a message's texts, so that none can come from there."""
-        if isinstance(value, str):
-            return self._first.sub("", value)
-        if isinstance(value, Mapping):
-            return {self.neutral(key): self.neutral(one) for key, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.neutral(one) for one in value]
-        return value
+        return _with_texts(value, lambda text: self._first.sub("", text))
 
     def guard_composed(self, text: str, neutral: str) -> str:
         """Mends a text that was rendered from broken messages: the template's own spellings get the secret, and the
@@ -143,6 +136,15 @@ class ControlTokens:
                 ids = {tokenizer.token_to_id(name): self._ids[spelling] for spelling, name in names.items()}
                 self._guarded = tokenizer, {index: original for index, original in ids.items() if index is not None}
             return self._guarded
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns a message, or a part of one, with each of its texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_with_texts(key, change): _with_texts(one, change) for key, one in value.items()}
+    return [_with_texts(one, change) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _in_patterns(part: Any, change: Callable[[str], str]) -> Any:

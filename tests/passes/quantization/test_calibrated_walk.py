@@ -14,7 +14,7 @@ from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.sparsity.calibrated_walk import calibration_tokens, walk
+from enginewright.passes.quantization.calibrated_walk import calibration_tokens, walk
 from enginewright.runtime.shared.errors import CapacityError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import tokens
@@ -109,6 +109,6 @@ def test_as_many_tokens_as_there_is_room_for(length: int) -> None:
     assert 1 < chosen(needed) <= 4 < chosen(3 * needed)
     least = evaluation_bytes(program, length, working, until=last)
     assert chosen(least) == 1
-    with pytest.raises(CapacityError, match=rf"the pass one takes {least:,} bytes") as caught:
+    with pytest.raises(CapacityError, match=rf"max_memory: one takes {least:,} bytes") as caught:
         chosen(least - 7)
-    assert caught.value.hint == "Allow 7 bytes more."
+    assert caught.value.hint == "Allow 7 bytes more, or take a recipe without calibration."
