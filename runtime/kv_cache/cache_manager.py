@@ -89,9 +89,14 @@ class CacheManager(HeldBlocks):
         return self.index.find(request.namespace, request.items, len(request.items) - 1).tokens
 
     def fork(self, source: Request, request: Request) -> bool:
-        """``request``, which has no blocks, begins with all that ``source`` has computed, of the same tokens.
+        """Has a request begin with all that another request of the same tokens has computed, for a beam search.
 
-        Returns False, and it has no blocks, if there are none for what must be copied, so that each writes to its own.
+        Args:
+            source: the other request.
+            request: the request, which has no blocks.
+
+        Returns:
+            False, and the request has no blocks, if there are none for the blocks that each must have to itself.
         """
         if not all(kind.can_fork(source, request) for kind in self.kinds.values()):
             return False
@@ -103,10 +108,9 @@ class CacheManager(HeldBlocks):
         return True
 
     def after_step(self, request: Request, *, finite: bool = True) -> None:
-        """After a step of a request: others may find what it computed, and blocks that no later step needs are given
-        back.
+        """Lets others find what a step of a request has computed, and gives back blocks that no later step needs.
 
-        ``finite``: whether the step gave a row of its last token, which is finite. Then so is all that it depends on.
+        ``finite``: True if the row of its last token is finite. Then so are all keys on which the row depends.
         """
         if finite:
             self._unverified.discard(request)
@@ -122,21 +126,28 @@ class CacheManager(HeldBlocks):
         return not self._rollbacks
 
     def before_drafts(self, request: Request) -> bool:
-        """Takes note that the next step computes drafts of a request; returns False if it can't go back after them."""
+        """Prepares ``rollback`` for a step with a draft; returns False if a cache has no block for that."""
         return all(before_drafts(request) for before_drafts in self._before_drafts)
 
     def rollback(self, request: Request, start: int, tokens: int) -> None:
-        """Has a request go back to its first ``tokens``: what a step from ``start`` on computed after them is wrong.
+        """Has a request go back to its first ``tokens``, after a draft was rejected.
 
-        Sets ``computed``, which is less where a cache can't go back so far: the rest is computed again.
+        Sets ``request.computed``: to fewer tokens if a cache can't go back to these; the rest is computed again.
+
+        Args:
+            request: the request.
+            start: the position of the first token of the step with the draft.
+            tokens: the tokens up to the last accepted one.
         """
         for rollback in self._rollbacks:
             tokens = rollback(request, start, tokens)
         request.computed = tokens
 
     def release(self, request: Request, *, partly: bool = True) -> None:
-        """Takes all blocks of a request. What it computed can be found as long as nobody needs the memory; without
-        ``partly`` no more than its full blocks."""
+        """Releases all blocks of a request. What it computed can be found until the memory is needed.
+
+        ``partly``: False if only its full blocks can be found.
+        """
         self.prefixes.leave(request, partly=partly)
         if request.error is not None and self._clears_blocks:
             self._clear(request)
@@ -156,7 +167,7 @@ class CacheManager(HeldBlocks):
             self.clears.setdefault(name, []).extend(sole)
 
     def forget(self, tenant: str | None) -> int:
-        """Nothing of a tenant, or of any, is found any more; returns how many files that were."""
+        """Removes a tenant's prefixes, or all if ``tenant`` is None; returns the number of files that were deleted."""
         self.prefixes.forget(tenant)
         return 0 if self.disk is None else self.disk.store.delete(tenant)
 
@@ -167,14 +178,14 @@ class CacheManager(HeldBlocks):
             self.pools[name].drop(block)
 
     def save_all(self, disk: DiskTier) -> None:
-        """Writes all that can be found: what comes first last, so that it is deleted last."""
+        """Writes all that can be found to a disk, the first blocks of prefixes last, so that they are deleted last."""
         for node in reversed(self.index.nodes() if self.index is not None else []):
             disk.leaving(node, wait=True)
 
     def statistics(self, running: Sequence[Request]) -> dict[str, Any] | None:
         """Returns the counts of the prefix cache so far, and of each group's blocks by use; None without a cache.
 
-        ``unused_tokens`` is the waste: places in held blocks that no token of their requests has come to yet.
+        ``unused_tokens`` of a group are the places in held blocks that no computed token of their requests uses yet.
         """
         if not self.prefixes.finds:
             return None

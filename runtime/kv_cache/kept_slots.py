@@ -17,7 +17,7 @@ from .held_blocks import HeldBlocks
 from .prefixes import Prefixes
 
 LEAST_SHARE = 0.5
-"""The least share of what a slot keeps, or a request has: one that shares less of both leaves the slot to others."""
+"""The least common part, as a share of the shorter of a slot's and a request's tokens, with which a slot is reused."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class KeptSlots(Prefixes):
 
     def __init__(self, held: HeldBlocks) -> None:
         super().__init__(held)
-        self.kept: dict[int, _Kept] = {}  # slot -> what lies in it, of slots that nobody holds
+        self.kept: dict[int, _Kept] = {}  # slot -> its contents, of slots that no request holds
 
     def begin(self, candidate: Candidate) -> bool:
         """Implements ``CacheManager.begin``."""
@@ -72,7 +72,10 @@ class KeptSlots(Prefixes):
         self.kept.pop(block, None)
 
     def _best(self, request: Request) -> tuple[int | None, int]:
-        """The slot that shares most with a request, and how many tokens; the last token is always computed."""
+        """Returns the slot with the longest common beginning, and its length; None and 0 for none.
+
+        The request's last token isn't counted: it is always computed.
+        """
         best, most = None, 0
         for slot, contents in self.kept.items():
             if contents.namespace == request.namespace:

@@ -15,7 +15,7 @@ from .held_blocks import HeldBlocks
 from .prefix_index import Items, Match, Node, PrefixIndex
 
 LEAST_COPIED = 4
-"""Fewer tokens of a block are computed rather than copied: a copy moves the whole block."""
+"""The least tokens of a block that are copied; fewer are computed, as a copy moves the whole block."""
 
 
 @dataclass
@@ -40,15 +40,15 @@ class PrefixUse:
 
 
 class Prefixes:
-    """Finds nothing: every request computes all of its tokens. Other ways to find prefixes derive from this.
+    """No prefix cache: every request computes all of its tokens. The classes that find prefixes derive from this.
 
     Args:
         held: the blocks that requests hold.
 
     Attributes:
-        finds: whether anything is ever found.
+        finds: True if prefixes can be found.
         index: the tree of blocks by their tokens; None if blocks aren't found by tokens.
-        on_disk: whether blocks may be kept on a disk.
+        on_disk: True if blocks may be kept on a disk.
         use: the counts so far.
     """
 
@@ -74,13 +74,19 @@ class Prefixes:
         """Takes note that a request is about to release its blocks; see ``CacheManager.release``."""
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """Takes note that a block that nobody holds gets other tokens; ``disk`` may keep what it has."""
+        """Takes note that a block that no request holds gets other tokens.
+
+        Args:
+            group: the number of the cache group.
+            block: the block.
+            disk: the tier that may keep the block's contents; None for none.
+        """
 
     def discard(self, group: int, block: int) -> None:
-        """Finds a block no more, if it did; it may be held."""
+        """Removes a block of a group, which requests may hold, from what can be found."""
 
     def forget(self, tenant: str | None) -> None:
-        """Finds nothing of a tenant any more, or of any."""
+        """Removes a tenant's prefixes from what can be found; all prefixes if ``tenant`` is None."""
 
     def _count(self, request: Request) -> None:
         """Counts a request that has begun."""
@@ -98,8 +104,9 @@ class _Place:
     """A request's position in the prefix index.
 
     Attributes:
-        node, blocks: the node of its last indexed block, or the root; and the number of blocks up to it.
-        ran: whether a step of it is over; before that, a block that is to be copied has nothing in it.
+        node: the node of its last indexed block, or the root.
+        blocks: the number of blocks up to that node.
+        ran: True after its first step; before that, a block that is to be copied has nothing in it.
     """
 
     node: Node
@@ -143,7 +150,7 @@ class IndexedPrefixes(Prefixes):
         whole, part = divmod(tokens, size)
         sources = self._begin_with(request, match, tokens)
         if part and (held.doubted(_pins(held, sources)) or not held.has_blocks_for(candidate, sources)):
-            # A copy has the rest of its source too, and holds it: where it may not, the part's tokens are computed.
+            # A copy has the rest of its source too, and pins it. Where it can't, the part's tokens are computed.
             self._undo_begin(request, sources)
             whole, part = divmod(self._usable(match, size), size)
             sources = self._begin_with(request, match, whole * size)

@@ -9,12 +9,15 @@ from enginewright.runtime.requests.request import BeamSearch, Generation, Reques
 
 
 def together(request: Request) -> Sequence[Request]:
-    """The request, or all sequences of its beam search."""
+    """Returns the request alone, or all sequences of its beam search."""
     return [request] if request.search is None else request.search.members
 
 
 def places(request: Request) -> int:
-    """Returns the number of sequences that a waiting request will have, with the existing ones."""
+    """Returns the number of places that a waiting request takes among the running ones.
+
+    It is the beams of a search that begins, and 1 for other requests and for a sequence of a search that has begun.
+    """
     search = request.search
     return 1 if search is None or len(search.members) > 1 else search.params.num_beams
 
@@ -26,10 +29,18 @@ def places_taken(running: Sequence[Request]) -> int:
 
 
 def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> bool:
-    """Has the sequences of a search go on as it chooses, or ends it. All of them are in ``running``; those that a
-    grammar leaves no next token leave it, and ``search.members``, but for the root.
+    """Has the sequences of a beam search go on with the tokens that it chooses, or ends the search.
 
-    Returns whether all that go on have their blocks; else they have to be computed anew.
+    Sequences for which a grammar allows no next token are removed from ``running`` and ``search.members``; the root
+    stays.
+
+    Args:
+        search: the search, whose sequences are all running.
+        cache: the blocks of the sequences.
+        running: the running requests.
+
+    Returns:
+        False if a sequence that goes on got no blocks, so that all of them have to be computed again.
     """
     branches = search.choose()
     if search.finished:
@@ -47,7 +58,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
         cache.release(member, partly=False)
     complete = True
     if search.root in spare and not any(len(indices) > 1 for indices in going.values()):
-        parent = next(iter(going))  # its caller waits for the root, which takes the place of another
+        parent = next(iter(going))  # the caller waits for the root, so the root becomes this sequence
         search.root.become(parent)
         complete = cache.fork(parent, search.root)
         going = {search.root if one is parent else one: indices for one, indices in going.items()}
@@ -55,7 +66,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
         spare = [*spare[1:], parent]
     last = running.index(search.members[-1])
     for parent, indices in going.items():
-        for i in indices[1:]:  # before the parent goes on, whose tokens they have
+        for i in indices[1:]:  # before the parent gets its next token: they begin with its tokens
             if spare:
                 child = spare.pop(0)
                 child.become(parent)

@@ -1,4 +1,4 @@
-"""Limits of a step, and the requests that could never run."""
+"""Limits of a step, and the check that a request can run at all."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .options import Scheduling
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of a step.
+    """The limits of a step, and the options of scheduling.
 
     Attributes:
         max_requests: most requests that run at a time.
         prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
         prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
-        prefix_cache: whether a request begins with what others have computed of its tokens.
-        scheduling: None is first come, first served.
-        speculate: whether likely tokens are computed ahead; None: where the executor takes several rows of a request.
+        prefix_cache: True if a request begins with the longest prefix of it that others have computed.
+        scheduling: the options of the policy; None for first come, first served.
+        speculate: True if drafts are computed; None if they are on executors that verify them (``ExecutorCaps``).
     """
 
     max_requests: int = 64
@@ -58,7 +58,13 @@ def check_request(
 ) -> None:
     """Raises CapacityError or RequestError if a request could not even run alone.
 
-    ``most_cached``: so many tokens of each of so many sequences, or what the KV cache can hold if that is fewer.
+    Args:
+        request: the request.
+        caps: the executor's capabilities.
+        groups: the cache groups.
+        most_running: most requests that run at a time.
+        most_cached: takes a number of tokens and of sequences, and returns the tokens of each sequence that the empty
+            KV cache can hold, at most the given number.
     """
     params = request.params if isinstance(request, Generation) else PLAIN[0]
     for name in caps.lacks:

@@ -1,14 +1,14 @@
-"""Policies: who is next, how much of a step is for prompts, who gives way, who is refused.
+"""Policies: the order of requests, the share of a step for prompts, preemption by priority, and admission.
 
 ``Policy`` is first come, first served. ``RankedPolicy`` serves by rank: (priority, deadline of a request's first token,
 arrival). The lowest goes first, and of those that run the highest is preempted. A rank never changes while a request
 runs, so that no two preempt each other again and again.
 
-1. A deadline that was missed is replaced by the next: twice the time from the request on, and so on. So nobody waits
-   behind those that can still be served in time for ever, and nobody who is late makes the others late.
-2. Prompts get what the decoding requests' time per token leaves of a step, by what steps take (``step_times``).
-3. Requests without a time per token pause where a step with them would be too long for those that have one.
-4. Admission: what can't be met is said when a request comes, with the time after which it could.
+1. A missed deadline is replaced by a later one: twice the time after the request's arrival, then four times, and so on.
+   So a late request neither waits forever after those that can still be in time, nor makes these late.
+2. Prompts get the time of a step that the decoding requests' time per token leaves (``step_times``).
+3. Requests without a time per token pause if a step with them would be too long for the requests that have one.
+4. Admission: a request whose targets can't be met is refused when it arrives, with the time after which they could.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ from .step_times import StepSize, StepTimes
 from .waiting import Shares, WaitingQueue
 
 DECODE_SHARE = 0.8
-"""Steps of decodes alone may take this share of a class's time per token: the rest is left to prompts."""
+"""The share of a class's time per token that a step without prompts may take: the rest is for prompts."""
 MARGIN = 0.95
-"""A step with prompts is to end within this share of a class's time per token: steps vary."""
+"""The share of a class's time per token within which a step with prompts should end, as steps vary."""
 LEAST_PROMPT = 16
-"""Tokens of prompts that every step has room for: who waits for a first token advances."""
+"""Prompt tokens that every step has room for, so that requests before their first token advance."""
 _MEASURED_PROMPTS = 8
 """Steps with prompts to measure before a request is refused because its targets can't be met."""
 _PROBE = 16
-"""Requests that would miss their targets even alone are refused, but one in so many is served: it shows whether the
-machine has become faster."""
+"""One of this many requests that would miss their targets even alone is served all the same, to measure whether the
+machine has become faster; the others are refused."""
 _DECODES_A_SAMPLE = 16
-"""One in so many steps of decodes alone is measured: they are many, and much alike."""
+"""One of this many steps without prompts is measured: they are many, and much alike."""
 _RANK = attrgetter("rank")
 
 
 class Policy:
-    """Serves first come, first served. Others override what they decide otherwise.
+    """First come, first served. Other policies derive from this.
+
+    Args:
+        most_running: most requests that run at a time.
 
     Attributes:
-        waiting: requests that don't run yet; the first is the next.
-        paused: requests that run, and get no token in this step.
+        waiting: the waiting requests; the first is the next to run.
+        paused: running requests that get no token in this step.
     """
 
     paused: frozenset[Request] = frozenset()
@@ -61,49 +64,50 @@ class Policy:
         self._most_running = most_running
 
     def arrives(self, request: Request, running: Sequence[Request]) -> None:
-        """Gives a request its rank. Raises OverloadError or RequestError if it is refused."""
+        """Sets the rank of a request that arrives. Raises OverloadError or RequestError if it is refused."""
 
     def place(self, request: Request, running: Sequence[Request]) -> int:
-        """Says where a request that begins comes among the running ones."""
+        """Returns the position of a request that begins to run among the running ones."""
         return len(running)
 
     def ended(self, request: Request) -> None:
-        """Notes that a request has ended, or is about to."""
+        """Takes note that a request has ended, or is about to."""
 
     def after_step(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
-        """Learns from a step."""
+        """Learns from a step with these chunks: the number of its tokens, and the seconds that it took."""
 
     def describe(self) -> dict[str, float] | None:
-        """Says for ``LLM.info`` who waits, who was refused, and what steps are taken to cost, in microseconds."""
+        """Returns counts of requests, and estimated times of steps in microseconds, for ``LLM.info``."""
         return None
 
     def begin_step(self, running: Sequence[Request]) -> bool:
-        """Chooses who is first of those that wait, and who pauses. Says whether the last that runs gives way to it."""
+        """Chooses the first waiting request and the paused ones; returns True if the last running one gives way."""
         return False
 
     def comes_first(self, running: Sequence[Request]) -> bool:
-        """Says whether the first that waits goes before a running request that still reads its prompt."""
+        """Returns True if the first waiting request goes before a running one whose prompt isn't computed yet."""
         return False
 
     def most_running(self, running: Sequence[Request]) -> int:
-        """Says how many may run with the first that waits."""
+        """Returns the most requests that may run together with the first waiting one."""
         return self._most_running
 
     def prompt_tokens(self, decodes: Sequence[Chunk], most: int) -> int:
-        """Says how many tokens of prompts a step may have besides; ``most`` at most."""
+        """Returns the prompt tokens, at most ``most``, that a step with these decodes may have."""
         return most
 
 
 class RankedPolicy(Policy):
-    """Serves by rank, see the module.
+    """Serves by rank: see the module.
 
     Args:
-        scheduling: what was asked for.
-        times: what steps take; it learns from those of this scheduler.
-        most_running, most_prompt: requests at a time, and tokens of prompts in a step.
-        clock: seconds, as requests have them.
-        found: how many tokens of a request the prefix cache has.
-        counters: counts errors of the tenants' shares.
+        scheduling: the options of scheduling.
+        times: estimates of the time of steps, which learn from the steps of this scheduler.
+        most_running: most requests that run at a time.
+        most_prompt: most prompt tokens of a step.
+        clock: seconds, the clock of the requests' times.
+        found: returns the number of a request's tokens that the prefix cache has.
+        counters: counts the errors of the tenants' shares.
     """
 
     waiting: WaitingQueue
@@ -194,7 +198,7 @@ class RankedPolicy(Policy):
         return bool(rank) and any(r.rank > rank and r.remaining > 1 for r in running)
 
     def most_running(self, running: Sequence[Request]) -> int:
-        """Says how many may run with the first that waits, so that all with a time per token get it."""
+        """Returns the most requests that may run, so that all with a time per token get it."""
         first = self.waiting[0]
         tpots = [tpot for r in running if (tpot := r.request_class.tpot) is not None]
         first_tpot = first.request_class.tpot
@@ -263,7 +267,7 @@ class RankedPolicy(Policy):
         )
 
     def _check_alone(self, request: Request) -> None:
-        """Raises RequestError if the targets couldn't be met even if nothing else ran; one request in 16 passes."""
+        """Raises RequestError if a request's targets couldn't be met even if it ran alone; one of ``_PROBE`` passes."""
         of = request.request_class
         if self._prompts < _MEASURED_PROMPTS or (of.tpot is None and of.ttft is None):
             return
@@ -283,7 +287,7 @@ class RankedPolicy(Policy):
             )
 
     def _check_first_token(self, request: Request, ttft: float, running: Sequence[Request]) -> None:
-        """Raises OverloadError if the first token would be late, or make that of an earlier request late."""
+        """Raises OverloadError if a request's first token would be late, or make another request's first token late."""
         now, lacking = self._clock(), self._lacking(request)
         tokens = sum(r.remaining - 1 for r in running if r.remaining > 1 and r.rank <= request.rank)
         ahead, placed = 0, False
@@ -311,7 +315,10 @@ class RankedPolicy(Policy):
             )
 
     def _waits(self, request: Request, running: Sequence[Request]) -> Callable[[float, int], float]:
-        """Returns the estimate of the seconds to a first token, by prompt tokens and requests that come before."""
+        """Returns a function that estimates the seconds to a first token.
+
+        It takes the prompt tokens up to that token, and the number of requests that begin before.
+        """
         tpots = [tpot for r in (*running, request) if (tpot := r.request_class.tpot) is not None]
         rows = min(len(running) + 1, self._most_running)
         context = rows * _mean([r.computed for r in running] or [len(request.tokens)])
@@ -326,7 +333,7 @@ class RankedPolicy(Policy):
         return lambda tokens, ahead: step + max(tokens * each, max(0, ahead + 1 - free) * slot)
 
     def _slot_seconds(self, slots: int, running: Sequence[Request]) -> float:
-        """Between two ends of requests, when all slots are taken."""
+        """Returns the mean seconds between two ends of requests while ``slots`` requests run."""
         step = self.times.seconds(StepSize(slots, 0, slots * _mean([r.computed for r in running])))
         return self._mean_output * step / slots
 
@@ -334,7 +341,7 @@ class RankedPolicy(Policy):
         return request.remaining - self._found(request)
 
     def _alone(self, request: Request, tokens: int) -> float:
-        """Seconds in which the last ``tokens`` of a prompt are read if nothing else runs."""
+        """Returns the seconds to compute the last ``tokens`` of a request if it runs alone."""
         seen = len(request.tokens) - tokens / 2
         return self.times.seconds(StepSize(0, tokens, 0, tokens * seen, -(-tokens // self._most_prompt)))
 

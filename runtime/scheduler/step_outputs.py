@@ -1,4 +1,4 @@
-"""Gives rows of a step's output to their requests."""
+"""Reads the results of a request from the rows of a step's output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..shared.errors import EnginewrightError, RequestError
 def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightError:
     """Makes the error of a request whose logits are NaN or infinite, or leave it no token.
 
-    ``at_prompt``: the token of its prompt whose logits they are; None for the logits of its next new token.
+    ``at_prompt``: the position of the prompt token with these logits; None for the logits of the next new token.
     """
     where = f"for new token {request.output_length}" if at_prompt is None else f"at token {at_prompt} of its prompt"
     if request.rules is not None and at_prompt is None:
@@ -32,15 +32,23 @@ def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightEr
 
 
 def top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
-    """The most probable tokens of a row, best first."""
+    """Returns the ``count`` most probable tokens of a row with their log-probabilities, best first."""
     assert output.top_ids is not None and output.top_logprobs is not None
     return list(zip(output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist(), strict=True))
 
 
 def scored(request: Generation, output: StepOutput, start: int, first: int, count: int) -> list[TokenLogprobs]:
-    """Scores the prompt tokens behind each of ``count`` from ``start`` on, whose rows begin at ``first``."""
+    """Returns the log-probabilities of the prompt tokens after each of some prompt tokens.
+
+    Args:
+        request: the request.
+        output: the output of the step.
+        start: the position of the first of these tokens.
+        first: the row of that token in ``output``.
+        count: the number of these tokens.
+    """
     following = request.tokens[start + 1 : min(start + 1 + count, request.prompt_length)]
-    if not following:  # behind a prompt's last token is the new one
+    if not following:  # the new token comes after the prompt's last one
         return []
     assert output.token_logprobs is not None
     most = request.params.prompt_logprobs or 0
@@ -49,7 +57,7 @@ def scored(request: Generation, output: StepOutput, start: int, first: int, coun
 
 
 def logprobs_of(request: Generation, output: StepOutput, row: int) -> TokenLogprobs | None:
-    """Reads the log-probabilities of the new token of a row, if the request wants them."""
+    """Returns the log-probabilities of the new token of a row; None if the request doesn't want them."""
     n = request.params.logprobs
     if n is None:
         return None

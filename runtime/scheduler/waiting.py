@@ -14,12 +14,16 @@ _RANK = attrgetter("rank")
 
 
 class Shares:
-    """Work that each tenant has had, divided by its weight (virtual token counters: Sheng et al., OSDI 2024).
+    """The service of each tenant, divided by its weight (virtual token counters: Sheng et al., OSDI 2024).
 
-    Work counts in prompt tokens. Who comes back after a pause begins with no more credit than those that wait.
+    Service is counted in prompt tokens. A tenant that comes back after a pause begins with the least service of the
+    tenants that wait, if it had less.
+
+    Args:
+        weights: tenant -> weight; 1 for a tenant that isn't listed.
 
     Attributes:
-        counted: requests that have begun -> how many of their new tokens are counted.
+        counted: requests that have begun -> the number of their new tokens that are counted.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -33,26 +37,35 @@ class Shares:
         return self._had.get(tenant, 0.0)
 
     def joins(self, tenant: str, others: Sequence[str]) -> None:
-        """A tenant that had nobody waiting has now; ``others`` have, or the last that had."""
+        """Takes note that a tenant's first waiting request has arrived.
+
+        ``others``: the tenants with waiting requests, or the last one that had some.
+        """
         least = min((self.had(other) for other in others), default=0.0)
         self._had[tenant] = max(self.had(tenant), least)
         if len(self._had) >= self._next_look:
             self._forget(least, {tenant, *others})
 
     def _forget(self, least: float, waiting: set[str]) -> None:
-        """Drops counters of tenants that have nobody here and would begin with ``least``, which never falls, anyway."""
+        """Drops the counters of tenants without requests that would begin with ``least``, which never falls, anyway.
+
+        ``waiting``: the tenants with waiting requests.
+        """
         here = waiting | {request.tenant for request in self.counted}
         self._had = {name: had for name, had in self._had.items() if had > least or name in here}
         self._next_look = max(2 * len(self._had), LEAST_TENANTS)
 
     def begins(self, request: Request) -> None:
-        """Counts the prompt, as far as it isn't found; once, as a preemption isn't the request's fault."""
+        """Counts a request's tokens that aren't in the prefix cache; once, however often it is preempted."""
         if request not in self.counted:
             self.counted[request] = request.output_length
             self._count(request.tenant, request.remaining)
 
     def count(self, requests: Iterable[Request], row_tokens: float) -> None:
-        """Counts their new tokens since the last call; one costs as much as so many of a prompt."""
+        """Counts the new tokens of requests since the last call.
+
+        ``row_tokens``: prompt tokens that cost as much as one new token.
+        """
         for request in requests:
             counted = self.counted.get(request)
             if counted is not None and request.output_length > counted:
@@ -60,7 +73,7 @@ class Shares:
                 self.counted[request] = request.output_length
 
     def ends(self, request: Request, row_tokens: float) -> None:
-        """Counts the last ones."""
+        """Counts the last new tokens of a request that ends."""
         self.count((request,), row_tokens)
         self.counted.pop(request, None)
 
@@ -69,9 +82,10 @@ class Shares:
 
 
 class WaitingQueue:
-    """Requests by their rank; with ``shares`` by priority, then by what their tenants had. In place of a deque.
+    """Waiting requests by rank, with the methods of a deque; with shares by priority, then by their tenants' service.
 
-    What a tenant had changes all the time: ``look_again`` says when the first is to be chosen anew.
+    Args:
+        shares: the service of each tenant, which changes all the time (``look_again``); None orders by rank alone.
     """
 
     def __init__(self, shares: Shares | None = None) -> None:
@@ -81,11 +95,11 @@ class WaitingQueue:
         self._last_left: list[str] = []
 
     def append(self, request: Request) -> None:
-        """To where its rank is, behind its equals."""
+        """Adds a request at its rank, after those of equal rank."""
         insort_right(self._tenants(request), request, key=_RANK)
 
     def appendleft(self, request: Request) -> None:
-        """Adds a request before its equals: the sequences of a beam search come back last first."""
+        """Adds a request at its rank, before those of equal rank: sequences of a search return in reverse order."""
         insort_left(self._tenants(request), request, key=_RANK)
 
     def _tenants(self, request: Request) -> list[Request]:
@@ -96,13 +110,13 @@ class WaitingQueue:
         return self._of.setdefault(tenant, [])
 
     def popleft(self) -> Request:
-        """The next."""
+        """Removes and returns the first request."""
         request = self[0]
         self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError if it doesn't wait."""
+        """Removes a request. Raises ValueError if it isn't there."""
         tenant = self._tenant(request)
         self._of.get(tenant, []).remove(request)
         if not self._of[tenant]:
@@ -111,11 +125,11 @@ class WaitingQueue:
         self._first = None
 
     def look_again(self) -> None:
-        """Counters, or the rank of the first, have changed."""
+        """Chooses the first request again: counters, or its rank, have changed."""
         self._first = None
 
     def by_rank(self) -> list[Request]:
-        """All of them."""
+        """Returns all waiting requests by rank."""
         lists = list(self._of.values())
         return list(lists[0]) if len(lists) == 1 else sorted(self, key=_RANK)
 
