@@ -35,6 +35,7 @@ from enginewright.optimizer.verify.text import evaluation_text
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import Sparsify, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.plugins.native.executable import CpuProgram
@@ -154,7 +155,8 @@ def model_kl(model: Path, storage: Storage, methods: Sequence[str], tokens: int)
     check = Check(captured.program, later, context, {"text": rest[:MEASURED]})
     kl = {}
     for method in methods:
-        kl[method] = check.measure(replace(context, formats=formats_of(storage, method)))["text"]
+        options = PassOptions(weights=formats_of(storage, method))
+        kl[method] = check.measure(replace(context, recipe=options))["text"]
         print(f"{storage} {method:10} mean KL {kl[method]:.4f}", flush=True)
     return kl
 

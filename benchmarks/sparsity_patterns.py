@@ -49,6 +49,7 @@ from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pass_options import PassOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.scaled import Factors, Scaled
@@ -247,7 +248,7 @@ class Trial:
         formats = WeightFormats(
             default=dense, embeddings=WeightFormat(storage="f32"), method="nearest" if storage == "int8" else "gptq"
         )
-        kl = check.measure(replace(context, formats=formats))["text"]
+        kl = check.measure(replace(context, recipe=PassOptions(weights=formats)))["text"]
         return Quality(f"dense {storage}", 1.0, int(storage[3:]) + SCALE_BITS, kl)
 
     def quality(self, name: str, pattern: Pattern) -> Quality:
