@@ -11,6 +11,7 @@ import ssl
 import time
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -61,10 +62,13 @@ _event = msgspec.json.Decoder(_Event).decode
 encode = msgspec.json.Encoder().encode
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """The response to one request, parsed as its bytes arrive.
 
     Attributes:
+        leave_after: the number of pieces of text after which the client closes the connection; None to stay.
+        keep_text: True to keep the pieces of text.
         status: the status of the response.
         error: the kind of error, such as "http 429"; None if there is none.
         message: the message of the error, as the server worded it.
@@ -78,43 +82,26 @@ class Answer:
         prompt_tokens, cached_tokens, tokens: the server's counts; None if it doesn't report them.
     """
 
-    __slots__ = (
-        *("status", "error", "message", "first", "last", "gaps", "pieces", "left", "prompt_tokens", "cached_tokens"),
-        *(
-            "tokens",
-            "texts",
-            "document",
-            "heard",
-            "_leave_after",
-            "_buffer",
-            "_finished",
-            "_streams",
-            "_keep",
-            "_found",
-        ),
-    )
-
-    def __init__(self, leave_after: int | None = None, *, keep_text: bool = False) -> None:
-        self.status = 0
-        self.error: str | None = None
-        self.message = ""
-        self.first: float | None = None
-        self.last: float | None = None
-        self.gaps = array("f")
-        self.pieces = 0
-        self.left = False
-        self.prompt_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.tokens: int | None = None
-        self.texts: list[str] = []
-        self.document = b""
-        self.heard = time.monotonic()
-        self._leave_after = leave_after
-        self._keep = keep_text
-        self._buffer = b""
-        self._finished = False
-        self._streams = True
-        self._found: list[bytes] = []
+    leave_after: int | None = None
+    keep_text: bool = field(default=False, kw_only=True)
+    status: int = field(default=0, init=False)
+    error: str | None = field(default=None, init=False)
+    message: str = field(default="", init=False)
+    first: float | None = field(default=None, init=False)
+    last: float | None = field(default=None, init=False)
+    gaps: array[float] = field(default_factory=lambda: array("f"), init=False)
+    pieces: int = field(default=0, init=False)
+    left: bool = field(default=False, init=False)
+    prompt_tokens: int | None = field(default=None, init=False)
+    cached_tokens: int | None = field(default=None, init=False)
+    tokens: int | None = field(default=None, init=False)
+    texts: list[str] = field(default_factory=list, init=False)
+    document: bytes = field(default=b"", init=False)
+    heard: float = field(default_factory=time.monotonic, init=False)
+    _buffer: bytes = field(default=b"", init=False)
+    _finished: bool = field(default=False, init=False)
+    _streams: bool = field(default=True, init=False)
+    _found: list[bytes] = field(default_factory=list, init=False)
 
     @property
     def text(self) -> str:
@@ -168,14 +155,14 @@ class Answer:
             text = choice.text if delta is None else delta.content or delta.reasoning_content or delta.reasoning
             if text:
                 self.pieces += 1
-                if self._keep:
+                if self.keep_text:
                     self.texts.append(text)
                 if self.last is None:
                     self.first = now
                 else:
                     self.gaps.append(now - self.last)
                 self.last = now
-                if self.pieces == self._leave_after:
+                if self.pieces == self.leave_after:
                     self.left = True
                     return
 
