@@ -111,17 +111,14 @@ def _quantize_activation(k: Kernel) -> None:
     k.each(x.extent(0), 8 * size, row)
 
 
-def integer_product(
-    k: Kernel,
-    given: Sequence[Memory],
-    weight: Memory,
-    use: WeightUse,
-    factors: Sequence[Memory],
-    product: Product,
-    rows: Expr,
-    first: Expr | None = None,
-) -> None:
-    """Writes the loops of a product of integers.
+Vectors = list[list[Local]]
+"""A sum for each row of a block and each vector of a panel: [rows][vectors]."""
+
+
+class IntegerProduct:
+    """A product of integers, whose loops ``write`` writes.
+
+    Where weights are in groups and activations aren't, values of the activations are summed here, group by group.
 
     Args:
         k: the step's kernel.
@@ -130,21 +127,6 @@ def integer_product(
         use: the weight's entry in the program.
         factors: the weight's scales, and its offsets if it has them.
         product: the result, which takes the sums.
-        rows: the number of rows.
-        first: the first row; None for row 0.
-    """
-    loops = _IntegerLoops(k, given, weight, use, factors, product)
-    over_panels(k, rows, weight.shape[0].constant, loops.block, first=first)
-
-
-Vectors = list[list[Local]]
-"""A sum for each row of a block and each vector of a panel: [rows][vectors]."""
-
-
-class _IntegerLoops:
-    """The loops over a block of rows and a panel of a product of integers. See ``integer_product``.
-
-    Where weights are in groups and activations aren't, values of the activations are summed here, group by group.
     """
 
     def __init__(
@@ -168,7 +150,11 @@ class _IntegerLoops:
         self.steps, self.group_steps = -(-depth // self.depth_step), -(-size // self.depth_step)
         self.own_sums = bool(self.weight_groups) and not self.value_groups and self.groups > 1
 
-    def block(self, r: int, p: int, row: Expr, panel: Expr) -> None:
+    def write(self, rows: Expr, first: Expr | None = None) -> None:
+        """Writes the loops over a number of rows, from row ``first`` on; None is row 0."""
+        over_panels(self.k, rows, self.columns, self._block, first=first)
+
+    def _block(self, r: int, p: int, row: Expr, panel: Expr) -> None:
         """Writes the product of ``r`` rows with a panel, some vectors of columns after the other."""
         for start in range(0, PANEL // self.dots.lanes, self.dots.vectors):
             parts = [start + v for v in range(self.dots.vectors)]
@@ -267,7 +253,7 @@ def _quantized_linear(k: Kernel) -> None:
     k.check_layout(use, "panel32x4", "panel32x8")
     count = 2 if k.step.attrs.get("has_offsets") else 1
     product = Product.of(k, rest[count:])
-    integer_product(k, (words, scales, sums), weight, use, rest[:count], product, words.extent(0))
+    IntegerProduct(k, (words, scales, sums), weight, use, rest[:count], product).write(words.extent(0))
 
 
 def _quantized_grouped_linear(k: Kernel) -> None:
@@ -285,7 +271,7 @@ def _quantized_grouped_linear(k: Kernel) -> None:
         panels_of_expert = of(weight, panels * PANEL * -(-depth // step))
         factors = [of(f, panels * PANEL * f.shape[-1].constant) for f in rest[:count]]
         product = Product.of(k, rest[count:], e)
-        integer_product(k, (words, scales, sums), panels_of_expert, use, factors, product, rows, first)
+        IntegerProduct(k, (words, scales, sums), panels_of_expert, use, factors, product).write(rows, first)
 
     expert_rows(starts, experts, one)
 
