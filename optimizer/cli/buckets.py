@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Chooses the sizes of steps that leave the least padding, and says how much others would.
 
-    What it prints last goes into a recipe.
+    The last lines are a section for a recipe.
     """
     from enginewright.optimizer.buckets.choose import BucketSource, choose
     from enginewright.optimizer.buckets.report import recipe_lines, text_lines

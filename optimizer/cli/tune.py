@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Measures which choices suit this machine, and keeps what is faster. No result changes by a bit.
 
-    Of the target cpu: how work is cut into tasks; it is kept in BUNDLE.tune.json. Of tvm: schedules of products; its
-    library in the bundle is compiled again.
+    The target cpu gets its division of work into tasks, in BUNDLE.tune.json. The target tvm gets schedules of products,
+    with which its library in the bundle is compiled again.
     """
     from enginewright.optimizer.shared.target_parts import part_for
     from enginewright.plugins.steps.timed_steps import Tune

@@ -75,7 +75,7 @@ def export(
         part: "text" takes the text decoder alone of a folder's model that also takes images or sounds, with the
             tokenizer and chat template. A model that is a decoder anyway is exported whole.
         lora: folders of PEFT adapters, merged into the weights as these are read: each alone, as "FOLDER=0.5", or with
-            its weight, as (folder, 0.5). What each changes is multiplied by its weight, and all of it is added up.
+            its weight, as (folder, 0.5). Each adapter's change is multiplied by its weight.
         overwrite: replace an existing bundle.
         tokenizer: for a model object, which brings none.
         cache: take the bundle of an earlier export of the same, where one is kept, and keep this one; see

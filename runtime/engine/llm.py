@@ -59,7 +59,7 @@ class LLM:
 
     Args:
         path (vLLM: model): a bundle; or a Hugging Face folder, a GGUF file or a Hub id ("org/name", "org/name:Q8_0").
-            That is exported first, once, into the cache of exports (`optimize cache`), with progress on stderr.
+            Such a model is exported first, once, into the cache of exports (`optimize cache`), with progress on stderr.
             Exporting needs the extra "export"; see ``export`` for what else it raises.
         recipe: of a model that is exported first. None takes gguf for a quantized GGUF file, else int8.
         target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
@@ -82,7 +82,7 @@ class LLM:
         buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
         verify: True checks the hashes of all files first (reads the whole bundle). None hashes the weights beside the
             first steps, on a thread of the lowest priority. Where a file was altered, requests end with BundleError
-            as soon as that is known. That may be after the first; ``check_weights`` waits. False looks at no hash.
+            as soon as that is known. The first ones may end before; ``check_weights`` waits. False looks at no hash.
         trust: what may run of the code that bundles carry for some targets (tvm, stablehlo, cuda, tensorrt-rtx,
             tensorrt), which can do whatever a program can. None: nothing, so that those targets aren't opened. "code":
             all of it. "sha256:...": of the bundle of that hash alone, as `optimize inspect` shows it.
