@@ -42,13 +42,14 @@ void check_order(const std::string& name, std::span<const int32_t> values) {
   }
 }
 
+// Not by _Float16: its conversion is in GCC 12's libgcc, which the systems that wheels are for lack.
 float to_float(uint16_t bits, Dtype dtype) {
+  uint32_t wide = uint32_t{bits} << 16;
   if (dtype == Dtype::f16) {
-    _Float16 half;
-    std::memcpy(&half, &bits, sizeof half);
-    return static_cast<float>(half);
+    const uint32_t sign = wide & 0x80000000u, rest = bits & 0x7fffu;
+    if (rest < 0x400u) return (sign ? -0x1p-24f : 0x1p-24f) * static_cast<float>(rest);  // zero and subnormal
+    wide = sign | ((rest << 13) + (rest < 0x7c00u ? 112u << 23 : 224u << 23));  // 224: infinity and NaN
   }
-  const uint32_t wide = uint32_t{bits} << 16;
   float value;
   std::memcpy(&value, &wide, sizeof value);
   return value;
