@@ -199,11 +199,11 @@ def test_the_runtime_answers_without_torch(bare_environment: Path, smollm2_bundl
 def test_the_cpu_target_is_served_without_the_other_plugins(
     bare_environment: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    """All that it imports of plugins/ is its own, and of that no compiler's half."""
+    """All that it imports of plugins/ is its own and plugins/native, and of that no compiler's half."""
     (installed,) = bare_environment.parent.glob("lib/python*/site-packages/enginewright")
     left = shutil.copytree(installed, tmp_path / "site" / "enginewright")
     for path in [*(left / "plugins").iterdir(), left / "plugins/cpu/compile", left / "optimizer", left / "passes"]:
-        if path.is_dir() and path.name != "cpu":
+        if path.is_dir() and path.name not in ("cpu", "native"):
             shutil.rmtree(path)
     code = (
         "import sys, enginewright as ew\n"
