@@ -75,7 +75,7 @@ $(VENV)/.export: $(VENV)/.tools $(CPP)
 	@mkdir -p build; $(PY) -c "$(REQUIREMENTS)" >build/requirements.txt
 	@$(SAY) "installing PyTorch and the other packages, and compiling the kernels at the same time: a minute or more"
 	@{ $(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && $(PIP) --requirement build/requirements.txt && \
-	$(SAY) "the packages are installed" && nice -n 19 $(PY) -c "$(IMPORTS)"; } & fetched=$$!; \
+	$(SAY) "the packages are installed" && $(PY) -c "$(IMPORTS)"; } & fetched=$$!; \
 	status=0; $(BUILD) && $(SAY) "the kernels are compiled" || status=$$?; \
 	wait $$fetched || status=$$?; exit $$status
 	@touch $@
