@@ -105,7 +105,9 @@ class AttentionCapture:
     ``tokens`` is T, and ``windows`` those of masks that the model computed with itself.
 
     ``model_layers``: how many layers the model says that it has; a layer that attends again gets a number beyond them,
-    for each call has keys and values of its own. ``paths``: id of a module -> its path, for messages.
+    for each call has keys and values of its own. ``paths``: id of a module -> its path, for messages. ``running``: the
+    modules with a layer's number that are being called, innermost last. ``recurrent``: the layers of recurrent calls.
+    ``called``: all layers of which a module was called.
     """
 
     model_layers: int = 0
@@ -114,6 +116,34 @@ class AttentionCapture:
     tokens: int | torch.SymInt = 0
     layers: list[int] = field(default_factory=list)
     windows: set[int] = field(default_factory=set)
+    running: list[torch.nn.Module] = field(default_factory=list)
+    recurrent: list[int] = field(default_factory=list)
+    called: set[int] = field(default_factory=set)
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Takes note that a module with a layer's number is being called."""
+        self.running.append(module)
+        self.called.add(module.layer_idx)  # type: ignore[arg-type]  # an int
+
+    def leave(self) -> None:
+        """Takes note that the call of the innermost module has ended."""
+        self.running.pop()
+
+    @property
+    def where(self) -> str:
+        """The path of the innermost module with a layer's number that is being called."""
+        return path_of(self.running[-1]) if self.running else "the model"
+
+    def recurrent_layer(self) -> int:
+        """Returns the layer that a recurrent function is called by, and takes note of the call.
+
+        Raises UnsupportedModelError if no module that is being called has a layer's number.
+        """
+        if not self.running:
+            raise UnsupportedModelError("a recurrent function is called outside of a layer (layer_idx)")
+        layer: int = self.running[-1].layer_idx  # type: ignore[assignment]  # an int, or it weren't in the list
+        self.recurrent.append(layer)
+        return layer
 
 
 _CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capture")
@@ -126,10 +156,26 @@ def capturing(model: torch.nn.Module) -> Iterator[AttentionCapture]:
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0) if config is not None else 0
     capture = AttentionCapture(layers, {id(module): path for path, module in model.named_modules()})
     token = _CAPTURE.set(capture)
+    hooks = [
+        hook
+        for module in model.modules()
+        if isinstance(getattr(module, "layer_idx", None), int)
+        for hook in (
+            module.register_forward_pre_hook(lambda module, _: capture.enter(module)),
+            module.register_forward_hook(lambda *_: capture.leave(), always_call=True),
+        )
+    ]
     try:
         yield capture
     finally:
         _CAPTURE.reset(token)
+        for hook in hooks:
+            hook.remove()
+
+
+def current_capture() -> AttentionCapture:
+    """Returns the record of the forward pass that is being captured."""
+    return _CAPTURE.get()
 
 
 def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
@@ -139,6 +185,9 @@ def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
     capture.q_start, capture.tokens = q_start, tokens
     capture.layers.clear()
     capture.windows.clear()
+    capture.recurrent.clear()
+    capture.called.clear()
+    capture.running.clear()
 
 
 def path_of(module: torch.nn.Module) -> str:

@@ -8,8 +8,6 @@ and recurrences over tokens, shifts, norms over the sequence, positions counted 
 
 from __future__ import annotations
 
-import sys
-
 import sympy
 import torch
 from torch.fx.node import Node
@@ -24,7 +22,11 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 _T = named_symbol("T")
 
-_ATTENTION = (ew.attention.default, ew.take_rows.default)
+_ATTENTION = (
+    ew.attention.default,
+    ew.take_rows.default,
+    *(ew.short_convolution.default, ew.selective_scan.default, ew.gated_delta_rule.default),
+)
 
 # Defined for each token by itself: a row of the result is made from the same row of the first three arguments.
 _TOKEN_BY_TOKEN = (ew.moe.default,)
@@ -73,6 +75,8 @@ def _problem(program: Program, node: Node) -> str | None:
         return None
     if any(axis is not None and axis < 0 for axis in after):
         return "mixes the token axis with another"
+    if _has_rows(program, node) and not _keeps_rows(node):
+        return "works on several rows of each token"
     if not isinstance(node.target, torch._ops.OpOverload):
         return None if node.target.__module__ == "_operator" else "is unknown"
     if _computes_with_sizes(node):
@@ -106,6 +110,8 @@ def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: lis
     if packet in _NORMS:
         axes = len(_shapes(program, inputs[0])[0]) - len(node.args[1])  # type: ignore[arg-type]
         return None if before[0] < axes else "normalises over tokens"
+    if packet is aten.select_scatter:
+        return None if _scatters_beside(program, node, inputs) else "lays tokens beside others"
     if packet is aten.index:
         return "picks tokens" if _picks_tokens(program, node) else None
     if packet is aten.slice and not before:
@@ -153,7 +159,8 @@ def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
     if axis not in [d % len(shape) for d in dims]:
         axes = {_token_axis(s) for a in inputs for s in _shapes(program, a)} - {None}
         return None if len(axes) <= 1 else "lays tokens beside others"
-    whole = arguments.get("start") in (None, 0) and arguments.get("end") in (None, sys.maxsize)
+    # A slice of as many tokens as there are, such as x[-T:], is all of them.
+    whole = axis is not None and _shapes(program, node)[0][axis] == shape[axis]
     if node.target is aten.slice.Tensor and whole and arguments.get("step") == 1:
         return None
     return "works along the token axis"
@@ -178,11 +185,37 @@ def _same_order(program: Program, node: Node, source: Node) -> bool:
 
 
 def _token_axis(shape: tuple[sympy.Expr, ...]) -> int | None:
-    """Which axis is T; None if none has to do with it, -1 if several have or one isn't T itself."""
+    """Returns the axis that is T, or a multiple of it: the same number of rows for each token, one after the other.
+
+    None if no axis has to do with T, -1 if several have or one is something else.
+    """
     axes = [i for i, size in enumerate(shape) if _T in size.free_symbols]
     if not axes:
         return None
-    return axes[0] if len(axes) == 1 and shape[axes[0]] == _T else -1
+    return axes[0] if len(axes) == 1 and (shape[axes[0]] / _T).is_Integer else -1
+
+
+def _has_rows(program: Program, node: Node) -> bool:
+    """Returns True if a tensor that a node reads or gives has several rows for each token."""
+    shapes = [shape for one in (*node.all_input_nodes, node) for shape in _shapes(program, one)]
+    return any(_T in size.free_symbols and size != _T for shape in shapes for size in shape)
+
+
+def _keeps_rows(node: Node) -> bool:
+    """Returns True if a node does the same to each row, wherever the rows of a token are, or moves whole axes."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target.__module__ == "_operator"
+    known = (*_AXIS_MOVES, *_ROW_BY_ROW, *_VIEWS, *_NORMS, *_FACTORIES, aten.mean, aten.sum, aten.amax)
+    return torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in known
+
+
+def _scatters_beside(program: Program, node: Node, inputs: list[Node]) -> bool:
+    """Returns True if ``select_scatter`` writes each token's values to the same token, at one place of another axis."""
+    arguments = bound_arguments(node)
+    whole, part = (_shapes(program, arguments[name])[0] for name in ("self", "src"))
+    axes = _token_axis(whole), _token_axis(part)
+    dim = arguments["dim"] % len(whole)
+    return None not in axes and dim != axes[0] and axes[1] == axes[0] - (dim < axes[0])  # type: ignore[operator]
 
 
 def _shapes(program: Program, node: Node) -> list[tuple[sympy.Expr, ...]]:

@@ -23,6 +23,7 @@ from .build_model import architecture
 from .freeze_rope import own_context_length
 from .functional_graph import make_functional
 from .known_values import read_given_positions
+from .recurrence_interface import replaced_recurrences
 from .token_count import watching
 from .token_independence import check_token_independence
 from .written_out_attention import replace_written_out_attention
@@ -96,6 +97,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         with (
             torch.no_grad(),
             capturing(model) as attention,
+            replaced_recurrences(model),
             watching(model, longest) as token_count,
             warnings.catch_warnings(),
         ):
@@ -190,7 +192,7 @@ def _check_every_layer_attends(model: PreTrainedModel, capture: AttentionCapture
     run several times under one number count as often as they attend.
     """
     layers = capture.model_layers
-    missing = sorted(set(range(layers)) - set(capture.layers))
+    missing = sorted(set(range(layers)) - set(capture.layers) - capture.called)
     if layers and (not missing or len(capture.layers) >= layers):
         return
     if not layers:

@@ -62,19 +62,19 @@ def command(
     ] = None,
     steps: Annotated[int, typer.Option(help="Decode steps of each size that are timed.")] = 16,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds over all sizes; default 3, or 1 where decoding needs prompts to be read.")
+        int | None, typer.Option(help="Of everything; default 3, or 1 where decoding needs prompts to be read.")
     ] = None,
     threads: Threads = 0,
     ranks: Ranks = None,
     partition: Cut = None,
     memory: Memory = None,
     trust: Trust = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Time the steps of the program too, by op.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
     speculate: Annotated[
         str | None,
         typer.Option(
             metavar="lookup|BUNDLE",
-            help="Decode texts too, with tokens computed ahead (looked up, or guessed by a faster bundle) and without.",
+            help="Also decode texts with tokens computed ahead, looked up or guessed by a faster bundle, and without.",
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the speeds into this SVG file.")] = None,

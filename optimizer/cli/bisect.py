@@ -33,14 +33,14 @@ EPILOG = (
 def command(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="The reference: a Hugging Face folder, a GGUF file, a Hub id or a bundle."),
+        typer.Argument(metavar="A", help="What is right: a Hugging Face folder, a GGUF file, a Hub id or a bundle."),
     ],
     b: Annotated[
-        str | None, typer.Argument(metavar="B", help="The model or bundle to compare with it; default: A itself.")
+        str | None, typer.Argument(metavar="B", help="What is to be looked at: the same; by default A itself.")
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", "-r", help="Recipe of a model that is compared without a bundle; default f32."),
+        typer.Option("--recipe", "-r", help="Of a model that is compared with itself through the passes; default f32."),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option("--calibration", help="The file that the bundle was calibrated with.")
@@ -64,7 +64,7 @@ def command(
     layers: Annotated[
         str | None, typer.Option("--layers", help="Compare only these layers, such as 3,7-9. Default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random tokens.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random tokens.")] = 0,
     tolerance: Annotated[
         float | None, typer.Option("--tolerance", help="Relative error to allow, instead of what rounding explains.")
     ] = None,

@@ -26,9 +26,7 @@ def command(
         typer.Option("--target", "-t", callback=known_target, help="The target to build; default: the one that can."),
     ] = None,
     trust: Trust = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Build a ready target again, such as for another GPU.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also if it is ready, such as for another GPU.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:

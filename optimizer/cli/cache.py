@@ -26,7 +26,7 @@ _ACTIONS = ("show", "clear")
 @reported
 def command(
     action: Annotated[
-        str, typer.Argument(metavar="show|clear", help="List the kept bundles, or remove all of them.")
+        str, typer.Argument(metavar="show|clear", help="What to do: list what is kept, or remove all of it.")
     ] = "show",
     as_json: AsJson = False,
 ) -> None:

@@ -68,7 +68,7 @@ def command(
         Path | None, typer.Option("--output", "-o", help="The bundle to write; by default named after the model.")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit of a model on the Hub; default main.")
+        str | None, typer.Option("--revision", help="Of a model on the Hub: a branch, tag or commit; default main.")
     ] = None,
     recipe: Annotated[
         str | None,
@@ -84,12 +84,12 @@ def command(
         typer.Option(
             "--target",
             "-t",
-            help=f"Target to build for, instead of the recipe's; may be repeated. Targets: {', '.join(OWN)}.",
+            help=f"What to build for, instead of what the recipe says; may be repeated. Targets: {', '.join(OWN)}.",
         ),
     ] = None,
     context_length: Annotated[
         int | None,
-        typer.Option("--context", min=1, help="Longest request in tokens, instead of the recipe's."),
+        typer.Option("--context", min=1, help="The longest request in tokens, instead of what the recipe says."),
     ] = None,
     calibration: Annotated[
         Path | None,
@@ -116,7 +116,7 @@ def command(
         str | None,
         typer.Option(
             "--kv-cache",
-            help=f"Format of keys and values, instead of the recipe's: {', '.join(CACHES)}.",
+            help=f"What keys and values are stored in, instead of what the recipe says: {', '.join(CACHES)}.",
         ),
     ] = None,
     ranks: Annotated[
@@ -126,18 +126,16 @@ def command(
     partition: Annotated[
         list[str] | None,
         typer.Option(
-            "--partition",
-            metavar="NAME=N,...",
-            help="Partition that the model must be fit for, such as tensor=2,pipeline=2; may be repeated.",
+            "--partition", metavar="NAME=N,...", help="The same, such as tensor=2,pipeline=2; may be repeated."
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the model; default: that of its file or folder.")
+        str | None, typer.Option("--name", help="What to call the model; by default as its file or folder is called.")
     ] = None,
     part: Annotated[
         str | None,
         typer.Option(
-            "--part", metavar="text", help="Export the text decoder alone, of a model that also takes images or sounds."
+            "--part", metavar="text", help="Of a model that also takes images or sounds: its text decoder alone."
         ),
     ] = None,
     lora: Annotated[
@@ -152,7 +150,7 @@ def command(
         bool,
         typer.Option(
             "--cache/--no-cache",
-            help="Reuse the bundle of an earlier equal export, and keep this one (see `optimize cache`).",
+            help="Take the bundle of an earlier export of the same, and keep this one (see `optimize cache`).",
         ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,

@@ -40,7 +40,7 @@ EPILOG = (
 @grouped
 def command(
     model: ModelPath,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="A prompt; - reads it from stdin.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
     *,
     sampling: Sampling,
     template: Template,

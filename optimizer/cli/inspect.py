@@ -36,16 +36,13 @@ def command(
     bundle: BundlePath,
     program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one a line.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
-    passes: Annotated[bool, typer.Option("--passes", help="Show the matches and rejections of each pass.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and rejected.")] = False,
     target: Annotated[
         str | None,
         typer.Option("--target", "-t", callback=known_target, help="Whose program --program shows; default cpu."),
     ] = None,
     partition: Annotated[
-        str | None,
-        typer.Option(
-            "--partition", metavar="tensor=N", help="With --program: show the program of a rank in this partition."
-        ),
+        str | None, typer.Option("--partition", metavar="tensor=N", help="With --program: as ranks have it.")
     ] = None,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose part --partition shows.")] = 0,
     as_json: AsJson = False,

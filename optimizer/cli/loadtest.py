@@ -61,28 +61,25 @@ class Coming:
         typer.Option("--clients", "-c", help="Closed loop: so many, who each wait for an answer; default 4."),
     ] = None
     rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, answered or not.")] = None
-    arrivals: Annotated[
-        str, typer.Option(metavar="poisson|constant|bursts", help="Distribution of arrivals in an open loop.")
-    ] = "poisson"
+    arrivals: Annotated[str, typer.Option(metavar="poisson|constant|bursts", help="How they come in an open loop.")] = (
+        "poisson"
+    )
     burst: Annotated[
-        str,
-        typer.Option(
-            metavar="FACTORxTIME/TIME", help="Shape of bursts: 5x4s/20s is 5 times the rate for 4 of every 20 s."
-        ),
+        str, typer.Option(metavar="FACTORxTIME/TIME", help="Of bursts: 5 times the rate for 4 of every 20 s.")
     ] = "5x4s/20s"
     trace: Annotated[
         Path | None, typer.Option(help="A file of requests with their times: JSON lines, Mooncake's, or Azure's CSV.")
     ] = None
-    speed: Annotated[float, typer.Option(help="Speed of a trace, as a multiple of its own.")] = 1.0
+    speed: Annotated[float, typer.Option(help="How many times as fast as it says a trace comes.")] = 1.0
     requests: Annotated[
         int | None,
-        typer.Option(help="Requests to send, a conversation counted once; default 100, or all of a trace."),
+        typer.Option(help="How many, conversations counted once; default 100, or a trace's."),
     ] = None
     seconds: Annotated[float | None, typer.Option(help="Send none after so many seconds.")] = None
     think: Annotated[str | None, typer.Option(metavar="TIME", help="From an answer to the next turn; default 0.")] = (
         None
     )
-    seed: Annotated[int, typer.Option(help="Seed of requests: the same seed sends the same ones.")] = 0
+    seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class Saying:
     answer: Annotated[str, typer.Option(metavar="LENGTH", help="Most tokens of an answer.")] = "64"
     turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns of a conversation.")] = "1"
     shared_prefix: Annotated[int, typer.Option(help="Tokens that all requests begin with.")] = 0
-    prefixes: Annotated[int, typer.Option(help="Number of different beginnings.")] = 1
+    prefixes: Annotated[int, typer.Option(help="How many different beginnings there are.")] = 1
     leave: Annotated[float, typer.Option(help="Share of clients that leave before the end, such as 0.1.")] = 0.0
     ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the first token.")] = None
     tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time for each token.")] = None

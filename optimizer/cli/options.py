@@ -92,7 +92,8 @@ ModelPath = Annotated[
     str,
     typer.Argument(
         metavar="BUNDLE|MODEL",
-        help="A bundle; or a GGUF file, a Hugging Face folder or an id on the Hub, which is exported first, once.",
+        help="What `optimize export` wrote; or a GGUF file, a Hugging Face folder or an id on the Hub, exported first, "
+        "once.",
     ),
 ]
 ModelRecipe = Annotated[
@@ -100,7 +101,7 @@ ModelRecipe = Annotated[
     typer.Option(
         "--recipe",
         "-r",
-        help="Recipe of a model that is exported first; default gguf for a quantized GGUF file, else int8.",
+        help="Of a model that is exported first; default gguf for a quantized GGUF file, else int8.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -114,9 +115,7 @@ Ranks = Annotated[
 ]
 Cut = Annotated[
     str | None,
-    typer.Option(
-        "--partition", metavar="tensor=N,...", help="Division of the model among ranks; --ranks 2 is tensor=2."
-    ),
+    typer.Option("--partition", metavar="tensor=N,...", help="How they share the model; --ranks 2 is tensor=2."),
 ]
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
@@ -127,8 +126,7 @@ Target = Annotated[
         "--target",
         "-t",
         callback=known_target,
-        help="Target of the bundle to run: cpu, onnx, tensorrt-rtx, tensorrt, cuda, tvm, stablehlo; "
-        "default: the first.",
+        help="What to run of the bundle: cpu, onnx, tensorrt-rtx, tensorrt, cuda, tvm, stablehlo; default: the first.",
     ),
 ]
 Trust = Annotated[
@@ -142,8 +140,8 @@ Trust = Annotated[
 Provider = Annotated[
     str | None,
     typer.Option(
-        help="Provider of target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; of stablehlo: cpu, "
-        "iree or a PJRT plugin."
+        help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; stablehlo: cpu, iree or a PJRT "
+        "plugin."
     ),
 ]
 
@@ -219,8 +217,7 @@ class Serving(Running):
         typer.Option(
             "--scheduling",
             metavar="NAME|FILE",
-            help="Order of requests: fcfs (default), priority, fair, offline, or a .toml file with "
-            "scheduling's options.",
+            help="Who runs when: fcfs (default), priority, fair, offline, or a .toml file with scheduling's options.",
         ),
     ] = None
     speculate: Annotated[
@@ -234,7 +231,7 @@ class Serving(Running):
 
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Run the ranks on the machines of a Ray cluster: HOST:PORT, or auto."),
+        typer.Option(metavar="ADDRESS", help="Have the ranks on the machines of a Ray cluster: HOST:PORT, or auto."),
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -270,7 +267,7 @@ class Sampling:
         float | None, typer.Option(help="Drop tokens whose logit is this many deviations below the greatest; 0 is off.")
     ] = None
     xtc_probability: Annotated[
-        float | None, typer.Option(help="Probability that the likeliest tokens are excluded, all but one; 0 is off.")
+        float | None, typer.Option(help="How often the likeliest tokens are excluded, all but one; 0 is off.")
     ] = None
     xtc_threshold: Annotated[
         float | None, typer.Option(help="The probability from which --xtc-probability excludes a token; default 0.1.")
@@ -282,7 +279,7 @@ class Sampling:
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Make tokens that were seen already less likely; 1 is off, 1.1 is mild.")
     ] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling: the same seed draws the same tokens.")] = None
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
     schema: Annotated[
         str | None, typer.Option(metavar="FILE|JSON", help="The answer is JSON that meets this JSON schema.")

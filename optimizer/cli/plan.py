@@ -42,7 +42,7 @@ def command(
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            "--recipe", "-r", help="Recipe of a model, by name or file; may be repeated. Default: all built-in ones."
+            "--recipe", "-r", help="Of a model: a recipe's name or file. May be repeated; default all built-in."
         ),
     ] = None,
     tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Most time for each token, such as 20ms.")] = None,
@@ -53,15 +53,13 @@ def command(
     ] = None,
     prompt: Annotated[int | None, typer.Option(help="Tokens of each prompt; default 512.")] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(help="Memory that may be used, such as 16GiB; default 90 % of a GPU's, or the free memory here."),
+        str | None, typer.Option(help="That may be used, such as 16GiB; default 90 % of a GPU's, or what is free here.")
     ] = None,
     bandwidth_share: Annotated[
-        float | None,
-        typer.Option(help="Share of a GPU's stated bandwidth that is reached; default 0.75, an assumption."),
+        float | None, typer.Option(help="Of a GPU's stated bandwidth that is reached; default 0.75, an assumption.")
     ] = None,
     compute_share: Annotated[
-        float | None, typer.Option(help="Share of a GPU's stated peak that is reached; default 0.6, an assumption.")
+        float | None, typer.Option(help="Of a GPU's stated peak that is reached; default 0.6, an assumption.")
     ] = None,
     threads: Threads = 0,
     ranks: Annotated[
@@ -75,16 +73,15 @@ def command(
         typer.Option(
             "--link",
             metavar="LINK",
-            help="Link between ranks, such as nvlink, pcie4, ndr, ethernet10 or 2.5gbit; nvlink,ndr: "
-            "within and between machines. Default: memory, of this machine.",
+            help="What joins ranks, such as nvlink, pcie4, ndr, ethernet10 or 2.5gbit; nvlink,ndr: within and between "
+            "machines. Default memory, of this machine.",
         ),
     ] = None,
     per_machine: Annotated[
         int | None, typer.Option(help="Ranks of a machine where links between machines are named too; default 8.")
     ] = None,
     link_share: Annotated[
-        float | None,
-        typer.Option(help="Share of a link's stated bandwidth that is reached; default 0.8, an assumption."),
+        float | None, typer.Option(help="Of a link's stated bandwidth that is reached; default 0.8, an assumption.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw times by batch into this SVG file.")] = None,
     as_json: AsJson = False,

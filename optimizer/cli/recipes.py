@@ -18,9 +18,7 @@ def command(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's TOML; none: list them all.")
     ] = None,
-    show: Annotated[
-        str | None, typer.Option("--show", metavar="NAME", help="Print this recipe as TOML, as the argument does.")
-    ] = None,
+    show: Annotated[str | None, typer.Option("--show", metavar="NAME", help="The same as the argument.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists the built-in recipes, or prints one as a start for your own."""

@@ -32,11 +32,9 @@ class Training:
     batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048
     sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Most tokens of a sequence.")] = 256
     learning_rate: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4
-    temperature: Annotated[float, typer.Option("--temperature", help="Temperature of the compared distributions.")] = (
-        1.0
-    )
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the distributions that are compared.")] = 1.0
     hidden: Annotated[
-        float, typer.Option("--hidden", help="Weight of the hidden states' errors in the loss; 0 is off.")
+        float, typer.Option("--hidden", help="What errors of hidden states count beside the logits; 0 is off.")
     ] = 0.0
     accumulate: Annotated[
         int, typer.Option("--accumulate", min=1, help="Parts that a step is taken in, to save memory.")
@@ -44,9 +42,9 @@ class Training:
     checkpoint_every: Annotated[
         int, typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.")
     ] = 100
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling, and of the order of sequences.")] = 0
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling, and of the order of sequences.")] = 0
     sampled_tokens: Annotated[
-        int, typer.Option("--sampled-tokens", min=256, help="Tokens that are sampled without --text.")
+        int, typer.Option("--sampled-tokens", min=256, help="How many are sampled without --text.")
     ] = 65536
 
 
@@ -59,7 +57,7 @@ def command(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="A folder for the weights, checkpoints and the plot.")],
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="A built-in recipe or a TOML file, whose loss is trained back.")
+        str, typer.Option("--recipe", "-r", help="What is done to the model: a built-in recipe or a TOML file.")
     ],
     text: Annotated[
         Path | None,

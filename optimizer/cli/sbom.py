@@ -30,7 +30,7 @@ def command(
             "--source",
             "-s",
             metavar="MODEL",
-            help="The source's folder, GGUF file or Hub id: adds its files' hashes and its licence.",
+            help="Its folder, GGUF file or Hub id: adds its files' hashes and its licence.",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,

@@ -24,7 +24,7 @@ EPILOG = (
 @reported
 def command(
     bundle: BundlePath,
-    seconds: Annotated[float, typer.Option(help="Most seconds to measure; short times try fewer choices.")] = 40.0,
+    seconds: Annotated[float, typer.Option(help="How long to measure, at most; short times try fewer choices.")] = 40.0,
     threads: Threads = 0,
     trust: Trust = None,
     target: Annotated[
@@ -33,11 +33,11 @@ def command(
             "--target",
             "-t",
             callback=known_target,
-            help="Target to tune: cpu or tvm; default: the first of them in the bundle.",
+            help="What to tune: cpu or tvm; default: the first that there is.",
         ),
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="For tvm: compile with the records of an earlier run, and measure nothing.")
+        Path | None, typer.Option(help="Of tvm: compile with these records of an earlier run, and measure nothing.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: AsJson = False,

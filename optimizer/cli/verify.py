@@ -65,7 +65,7 @@ def command(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            "--prompt", metavar="FILE", help="Prompts to compare on: one a line, or JSONL. Default: 12 built-in ones."
+            "--prompt", metavar="FILE", help="What to compare on: a prompt a line, or JSONL. Default: some of ours."
         ),
     ] = None,
     junit: Annotated[

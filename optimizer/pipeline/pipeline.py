@@ -38,6 +38,7 @@ from enginewright.passes.quantization.rotate_values import RotateValues
 from enginewright.passes.quantization.round_weights import RoundWeights
 from enginewright.passes.quantization.smooth_activations import SmoothActivations
 from enginewright.passes.recovery.load_recovered import LoadRecovered
+from enginewright.passes.recurrence.lower_recurrence import LowerRecurrence
 from enginewright.passes.sparsity.drop_layers import DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
 from enginewright.passes.sparsity.prune_heads import PruneHeads
@@ -92,8 +93,10 @@ def default_pipeline() -> list[Pass]:
         FuseGateUp(),
         SinkTakeRows(),
         FuseAddNorm(),
-        # 5. Experts become grouped linears. The paged form: keys and values go to a cache, attention reads them there.
+        # 5. Experts become grouped linears. The paged form: keys, values and
+        # states go to a cache, attention and recurrences read them there.
         LowerExperts(),
+        LowerRecurrence(),
         LowerAttention(),
         # 6. The formats of weights, as the recipe has them, and what they are multiplied with. Fused linears are one.
         # Passes that look at calibration tokens say how channels are scaled, which weights a sparse format keeps, and

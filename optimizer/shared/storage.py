@@ -94,7 +94,7 @@ def _place(name: str) -> tuple[int, str]:
     """The layer of a weight, -1 if it has none, and its kind."""
     path = _SUFFIX.sub("", name)
     layer = layer_of(path)
-    return (-1, path) if layer is None else (layer, path.split(f"{layer}.", 1)[1])
+    return (-1, path) if layer is None else (layer, f"{path}.".split(f"{layer}.", 1)[1].removesuffix("."))
 
 
 def _shared_tables(bundle: Bundle) -> dict[str, str]:

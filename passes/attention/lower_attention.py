@@ -20,7 +20,6 @@ from enginewright.passes.framework.base import (
     Pass,
     PassContext,
     PassResult,
-    contains,
     describe_node,
     free_of,
 )
@@ -67,10 +66,7 @@ class LowerAttention(Pass):
     """
 
     name = "lower_attention"
-    requires = (
-        contains(ew.attention.default, name="the program has attention in the captured form"),
-        Condition("step inputs for a paged cache", _has_step_inputs),
-    )
+    requires = (Condition("step inputs for a paged cache", _has_step_inputs),)
     ensures = (
         free_of(ew.attention.default, name="no attention in the captured form is left"),
         Condition("paged attention reads what this step wrote", _reads_what_was_written),
@@ -84,13 +80,13 @@ class LowerAttention(Pass):
             program.add_input(f"block_table:{group.name}", program.value(table))
             program.add_input(f"slots:{group.name}", program.value(slots))
         group_of = {layer: group for group in groups for layer in group.layers}
-        blocks = _block_count(program)
+        blocks = block_count(program)
         for node in nodes:
             layer = bound_arguments(node)["layer"]
             with program.inserting_before(node):
                 new = _paged(program, node, group_of[layer], blocks)
             program.replace(node, new)
-        program.cache_groups = groups
+        program.cache_groups += groups
         for unused in (table, slots):
             if not unused.users:
                 program.graph.erase_node(unused)
@@ -150,7 +146,7 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
     )
 
 
-def _block_count(program: Program) -> torch.SymInt:
+def block_count(program: Program) -> torch.SymInt:
     """Returns a new symbol P, the number of blocks in the pool."""
     shape_env = program.fake_mode.shape_env
     assert shape_env is not None

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.contracts import STATE
 from enginewright.runtime.shared.step_schema import (
     BLOCK_TABLE,
     IDS,
@@ -46,6 +47,9 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
         width = -(-int(lengths.max()) // group.block_size)  # blocks of the longest
         table = torch.arange(len(sequences) * width).view(-1, width)  # [B, M]
         inputs[group_port(BLOCK_TABLE, group.name)] = table
+        if group.kind == STATE:
+            inputs |= {f"{STATE}:{n}": torch.zeros(()).expand(table.numel(), group.state_size) for n in group.layers}
+            continue
         inputs[group_port(SLOTS, group.name)] = table[owner, positions // group.block_size] * group.block_size + (
             positions % group.block_size
         )

@@ -157,6 +157,25 @@ def _kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return a["k_cache"], a["v_cache"]
 
 
+def _stored(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    """Lowers a recurrence whose states are in a cache, by its declaration in ``OPS``."""
+    name = str(node.target.name()).removeprefix("ew::")  # type: ignore[union-attr]
+    op, state = OPS[name], a["state"]
+    if not isinstance(state, CacheRef):
+        raise b.unsupported("its states are not the cache of a layer")
+    inputs: list[View | Operand] = []
+    for declared_input in op.inputs:
+        if declared_input.name == "cache":
+            inputs.append(Operand(kind="cache", name=state.name, dtype="f32", shape=(), strides=()))
+        elif (value := a[declared_input.name]) is not None:
+            inputs.append(b.unit(b.view(value)) if declared_input.name not in ATTENTION_PORTS else b.view(value))
+    attrs: dict[str, int | float | bool | str] = {i.when: a[i.name] is not None for i in op.inputs if i.when}
+    attrs |= {t.name: _NUMBERS[t.kind](a[t.name]) for t in op.attributes if t.name in a}
+    out = b.buffer(b.shape(node, 0))
+    b.step(name, inputs, [out], attrs)
+    return out, state
+
+
 def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     cache = cache_operand(b, a["k_cache"], a["v_cache"])
     inputs: list[View | Operand] = [b.unit(b.view(a["q"])), cache]
@@ -191,5 +210,8 @@ HANDLERS: Mapping[Any, Handler] = {
     ew.gated_activation.default: _gated_activation,
     ew.kv_write.default: _kv_write,
     ew.paged_attention.default: _paged_attention,
+    ew.stored_convolution.default: _stored,
+    ew.stored_scan.default: _stored,
+    ew.stored_delta_rule.default: _stored,
     ew.take_rows.default: _take_rows,
 }

@@ -10,6 +10,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.runtime.shared.contracts import STATE
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram
@@ -180,7 +181,9 @@ def _input(builder: Builder, node: Node) -> Value:
     name = str(node.target)
     for half in ("k", "v"):
         if name.startswith(f"{half}_cache:"):
-            return CacheRef(_cache_name(builder.program, int(name.partition(":")[2])), half)
+            return CacheRef(_cache_name(builder.program, int(name.partition(":")[2]), kind=""), half)
+    if name.startswith(f"{STATE}:"):
+        return CacheRef(_cache_name(builder.program, int(name.partition(":")[2]), kind=STATE), STATE)
     value = builder.program.value(node)
     if name.startswith("block_table:"):
         # Its width isn't a function of T, B and R: 0 says that it is known at run time alone.
@@ -191,9 +194,10 @@ def _input(builder: Builder, node: Node) -> Value:
     return builder.inputs[name]
 
 
-def _cache_name(program: Program, layer: int) -> str:
+def _cache_name(program: Program, layer: int, kind: str) -> str:
+    """Returns the name that a layer's cache of some kind has in lowered programs."""
     for group in program.cache_groups:
-        if layer in group.layers:
+        if layer in group.layers and group.kind == kind:
             return f"{group.name}/{layer}"
     raise PassError(f"layer {layer} is in no cache group")
 

@@ -57,6 +57,23 @@ class Product(Rule):
         return program.call(ew.linear.default, match.node("x"), turned, match.get("bias"), where=match.where)
 
 
+class ProductOfColumns(Rule):
+    """weight @ x with a weight [N, K] and x [.., K, T]: the columns of x are its rows."""
+
+    name = "product_of_columns"
+    pattern = Call(aten.matmul.default, Weight("weight", rank=2), Bind("x"))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        return "x is a vector" if program.value(match.node("x")).dim() < 2 else None
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        rank = program.value(match.node("x")).dim()
+        axes = (rank - 2, rank - 1)
+        rows = program.call(aten.transpose.int, match.node("x"), *axes, where=match.where)
+        product = program.call(ew.linear.default, rows, match.node("weight"), None, where=match.where)
+        return program.call(aten.transpose.int, product, *axes, where=match.where)
+
+
 class AddBias(Rule):
     """linear(x) + bias."""
 
@@ -78,4 +95,4 @@ class NormalizeLinear(RewritePass):
     """aten.linear, mm, matmul and addmm with a weight -> ``ew.linear``; a weight [K, N] is transposed lazily."""
 
     name = "normalize_linear"
-    rules: ClassVar[tuple[Rule, ...]] = (Linear(), Product(), AddBias())
+    rules: ClassVar[tuple[Rule, ...]] = (Linear(), Product(), ProductOfColumns(), AddBias())

@@ -52,6 +52,69 @@ class CopyOver(Rule):
         return x
 
 
+class SameWrites(Rule):
+    """slice_scatter(x, slice(x)) and select_scatter(x, select(x)), of the same places: x.
+
+    Where all places of x along a dimension have the same values, those of another place are the same too: rotary
+    embeddings of three axes (M-RoPE) put the frequencies of text together from three equal rows.
+    """
+
+    name = "same_writes"
+    pattern = Call((aten.slice_scatter.default, aten.select_scatter.default))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        arguments = bound_arguments(match.root)
+        written = arguments["src"]
+        if written.target is aten.copy.default:
+            written = bound_arguments(written)["src"]
+        read = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
+        if written.target is not read[match.root.target]:
+            return "what is written isn't a part of another tensor"
+        places = bound_arguments(written)
+        if any(places[name] != arguments[name] for name in ("dim", "start", "end", "step", "index") if name in places):
+            return "it is written to another place"
+        return None if _same(program, places["self"], arguments["self"]) else "it is a part of another tensor"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        x: Node = bound_arguments(match.root)["self"]
+        return x
+
+
+def _same(program: Program, a: object, b: object) -> bool:
+    """Returns True if two nodes are known to have the same values: one node, or the same op of the same arguments."""
+    if a == b:
+        return True
+    if not (isinstance(a, Node) and isinstance(b, Node)) or a.target is not b.target or a.op != "call_function":
+        return False
+    first, second = bound_arguments(a), bound_arguments(b)
+    if a.target is aten.select.int and _is_equal_along(program, first["self"], int(first["dim"])):
+        second = {**second, "index": first["index"]}
+    return all(_same(program, first[name], second[name]) for name in first)
+
+
+def _is_equal_along(program: Program, x: Node, dim: int) -> bool:
+    """Returns True if all places of x along a dimension have the same values, as it is spread over that dimension."""
+    shape = program.shape(x)
+    dim = dim % len(shape)
+    if shape[dim] == 1:
+        return True
+    if x.op != "call_function" or not isinstance(x.target, torch._ops.OpOverload):
+        return False
+    if x.target is aten.expand.default:
+        source = program.shape(x.args[0])  # type: ignore[arg-type]
+        before = dim - (len(shape) - len(source))
+        return before < 0 or source[before] == 1 or _is_equal_along(program, x.args[0], before)  # type: ignore[arg-type]
+    if x.target is aten.slice.Tensor:
+        return _is_equal_along(program, x.args[0], dim)  # type: ignore[arg-type]
+    if x.target is aten.unsqueeze.default:
+        at = int(bound_arguments(x)["dim"]) % len(shape)
+        return at != dim and _is_equal_along(program, x.args[0], dim - (at < dim))  # type: ignore[arg-type]
+    if x.target is not aten._to_copy.default and torch.Tag.pointwise not in x.target.tags:
+        return False
+    places = ((node, dim - (len(shape) - len(program.shape(node)))) for node in x.all_input_nodes)
+    return all(at < 0 or _is_equal_along(program, node, at) for node, at in places)
+
+
 class SliceWrites(Rule):
     """slice_scatter(slice_scatter(empty, a, dim, 0, n), b, dim, n) -> cat(a, b). A range that wasn't written stays a
     slice.
@@ -112,7 +175,7 @@ def _parts(program: Program, node: Node, dim: int) -> list[_Part]:
 
 
 class NormalizeSliceWrites(RewritePass):
-    """Turns aten.copy and aten.slice_scatter into aten.cat of the written values."""
+    """Turns aten.copy and aten.slice_scatter into aten.cat of the written values, or what was there already."""
 
     name = "normalize_slice_writes"
-    rules: ClassVar[tuple[Rule, ...]] = (CopyOver(), SliceWrites())
+    rules: ClassVar[tuple[Rule, ...]] = (SameWrites(), CopyOver(), SliceWrites())

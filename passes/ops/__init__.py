@@ -17,6 +17,7 @@ from . import (
     norm,
     quantization,
     quantized_cache,
+    recurrence,
     rope,
     routing,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "norm",
     "quantization",
     "quantized_cache",
+    "recurrence",
     "rope",
     "routing",
 ]

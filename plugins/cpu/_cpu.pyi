@@ -43,6 +43,7 @@ class Program:
         block_size: int,
         dtype: str = "f32",
         summaries: bool = False,
+        state_size: int = 0,
     ) -> int: ...
     def add_port(
         self, name: str, shape: Sequence[Coefficients], dtype: str = "i32", check: str = "none", group: int = -1

@@ -226,6 +226,7 @@ nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
   const ew::KvCache& cache = find_cache(nb::cast<const Executor&>(self), group, layer, &blocks);
   const size_t heads = static_cast<size_t>(cache.kv_heads), slots = static_cast<size_t>(ew::kBlock);
   if (cache.places) throw std::invalid_argument("cache " + group + ": some of its blocks aren't in memory");
+  if (cache.state_size > 0) throw std::invalid_argument("cache " + group + " holds no keys and values");
   const std::vector<size_t> k_shape = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
   const std::vector<size_t> v_shape = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
   if (cache.format == ew::KvFormat::f32 && !cache.summaries) {
@@ -361,9 +362,10 @@ NB_MODULE(_cpu, m) {
           "add_cache_group",
           [](Program& program, const std::string& name, std::vector<int> layers, int64_t kv_heads,
              int64_t key_size, int64_t value_size, int64_t block_size, const std::string& format,
-             bool summaries) {
+             bool summaries, int64_t state_size) {
             ew::CacheGroup group{{kv_heads, key_size, value_size}, name, std::move(layers)};
             group.summaries = summaries;
+            group.state_size = state_size;
             if (!ew::parse_kv_format(format.c_str(), &group.format)) {
               std::string known;
               for (const ew::KvFormatEntry& entry : ew::kKvFormats)
@@ -374,7 +376,7 @@ NB_MODULE(_cpu, m) {
             return program.add_cache_group(std::move(group), block_size);
           },
           "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a, "dtype"_a = "f32",
-          "summaries"_a = false)
+          "summaries"_a = false, "state_size"_a = 0)
       .def("add_port", &add_port, "name"_a, "shape"_a, "dtype"_a = "i32", "check"_a = "none", "group"_a = -1)
       .def(
           "add_tap",

@@ -361,7 +361,7 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
             f"cache group {group.name}",
             [*group.layers, *group.sizes],
         )
-        program.add_cache_group(group.name, group.layers, *group.sizes, group.dtype, group.summaries)
+        program.add_cache_group(group.name, group.layers, *group.sizes, group.dtype, group.summaries, group.state_size)
         for layer in group.layers:
             indices["cache", f"{group.name}/{layer}"] = program.find_cache(group.name, layer)
     groups = [group.name for group in lowered.cache_groups]

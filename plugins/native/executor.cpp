@@ -147,7 +147,8 @@ void Executor::check_values(const StepArrays& inputs, size_t index, const Sizes&
       }
       break;
     case PortCheck::slots:
-      check_range(port.name, values, resources_.blocks(static_cast<size_t>(port.group)) * kBlock);
+      check_range(port.name, values, resources_.blocks(static_cast<size_t>(port.group)) *
+                      program_.groups()[static_cast<size_t>(port.group)].block_tokens);
       break;
     case PortCheck::table:
       check_table(inputs, index);
@@ -169,25 +170,25 @@ void Executor::check_table(const StepArrays& inputs, size_t index) const {
                                  lengths = inputs.ports[lengths_].values;
   const std::span<const int32_t> places = inputs.ports[written].values;
   const int64_t width = inputs.ports[index].columns, blocks = resources_.blocks(g);
-  const int64_t window = group.attention_window;
+  const int64_t window = group.attention_window, block = group.block_tokens;
   for (int64_t b = 0; b < static_cast<int64_t>(lengths.size()); ++b) {
     const int32_t* row = inputs.ports[index].values.data() + b * width;
     const int64_t length = lengths[b];
     const int64_t begin = starts[b], end = starts[b + 1];
     if (begin == end) continue;
-    if (length > width * kBlock) {
+    if (length > width * block) {
       fail(table + " has " + std::to_string(width) + " blocks a request, too few for " +
            entry(ports[lengths_].name, b) + " = " + std::to_string(length));
     }
     const int64_t first = length - (end - begin);
     const int64_t oldest = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
     const int64_t owners = group.owners, split_blocks = kSplit / kBlock;
-    for (int64_t i = oldest / kBlock; i <= (length - 1) / kBlock; ++i) {
+    for (int64_t i = oldest / block; i <= (length - 1) / block; ++i) {
       if (row[i] < 0 || row[i] >= blocks) {
         fail(table + "[" + std::to_string(b) + ", " + std::to_string(i) + "] = " + std::to_string(row[i]) +
              " is not in [0, " + std::to_string(blocks) + ")");
       }
-      if (owners > 1 && i > oldest / kBlock && i % split_blocks != 0 &&
+      if (owners > 1 && i > oldest / block && i % split_blocks != 0 &&
           row[i] % owners != row[i - 1] % owners) {
         fail(table + "[" + std::to_string(b) + ", " + std::to_string(i) + "] = " + std::to_string(row[i]) +
              " is of another owner than " + std::to_string(row[i - 1]) + " before it, of the same " +
@@ -196,7 +197,7 @@ void Executor::check_table(const StepArrays& inputs, size_t index) const {
     }
     for (int64_t t = begin; t < end; ++t) {
       const int64_t position = first + t - begin;
-      const int64_t wanted = row[position / kBlock] * kBlock + position % kBlock;
+      const int64_t wanted = row[position / block] * block + position % block;
       if (places[t] != wanted) {
         fail(entry(slots, t) + " = " + std::to_string(places[t]) + " is not where " + table + " has it, " +
              std::to_string(wanted));

@@ -130,7 +130,9 @@ std::string step_title(size_t index, const Step& step) {
 int Program::add_cache_group(CacheGroup group, int64_t block_size) {
   const std::string subject = "cache group " + group.name;
   if (!steps_.empty()) fail(subject, "cache groups come before the steps");
-  if (block_size != kBlock) {
+  if (group.state_size < 0 || group.state_size > kMaxCoefficient) fail(subject, "a state beyond 2^40 values");
+  group.block_tokens = block_size;
+  if (group.state_size > 0 ? block_size < 1 : block_size != kBlock) {
     fail(subject,
          "blocks of " + std::to_string(block_size) + " slots; the kernels take " + std::to_string(kBlock));
   }

@@ -106,6 +106,8 @@ struct Attributes {
   bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false;
   bool has_offsets = false, has_residual = false, has_scalar = false, scalar_first = false;
   bool interleaved = false;
+  int64_t first = 0;                         // of a recurrence: where its state begins in a block
+  bool normalize = false, activated = false; // of a delta rule, and of a convolution
   RankGroup others;  // whom a message goes to, or comes from
   int64_t to = -1;   // who alone needs what is gathered; -1: all of the group
   std::vector<std::vector<int64_t>>
@@ -158,6 +160,7 @@ struct CacheGroup : KvShape {
   // Ranks that the blocks are divided among, of whom each has those with block % owners == rank; all blocks
   // of a split of 512 keys have one owner. 0: no step has said yet.
   int64_t owners = 0;
+  int64_t block_tokens = kBlock;  // of a state: those of the longest sequence
 };
 
 struct CacheLayer {

@@ -33,9 +33,10 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
   const std::vector<CacheGroup>& groups = program.groups();
   if (blocks_.size() != groups.size()) fail("blocks must have one entry a cache group");
   for (size_t g = 0; g < blocks_.size(); ++g) {
-    if (blocks_[g] < 1 || blocks_[g] > INT32_MAX / kBlock) {
+    const int64_t most = INT32_MAX / groups[g].block_tokens;  // slots are 32-bit integers
+    if (blocks_[g] < 1 || blocks_[g] > most) {
       fail("blocks of cache group " + groups[g].name + " = " + std::to_string(blocks_[g]) +
-           " is not in [1, " + std::to_string(INT32_MAX / kBlock) + "]");
+           " is not in [1, " + std::to_string(most) + "]");
     }
   }
   if (!offload.slots.empty() && (offload.slots.size() != groups.size() || exchange))
@@ -63,6 +64,7 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
     }
     for (const auto& [data, piece] :
          {std::pair{&cache.k, group.key_bytes()}, std::pair{&cache.v, group.value_bytes()}}) {
+      if (piece == 0) continue;  // a state has no values
       int64_t bytes = group.pieces(1) * piece;  // of a block: at most 2^47
       if (__builtin_mul_overflow(bytes, blocks_[static_cast<size_t>(layer.group)], &bytes))
         throw std::bad_alloc();

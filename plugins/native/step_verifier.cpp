@@ -109,6 +109,14 @@ void StepVerifier::broadcasts(const Operand& operand, const Operand& to) const {
 const CacheGroup& StepVerifier::cache(const Operand& operand, int* group) const {
   require(operand.kind == OperandKind::cache, "operand " + operand.name + " must be a cache");
   *group = program_.caches()[operand.index].group;
+  require(program_.groups()[*group].state_size == 0, "operand " + operand.name + " holds states");
+  return program_.groups()[*group];
+}
+
+const CacheGroup& StepVerifier::state(const Operand& operand, int* group) const {
+  require(operand.kind == OperandKind::cache, "operand " + operand.name + " must be a cache");
+  *group = program_.caches()[operand.index].group;
+  require(program_.groups()[*group].state_size > 0, "operand " + operand.name + " holds keys and values");
   return program_.groups()[*group];
 }
 

@@ -53,7 +53,8 @@ class StepVerifier {
   void input(const Operand& operand, PortCheck check, int group = -1) const;
   void same_shape(const Operand& a, const Operand& b) const;
   void broadcasts(const Operand& operand, const Operand& to) const;
-  const CacheGroup& cache(const Operand& operand, int* group) const;
+  const CacheGroup& cache(const Operand& operand, int* group) const;  // of keys and values
+  const CacheGroup& state(const Operand& operand, int* group) const;  // of states
   void attends(int group, int64_t window);  // to so many keys of that cache group; 0: all
   // Attributes ranks and rank, if it has them: the step has to do with its own rank's blocks of a group
   // alone.

@@ -171,6 +171,14 @@ class CacheManager(HeldBlocks):
         self.prefixes.forget(tenant)
         return 0 if self.disk is None else self.disk.store.delete(tenant)
 
+    def drop_copies(self) -> None:
+        """Implements ``HeldBlocks``: what was to be copied to a block isn't found there."""
+        pairs = [(name, to) for name, of_group in self.copies.items() for _, to in of_group]
+        handed = [pin for pins in self._handed.values() for pin in pins]
+        super().drop_copies()
+        for name, block in (*pairs, *handed):
+            self.prefixes.discard(list(self.groups).index(name), block)
+
     def lose(self, name: str, blocks: Iterable[int]) -> None:
         """Removes lost blocks of a group, which no request holds, from what can be found."""
         for block in blocks:

@@ -42,7 +42,10 @@ class PoolPlan:
 
     def __str__(self) -> str:
         """Says it for people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
-        pools = [f"{self.blocks[g.name]} blocks of {g.block_size} tokens" for g in self.groups]
+        pools = [
+            f"{self.blocks[g.name]} {'states' if kind_of(g).fixed else f'blocks of {g.block_size} tokens'}"
+            for g in self.groups
+        ]
         if len(pools) > 1:
             pools = [f"{p} ({g.name})" for p, g in zip(pools, self.groups, strict=True)]
         return f"KV cache: {format_bytes(self.bytes)}, {' and '.join(pools) or 'no blocks'} = {self.tokens} tokens"
@@ -64,9 +67,9 @@ def plan_pools(
 
     Raises CapacityError if the budget holds no block of each group, or no split of each owner.
     """
-    unit = math.lcm(*(g.block_size for g in groups), *([SPLIT_TOKENS * owners] if owners > 1 else []))
+    unit = math.lcm(_unit(groups), SPLIT_TOKENS * owners if owners > 1 else 1)
     whole = unit if owners > 1 else 1
-    unit_bytes = sum(cache_block_bytes(g) * (unit // g.block_size) for g in groups)
+    unit_bytes = bytes_for(groups, unit, enough)
     most = range(-(-most_tokens // unit) + 1)
 
     def size(units: int, more: int = 0) -> int:
@@ -117,7 +120,7 @@ def plan_offload(
 
     Raises CapacityError if ``budget`` or ``size`` is too small for any.
     """
-    unit = math.lcm(*(g.block_size for g in groups))
+    unit = _unit(groups)
 
     def moved(group: CacheGroup) -> int:
         """Bytes of a block that may wait on the disk."""
@@ -159,7 +162,15 @@ def enough_for_windows(
     """
     split = SPLIT_TOKENS * owners if owners > 1 else 0
     enough = {g.name: kind_of(g).enough_tokens(g, requests, step_tokens, split) for g in groups}
-    return {} if all(enough.values()) else {name: tokens for name, tokens in enough.items() if tokens}
+    growing = [g for g in groups if not kind_of(g).fixed]
+    if all(enough[g.name] for g in growing):  # tokens that all groups hold say how many blocks each of these has
+        enough |= dict.fromkeys((g.name for g in growing), 0)
+    return {name: tokens for name, tokens in enough.items() if tokens}
+
+
+def _unit(groups: Sequence[CacheGroup]) -> int:
+    """Returns the tokens by which pools grow: whole blocks of every group whose blocks are a matter of tokens."""
+    return math.lcm(*(g.block_size for g in groups if not kind_of(g).fixed))
 
 
 def _blocks(
@@ -169,12 +180,17 @@ def _blocks(
 
     ``whole``: they hold a multiple of so many tokens.
     """
-    each = {g.name: min(tokens, -(-(enough.get(g.name, tokens) + more) // whole) * whole) for g in groups}
+    each = {
+        g.name: enough.get(g.name, g.block_size)
+        if kind_of(g).fixed
+        else min(tokens, -(-(enough.get(g.name, tokens) + more) // whole) * whole)
+        for g in groups
+    }
     return {g.name: -(-each[g.name] // g.block_size) for g in groups}
 
 
 def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int] = MappingProxyType({})) -> int:
     """The smallest budget with which ``plan_pools`` holds ``tokens``."""
-    unit = math.lcm(*(g.block_size for g in groups))
+    unit = _unit(groups)
     blocks = _blocks(groups, -(-tokens // unit) * unit, enough)
     return sum(cache_block_bytes(g) * blocks[g.name] for g in groups)

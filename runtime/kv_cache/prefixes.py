@@ -259,7 +259,7 @@ class IndexedPrefixes(Prefixes):
         """Adds block ``at`` of a request, with its first ``count`` tokens, to what can be found after ``parent``."""
         begin = at * self.index.block_size
         items = tuple(request.items[begin : begin + count])
-        blocks = [kind.indexed(request, at, begin + count) for kind in self._kinds]
+        blocks = [kind.indexed(request, at, begin + count, count == self.index.block_size) for kind in self._kinds]
         if self._divided:
             self._keep_owners(parent, at, items, blocks)
             if count < self.index.block_size and all(block == NO_BLOCK for block in blocks):

@@ -26,6 +26,13 @@ KV_BLOCK_SIZE = 32
 """Slots in a KV block (K). Attention visits keys in tiles of this size at absolute positions."""
 
 
+STATE = "state"
+"""The kind of cache of recurrent layers: a block is the state of one sequence."""
+
+STATE_TOKENS = 2**20
+"""Tokens of the longest sequence that a state is kept of, the ``block_size`` of its group."""
+
+
 class CachePlane(NamedTuple):
     """The keys, or the values, of a cache group: an array of each of its layers.
 
@@ -78,6 +85,7 @@ class CacheGroupShape(Record, frozen=True):
     dtype: CacheDtype = "f32"
     summaries: bool = False
     kind: str = ""
+    state_size: Count = 0
 
     @property
     def planes(self) -> tuple[CachePlane, CachePlane]:

@@ -71,9 +71,11 @@ class OpSchema:
         about: what docs say of its operands besides.
         means: what docs say of its results besides.
         any_number: the operands are as many as a step likes, one at least, and the results as many as they.
+        state: the sizes of a request's state in a cache, each as an operand, its axis, and what is added to that size.
+        state_products: multiply-adds of a token for each value of the state.
     """
 
-    table: Literal["plain", "narrow", "experts", "fused", "ranks"]
+    table: Literal["plain", "narrow", "experts", "recurrent", "fused", "ranks"]
     cost: Cost
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -81,6 +83,8 @@ class OpSchema:
     about: str = ""
     means: str = ""
     any_number: bool = False
+    state: tuple[tuple[str, int, int], ...] = ()
+    state_products: int = 0
 
     def row(self, name: str) -> str:
         """The op's row of its table."""
@@ -198,6 +202,7 @@ _CHOICE = (
     Attribute("best_blocks", "integer", False),
     Attribute("all_below", "integer", False, ", of [chosen blocks](#chosen-blocks)"),
 )
+_FIRST_VALUE = Attribute("first", "integer", True, ", the state's first value in its block")
 _CUTS = Attribute("cuts", "string", True, ": for each matrix where its columns are cut, as `0,288,576;0,9,18`")
 _FIRST, _RANKS = Attribute("first", "integer"), Attribute("ranks", "integer")
 
@@ -416,6 +421,54 @@ OPS: Mapping[str, OpSchema] = {
         (Input("y", "[T\\*k,H]"), Input("order", "i32 [T\\*k]"), Input("expert_weights", "[T,k]")),
         ("[T,H]",),
         means=": the sum over j of weights[t,j] times the row of place t\\*k + j",
+    ),
+    "stored_convolution": OpSchema(
+        "recurrent",
+        "all",
+        (Input("x", "[T,C]"), Input("weight", "[C,W]"), Input("bias", "[C]", "has_bias"), *_PAST),
+        ("[T,C]",),
+        (
+            _FIRST_VALUE,
+            Attribute("activation", "string", True, ' ("" for none)'),
+            Attribute("has_bias", "flag", False, " (false)"),
+        ),
+        means=": the sum over the last W inputs of each channel; [W-1,C] of them are the state",
+        state=(("weight", 0, 0), ("weight", 1, -1)),
+        state_products=1,
+    ),
+    "stored_scan": OpSchema(
+        "recurrent",
+        "all",
+        (
+            Input("x", "[T,N,P]"),
+            Input("dt", "[T,N]"),
+            Input("a", "[N] or [N,S]"),
+            Input("b", "[T,G,S]"),
+            Input("c", "[T,G,S]"),
+            *_PAST,
+        ),
+        ("[T,N,P]",),
+        (_FIRST_VALUE,),
+        means="; the state is [N,S,P]",
+        state=(("x", 1, 0), ("b", 2, 0), ("x", 2, 0)),
+        state_products=3,
+    ),
+    "stored_delta_rule": OpSchema(
+        "recurrent",
+        "all",
+        (
+            Input("q", "[T,Nk,D]"),
+            Input("k", "[T,Nk,D]"),
+            Input("v", "[T,N,Dv]"),
+            Input("decay", "[T,N] or [T,N,D]"),
+            Input("beta", "[T,N]"),
+            *_PAST,
+        ),
+        ("[T,N,Dv]",),
+        (_FIRST_VALUE, Attribute("scale", "number"), Attribute("normalize", "flag")),
+        means="; the state is [N,D,Dv]",
+        state=(("v", 1, 0), ("k", 2, 0), ("v", 2, 0)),
+        state_products=4,
     ),
     **_norms("fused", _ROWS, _QUANTIZED, (_GROUP_SIZE,)),
     "rope_kv_write": OpSchema(

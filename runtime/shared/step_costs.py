@@ -156,7 +156,11 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
             weight_bytes += _weight_bytes(step, place, sizes, of)
         elif operand.kind == "cache":
             group = of.groups[operand.name.rpartition("/")[0]]
-            if f"block_table:{group.name}" in _inputs(step):
+            if OPS[step.op].state:
+                values = _state_values(step, sizes)
+                kv_read = kv_written = 4 * values * sum(length > 0 for length in sizes.lengths)
+                products["f32"] = values * sum(sizes.lengths) * OPS[step.op].state_products
+            elif f"block_table:{group.name}" in _inputs(step):
                 kv_read += _read_of_cache(step, group, sizes)
                 products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
             else:
@@ -173,6 +177,13 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
 def counted_as(step: Step) -> Cost:
     """Returns how a step is counted; of an op that is another target's, as most are."""
     return OPS[step.op].cost if step.op in OPS else "all"
+
+
+def _state_values(step: Step, sizes: StepSizes) -> int:
+    """Returns the number of values in a request's state of a recurrence."""
+    op = OPS[step.op]
+    places = {declared.name: place for place, declared in enumerate(op.inputs)}
+    return math.prod(sizes.at(step.inputs[places[name]].shape[axis]) + more for name, axis, more in op.state)
 
 
 def _inputs(step: Step) -> set[str]:

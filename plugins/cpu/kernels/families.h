@@ -19,6 +19,7 @@
 #include "norm_quantize.h"
 #include "peak.h"
 #include "quantize.h"
+#include "recurrence.h"
 #include "ring_attention.h"
 #include "rope.h"
 #include "rope_kv_write.h"

@@ -178,6 +178,58 @@ struct RingAttentionArgs {
   void (*meet)(void* exchange) = nullptr;
 };
 
+// The part of a cache of states [P, stride] that a recurrent op goes on from: `stride` floats a block, of which
+// its own begin at `first`. A request's block is the first one of its row of the table.
+struct StateArgs {
+  int64_t requests = 0;
+  float* state = nullptr;
+  int64_t stride = 0, first = 0;
+  const int32_t* block_table = nullptr;
+  int64_t block_table_stride = 0;
+  const int32_t* q_start = nullptr;  // [B + 1]
+  const int32_t* kv_len = nullptr;   // [B], with this step's tokens
+};
+
+// Each channel's sum over its last W inputs, plus bias, activated.
+struct StoredConvolutionArgs {
+  int64_t channels = 0, taps = 0;  // C, and W up to 16
+  Rows<const float> x;             // [T, C]
+  const float* weight = nullptr;   // [C, W], the last of a row for the token itself
+  int64_t weight_stride = 0;
+  const float* bias = nullptr;  // [C] or null
+  bool activated = false;
+  Activation activation = Activation::silu;
+  Rows<float> out;  // [T, C]
+  StateArgs state;
+};
+
+// The recurrence of Mamba and Mamba-2, of heads of P channels with S values of state each.
+struct StoredScanArgs {
+  int64_t heads = 0, head_channels = 0, groups = 0, size = 0;  // N, P, G, and S up to 1024
+  Rows<const float> x;                                         // [T, N, P]
+  Rows<const float> dt;                                        // [T, N]
+  const float* a = nullptr;                                    // [N], or [N, S]
+  int64_t a_stride = 0;
+  bool rates_of_state = false;  // a is [N, S]
+  Rows<const float> b, c;       // [T, G, S]
+  Rows<float> out;              // [T, N, P]
+  StateArgs state;
+};
+
+// The gated delta rule, and Kimi delta attention.
+struct StoredDeltaRuleArgs {
+  int64_t heads = 0, key_heads = 0, key_size = 0, value_size = 0;  // N, Nk, D up to 1024, Dv
+  Rows<const float> q, k;                                          // [T, Nk, D]
+  Rows<const float> v;                                             // [T, N, Dv]
+  Rows<const float> decay;                                         // [T, N], or [T, N, D]
+  bool decay_of_rows = false;                                      // decay is [T, N, D]
+  Rows<const float> beta;                                          // [T, N]
+  float scale = 1;
+  bool normalize = false;  // q and k are divided by their lengths
+  Rows<float> out;         // [T, N, Dv]
+  StateArgs state;
+};
+
 // out[r, ...] = x[rows[r], ...]
 struct TakeRowsArgs {
   int64_t count = 0, inner = 1, size = 0;  // out is [count, inner, size]
@@ -243,6 +295,9 @@ struct ReduceArgs {
   kernel(choose_blocks, PagedAttentionArgs, choose_blocks)                                          \
   kernel(paged_attention, PagedAttentionArgs, paged_attention)                                      \
   kernel(ring_attention, RingAttentionArgs, ring_attention)                                         \
+  kernel(stored_convolution, StoredConvolutionArgs, stored_convolution)                             \
+  kernel(stored_scan, StoredScanArgs, stored_scan)                                                  \
+  kernel(stored_delta_rule, StoredDeltaRuleArgs, stored_delta_rule)                                 \
   kernel(take_rows, TakeRowsArgs, take_rows)                                                        \
   kernel(elementwise, ElementwiseArgs, elementwise)                                                 \
   kernel(copy, CopyArgs, copy)                                                                      \

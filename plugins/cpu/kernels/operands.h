@@ -139,6 +139,7 @@ struct KvShape {
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
   KvFormat format = KvFormat::f32;
   bool summaries = false;  // behind the keys of a block and head: the least and the greatest of each channel
+  int64_t state_size = 0;  // floats of a block that holds a state in place of keys and values; else 0
 
   // Where an array [.., Nkv] has row n of a head: a block's piece, or a token's choice.
   EW_ALWAYS constexpr int64_t at(int64_t n, int64_t head) const { return n * kv_heads + head; }
@@ -153,9 +154,12 @@ struct KvShape {
   // Bytes of the piece of a block and head.
   EW_ALWAYS constexpr int64_t summary_bytes() const { return 4 * summary_channels(key_size); }
   EW_ALWAYS constexpr int64_t key_bytes() const {
+    if (state_size > 0) return 4 * state_size;
     return kv_piece_bytes(format, key_size) + (summaries ? summary_bytes() : 0);
   }
-  EW_ALWAYS constexpr int64_t value_bytes() const { return kv_piece_bytes(format, value_size); }
+  EW_ALWAYS constexpr int64_t value_bytes() const {
+    return state_size > 0 ? 0 : kv_piece_bytes(format, value_size);
+  }
 };
 
 // A layer's KV cache: the pieces [P][Nkv] of its keys and those of its values, which kv_format.h draws.

@@ -90,6 +90,7 @@ std::span<const Op> gated_activation_ops();
 std::span<const Op> linear_ops();
 std::span<const Op> norm_ops();
 std::span<const Op> quantize_ops();
+std::span<const Op> recurrence_ops();
 std::span<const Op> routing_ops();
 
 const Op* find_op(const std::string& name);  // null if there is none

@@ -63,11 +63,14 @@ class CacheKind:
 
     Attributes:
         may_lose: whether what comes after a lost block in a prefix may still be of use.
+        fixed: whether a request needs as many blocks for few tokens as for many, so that ``enough_tokens`` alone says
+            how many blocks there are.
         found_as: how others find what a request computed. "blocks": by their tokens, and several requests hold one;
             "slots": one request after the other goes on in a block; "copies": at some places only, as a copy.
     """
 
     may_lose: ClassVar[bool] = False
+    fixed: ClassVar[bool] = False
     found_as: ClassVar[Literal["blocks", "slots", "copies"]] = "blocks"
 
     @classmethod
@@ -156,10 +159,11 @@ class CacheKind:
             request.tables.extend(self.name, [block])
         return blocks[whole] if part else NO_BLOCK
 
-    def indexed(self, request: Request, at: int, tokens: int) -> int:
+    def indexed(self, request: Request, at: int, tokens: int, full: bool) -> int:
         """Returns the block that others may find for block ``at`` of the index; NO_BLOCK for none.
 
-        ``tokens``: tokens of the request up to the block's end. The block is in the request's table.
+        ``tokens``: tokens of the request up to the block's end. ``full``: whether the block of the index is full; the
+        last one of a request that ends may not be. The block is in the request's table.
         """
         return request.tables[self.name][at]
 

@@ -7,9 +7,11 @@ from ...shared.errors import BundleError
 from .base import CacheKind
 from .paged import PagedCache
 from .slot import SlotCache
+from .state import StateCache
 from .window import WindowCache
 
 KINDS: list[type[CacheKind]] = [
+    StateCache,
     SlotCache,
     WindowCache,
     PagedCache,

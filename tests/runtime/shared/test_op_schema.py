@@ -43,7 +43,7 @@ def with_rows(head: list[str], text: str, rows: list[list[str]]) -> str:
 
 def lowered_rows(ops: Mapping[str, OpSchema] = OPS) -> list[list[str]]:
     """The rows of lowered-ops.md, by table."""
-    names = ("plain", "narrow", "experts", "fused", "ranks")
+    names = ("plain", "narrow", "experts", "recurrent", "fused", "ranks")
     return [[op.row(name) for name, op in ops.items() if op.table == table] for table in names]
 
 

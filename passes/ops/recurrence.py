@@ -1,0 +1,298 @@
+"""Ops of recurrent layers: the result at a token depends on those before it through a state of fixed size.
+
+``ew.short_convolution``, ``ew.selective_scan`` and ``ew.gated_delta_rule`` are the captured forms: each request begins
+with a state of zeros. Their lowered forms, ``ew.stored_*``, go on from a state in a cache and store the new one.
+
+Every recurrence is computed one token after the other, for prompts and for single tokens alike, so that a result
+doesn't depend on how a request is cut into steps. Sums are taken in float32, or in the type of the operands if that is
+wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .activation import ACTIVATIONS
+from .library import accumulate_dtype, register
+
+KEPT_IN_NORM = 1e-6
+"""Added to the sum of squares by ``ew.gated_delta_rule`` where it normalizes queries and keys."""
+
+Step = Callable[[torch.Tensor, Sequence[torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
+"""Makes of the states [B, ..] and of one token of each request the new states and the results at these tokens."""
+
+
+def _scan(
+    step: Step, inputs: Sequence[torch.Tensor], states: torch.Tensor, q_start: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs a recurrence over packed requests, one token of every request at a time.
+
+    Args:
+        step: computes one token of some requests.
+        inputs: [T, ..] each.
+        states: [B, ..], the states before the requests' first tokens.
+        q_start: [B+1], the bounds of the requests.
+
+    Returns the results [T, ..] and the states [B, ..] after the last tokens.
+    """
+    starts = q_start.long()
+    lengths = starts[1:] - starts[:-1]  # [B]
+    results: torch.Tensor | None = None
+    states = states.clone()
+    for offset in range(int(lengths.max()) if len(lengths) else 0):
+        active = torch.nonzero(lengths > offset).flatten()
+        tokens = starts[active] + offset
+        states[active], result = step(states[active], [x[tokens] for x in inputs])
+        if results is None:
+            results = result.new_zeros((inputs[0].shape[0], *result.shape[1:]))
+        results[tokens] = result
+    assert results is not None, "a step has tokens"
+    return results, states
+
+
+def _convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    q_start: torch.Tensor,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """states [B, C, W-1], the last inputs of each request -> result [T, C], and the states after the step."""
+    wide = accumulate_dtype(x)
+    taps = weight.to(wide)  # [C, W]
+
+    def step(before: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        window = torch.cat((before, inputs[0][:, :, None].to(before.dtype)), dim=2)  # [b, C, W]
+        return window[:, :, 1:], (window.to(wide) * taps).sum(2)
+
+    result, after = _scan(step, (x,), states, q_start)
+    if bias is not None:
+        result = result + bias.to(wide)
+    return (ACTIVATIONS[activation](result) if activation else result).to(x.dtype), after
+
+
+def short_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    q_start: torch.Tensor,
+    layer: int,
+    activation: str,
+) -> torch.Tensor:
+    """x [T, C], weight [C, W], bias [C] -> [T, C]: each channel's sum over its last W inputs, plus bias, activated.
+
+    ``weight[:, W - 1]`` is the factor of the token's own input. Inputs before a request's first token are 0.
+    ``activation``: as of ``ew.gated_activation``, or "" for none. ``layer`` says whose state a lowered form uses.
+    """
+    states = x.new_zeros((q_start.shape[0] - 1, x.shape[1], weight.shape[1] - 1))
+    return _convolve(x, weight, bias, states, q_start, activation)[0]
+
+
+def _scan_selectively(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    q_start: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """states [B, N, P, S] -> result [T, N, P], and the states after the step."""
+    wide = accumulate_dtype(x)
+    per_group = x.shape[1] // b.shape[1]
+    rates = (a if a.dim() == 2 else a[:, None]).to(wide)  # [N, S] or [N, 1]
+
+    def step(before: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x, dt, b, c = (value.to(wide) for value in inputs)
+        b, c = (value.repeat_interleave(per_group, 1) for value in (b, c))  # [b, N, S]
+        decay = torch.exp(dt[:, :, None] * rates)[:, :, None]  # [b, N, 1, S] or [b, N, 1, 1]
+        after = before * decay + (dt[:, :, None] * x)[..., None] * b[:, :, None]
+        return after, (after * c[:, :, None]).sum(3)
+
+    result, after = _scan(step, (x, dt, b, c), states.to(wide), q_start)
+    return result.to(x.dtype), after
+
+
+def selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    q_start: torch.Tensor,
+    layer: int,
+) -> torch.Tensor:
+    """x [T, N, P], dt [T, N], a [N] or [N, S], b and c [T, G, S] -> [T, N, P]: the recurrence of Mamba and Mamba-2.
+
+    Head n has a state S_n [P, S] and reads row n // (N / G) of b and c. For each token::
+
+        S_n <- S_n * exp(dt_n * a_n) + dt_n * outer(x_n, b_n);  result_n = S_n c_n
+
+    Mamba (Gu and Dao 2023, https://arxiv.org/abs/2312.00752) has heads of one channel, rates [N, S] and one group;
+    Mamba-2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060) has one rate a head. ``layer``: see
+    ``short_convolution``.
+    """
+    _check_groups(x.shape[1], b.shape[1], "heads", "groups of b and c")
+    states = x.new_zeros((q_start.shape[0] - 1, *x.shape[1:], b.shape[2]))
+    return _scan_selectively(x, dt, a, b, c, states, q_start)[0]
+
+
+def _apply_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    q_start: torch.Tensor,
+    scale: float,
+    normalize: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """states [B, N, D, Dv] -> result [T, N, Dv], and the states after the step."""
+    wide = accumulate_dtype(q)
+    per_key = v.shape[1] // k.shape[1]
+    q, k = q.to(wide), k.to(wide)
+    if normalize:
+        q, k = (value * torch.rsqrt((value * value).sum(-1, keepdim=True) + KEPT_IN_NORM) for value in (q, k))
+    q = q * scale
+
+    def step(before: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v, decay, beta = (value.to(wide) for value in inputs)
+        q, k = (value.repeat_interleave(per_key, 1)[..., None] for value in (q, k))  # [b, N, D, 1]
+        factors = torch.exp(decay if decay.dim() == 3 else decay[:, :, None])[..., None]  # [b, N, D, 1] or [b, N, 1, 1]
+        after = before * factors
+        delta = (v - (after * k).sum(2)) * beta[:, :, None]  # [b, N, Dv]
+        after = after + k * delta[:, :, None]
+        return after, (after * q).sum(2)
+
+    result, after = _scan(step, (q, k, v, decay, beta), states.to(wide), q_start)
+    return result.to(v.dtype), after
+
+
+def gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    q_start: torch.Tensor,
+    layer: int,
+    scale: float,
+    normalize: bool,
+) -> torch.Tensor:
+    """q, k [T, Nk, D], v [T, N, Dv], decay [T, N] or [T, N, D], beta [T, N] -> [T, N, Dv]: gated delta networks, KDA.
+
+    Head n has a state S_n [D, Dv] and reads head n // (N / Nk) of q and k. For each token::
+
+        S_n <- S_n * exp(decay_n);  S_n <- S_n + outer(k_n, beta_n * (v_n - S_n^T k_n));  result_n = S_n^T (scale * q_n)
+
+    A decay [T, N] holds for a whole state (Yang et al. 2024, https://arxiv.org/abs/2412.06464), one [T, N, D] has a
+    value for each row of it (Kimi delta attention, https://arxiv.org/abs/2510.26692). ``normalize``: q and k are
+    divided by the roots of their sums of squares plus 1e-6 first. ``layer``: see ``short_convolution``.
+    """
+    _check_groups(v.shape[1], k.shape[1], "heads of v", "heads of k")
+    states = v.new_zeros((q_start.shape[0] - 1, v.shape[1], k.shape[2], v.shape[2]))
+    return _apply_delta_rule(q, k, v, decay, beta, states, q_start, scale, normalize)[0]
+
+
+def _read_states(
+    state: torch.Tensor, table: torch.Tensor, q_start: torch.Tensor, kv_len: torch.Tensor, first: int, shape: list[int]
+) -> torch.Tensor:
+    """Returns each request's state [B, *shape] from its block of a cache [P, F], whose values begin at ``first``.
+
+    A request whose first token is in this step has a state of zeros, whatever its block holds.
+    """
+    size = math.prod(shape)
+    states = state[table[:, 0].long()][:, first : first + size]  # [B, size]
+    begins = kv_len - (q_start[1:] - q_start[:-1]) == 0
+    return torch.where(begins[:, None], torch.zeros((), dtype=state.dtype), states).view(-1, *shape)
+
+
+def _write_states(state: torch.Tensor, table: torch.Tensor, first: int, states: torch.Tensor) -> torch.Tensor:
+    """Returns the cache [P, F] with the requests' states [B, ..] in their blocks."""
+    after = state.clone()
+    after[table[:, 0].long(), first : first + states[0].numel()] = states.flatten(1).to(state.dtype)
+    return after
+
+
+def stored_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    first: int,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``short_convolution`` that goes on from states in a cache: x [T, C], state [P, F] -> ([T, C], state after).
+
+    Request b's last W - 1 inputs, [W-1, C], are values ``first`` to ``first + C * (W - 1)`` of block block_table[b, 0];
+    they count as zeros where kv_len[b] is the number of its tokens in this step.
+    """
+    width = weight.shape[1] - 1
+    before = _read_states(state, block_table, q_start, kv_len, first, [width, x.shape[1]]).transpose(1, 2)
+    result, after = _convolve(x, weight, bias, before, q_start, activation)
+    return result, _write_states(state, block_table, first, after.transpose(1, 2))
+
+
+def stored_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    state: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    first: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``selective_scan`` that goes on from states in a cache: x [T, N, P], state [P, F] -> ([T, N, P], state after).
+
+    See ``stored_convolution``. A request's state is stored as [N, S, P]: the channels of a head side by side.
+    """
+    shape = [x.shape[1], b.shape[2], x.shape[2]]
+    before = _read_states(state, block_table, q_start, kv_len, first, shape).transpose(2, 3)
+    result, after = _scan_selectively(x, dt, a, b, c, before, q_start)
+    return result, _write_states(state, block_table, first, after.transpose(2, 3))
+
+
+def stored_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    first: int,
+    scale: float,
+    normalize: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``gated_delta_rule`` that goes on from stored states: v [T, N, Dv], state [P, F] -> ([T, N, Dv], state after).
+
+    See ``stored_convolution``. A request's state is stored as [N, D, Dv].
+    """
+    before = _read_states(state, block_table, q_start, kv_len, first, [v.shape[1], k.shape[2], v.shape[2]])
+    result, after = _apply_delta_rule(q, k, v, decay, beta, before, q_start, scale, normalize)
+    return result, _write_states(state, block_table, first, after)
+
+
+def _check_groups(heads: int, groups: int, of: str, by: str) -> None:
+    torch._check(heads % groups == 0, lambda: f"{heads} {of} aren't a multiple of {groups} {by}")
+
+
+register(short_convolution, fake=lambda x: x.new_empty(x.shape))
+register(selective_scan, fake=lambda x: x.new_empty(x.shape))
+register(gated_delta_rule, fake=lambda v: v.new_empty(v.shape))
+register(stored_convolution, fake=lambda x, state: (x.new_empty(x.shape), state.new_empty(state.shape)))
+register(stored_scan, fake=lambda x, state: (x.new_empty(x.shape), state.new_empty(state.shape)))
+register(stored_delta_rule, fake=lambda v, state: (v.new_empty(v.shape), state.new_empty(state.shape)))

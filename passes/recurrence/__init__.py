@@ -1,0 +1,1 @@
+"""Passes on recurrent layers: convolutions over the last tokens, selective scans and delta rules."""

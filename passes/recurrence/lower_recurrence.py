@@ -1,0 +1,143 @@
+"""Captured recurrences go on from states in a cache, which the step stores again.
+
+A layer's states, such as the last inputs of a convolution and the matrix of a delta rule, lie one after the other in
+one block. Layers with states of the same size form a cache group.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import Node
+
+from enginewright.passes.attention.lower_attention import block_count
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, free_of
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.runtime.shared.contracts import STATE, STATE_TOKENS, CacheGroup
+from enginewright.runtime.shared.step_schema import BLOCK_TABLE, KV_LEN, group_port
+
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+
+ew = torch.ops.ew
+
+ALIGNMENT = 16
+"""Float32 values that each state of a layer begins at a multiple of: 64 bytes."""
+
+
+def _padded(channels: int) -> int:
+    """Returns the channels that there is memory for: kernels keep them in vectors."""
+    return -(-channels // ALIGNMENT) * ALIGNMENT
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of a call's arguments by name."""
+
+
+class _Form(NamedTuple):
+    """The lowered form of a captured op.
+
+    Attributes:
+        op: the lowered op, with the captured one's arguments but for the layer, the cache's, and the state's offset.
+        size: the number of values in a request's state, from the shapes of arguments.
+    """
+
+    op: Any
+    size: Callable[[Shapes], int]
+
+
+FORMS: Mapping[Any, _Form] = {
+    ew.short_convolution.default: _Form(ew.stored_convolution.default, lambda s: s["weight"][0] * (s["weight"][1] - 1)),
+    ew.selective_scan.default: _Form(ew.stored_scan.default, lambda s: _padded(s["x"][1] * s["x"][2]) * s["b"][2]),
+    ew.gated_delta_rule.default: _Form(
+        ew.stored_delta_rule.default, lambda s: s["v"][1] * _padded(s["v"][2]) * s["k"][2]
+    ),
+}
+"""The lowered form of each captured recurrence."""
+
+
+def _has_step_inputs(program: Program) -> list[str]:
+    return [f"there is no input {n}" for n in (BLOCK_TABLE, KV_LEN) if n not in program.inputs]
+
+
+class LowerRecurrence(Pass):
+    """Every captured recurrence becomes its stored form; adds the cache groups of states.
+
+    New inputs: ``state:LAYER`` [P, F], and ``block_table:GROUP`` [B, M] for each group. The pass runs before
+    ``lower_attention``, which removes the captured form's block table.
+    """
+
+    name = "lower_recurrence"
+    requires = (Condition("step inputs for a cache of states", _has_step_inputs),)
+    ensures = (free_of(*FORMS, name="no recurrence in the captured form is left"),)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        calls = program.nodes_of(*FORMS)
+        by_layer: dict[int, list[Node]] = {}
+        for call in calls:
+            by_layer.setdefault(bound_arguments(call)["layer"], []).append(call)
+        offsets = dict.fromkeys(calls, 0)
+        sizes: dict[int, int] = {}
+        for layer, of_layer in by_layer.items():
+            end = 0
+            for call in of_layer:
+                offsets[call] = end
+                end += _padded(_state_size(program, call))
+            sizes[layer] = end
+        groups = _groups(sizes)
+        for group in groups:
+            program.add_input(group_port(BLOCK_TABLE, group.name), program.value(program.inputs[BLOCK_TABLE]))
+            blocks = block_count(program)
+            for layer in group.layers:
+                with program.fake_mode:
+                    value = torch.empty((blocks, group.state_size))
+                assert isinstance(value, FakeTensor)
+                _store(program, by_layer[layer], offsets, program.add_input(f"{STATE}:{layer}", value), group)
+        program.cache_groups += groups
+        return PassResult(matched=len(calls))
+
+
+def _state_size(program: Program, call: Node) -> int:
+    """Returns the number of values in a request's state of a captured recurrence."""
+    values = {n: program.value(a) for n, a in bound_arguments(call).items() if isinstance(a, Node)}
+    return FORMS[call.target].size({name: tuple(value.shape) for name, value in values.items()})
+
+
+def _groups(sizes: Mapping[int, int]) -> tuple[CacheGroup, ...]:
+    """Returns a group of the layers for each size of their states, in the order of their first layers."""
+    layers: dict[int, list[int]] = {}
+    for layer, size in sizes.items():
+        layers.setdefault(size, []).append(layer)
+    return tuple(
+        CacheGroup(
+            STATE if not number else f"{STATE}-{number + 1}",
+            tuple(sorted(members)),
+            *(1, 1, 1),
+            kind=STATE,
+            state_size=size,
+            block_size=STATE_TOKENS,
+        )
+        for number, (size, members) in enumerate(layers.items())
+    )
+
+
+def _store(program: Program, calls: list[Node], offsets: Mapping[Node, int], state: Node, group: CacheGroup) -> None:
+    """Replaces the recurrences of a layer, each of which gets the cache that the one before has written."""
+    for call in calls:
+        arguments, where = bound_arguments(call), call.meta[WHERE]
+        form = FORMS[call.target]
+        new = {
+            "state": state,
+            "block_table": program.inputs[group_port(BLOCK_TABLE, group.name)],
+            "kv_len": program.inputs[KV_LEN],
+            "first": offsets[call],
+        }
+        names = [argument.name for argument in form.op._schema.arguments]
+        with program.inserting_before(call):
+            stored = program.call(form.op, *({**arguments, **new}[name] for name in names), where=where)
+            result, state = (program.call(operator.getitem, stored, i, where=where) for i in (0, 1))
+        program.replace(call, result)
