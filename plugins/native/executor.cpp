@@ -147,7 +147,8 @@ void Executor::check_values(const StepArrays& inputs, size_t index, const Sizes&
       }
       break;
     case PortCheck::slots:
-      check_range(port.name, values, resources_.blocks(static_cast<size_t>(port.group)) *
+      check_range(port.name, values,
+                  resources_.blocks(static_cast<size_t>(port.group)) *
                       program_.groups()[static_cast<size_t>(port.group)].block_tokens);
       break;
     case PortCheck::table:

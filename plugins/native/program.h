@@ -106,10 +106,10 @@ struct Attributes {
   bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false;
   bool has_offsets = false, has_residual = false, has_scalar = false, scalar_first = false;
   bool interleaved = false;
-  int64_t first = 0;                         // of a recurrence: where its state begins in a block
-  bool normalize = false, activated = false; // of a delta rule, and of a convolution
-  RankGroup others;  // whom a message goes to, or comes from
-  int64_t to = -1;   // who alone needs what is gathered; -1: all of the group
+  int64_t first = 0;                          // of a recurrence: where its state begins in a block
+  bool normalize = false, activated = false;  // of a delta rule, and of a convolution
+  RankGroup others;                           // whom a message goes to, or comes from
+  int64_t to = -1;                            // who alone needs what is gathered; -1: all of the group
   std::vector<std::vector<int64_t>>
       cuts;                     // of each operand that ranks have parts of, where the parts begin and end
   int64_t ranks = 1, rank = 0;  // that keys are divided among: see CacheGroup::owners

@@ -178,8 +178,8 @@ struct RingAttentionArgs {
   void (*meet)(void* exchange) = nullptr;
 };
 
-// The part of a cache of states [P, stride] that a recurrent op goes on from: `stride` floats a block, of which
-// its own begin at `first`. A request's block is the first one of its row of the table.
+// The part of a cache of states [P, stride] that a recurrent op goes on from: `stride` floats a block, of
+// which its own begin at `first`. A request's block is the first one of its row of the table.
 struct StateArgs {
   int64_t requests = 0;
   float* state = nullptr;

@@ -1,9 +1,9 @@
 // The recurrent ops: stored_convolution, stored_scan and stored_delta_rule.
 //
-// A request's state is a part of its block of the cache. It is read when the request's first token of the step
-// is computed, and written after its last one; between them a task goes through the tokens one after the other,
-// so that results don't depend on how a request is cut into steps. A request that begins in this step has a
-// state of zeros, whatever its block holds.
+// A request's state is a part of its block of the cache. It is read when the request's first token of the
+// step is computed, and written after its last one; between them a task goes through the tokens one after the
+// other, so that results don't depend on how a request is cut into steps. A request that begins in this step
+// has a state of zeros, whatever its block holds.
 //
 // The channels of a state are independent of each other: a task has 16 of them, a tile, for one request.
 //
@@ -117,8 +117,8 @@ void stored_scan(const StoredScanArgs& a, Workers& pool) {
       const F16 dt = by_head(a.dt.data + t * a.dt.stride0, c, last, a.head_channels);
       float lanes[kTile] = {};
       for (int64_t i = 0; c + i < last; ++i)
-        lanes[i] = a.x.data[t * a.x.stride0 + (c + i) / a.head_channels * a.x.stride1 +
-                            (c + i) % a.head_channels];
+        lanes[i] =
+            a.x.data[t * a.x.stride0 + (c + i) / a.head_channels * a.x.stride1 + (c + i) % a.head_channels];
       const F16 input = dt * load(lanes);
       const float* b = a.b.data + t * a.b.stride0 + group * a.b.stride1;
       const float* out = a.c.data + t * a.c.stride0 + group * a.c.stride1;
@@ -143,7 +143,8 @@ void stored_scan(const StoredScanArgs& a, Workers& pool) {
       }
       store(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
       for (int64_t i = 0; c + i < last; ++i)
-        a.out.data[t * a.out.stride0 + (c + i) / a.head_channels * a.out.stride1 + (c + i) % a.head_channels] =
+        a.out
+            .data[t * a.out.stride0 + (c + i) / a.head_channels * a.out.stride1 + (c + i) % a.head_channels] =
             lanes[i];
     }
   });
@@ -177,8 +178,8 @@ void stored_delta_rule(const StoredDeltaRuleArgs& a, Workers& pool) {
       const float* q = a.q.data + t * a.q.stride0 + key_head * a.q.stride1;
       const F16 key_factor = splat(a.normalize ? unit_factor(k, size) : 1.0f);
       const F16 query_factor = splat(a.normalize ? unit_factor(q, size) * a.scale : a.scale);
-      const float* decay = a.decay.data + t * a.decay.stride0 +
-                           head * (a.decay_of_rows ? a.decay.stride1 : 1);
+      const float* decay =
+          a.decay.data + t * a.decay.stride0 + head * (a.decay_of_rows ? a.decay.stride1 : 1);
       for (int64_t d = 0; d < size; d += kTile) {
         store_some(keys + d, load_some(k + d, size - d) * key_factor, size - d);
         store_some(queries + d, load_some(q + d, size - d) * query_factor, size - d);

@@ -123,4 +123,20 @@ double apply(ElementwiseFn fn, double x, double y, double z) {
   return 0;
 }
 
+double activate(Activation kind, double x) {
+  switch (kind) {
+    case Activation::silu:
+      return apply(ElementwiseFn::silu, x, 0, 0);
+    case Activation::gelu:
+      return apply(ElementwiseFn::gelu, x, 0, 0);
+    case Activation::gelu_tanh:
+      return apply(ElementwiseFn::gelu_tanh, x, 0, 0);
+    case Activation::relu:
+      return apply(ElementwiseFn::relu, x, 0, 0);
+    case Activation::sigmoid:
+      return apply(ElementwiseFn::sigmoid, x, 0, 0);
+  }
+  return 0;
+}
+
 }  // namespace ew::reference

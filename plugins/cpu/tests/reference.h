@@ -35,7 +35,14 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
 // Element i of a slot of the cache, its scale included.
 double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, int64_t i);
 
-// One element of an elementwise function, in double.
+// One element of an elementwise function, and of an activation, in double.
 double apply(ElementwiseFn fn, double x, double y, double z);
+double activate(Activation kind, double x);
+
+// Row (i, j) of a tensor.
+template <class T>
+T* row(const Rows<T>& rows, int64_t i, int64_t j) {
+  return rows.data + i * rows.stride0 + j * rows.stride1;
+}
 
 }  // namespace ew::reference

@@ -11,11 +11,6 @@
 namespace ew::reference {
 namespace {
 
-template <class T>
-T* row(const Rows<T>& rows, int64_t i, int64_t j) {
-  return rows.data + i * rows.stride0 + j * rows.stride1;
-}
-
 float bf16_value(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float value;

@@ -6,11 +6,6 @@
 namespace ew::reference {
 namespace {
 
-template <class T>
-T* row(const Rows<T>& rows, int64_t i, int64_t j) {
-  return rows.data + i * rows.stride0 + j * rows.stride1;
-}
-
 float weight_or(const float* weight, int64_t i, float otherwise) {
   return weight != nullptr ? weight[i] : otherwise;
 }
@@ -29,22 +24,6 @@ void for_norm_rows(const NormArgs& a, const F& one) {
       one(x, row(a.normed, i, j));
     }
   }
-}
-
-double activate(Activation kind, double x) {
-  switch (kind) {
-    case Activation::silu:
-      return apply(ElementwiseFn::silu, x, 0, 0);
-    case Activation::gelu:
-      return apply(ElementwiseFn::gelu, x, 0, 0);
-    case Activation::gelu_tanh:
-      return apply(ElementwiseFn::gelu_tanh, x, 0, 0);
-    case Activation::relu:
-      return apply(ElementwiseFn::relu, x, 0, 0);
-    case Activation::sigmoid:
-      return apply(ElementwiseFn::sigmoid, x, 0, 0);
-  }
-  return 0;
 }
 
 // Exact.

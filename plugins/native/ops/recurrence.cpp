@@ -9,15 +9,15 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kTile = 16;         // channels that a state is padded to a multiple of
+constexpr int64_t kTile = 16;                      // channels that a state is padded to a multiple of
 constexpr int64_t kMostValues = int64_t{1} << 40;  // of a state
-constexpr int64_t kMostTaps = 16;     // as kernels/recurrence.h has them
+constexpr int64_t kMostTaps = 16;                  // as kernels/recurrence.h has them
 constexpr int64_t kMostState = 1024;
 
 int64_t padded(int64_t channels) { return (channels + kTile - 1) / kTile * kTile; }
 
-// The cache, block_table, q_start and kv_len from input `at` on; the product of `sizes` is how many floats of a
-// block are the state.
+// The cache, block_table, q_start and kv_len from input `at` on; the product of `sizes` is how many floats of
+// a block are the state.
 void verify_state(StepVerifier& v, size_t at, std::initializer_list<int64_t> sizes) {
   int group = 0;
   int64_t size = 1;
@@ -32,9 +32,9 @@ void verify_state(StepVerifier& v, size_t at, std::initializer_list<int64_t> siz
   Attributes& a = v.attributes();
   a.first = v.integer("first", 0, cached.state_size);
   v.require(size <= cached.state_size - a.first,
-            "attribute first: a state of " + std::to_string(size) + " values from " + std::to_string(a.first) +
-                " on doesn't fit into the " + std::to_string(cached.state_size) + " of cache group " +
-                cached.name);
+            "attribute first: a state of " + std::to_string(size) + " values from " +
+                std::to_string(a.first) + " on doesn't fit into the " + std::to_string(cached.state_size) +
+                " of cache group " + cached.name);
 }
 
 StateArgs state_args(const StepResolver& s, size_t at) {
@@ -120,7 +120,8 @@ Call bind_stored_scan(const StepResolver& s) {
                                                         .state = state_args(s, 5)});
 }
 
-// q, k [T, Nk, D], v [T, N, Dv], decay [T, N] or [T, N, D], beta [T, N], and the state [N, D, Dv] -> [T, N, Dv]
+// q, k [T, Nk, D], v [T, N, Dv], decay [T, N] or [T, N, D], beta [T, N], and the state [N, D, Dv] -> [T, N,
+// Dv]
 void verify_stored_delta_rule(StepVerifier& v) {
   for (const int i : {0, 1, 2}) v.data(v.in(static_cast<size_t>(i)), Dtype::f32, 3, 3);
   v.data(v.in(3), Dtype::f32, 2, 3);
@@ -143,21 +144,20 @@ void verify_stored_delta_rule(StepVerifier& v) {
 }
 
 Call bind_stored_delta_rule(const StepResolver& s) {
-  return call(&KernelTable::stored_delta_rule,
-              StoredDeltaRuleArgs{.heads = s.in(2).shape[1],
-                                  .key_heads = s.in(1).shape[1],
-                                  .key_size = s.in(1).shape[2],
-                                  .value_size = s.in(2).shape[2],
-                                  .q = rows<const float>(s.in(0)),
-                                  .k = rows<const float>(s.in(1)),
-                                  .v = rows<const float>(s.in(2)),
-                                  .decay = rows<const float>(s.in(3)),
-                                  .decay_of_rows = s.in(3).shape.size() == 3,
-                                  .beta = rows<const float>(s.in(4)),
-                                  .scale = s.attributes().scale,
-                                  .normalize = s.attributes().normalize,
-                                  .out = rows<float>(s.out()),
-                                  .state = state_args(s, 5)});
+  return call(&KernelTable::stored_delta_rule, StoredDeltaRuleArgs{.heads = s.in(2).shape[1],
+                                                                   .key_heads = s.in(1).shape[1],
+                                                                   .key_size = s.in(1).shape[2],
+                                                                   .value_size = s.in(2).shape[2],
+                                                                   .q = rows<const float>(s.in(0)),
+                                                                   .k = rows<const float>(s.in(1)),
+                                                                   .v = rows<const float>(s.in(2)),
+                                                                   .decay = rows<const float>(s.in(3)),
+                                                                   .decay_of_rows = s.in(3).shape.size() == 3,
+                                                                   .beta = rows<const float>(s.in(4)),
+                                                                   .scale = s.attributes().scale,
+                                                                   .normalize = s.attributes().normalize,
+                                                                   .out = rows<float>(s.out()),
+                                                                   .state = state_args(s, 5)});
 }
 
 constexpr Op kOps[] = {

@@ -160,7 +160,8 @@ inline std::vector<uint16_t> random_scales(int64_t n, int64_t groups, int64_t bl
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 // The largest |a - b| / (absolute + relative |b|): at most 1 if every element is within the tolerance. NaN
