@@ -81,7 +81,8 @@ def _cache_bytes_per_token(model: Any) -> int:
     with torch.inference_mode():
         out = model(input_ids=torch.zeros((1, 1), dtype=torch.long), use_cache=True)
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())
-    tensors: list[torch.Tensor] = [t for layer in layers for t in (layer.keys, layer.values)]
+    attending = [layer for layer in layers if getattr(layer, "keys", None) is not None]
+    tensors: list[torch.Tensor] = [t for layer in attending for t in (layer.keys, layer.values)]
     return max(1, sum(t.numel() * t.element_size() for t in tensors))
 
 
@@ -108,8 +109,14 @@ def _grow(
             tokens = torch.where(tokens < 0, _draw(logits, generator), tokens)
         yield tokens
         if at + 1 < length:
-            with torch.inference_mode():
-                out = model(input_ids=tokens[:, None], past_key_values=past, use_cache=True)
+            try:
+                with torch.inference_mode():
+                    out = model(input_ids=tokens[:, None], past_key_values=past, use_cache=True)
+            except ValueError as e:  # of a cache without a layer that attends, for one
+                raise UnsupportedModelError(
+                    f"{type(model).__name__}: nothing can be sampled from it with its cache: {e}",
+                    hint="Pass a calibration text.",
+                ) from e
             logits, past = out.logits[:, -1].float(), getattr(out, "past_key_values", None)
             if past is None:
                 raise UnsupportedModelError(

@@ -63,7 +63,7 @@ def check_token_independence(program: Program) -> None:
         where = ", ".join(w for w in node.meta["where"] if w) or "the model"
         raise UnsupportedModelError(
             f"{where}: {node.target} {problem}, so one token could change another's result outside of attention",
-            hint="Only attention may look at other tokens; convolutions and recurrences can't be compiled.",
+            hint="Only attention, and recurrences that transformers has kernels for, may look at other tokens.",
         )
 
 

@@ -113,7 +113,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         if culprit := token_count.culprit():
             raise UnsupportedModelError(
                 f"{name}: {culprit}, which can be any",
-                hint="State-space layers, recurrences, chunks of tokens and tables of positions can't be compiled.",
+                hint="Chunks, tables of positions, and recurrences without a kernel function can't be compiled.",
             ) from e
         if CausalMask.__name__ in str(e):
             raise UnsupportedModelError(

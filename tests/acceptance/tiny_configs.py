@@ -79,6 +79,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2": _CONVOLUTIONS,
     "lfm2_moe": _CONVOLUTIONS,
     "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 1},
+    "nemotron_h": {"n_groups": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "zaya": {"num_experts_per_tok": 1},
     "gemma3_text": {"head_dim": 16, **_TWO_KINDS},
