@@ -1,4 +1,5 @@
-// Philox against its published vectors, and the sampler's edges. Its numbers are tested in tests/plugins/native.
+// Philox against its published vectors, and the sampler's edges. Its numbers are tested in
+// tests/plugins/native.
 #ifdef __SSE2__
 #include <xmmintrin.h>
 #endif
