@@ -45,7 +45,7 @@ def short_convolution(
     layer, q_start = _begin("causal_conv1d_fn", others)
     known = _ACTIVATIONS.get(activation or "", "")
     x = hidden_states[0].transpose(0, 1)  # [T, C]
-    result = torch.ops.ew.short_convolution(x, weight, bias, q_start, layer, known)
+    result: torch.Tensor = torch.ops.ew.short_convolution(x, weight, bias, q_start, layer, known)
     if activation is not None and not known:
         raise UnsupportedModelError(
             f"{current_capture().where}: a convolution has the activation {activation!r}",

@@ -215,7 +215,7 @@ def _scatters_beside(program: Program, node: Node, inputs: list[Node]) -> bool:
     whole, part = (_shapes(program, arguments[name])[0] for name in ("self", "src"))
     axes = _token_axis(whole), _token_axis(part)
     dim = arguments["dim"] % len(whole)
-    return None not in axes and dim != axes[0] and axes[1] == axes[0] - (dim < axes[0])  # type: ignore[operator]
+    return None not in axes and dim != axes[0] and axes[1] == axes[0] - (dim < axes[0])
 
 
 def _shapes(program: Program, node: Node) -> list[tuple[sympy.Expr, ...]]:

@@ -67,8 +67,8 @@ class SameWrites(Rule):
         written = arguments["src"]
         if written.target is aten.copy.default:
             written = bound_arguments(written)["src"]
-        read = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
-        if written.target is not read[match.root.target]:
+        read = aten.select.int if match.root.target is aten.select_scatter.default else aten.slice.Tensor
+        if written.target is not read:
             return "what is written isn't a part of another tensor"
         places = bound_arguments(written)
         if any(places[name] != arguments[name] for name in ("dim", "start", "end", "step", "index") if name in places):

@@ -39,11 +39,16 @@ class HostBlocks:
             at += size
 
     def copy_blocks(self, copies: Mapping[str, Array]) -> None:
-        """``copies``: as a step's."""
+        """Makes the copies of a step (``StepInput.copies``), one after the other: one may read what another wrote."""
         for group, pairs in copies.items():
             source, to = pairs.T
+            chained = np.isin(source, to).any()
             for memory in self.memory_of(group):
-                memory[to] = memory[source]
+                if not chained:
+                    memory[to] = memory[source]
+                    continue
+                for first, second in pairs.tolist():
+                    memory[second] = memory[first]
 
 
 def cache_identity(bundle: Bundle, target: str, *versions: object) -> bytes:

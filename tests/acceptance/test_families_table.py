@@ -168,7 +168,10 @@ def page_of(records: Mapping[str, Family]) -> str:
     parts = [HEADING, WORKS]
     for bound, names in sorted(works.items()):
         parts.append(f"{f'At most {bound:g}' if bound < math.inf else 'No bound'}:\n\n{_block(names)}\n")
-    parts += ["Limits:\n\n", *(f"- {n}: {r.note}\n" for n, r in records.items() if r.result == "works" and r.note)]
+    notes = {name: one.note for name, one in records.items() if one.result == "works" and one.note}
+    unsampled = [name for name, note in notes.items() if "nothing can be sampled" in note]
+    parts += ["Limits:\n\n", *(f"- {name}: {note}\n" for name, note in notes.items() if name not in unsampled)]
+    parts.append(f"- {', '.join(unsampled)}: `int8` needs a calibration text (`--calibration`)\n")
     parts += [REFUSED, "\n".join(f"{reason}:\n\n{_block(names)}" for reason, names in refused.items() if names)]
     parts += [NOT_TRIED, _block(name for name, one in records.items() if one.result == "not tried")]
     return "".join(parts)

@@ -208,9 +208,8 @@ class RankedExecutor(CpuExecutor):
             super().copy_blocks(copies)
             return
         for group, pairs in copies.items():
-            payloads = [self.read_block(group, source) for source in pairs[:, 0].tolist()]
-            for to, payload in zip(pairs[:, 1].tolist(), payloads, strict=True):
-                self.write_block(group, to, payload)
+            for source, to in pairs.tolist():
+                self.write_block(group, to, self.read_block(group, source))
 
     @property
     def lost(self) -> str:
