@@ -30,6 +30,20 @@ def read_families() -> dict[str, Family]:
     return {name: Family(**record) for name, record in json.loads(RECORDS.read_text(encoding="utf-8")).items()}
 
 
-def working_families() -> list[str]:
-    """The families that work on the cpu target, without variants of their configuration."""
-    return [name for name, one in read_families().items() if one.result == "works" and "," not in name]
+RECURRENT = frozenset(
+    (
+        *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3"),
+        *("mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("qwen3_5_text", "qwen3_next", "qwen4_exp"),
+    )
+)
+"""Families with recurrent layers, which run on the cpu target alone."""
+
+
+def working_families(*, recurrent: bool = True) -> list[str]:
+    """The families that work on the cpu target, without variants of their configuration.
+
+    ``recurrent``: False leaves out those that other targets refuse.
+    """
+    families = [name for name, one in read_families().items() if one.result == "works" and "," not in name]
+    return families if recurrent else [name for name in families if name not in RECURRENT]

@@ -74,7 +74,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "Mamba": ({"num_hidden_layers": 2}, "fixes the number of tokens in a step"),
+    "Rwkv": ({"num_hidden_layers": 2}, "fixes the number of tokens in a step"),
     "Bert": ({"is_decoder": False}, "neither causal nor causal within a sliding window"),
 }
 

@@ -123,7 +123,8 @@ def test_verbose_adds_the_table_of_passes(tiny_folder: Path, tmp_path: Path) -> 
     assert "fuse_qkv" in result.stdout
     assert [line.split()[0] for line in result.stdout.splitlines()[-6:]] == LABELS
     printed = re.search(
-        r"on a text of ([\d,]+) tokens, 8 of 60 windows: KL (\S+), top-1 (\S+)%, perplexity (\S+), the source's (\S+)",
+        r"on a text of ([\d,]+) tokens, 8 of the package's 60 windows: "
+        r"KL (\S+), top-1 (\S+)%, perplexity (\S+), the source's (\S+)",
         result.stdout,
     )
     assert printed is not None, result.stdout

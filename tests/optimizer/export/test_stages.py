@@ -96,7 +96,7 @@ def _gguf(**elements: int) -> SimpleNamespace:
 def test_a_file_of_few_bits_is_warned_of_before_the_work(
     recipe: str, elements: dict[str, int], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_stages.gguf, "open_gguf", lambda path: _gguf(**elements))
+    monkeypatch.setattr(export_stages, "open_gguf", lambda path: _gguf(**elements))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_of_few_bits(tmp_path / "model.gguf", load_recipe(recipe))

@@ -46,7 +46,7 @@ def test_families(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", working_families())
+@pytest.mark.parametrize("family", working_families(recurrent=False))
 def test_more_families(family: str, tmp_path: Path) -> None:
     check_family(family, tmp_path)
 

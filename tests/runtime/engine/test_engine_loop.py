@@ -14,6 +14,7 @@ import pytest
 
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.engine_loop import EngineLoop
+from enginewright.runtime.kv_cache.candidate import Candidate
 from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -225,8 +226,9 @@ def test_what_fails_for_one_request_ends_it_alone(
     cache = loop.engine.scheduler.cache
 
     def fails_for(method: Any) -> Any:
-        def run(request: Request, *args: Any, **options: Any) -> Any:
-            if request is bad and bad.output_length >= (place == "grow"):
+        def run(request: Request | Candidate, *args: Any, **options: Any) -> Any:
+            one = request.request if isinstance(request, Candidate) else request
+            if one is bad and bad.output_length >= (place == "grow"):
                 raise KeyError("unforeseen")
             return method(request, *args, **options)
 

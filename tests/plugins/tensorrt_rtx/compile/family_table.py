@@ -45,7 +45,7 @@ UNTRIED = frozenset(
 
 def families() -> list[str]:
     """The families that the cpu target takes and that were tried on these."""
-    return [name for name in working_families() if name not in UNTRIED]
+    return [name for name in working_families(recurrent=False) if name not in UNTRIED]
 
 
 @dataclass(frozen=True)
