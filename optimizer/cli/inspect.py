@@ -198,12 +198,17 @@ def _print_target(bundle: Bundle, name: str) -> None:
 def _print_counts(name: str, program: LoweredProgram) -> None:
     """Prints a program's steps by their ops, and its memory."""
     from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
+    from enginewright.runtime.shared.contracts import STATE
     from enginewright.runtime.shared.memory import format_bytes
 
     counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
     _row(name, f"{len(program.steps)} steps: {counts}")
     _row("", f"arena of {program.arena_bytes} bytes for T tokens, B requests, R sampled rows")
     for group in program.cache_groups:
+        if group.kind == STATE:
+            size = format_bytes(cache_block_bytes(group))
+            _row("", f"states {group.name!r}: {len(group.layers)} layers, {size} a request")
+            continue
         window, keys = f", window {group.window}" if group.window else "", group.planes[0]
         _row(
             "",

@@ -25,7 +25,7 @@ from enginewright.plugins.steps.planning import (
 )
 from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows
+from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows, pool_unit
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -248,7 +248,7 @@ class Memory:
     def cache(self, tokens: int, requests: int = 1) -> int:
         """Returns the bytes of the caches of ``requests`` requests of ``tokens`` tokens each."""
         groups = self.program.cache_groups
-        block = max((group.block_size for group in groups), default=1)
+        block = pool_unit(groups)
         whole = -(-tokens // block) * block
         return bytes_for(groups, requests * whole, enough_for_windows(groups, requests, CHUNK))
 
@@ -275,7 +275,7 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     context, prompt = options.context, options.prompt
     memory = Memory(planned.program, planned.target)
     requests = most_that(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
-    block = max((g.block_size for g in planned.program.cache_groups), default=1)
+    block = pool_unit(planned.program.cache_groups)
     longest = most_that(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
     device_plan = DevicePlan(
         device=name_of(gpu),

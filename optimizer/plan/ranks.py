@@ -15,6 +15,7 @@ from typing import Any
 
 from enginewright.plugins.native.threads import available_threads
 from enginewright.plugins.steps.planning import Gpu, Shares, StepModel
+from enginewright.runtime.kv_cache.pool_plan import pool_unit
 from enginewright.runtime.ranks.kinds.table import kind_of_collective, planned_sizes
 from enginewright.runtime.ranks.partition import MOST_RANKS, Partition
 from enginewright.runtime.ranks.rank_programs import partition
@@ -517,7 +518,7 @@ class _RankMemory:
 
     @cached_property
     def block(self) -> int:
-        return max((g.block_size for rank in self.ranks for g in rank.program.cache_groups), default=1)
+        return pool_unit([group for rank in self.ranks for group in rank.program.cache_groups])
 
 
 def _plan(

@@ -67,7 +67,7 @@ def plan_pools(
 
     Raises CapacityError if the budget holds no block of each group, or no split of each owner.
     """
-    unit = math.lcm(_unit(groups), SPLIT_TOKENS * owners if owners > 1 else 1)
+    unit = math.lcm(pool_unit(groups), SPLIT_TOKENS * owners if owners > 1 else 1)
     whole = unit if owners > 1 else 1
     unit_bytes = bytes_for(groups, unit, enough)
     most = range(-(-most_tokens // unit) + 1)
@@ -120,7 +120,7 @@ def plan_offload(
 
     Raises CapacityError if ``budget`` or ``size`` is too small for any.
     """
-    unit = _unit(groups)
+    unit = pool_unit(groups)
 
     def moved(group: CacheGroup) -> int:
         """Bytes of a block that may wait on the disk."""
@@ -168,7 +168,7 @@ def enough_for_windows(
     return {name: tokens for name, tokens in enough.items() if tokens}
 
 
-def _unit(groups: Sequence[CacheGroup]) -> int:
+def pool_unit(groups: Sequence[CacheGroup]) -> int:
     """Returns the tokens by which pools grow: whole blocks of every group whose blocks are a matter of tokens."""
     return math.lcm(*(g.block_size for g in groups if not kind_of(g).fixed))
 
@@ -191,6 +191,6 @@ def _blocks(
 
 def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int] = MappingProxyType({})) -> int:
     """The smallest budget with which ``plan_pools`` holds ``tokens``."""
-    unit = _unit(groups)
+    unit = pool_unit(groups)
     blocks = _blocks(groups, -(-tokens // unit) * unit, enough)
     return sum(cache_block_bytes(g) * blocks[g.name] for g in groups)
