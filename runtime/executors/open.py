@@ -8,7 +8,7 @@ from typing import get_args
 
 from ..bundle.reader import DECODE, Bundle, Load
 from ..bundle.trust import require_trust
-from ..kv_cache.kinds.table import cache_block_bytes
+from ..kv_cache.kinds.table import cache_block_bytes, kind_of
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_offload, plan_pools
 from ..scheduler.limits import SchedulerConfig
 from ..shared.contracts import CacheGroup
@@ -177,6 +177,11 @@ def open_executor(
     step_tokens = max(config.prefill_tokens, sizes.most_tokens if sizes is not None else 0)
     gives_back = _opening(target).gives_back and not slots
     owners = placement.partition.owners
+    if owners > 1 and any(kind_of(group).fixed for group in groups):
+        raise RequestError(
+            f"partition: {placement.partition}: keys are divided by tokens, and states of recurrent layers can't be",
+            hint="Divide the model by tensor=N or pipeline=N.",
+        )
     enough = enough_for_windows(groups, config.max_requests, step_tokens, owners) if gives_back else {}
     budget = _default_memory(bundle, target, placement, context) if memory is None else memory
     if placement.offload is None or "offload" not in _opening(target).takes:

@@ -24,7 +24,8 @@ WAYS: list[dict[str, Any]] = [
     {"prefill_chunk": 32, "max_requests": 3},
     {"prefix_cache": False, "threads": 2},
     {"speculate": "lookup", "prefill_chunk": 64},
-    {"ranks": 2},
+    {"ranks": 2, "speculate": "lookup", "prefill_chunk": 32},
+    {"partition": "pipeline=2", "speculate": "lookup", "prefill_chunk": 32},
 ]
 
 
@@ -76,6 +77,12 @@ def test_beams_and_samples_have_states_of_their_own(bundle: Path) -> None:
     with LLM(bundle, threads=1, prefix_cache=False, prefill_chunk=5) as llm:
         (again,) = llm.generate([prompts()[1]], params)
     assert [o.token_ids for o in several.outputs] == [o.token_ids for o in again.outputs]
+
+
+@pytest.mark.matrix
+def test_states_are_not_divided_by_tokens(bundle: Path) -> None:
+    with pytest.raises(RequestError, match="ring=2: keys are divided by tokens"):
+        LLM(bundle, partition="ring=2")
 
 
 @pytest.mark.matrix

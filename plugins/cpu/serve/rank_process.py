@@ -20,7 +20,7 @@ import msgspec
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import partition
-from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.contracts import STATE, CacheGroup
 from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import return_freed_memory
@@ -79,7 +79,12 @@ def cpu_facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, st
 
 
 def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """The shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each."""
+    """The shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each.
+
+    A state is in place of keys, and there are no values.
+    """
+    if group.kind == STATE:
+        return (blocks, 1, 4 * group.state_size), (blocks, 1, 0)
     keys, values = ((blocks, plane.heads, plane.piece_bytes * group.block_size) for plane in group.planes)
     return keys, values
 
