@@ -135,7 +135,11 @@ def _flag_of(command: Callable[..., None], name: str, given: Mapping[str, object
         return None
     hint = get_type_hints(command, include_extras=True)[name]
     option = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, OptionInfo)), None)
-    if option is None or option.metavar == "FILE" or Path in (get_args(hint)[0], *get_args(get_args(hint)[0])):
+    if (
+        option is None
+        or option.metavar in ("FILE", "PATH")
+        or Path in (get_args(hint)[0], *get_args(get_args(hint)[0]))
+    ):
         return None
     spelled = (option.default, *(option.param_decls or ()))  # of Annotated options the first is taken for a default
     return next((s for s in spelled if isinstance(s, str) and s.startswith("--")), f"--{name.replace('_', '-')}")

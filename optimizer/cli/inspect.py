@@ -206,8 +206,8 @@ def _print_counts(name: str, program: LoweredProgram) -> None:
     _row("", f"arena of {program.arena_bytes} bytes for T tokens, B requests, R sampled rows")
     for group in program.cache_groups:
         if group.kind == STATE:
-            size = format_bytes(cache_block_bytes(group))
-            _row("", f"states {group.name!r}: {len(group.layers)} layers, {size} a request")
+            state = format_bytes(cache_block_bytes(group))
+            _row("", f"states {group.name!r}: {len(group.layers)} layers, {state} a request")
             continue
         window, keys = f", window {group.window}" if group.window else "", group.planes[0]
         _row(
