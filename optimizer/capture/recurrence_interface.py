@@ -43,14 +43,14 @@ def short_convolution(
 ) -> torch.Tensor:
     """hidden_states [1, C, T], weight [C, W], bias [C] -> [1, C, T]. Stands for ``causal_conv1d_fn``."""
     layer, q_start = _begin("causal_conv1d_fn", others)
-    known = _ACTIVATIONS.get(activation or "", "")
-    x = hidden_states[0].transpose(0, 1)  # [T, C]
-    result: torch.Tensor = torch.ops.ew.short_convolution(x, weight, bias, q_start, layer, known)
-    if activation is not None and not known:
+    if activation is not None and activation not in _ACTIVATIONS:
         raise UnsupportedModelError(
             f"{current_capture().where}: a convolution has the activation {activation!r}",
             hint=f"There are {', '.join(sorted(_ACTIVATIONS))}.",
         )
+    known = "" if activation is None else _ACTIVATIONS[activation]
+    x = hidden_states[0].transpose(0, 1)  # [T, C]
+    result: torch.Tensor = torch.ops.ew.short_convolution(x, weight, bias, q_start, layer, known)
     return result.transpose(0, 1)[None]
 
 

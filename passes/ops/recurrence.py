@@ -18,7 +18,7 @@ import torch
 from .activation import ACTIVATIONS
 from .library import accumulate_dtype, register
 
-KEPT_IN_NORM = 1e-6
+NORM_EPSILON = 1e-6
 """Added to the sum of squares by ``ew.gated_delta_rule`` where it normalizes queries and keys."""
 
 Step = Callable[[torch.Tensor, Sequence[torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
@@ -157,7 +157,7 @@ def _apply_delta_rule(
     per_key = v.shape[1] // k.shape[1]
     q, k = q.to(wide), k.to(wide)
     if normalize:
-        q, k = (value * torch.rsqrt((value * value).sum(-1, keepdim=True) + KEPT_IN_NORM) for value in (q, k))
+        q, k = (value * torch.rsqrt((value * value).sum(-1, keepdim=True) + NORM_EPSILON) for value in (q, k))
     q = q * scale
 
     def step(before: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -93,3 +93,17 @@ def test_what_is_added_must_be_a_bias(weights: Weights) -> None:
     program = program_from(lambda m, i: aten.linear.default(_x(m, i), m.weight) + m.wide_bias, weights)
     rewrite(program, NormalizeLinear())
     assert op_counts(program) == {"ew.embedding": 1, "ew.linear": 1, "aten.add": 1}
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_product_with_the_weight_first_takes_columns(weights: Weights, rank: int) -> None:
+    """weight @ x.T, as Mamba makes its time steps: the columns are the rows of a linear."""
+
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        x = _x(m, i).transpose(0, 1)  # [K, T]
+        product = aten.matmul.default(m.weight, x if rank == 2 else x[None])
+        return (product if rank == 2 else product[0]).transpose(0, 1)
+
+    program = program_from(call, weights)
+    rewrite(program, NormalizeLinear(), tolerance=1e-5)
+    assert len(program.nodes_of(ew.linear.default)) == 1 and not program.nodes_of(aten.matmul.default)

@@ -86,3 +86,28 @@ def test_what_is_left_alone(name: str) -> None:
     record = NormalizeSliceWrites().run(program, PassContext())
     assert reason in [r.reason for r in record.rejected]
     assert op_counts(program)["aten.slice_scatter"] == 1
+
+
+def _interleaved(m: nn.Module, i: Inputs, equal: bool) -> torch.Tensor:
+    """Every third value of row 0 written from row 1, as rotary embeddings of three axes do."""
+    x = aten.embedding.default(m.table, i["ids"])
+    rows = x[None].expand(3, -1, -1) if equal else torch.stack((x, -x, x * 2))
+    rows = aten.cos.default(rows)
+    first = aten.select.int(rows, 0, 0)
+    part = aten.slice.Tensor(aten.select.int(rows, 0, 1), 1, 1, 7, 3)
+    written = aten.slice_scatter.default(
+        first, aten.copy.default(aten.slice.Tensor(first, 1, 1, 7, 3), part), 1, 1, 7, 3
+    )
+    return aten.select.int(aten.select_scatter.default(rows, written, 0, 0), 0, 0)
+
+
+def test_a_value_written_over_itself_is_left_out() -> None:
+    program = program_from(lambda m, i: _interleaved(m, i, equal=True), Table(8))
+    rewrite(program, NormalizeSliceWrites())
+    assert not {"aten.slice_scatter", "aten.select_scatter"} & set(op_counts(program))
+
+
+def test_a_value_written_over_another_stays() -> None:
+    program = program_from(lambda m, i: _interleaved(m, i, equal=False), Table(8))
+    rewrite(program, NormalizeSliceWrites())
+    assert "aten.slice_scatter" in op_counts(program)
