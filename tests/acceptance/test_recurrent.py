@@ -10,7 +10,7 @@ import pytest
 
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
-from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError, UnsupportedModelError
 
 from .test_families import saved
 from .tiny_configs import tiny_family
@@ -83,6 +83,15 @@ def test_beams_and_samples_have_states_of_their_own(bundle: Path) -> None:
 def test_states_are_not_divided_by_tokens(bundle: Path) -> None:
     with pytest.raises(RequestError, match="ring=2: keys are divided by tokens"):
         LLM(bundle, partition="ring=2")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("target", ["cuda", "tvm", "onnx", "stablehlo", "tensorrt"])
+def test_other_targets_refuse_recurrent_layers(target: str, tmp_path: Path) -> None:
+    source = saved(tiny_family("lfm2"), tmp_path / "saved")
+    with pytest.raises(UnsupportedModelError, match=r"recurrent|stored_convolution"):
+        export(source, tmp_path / "model.bundle", recipe="f32", targets=[target])
+    assert not (tmp_path / "model.bundle").exists()
 
 
 @pytest.mark.matrix
