@@ -111,7 +111,7 @@ def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: lis
         axes = len(_shapes(program, inputs[0])[0]) - len(node.args[1])  # type: ignore[arg-type]
         return None if before[0] < axes else "normalises over tokens"
     if packet is aten.select_scatter:
-        return None if _scatters_beside(program, node, inputs) else "lays tokens beside others"
+        return None if _scatters_beside(program, node) else "lays tokens beside others"
     if packet is aten.index:
         return "picks tokens" if _picks_tokens(program, node) else None
     if packet is aten.slice and not before:
@@ -209,7 +209,7 @@ def _keeps_rows(node: Node) -> bool:
     return torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in known
 
 
-def _scatters_beside(program: Program, node: Node, inputs: list[Node]) -> bool:
+def _scatters_beside(program: Program, node: Node) -> bool:
     """Returns True if ``select_scatter`` writes each token's values to the same token, at one place of another axis."""
     arguments = bound_arguments(node)
     whole, part = (_shapes(program, arguments[name])[0] for name in ("self", "src"))

@@ -34,7 +34,7 @@ from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, shar
 ew = torch.ops.ew
 
 _ENOUGH_TOKENS = 128
-"""With fewer tokens for each unit, whole layers are changed instead."""
+"""The fewest tokens of a unit; below that, whole layers are changed instead."""
 
 MOST_ROWS = 512
 """The most rows of a weight, evenly spread, that errors are computed with."""

@@ -1,4 +1,4 @@
-// What the tests of each kind of linear share: how a linear is run, and checks of it. `Kernel` is a field of
+// The tests of each kind of linear share this: how a linear is run, and checks of it. `Kernel` is a field of
 // KernelTable.
 #pragma once
 

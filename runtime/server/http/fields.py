@@ -31,10 +31,10 @@ HINTS = frozenset(
         # Parts of samplers that do nothing alone
         *("repeat_last_n", "penalty_last_n", "penalize_nl", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"),
         *("min_keep", "samplers"),
-        # What an answer shows besides
+        # Further parts of an answer
         *("timings_per_token", "return_progress", "post_sampling_probs", "reasoning_format", "separate_reasoning"),
         *("stream_reasoning", "parse_tool_calls", "tool_stream", "usage", "verbose"),
-        # Who asks, and for what conversation
+        # The caller, and the conversation
         *("session_id", "chat_id", "conversation_id", "thread_id", "message_id", "id", "rid", "trace", "trace_id"),
         *("tags", "title", "features", "variables", "background_tasks", "model_item", "tool_ids", "filter_ids"),
         # Gateways: other models and providers, of which there are none
