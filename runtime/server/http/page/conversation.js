@@ -36,6 +36,7 @@ export class Conversation extends EventTarget {
     this.turns = turns;
     this.running = null; // the AbortController of the answer that arrives
     this.unsaved = Infinity; // the first message that isn't in the history
+    this.writing = Infinity; // the first message of the save that is under way
     this.saving = null;
     this.timer = 0;
     for (const turn of turns) if (turn.role === "assistant" && !turn.problem) turn.finish ??= "closed"; // its tab was
@@ -167,7 +168,7 @@ export class Conversation extends EventTarget {
 
   async write() {
     while (this.unsaved < Infinity && (this.turns.length || this.chat.version)) {
-      const from = this.unsaved;
+      const from = this.writing = this.unsaved;
       this.unsaved = Infinity;
       try {
         await store.save(this.chat, this.turns, from);
@@ -176,6 +177,8 @@ export class Conversation extends EventTarget {
         if (!(error instanceof ConflictError)) return sayUnsaved(error);
         this.becomeCopy();
         continue;
+      } finally {
+        this.writing = Infinity;
       }
       tellTabs(this.chat.id);
       this.tell("saved");
@@ -191,10 +194,12 @@ export class Conversation extends EventTarget {
     notifyError(`Another tab has changed “${title}”. This tab goes on with a copy; both are in the history.`);
   }
 
-  /** Leaves what isn't written yet for the next visit: a closing tab has no time for the database. */
+  /** Leaves what isn't written yet for the next visit: a closing tab has no time for the database, and a browser
+      aborts a save that is under way. */
   leave() {
-    if (this.unsaved === Infinity || !this.turns.length || store.reason) return;
-    const left = { chat: this.chat, from: this.unsaved, turns: this.turns.slice(this.unsaved) };
+    const from = Math.min(this.unsaved, this.writing);
+    if (from === Infinity || !this.turns.length || store.reason) return;
+    const left = { chat: this.chat, from, turns: this.turns.slice(from) };
     try {
       localStorage.setItem(LEFT + this.chat.id, JSON.stringify(left));
     } catch { /* no room: the last moment of an answer is lost */ }
@@ -233,15 +238,20 @@ export async function recover() {
   } catch { /* forbidden */ }
   for (const name of names) {
     try {
-      const { chat, from, turns } = JSON.parse(localStorage.getItem(name));
-      const row = await store.load(chat.id);
-      const newest = row && row.chat.version - chat.version <= 1; // a save may have been under way
-      const all = [...(row?.turns ?? []).slice(0, from), ...turns];
-      const target = newest || !row ? { ...chat, version: row?.chat.version ?? 0 } : { ...chat, id: identifier(), version: 0, title: `${chat.title} (copy)` };
-      await store.save(target, all, newest ? Math.min(from, row.turns.length) : 0);
+      const left = JSON.parse(localStorage.getItem(name));
+      // A save of the page that has just ended may finish in between.
+      await takeIn(left).catch((error) => { if (!(error instanceof ConflictError)) throw error; return takeIn(left); });
     } catch (error) {
       if (error instanceof FullError) { sayUnsaved(error); continue; } // it stays for the next visit
     }
     localStorage.removeItem(name);
   }
+}
+
+async function takeIn({ chat, from, turns }) {
+  const row = await store.load(chat.id);
+  const newest = row && row.chat.version - chat.version <= 1; // a save may have been under way
+  const all = [...(row?.turns ?? []).slice(0, from), ...turns];
+  const target = newest || !row ? { ...chat, version: row?.chat.version ?? 0 } : { ...chat, id: identifier(), version: 0, title: `${chat.title} (copy)` };
+  await store.save(target, all, newest ? Math.min(from, row.turns.length) : 0);
 }

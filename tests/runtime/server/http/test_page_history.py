@@ -248,6 +248,32 @@ def test_nothing_is_lost_when_a_tab_ends_in_the_middle_of_an_answer(
     assert browser.run("localStorage.length") == 0
 
 
+# A transaction on both stores that goes on until its page ends: later saves wait for it.
+HELD = """(async () => {
+  const request = indexedDB.open("enginewright", 1);
+  await new Promise((resolve) => { request.onsuccess = resolve; });
+  const chats = request.result.transaction(["chats", "messages"], "readwrite").objectStore("chats");
+  await new Promise((resolve) => {
+    const again = () => { chats.get("none").onsuccess = () => { again(); resolve(); }; };
+    again();
+  });
+})()"""
+
+
+@needs_chromium
+def test_a_save_that_is_under_way_when_the_page_is_reloaded_is_not_lost(browser: Browser, page_url: str) -> None:
+    browser.run(HELD)
+    with browser.answering("*/v1/chat/completions", "text/event-stream", stream({"content": "there"})):
+        browser.say("Hello")
+        assert answered(browser, 2) == ["Hello", "there"]
+    # A timer has started the save, which waits: from now on the page has nothing that isn't being written.
+    browser.run("new Promise((resolve) => setTimeout(resolve, 3000))")
+    browser.open(page_url, at=f"{READY} && document.querySelectorAll('#turns article').length === 2")
+    assert browser.run(TEXTS) == ["Hello", "there"]
+    lists(browser, "Hello")
+    assert browser.run("localStorage.length") == 0
+
+
 @needs_chromium
 def test_two_tabs_with_a_chat_see_each_other_and_overwrite_nothing(browser: Browser, page_url: str) -> None:
     show_chat(browser, chat("Hello", "there"))
