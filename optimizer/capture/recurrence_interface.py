@@ -1,8 +1,8 @@
-"""The functions of recurrent layers that every hybrid of transformers is captured through.
+"""Replacements for the functions of recurrent layers that the hybrid models of transformers call.
 
 transformers lets kernels replace eleven functions by name: convolutions over the last few tokens, selective scans and
-delta rules. Each modeling file has them in its namespace. While a model is traced, ours stand in their place; each
-becomes a single ``ew`` op in the graph, with the computation around the recurrence as ordinary ops.
+delta rules. Each modeling file has them in its namespace. While a model is traced, they are replaced by the functions
+of this module; each call becomes one ``ew`` op, with the computation around the recurrence as ordinary ops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .attention_interface import current_capture
 
 _ACTIVATIONS = {name: name for name in ACTIVATIONS} | {"swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-# Arguments that say how a kernel computes, or which tokens belong together in a packed batch. Here q_start does.
+# Arguments that choose a kernel or bound the requests of a packed batch; the capture has its own bounds, q_start.
 _WITHOUT_MEANING = frozenset(
     {
         *("chunk_size", "use_mambapy", "use_associative_scan", "return_last_state", "return_final_states"),
@@ -41,7 +41,10 @@ def short_convolution(
     activation: str | None = None,
     **others: Any,
 ) -> torch.Tensor:
-    """hidden_states [1, C, T], weight [C, W], bias [C] -> [1, C, T]. Stands for ``causal_conv1d_fn``."""
+    """Replaces ``causal_conv1d_fn``: hidden_states [1, C, T], weight [C, W], bias [C] -> [1, C, T].
+
+    Raises UnsupportedModelError for an activation that no ``ew`` op has, or for other arguments that change the result.
+    """
     layer, q_start = _begin("causal_conv1d_fn", others)
     if activation is not None and activation not in _ACTIVATIONS:
         raise UnsupportedModelError(
@@ -66,9 +69,10 @@ def selective_scan(
     delta_softplus: bool = False,
     **others: Any,
 ) -> Any:
-    """hidden_states and dt [1, C, T], A [C, S], B and C [1, S, T] -> [1, C, T]. Stands for ``selective_scan_fn``.
+    """Replaces ``selective_scan_fn``: hidden_states and dt [1, C, T], A [C, S], B and C [1, S, T] -> [1, C, T].
 
-    Returns the result and None in place of the last state where the caller asks for both.
+    ``return_last_state`` makes it return the pair (result, None), as the last state isn't computed. Raises
+    UnsupportedModelError for other arguments that change the result.
     """
     both = others.get("return_last_state", False)
     layer, q_start = _begin("selective_scan_fn", others)
@@ -97,10 +101,11 @@ def selective_scan_of_heads(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **others: Any,
 ) -> Any:
-    """hidden_states [1, T, N, P], dt [1, T, N], A [N], B and C [1, T, G, S] -> [1, T, N, P].
+    """Replaces ``mamba_chunk_scan_combined``: hidden_states [1, T, N, P], dt [1, T, N], A [N], B and C [1, T, G, S]
+    -> [1, T, N, P].
 
-    Stands for ``mamba_chunk_scan_combined``. Returns the result and None in place of the last state where the caller
-    asks for both.
+    ``return_final_states`` makes it return the pair (result, None), as the last state isn't computed. Raises
+    UnsupportedModelError for other arguments that change the result.
     """
     both = others.get("return_final_states", False)
     layer, q_start = _begin("mamba_chunk_scan_combined", others)
@@ -126,9 +131,10 @@ def gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query and key [1, T, Nk, D], value [1, T, N, Dv], g [1, T, N] or [1, T, N, D], beta [1, T, N] -> [1, T, N, Dv].
+    """Replaces ``chunk_gated_delta_rule`` and ``chunk_kda``: value [1, T, N, Dv] -> ([1, T, N, Dv], None).
 
-    Stands for ``chunk_gated_delta_rule`` and ``chunk_kda``, in whose place it returns None as the last state.
+    query and key are [1, T, Nk, D], g is [1, T, N] or [1, T, N, D], beta [1, T, N]. The last state isn't computed,
+    which None says. Raises UnsupportedModelError for other arguments that change the result.
     """
     scale = others.pop("scale", None) or float(query.shape[-1]) ** -0.5
     layer, q_start = _begin("chunk_gated_delta_rule", others)
@@ -139,11 +145,11 @@ def gated_delta_rule(
 
 
 def no_mask(*_: Any, **__: Any) -> None:
-    """Stands for ``create_recurrent_attention_mask``: packed tokens have no padding."""
+    """Replaces ``create_recurrent_attention_mask`` and returns None, as packed tokens have no padding to mask."""
 
 
 def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, positive: bool) -> torch.Tensor:
-    """Returns the time steps [T, N] with their bias [N], as positive numbers if asked for."""
+    """Returns the time steps [T, N] plus their bias [N], and applies softplus if ``positive``."""
     if bias is not None:
         dt = dt + bias
     return softplus(dt) if positive else dt
@@ -157,13 +163,16 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "chunk_kda": gated_delta_rule,
     "create_recurrent_attention_mask": no_mask,
 }
-"""The functions by the names under which transformers looks for kernels, or by their own."""
+"""The replacements, by the names under which transformers looks for kernels, or by the names of the functions
+themselves.
+"""
 
 
 def _begin(name: str, others: dict[str, Any]) -> tuple[int, torch.Tensor]:
-    """Returns the layer that calls a function, and the bounds of the requests [B+1].
+    """Returns the number of the layer that calls the function ``name``, and the bounds of the requests [B+1].
 
-    Raises UnsupportedModelError for arguments that change the result in a way that no ``ew`` op knows.
+    Raises UnsupportedModelError if ``others`` has an argument that changes the result in a way that no ``ew`` op
+    supports.
     """
     capture = current_capture()
     if strange := [k for k, v in others.items() if k not in _WITHOUT_MEANING and v is not None and v is not False]:
@@ -176,7 +185,7 @@ def _begin(name: str, others: dict[str, Any]) -> tuple[int, torch.Tensor]:
 
 @contextmanager
 def replaced_recurrences(model: torch.nn.Module) -> Iterator[None]:
-    """While open, the recurrent functions of a model's modeling files are those of this module."""
+    """Replaces the recurrent functions in the modeling files of a model until the context ends."""
     namespaces = [sys.modules[name] for name in {type(module).__module__ for module in model.modules()}]
     originals = [(space, name, getattr(space, name)) for space in namespaces for name, _ in _replaced(space)]
     for space in namespaces:
@@ -190,14 +199,14 @@ def replaced_recurrences(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _replaced(namespace: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yields name and replacement of the functions of a module that have one."""
+    """Yields the name and the replacement of each function in a module that has one."""
     for attribute, function in list(vars(namespace).items()):
         if isinstance(function, FunctionType) and (replacement := REPLACEMENTS.get(_kernel_name(function))):
             yield attribute, replacement
 
 
 def _kernel_name(function: FunctionType) -> str:
-    """Returns the name under which transformers looks for a kernel of a function; the function's own for others."""
+    """Returns the name under which transformers looks for a kernel of a function, or the function's own name."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     name = cells["func_name"].cell_contents if {"func_name", "package"} & set(cells) == {"func_name", "package"} else ""
     return str(name) or function.__name__

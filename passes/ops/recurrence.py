@@ -22,7 +22,9 @@ NORM_EPSILON = 1e-6
 """Added to the sum of squares by ``ew.gated_delta_rule`` where it normalizes queries and keys."""
 
 Step = Callable[[torch.Tensor, Sequence[torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
-"""Makes of the states [B, ..] and of one token of each request the new states and the results at these tokens."""
+"""Computes one token of B requests: the states [B, ..] before it and its inputs -> the states after it, and its
+results.
+"""
 
 
 def _scan(
@@ -61,7 +63,10 @@ def _convolve(
     q_start: torch.Tensor,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """states [B, C, W-1], the last inputs of each request -> result [T, C], and the states after the step."""
+    """Computes `short_convolution` from given states: x [T, C] -> the result [T, C], and the states after the step.
+
+    ``states`` [B, C, W-1] are each request's last inputs, and are returned in the same shape.
+    """
     wide = accumulate_dtype(x)
     taps = weight.to(wide)  # [C, W]
 
@@ -83,10 +88,13 @@ def short_convolution(
     layer: int,
     activation: str,
 ) -> torch.Tensor:
-    """x [T, C], weight [C, W], bias [C] -> [T, C]: each channel's sum over its last W inputs, plus bias, activated.
+    """Convolves each channel over its last W inputs: x [T, C], weight [C, W], bias [C] or None -> [T, C].
 
-    ``weight[:, W - 1]`` is the factor of the token's own input. Inputs before a request's first token are 0.
-    ``activation``: as of ``ew.gated_activation``, or "" for none. ``layer`` says whose state a lowered form uses.
+    Args:
+        weight: factors of the inputs; ``weight[:, W - 1]`` is the factor of the token's own input.
+        q_start: [B+1], the bounds of the requests; inputs before a request's first token are 0.
+        layer: number of the layer, from which the lowered op gets its state in the cache.
+        activation: an activation of ``ew.gated_activation`` that is applied to the result; "" for none.
     """
     states = x.new_zeros((q_start.shape[0] - 1, x.shape[1], weight.shape[1] - 1))
     return _convolve(x, weight, bias, states, q_start, activation)[0]
@@ -101,7 +109,7 @@ def _scan_selectively(
     states: torch.Tensor,
     q_start: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """states [B, N, P, S] -> result [T, N, P], and the states after the step."""
+    """Computes `selective_scan` from the states [B, N, P, S] -> the result [T, N, P], and the states after the step."""
     wide = accumulate_dtype(x)
     per_group = x.shape[1] // b.shape[1]
     rates = (a if a.dim() == 2 else a[:, None]).to(wide)  # [N, S] or [N, 1]
@@ -126,15 +134,16 @@ def selective_scan(
     q_start: torch.Tensor,
     layer: int,
 ) -> torch.Tensor:
-    """x [T, N, P], dt [T, N], a [N] or [N, S], b and c [T, G, S] -> [T, N, P]: the recurrence of Mamba and Mamba-2.
+    """Computes the recurrence of Mamba and Mamba-2: x [T, N, P], dt [T, N], a [N] or [N, S], b and c [T, G, S] ->
+    [T, N, P].
 
     Head n has a state S_n [P, S] and reads row n // (N / G) of b and c. For each token::
 
         S_n <- S_n * exp(dt_n * a_n) + dt_n * outer(x_n, b_n);  result_n = S_n c_n
 
     Mamba (Gu and Dao 2023, https://arxiv.org/abs/2312.00752) has heads of one channel, rates [N, S] and one group;
-    Mamba-2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060) has one rate a head. ``layer``: see
-    ``short_convolution``.
+    Mamba-2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060) has one rate a head. ``q_start`` and ``layer`` are those
+    of `short_convolution`. Raises an error unless G divides N.
     """
     _check_groups(x.shape[1], b.shape[1], "heads", "groups of b and c")
     states = x.new_zeros((q_start.shape[0] - 1, *x.shape[1:], b.shape[2]))
@@ -152,7 +161,9 @@ def _apply_delta_rule(
     scale: float,
     normalize: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """states [B, N, D, Dv] -> result [T, N, Dv], and the states after the step."""
+    """Computes `gated_delta_rule` from the states [B, N, D, Dv] -> the result [T, N, Dv], and the states after the
+    step.
+    """
     wide = accumulate_dtype(q)
     per_key = v.shape[1] // k.shape[1]
     q, k = q.to(wide), k.to(wide)
@@ -184,15 +195,16 @@ def gated_delta_rule(
     scale: float,
     normalize: bool,
 ) -> torch.Tensor:
-    """q, k [T, Nk, D], v [T, N, Dv], decay [T, N] or [T, N, D], beta [T, N] -> [T, N, Dv]: gated delta networks, KDA.
+    """Computes gated delta networks and KDA: q, k [T, Nk, D], v [T, N, Dv], decay and beta of each token -> [T, N, Dv].
 
     Head n has a state S_n [D, Dv] and reads head n // (N / Nk) of q and k. For each token::
 
         S_n <- S_n * exp(decay_n);  S_n <- S_n + outer(k_n, beta_n * (v_n - S_n^T k_n));  result_n = S_n^T (scale * q_n)
 
-    A decay [T, N] holds for a whole state (Yang et al. 2024, https://arxiv.org/abs/2412.06464), one [T, N, D] has a
-    value for each row of it (Kimi delta attention, https://arxiv.org/abs/2510.26692). ``normalize``: q and k are
-    divided by the roots of their sums of squares plus 1e-6 first. ``layer``: see ``short_convolution``.
+    beta is [T, N]. A decay [T, N] applies to a whole state (Yang et al. 2024, https://arxiv.org/abs/2412.06464); a
+    decay [T, N, D] has a value for each row of the state (Kimi delta attention, https://arxiv.org/abs/2510.26692).
+    ``normalize`` divides q and k by the roots of their sums of squares plus 1e-6 first. ``q_start`` and ``layer`` are
+    those of `short_convolution`.
     """
     _check_groups(v.shape[1], k.shape[1], "heads of v", "heads of k")
     states = v.new_zeros((q_start.shape[0] - 1, v.shape[1], k.shape[2], v.shape[2]))
@@ -202,9 +214,11 @@ def gated_delta_rule(
 def _read_states(
     state: torch.Tensor, table: torch.Tensor, q_start: torch.Tensor, kv_len: torch.Tensor, first: int, shape: list[int]
 ) -> torch.Tensor:
-    """Returns each request's state [B, *shape] from its block of a cache [P, F], whose values begin at ``first``.
+    """Returns the requests' states [B, *shape], which are values of the cache [P, F] from ``first`` on, one block a
+    request.
 
-    A request whose first token is in this step has a state of zeros, whatever its block holds.
+    ``table`` [B, M] has the block in its first column. The state of a request is zeros if its first token is in this
+    step, which is so if ``kv_len`` [B] equals its tokens in ``q_start`` [B+1].
     """
     size = math.prod(shape)
     states = state[table[:, 0].long()][:, first : first + size]  # [B, size]
@@ -213,7 +227,9 @@ def _read_states(
 
 
 def _write_states(state: torch.Tensor, table: torch.Tensor, first: int, states: torch.Tensor) -> torch.Tensor:
-    """Returns the cache [P, F] with the requests' states [B, ..] in their blocks."""
+    """Returns a copy of the cache [P, F] with the requests' states [B, ..] written to their blocks, from value
+    ``first`` on.
+    """
     after = state.clone()
     after[table[:, 0].long(), first : first + states[0].numel()] = states.flatten(1).to(state.dtype)
     return after
@@ -230,10 +246,16 @@ def stored_convolution(
     first: int,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``short_convolution`` that goes on from states in a cache: x [T, C], state [P, F] -> ([T, C], state after).
+    """Computes `short_convolution` from states in a cache: x [T, C], state [P, F] -> ([T, C], the cache after the
+    step).
 
-    Request b's last W - 1 inputs, [W-1, C], are values ``first`` to ``first + C * (W - 1)`` of block block_table[b, 0];
-    they count as zeros where kv_len[b] is the number of its tokens in this step.
+    Args:
+        state: the cache, with F float32 values in each of P blocks.
+        block_table: [B, M]; its first column is the block of each request.
+        q_start: [B+1], the bounds of the requests in x.
+        kv_len: [B], tokens of each request up to the end of this step. A request whose tokens are all in this step
+            starts from zeros.
+        first: the position in a block of the request's last inputs [W-1, C].
     """
     width = weight.shape[1] - 1
     before = _read_states(state, block_table, q_start, kv_len, first, [width, x.shape[1]]).transpose(1, 2)
@@ -253,9 +275,11 @@ def stored_scan(
     kv_len: torch.Tensor,
     first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``selective_scan`` that goes on from states in a cache: x [T, N, P], state [P, F] -> ([T, N, P], state after).
+    """Computes `selective_scan` from states in a cache: x [T, N, P], state [P, F] -> ([T, N, P], the cache after
+    the step).
 
-    See ``stored_convolution``. A request's state is stored as [N, S, P]: the channels of a head side by side.
+    The cache's arguments are those of `stored_convolution`. A request's state is stored as [N, S, P], so that the
+    channels of a head are adjacent.
     """
     shape = [x.shape[1], b.shape[2], x.shape[2]]
     before = _read_states(state, block_table, q_start, kv_len, first, shape).transpose(2, 3)
@@ -277,9 +301,10 @@ def stored_delta_rule(
     scale: float,
     normalize: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``gated_delta_rule`` that goes on from stored states: v [T, N, Dv], state [P, F] -> ([T, N, Dv], state after).
+    """Computes `gated_delta_rule` from states in a cache: v [T, N, Dv], state [P, F] -> ([T, N, Dv], the cache
+    after the step).
 
-    See ``stored_convolution``. A request's state is stored as [N, D, Dv].
+    The cache's arguments are those of `stored_convolution`. A request's state is stored as [N, D, Dv].
     """
     before = _read_states(state, block_table, q_start, kv_len, first, [v.shape[1], k.shape[2], v.shape[2]])
     result, after = _apply_delta_rule(q, k, v, decay, beta, before, q_start, scale, normalize)

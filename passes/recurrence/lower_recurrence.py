@@ -1,7 +1,7 @@
-"""Captured recurrences go on from states in a cache, which the step stores again.
+"""Lowers captured recurrences to ops that read a state from a cache and write the new state back.
 
-A layer's states, such as the last inputs of a convolution and the matrix of a delta rule, lie one after the other in
-one block. Layers with states of the same size form a cache group.
+All states of a layer, such as the last inputs of a convolution and the matrix of a delta rule, are stored in one block,
+one after the other. Layers whose states have the same size form a cache group.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..ir.provenance import WHERE
 ew = torch.ops.ew
 
 ALIGNMENT = 16
-"""Float32 values that each state of a layer begins at a multiple of: 64 bytes."""
+"""The alignment of each state within a block, in float32 values: 64 bytes."""
 
 
 def _padded(channels: int) -> int:
-    """Returns the channels that there is memory for: kernels keep them in vectors."""
+    """Returns the number of channels, rounded up to whole vectors, which kernels read and write."""
     return -(-channels // ALIGNMENT) * ALIGNMENT
 
 
@@ -42,8 +42,9 @@ class _Form(NamedTuple):
     """The lowered form of a captured op.
 
     Attributes:
-        op: the lowered op, with the captured one's arguments but for the layer, the cache's, and the state's offset.
-        size: the number of values in a request's state, from the shapes of arguments.
+        op: the lowered op. Its arguments are those of the captured op without the layer, plus those of the cache and
+            the position of the state in a block.
+        size: returns the number of values in a request's state, given the shapes of the captured op's arguments.
     """
 
     op: Any
@@ -65,10 +66,10 @@ def _has_step_inputs(program: Program) -> list[str]:
 
 
 class LowerRecurrence(Pass):
-    """Every captured recurrence becomes its stored form; adds the cache groups of states.
+    """Replaces every captured recurrence by its lowered form, and adds cache groups for the states.
 
-    New inputs: ``state:LAYER`` [P, F], and ``block_table:GROUP`` [B, M] for each group. The pass runs before
-    ``lower_attention``, which removes the captured form's block table.
+    The new inputs are ``state:LAYER`` [P, F], and ``block_table:GROUP`` [B, M] for each group. The pass runs before
+    ``lower_attention``, which removes the block table of the captured form.
     """
 
     name = "lower_recurrence"
@@ -102,13 +103,15 @@ class LowerRecurrence(Pass):
 
 
 def _state_size(program: Program, call: Node) -> int:
-    """Returns the number of values in a request's state of a captured recurrence."""
+    """Returns the number of values in the state that a captured recurrence has for each request."""
     values = {n: program.value(a) for n, a in bound_arguments(call).items() if isinstance(a, Node)}
     return FORMS[call.target].size({name: tuple(value.shape) for name, value in values.items()})
 
 
 def _groups(sizes: Mapping[int, int]) -> tuple[CacheGroup, ...]:
-    """Returns a group of the layers for each size of their states, in the order of their first layers."""
+    """Returns a cache group for each size of states, in the order of the first layers; ``sizes`` has the size of
+    each layer.
+    """
     layers: dict[int, list[int]] = {}
     for layer, size in sizes.items():
         layers.setdefault(size, []).append(layer)
@@ -126,7 +129,15 @@ def _groups(sizes: Mapping[int, int]) -> tuple[CacheGroup, ...]:
 
 
 def _store(program: Program, calls: list[Node], offsets: Mapping[Node, int], state: Node, group: CacheGroup) -> None:
-    """Replaces the recurrences of a layer, each of which gets the cache that the one before has written."""
+    """Replaces the recurrences of a layer by their lowered forms, each of which reads the cache that the previous
+    one wrote.
+
+    Args:
+        calls: the captured recurrences, in order.
+        offsets: the position of each one's state in a block.
+        state: the input with the layer's cache.
+        group: the cache group of the layer.
+    """
     for call in calls:
         arguments, where = bound_arguments(call), call.meta[WHERE]
         form = FORMS[call.target]

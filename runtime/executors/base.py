@@ -1,4 +1,4 @@
-"""The protocol of executors, which run the steps of a target."""
+"""The protocol of executors, each of which runs the steps of one target."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ class Pending(Protocol):
 
 
 class Deferred:
-    """A step that runs when its result is asked for, on the thread that asks, as steps do that keep all cores busy.
+    """A step that runs on the calling thread when its result is requested, for executors whose steps keep all cores
+    busy.
 
-    Another thread would have to be woken, and to compete with this one for a core and for Python's lock.
+    A thread of its own would have to be woken, and would compete with the calling thread for a core and for Python's
+    lock.
     """
 
     def __init__(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> None:
@@ -32,10 +34,12 @@ class Deferred:
 
 
 class Executor(Protocol):
-    """A loaded program with its KV cache. Steps run one after the other: results are taken in the order of submission.
+    """A loaded program with its KV cache.
 
-    A step whose result was never taken is harmless: it writes only to slots that its requests held, and a later step
-    that gives them to another request writes them before it reads them.
+    It runs one step after the other; results are taken in the order of submission.
+
+    A step whose result is never taken does no harm: it writes only to slots of its own requests, and a later request
+    that gets these slots writes them before it reads them.
     """
 
     @property
@@ -48,13 +52,16 @@ class Executor(Protocol):
 
     @property
     def blocks(self) -> Mapping[str, int]:
-        """Cache group -> blocks that it allocated."""
+        """Returns the number of blocks that are allocated for each cache group, by the group's name."""
 
     def submit(self, step: StepInput) -> Pending:
-        """Takes a step, which runs from now on or when its result is asked for. Until then it must not change."""
+        """Submits a step, which runs at once or when its result is requested.
+
+        The caller must not change ``step`` until then.
+        """
 
     def describe(self) -> dict[str, str | int]:
-        """Returns facts for people: instruction set, threads, device."""
+        """Returns facts to show to users, such as the instruction set, the threads or the device."""
 
     def close(self) -> None:
-        """Waits for a step that still runs, and frees the cache."""
+        """Waits for a running step, and frees the cache."""

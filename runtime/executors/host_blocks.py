@@ -1,4 +1,4 @@
-"""KV blocks in memory that numpy sees: what executors on such memory copy, keep on a disk, and are identified by."""
+"""KV blocks in memory that numpy can address, for executors that keep their caches there."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ Array = npt.NDArray[Any]
 
 
 class HostBlocks:
-    """A base of executors; see ``kv_cache.disk_tier.BlockMemory``."""
+    """The base class of executors whose KV caches are numpy arrays; it implements
+    ``kv_cache.disk_tier.BlockMemory``.
+    """
 
     def memory_of(self, group: str) -> Iterable[npt.NDArray[np.uint8]]:
-        """The keys and the values of each layer, [P, ...] of bytes."""
+        """Returns the memory of each layer's keys, values or states in the group ``group``, [P, ...] of bytes each."""
         raise NotImplementedError
 
     def memory_with(self, group: str, block: int) -> Iterable[npt.NDArray[np.uint8]]:
-        """The memories of ``memory_of`` that have a block."""
+        """Returns those memories of `memory_of` that contain the block ``block``."""
         return self.memory_of(group)
 
     def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
@@ -39,7 +41,9 @@ class HostBlocks:
             at += size
 
     def copy_blocks(self, copies: Mapping[str, Array]) -> None:
-        """Makes the copies of a step (``StepInput.copies``), one after the other: one may read what another wrote."""
+        """Makes the copies of a step, which are arrays of (source, destination) by cache group, one copy after the
+        other.
+        """
         for group, pairs in copies.items():
             source, to = pairs.T
             chained = np.isin(source, to).any()
@@ -52,7 +56,7 @@ class HostBlocks:
 
 
 def cache_identity(bundle: Bundle, target: str, *versions: object) -> bytes:
-    """Computes the ``cache_identity`` of ``BlockMemory``: ``versions`` are what runs the target's files."""
+    """Returns bytes that name the target's files and ``versions``, the versions of the software that runs them."""
     folders = ("weights/", target_folder(target) + "/")
     files = [(name, file.sha256) for name, file in bundle.files.items() if name.startswith(folders)]
     return json.dumps([*versions, sorted(files)]).encode()

@@ -1,7 +1,7 @@
-"""Files that were compiled on this machine and are kept for the next start, in a folder of one's own.
+"""A cache of files that were compiled on this machine, for the next start.
 
-They lie in ``$XDG_CACHE_HOME/enginewright`` (``~/.cache`` without that). They are code that a processor or a GPU runs,
-so a folder or file that others may write isn't read.
+The files are in ``$XDG_CACHE_HOME/enginewright``, by default ``~/.cache/enginewright``. A processor or a GPU runs their
+code; therefore a folder or a file that other users may write to isn't read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ _MOST_BYTES = 4 << 30
 
 
 def cache_file(folder: str, *of: str) -> Path | None:
-    """The file for what is named, such as version, GPU and hash of an engine. None where there is no home for it."""
+    """Returns the path of a cached file in ``folder``, named by a hash of ``of``, such as version, GPU and hash of
+    an engine.
+
+    Returns None if the user has no home folder.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(root):
         return None
@@ -25,7 +29,10 @@ def cache_file(folder: str, *of: str) -> Path | None:
 
 
 def write_own(path: Path, data: bytes) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Writes ``data`` to ``path`` by renaming a temporary file, so that no partial file is ever read.
+
+    Raises OSError.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         unfinished.write_bytes(data)
@@ -37,9 +44,10 @@ def write_own(path: Path, data: bytes) -> None:
 
 
 def keep_newest(folder: Path, most: int) -> None:
-    """Deletes the files of a folder that were used least recently, until all have ``most`` bytes or one is left.
+    """Deletes the least recently used files of ``folder`` until the rest have at most ``most`` bytes or one file is
+    left.
 
-    Other processes may do the same at the same time.
+    Other processes may do so at the same time.
     """
     with suppress(OSError):
         files = sorted((e.stat().st_mtime_ns, e.stat().st_size, e.path) for e in os.scandir(folder) if e.is_file())
@@ -53,7 +61,7 @@ def keep_newest(folder: Path, most: int) -> None:
 
 
 def read_own(path: Path) -> bytes:
-    """The file's contents; b"" where there is none yet. Makes the folder. Raises OSError."""
+    """Returns the contents of a cached file, or no bytes if there is none; makes the folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_own(path.parent.stat(), path.parent)
     try:

@@ -1,4 +1,4 @@
-"""Which of a bundle's targets runs, and its executor with a cache that fits into a budget."""
+"""Chooses the target of a bundle to run, and opens its executor with a KV cache that fits into the memory."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from .static_shapes import StaticShapes, padding_blocks
 from .target import ExecutorArguments, Opening, Placement, ServedTarget
 
 LEAST_CONTEXT = 2
-"""A prompt of one token, and one more."""
+"""The least tokens of a request: one of the prompt and a new one."""
 
 
 TARGETS = Halves("serve.target", ServedTarget)
-"""The serving half of all targets that there are, in the order in which they are shown."""
+"""The serving half of each target, by name, in the order in which targets are shown to users."""
 
 
 def running() -> tuple[str, ...]:
-    """Our targets that run here. By default it is the first of them that the bundle has."""
+    """Returns the names of Enginewright's targets that this installation can run, in order of preference."""
     return tuple(name for name in OWN if runs_here(name))
 
 
 def runs_here(name: str) -> bool:
-    """Returns True if the runtime can open a target of that name on a machine with its requirements."""
+    """Returns True if this installation can run the target ``name``, on a machine that meets its requirements."""
     return name in TARGETS and TARGETS[name].opening is not None
 
 
 def takes(name: str, field: str) -> bool:
-    """Returns True if a target uses a field of ``Placement``."""
+    """Returns True if the target ``name`` uses the field ``field`` of `Placement`."""
     return runs_here(name) and field in _opening(name).takes
 
 
 def carried_code(target: str) -> str | None:
-    """Returns the kind of a bundle's code for a target, in the plural; None for no code or an unknown target."""
+    """Returns the kind of code that a bundle contains for a target, in the plural; None if it contains data only."""
     return TARGETS[target].carries if target in TARGETS else None
 
 
@@ -53,9 +53,9 @@ def _opening(name: str) -> Opening:
 
 
 def choose_target(bundle: Bundle, target: str | None) -> str:
-    """``target`` if it is ready and runs here; of None, the first of ``running()`` that does, and may.
+    """Returns the target to run: ``target``, or the first ready one of `running()` whose code is trusted if it is None.
 
-    Raises BundleError; TrustError where the target carries code that may not run.
+    Raises BundleError if it isn't ready or can't run here; TrustError if it contains code and the bundle isn't trusted.
     """
     if target is None:
         ready = _ready(bundle)
@@ -79,7 +79,7 @@ def check_code(bundle: Bundle, target: str) -> None:
 
 
 def _ready(bundle: Bundle) -> list[str]:
-    """Our targets of a bundle that run here; of those that it doesn't have nothing is imported."""
+    """Returns the bundle's targets that are ready and can run here. Packages of other targets aren't imported."""
     ready = [name for name in OWN if name in bundle.targets and bundle.targets[name].state == "ready"]
     return [name for name in ready if runs_here(name)]
 
@@ -90,9 +90,10 @@ def variants_of(bundle: Bundle, target: str) -> tuple[str | None, ...]:
 
 
 def context_of(bundle: Bundle, context: int | None, target: str | None = None) -> int:
-    """Most tokens of a request: the context of the model, or of the target's engines, or less if that is asked for.
+    """Returns the most tokens of a request: ``context``, by default the context of the model or of the target's
+    engines.
 
-    Raises CapacityError if more is asked for, RequestError if it is too little for any request.
+    Raises CapacityError if ``context`` is more than that default, and RequestError if it is less than `LEAST_CONTEXT`.
     """
     most, maker = bundle.model.context_length, "the bundle was"
     if target is not None and (target_context := _opening(target).most_context(bundle, target)) < most:
@@ -112,7 +113,7 @@ def context_of(bundle: Bundle, context: int | None, target: str | None = None) -
 def target_groups(
     bundle: Bundle, target: str, context: int, placement: Placement = Placement()
 ) -> tuple[CacheGroup, ...]:
-    """The cache groups of a target, for requests of up to ``context`` tokens. Raises BundleError."""
+    """Returns the cache groups of a target, for requests of up to ``context`` tokens. Raises BundleError."""
     opening = _opening(target)
     if opening.groups_of is not None:
         return opening.groups_of(bundle, target, context, placement)
@@ -127,14 +128,20 @@ def make_executor(
     placement: Placement = Placement(),
     entry: str = DECODE,
 ) -> Executor:
-    """The executor of a target that ``choose_target`` gave, with so many blocks, for ``context`` tokens of a request.
+    """Opens the executor of a target.
 
-    ``entry``: which of the bundle's programs for the target it runs.
+    Args:
+        bundle: the bundle.
+        target: a target that `choose_target` returned.
+        blocks: number of blocks to allocate for each cache group.
+        context: the most tokens of a request.
+        placement: the resources to run on.
+        entry: name of the bundle's program to run.
 
     Raises:
-        BundleError, CapacityError, MissingDependencyError, TargetError: what the executor raises.
-        TrustError: the target carries code that may not run.
-        RequestError: ``placement`` names what the target doesn't have.
+        BundleError, CapacityError, MissingDependencyError, TargetError: the executor can't be opened.
+        TrustError: the target contains code, and the bundle isn't trusted.
+        RequestError: ``placement`` has a value that the target doesn't support.
     """
     check_code(bundle, target)
     if placement.load not in get_args(Load):
@@ -161,12 +168,15 @@ def open_executor(
     memory: int | None,
     buckets: bool,
 ) -> Executor:
-    """Opens as ``make_executor`` does, with the blocks that ``memory`` bytes hold, and no more than requests need.
+    """Opens an executor as `make_executor` does, with as many blocks as fit into ``memory`` and requests can use.
 
-    ``memory``: None takes a quarter of what is free, or on a GPU most of what the weights leave there.
-    ``buckets``: where the target has sizes of steps, its steps have those.
+    Args:
+        config: the limits of the scheduler.
+        memory: bytes for the KV cache; None takes a quarter of the free memory, or on a GPU most of the memory that the
+            weights leave.
+        buckets: True to run steps in the fixed sizes of the bundle's buckets, if the target has any.
 
-    Raises CapacityError if the memory holds no block, and what ``make_executor`` raises.
+    Raises CapacityError if not even one block fits, and the errors of `make_executor`.
     """
     groups = target_groups(bundle, target, context, placement)
     sizes = bundle.buckets.get(target) if buckets else None

@@ -1,4 +1,4 @@
-"""Steps of fixed sizes around any executor: each is padded to the tightest bucket that holds it, which is counted."""
+"""Pads the steps of any executor to fixed sizes: each step runs in the tightest bucket that holds it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass
 class BucketUse:
-    """The steps that one bucket has run so far.
+    """Counts of the steps that ran in one bucket.
 
     Attributes:
-        tokens, rows: that were asked for; ``padded_tokens`` and ``padded_rows`` were computed on top.
+        name: name of the bucket.
+        steps: number of steps.
+        tokens, rows: tokens and rows of logits that the steps had before padding.
+        padded_tokens, padded_rows: tokens and rows that were added.
     """
 
     name: str
@@ -44,20 +47,20 @@ class BucketUse:
 
     @property
     def waste(self) -> float:
-        """The share of padding in the tokens that were computed."""
+        """Returns the share of padding in the computed tokens, from 0 to 1."""
         return self.padded_tokens / max(self.tokens + self.padded_tokens, 1)
 
 
 class StaticShapes:
-    """An executor whose steps have the sizes of a plan's buckets. See ``executors.base.Executor``.
+    """An executor that pads each step to the size of a bucket, and runs it on another executor.
 
-    Padding are requests of token 0, whose keys and values go to blocks of their own, which no request gets: the last
-    of each pool. Nothing of theirs is sampled or given back, and no request's numbers depend on the batch, so results
-    are those of the steps as they came. A step that wants logits of more rows than its bucket has (a prompt that is
-    scored) keeps its rows.
+    The padding is requests of token 0. Their keys and values are written to the last blocks of each pool, which no
+    request gets, and their rows are removed from the output. A request's numbers don't depend on the batch, so padding
+    changes no result. A step that needs more rows of logits than its bucket has, as when a prompt is scored, keeps its
+    rows.
 
     Args:
-        inner: with ``padding_blocks`` more in each pool than requests will get. It is closed with this one.
+        inner: the other executor, whose pools have ``padding_blocks`` additional blocks. It is closed with this one.
         plan: the buckets.
     """
 
@@ -76,11 +79,11 @@ class StaticShapes:
 
     @property
     def lost(self) -> str:
-        """Why no step can run any more, as ``inner`` says it; "" where one can."""
+        """Returns the reason why the executor can run no more steps; "" if it can."""
         return str(getattr(self.inner, "lost", ""))
 
     def submit(self, step: StepInput) -> Pending:
-        """Raises RequestError for a step that no bucket holds."""
+        """Submits a step, padded to its bucket. Raises RequestError if no bucket holds the step."""
         bucket = self.bucket_of(step)
         use = self.use[bucket.name]
         tokens, rows = len(step.ids), len(step.rows)
@@ -93,7 +96,10 @@ class StaticShapes:
         return _Stripped(self.inner.submit(padded), rows)
 
     def bucket_of(self, step: StepInput) -> Bucket:
-        """The tightest bucket: of the fewest tokens, then requests. Raises RequestError if none holds the step."""
+        """Returns the bucket with the fewest tokens, then requests, that holds the step.
+
+        Raises RequestError if there is none.
+        """
         tokens, requests = len(step.ids), len(step.kv_len)
         fitting = [b for b in self.plan.buckets if _holds(b, tokens, requests)]
         if not fitting:
@@ -116,7 +122,7 @@ class StaticShapes:
 
 
 def padding_blocks(plan: BucketPlan, groups: Sequence[CacheGroup]) -> dict[str, int]:
-    """Cache group -> blocks that padding is written to: each token of the most padding there can be has a slot."""
+    """Returns the number of blocks for padding in each cache group, enough for the most padding of a step."""
     smallest = min((g.block_size for g in groups), default=1)
     return {g.name: -(-plan.most_padding // smallest) for g in groups}
 
@@ -128,22 +134,23 @@ def _holds(bucket: Bucket, tokens: int, requests: int) -> bool:
 
 
 def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], padding: Mapping[str, int]) -> StepInput:
-    """``step`` with the sizes of ``bucket``, which holds it.
+    """Returns ``step`` padded to the size of ``bucket``, which must hold it.
 
-    In a bucket of kind tokens all padding is one more request, at positions 0, 1, ...; further requests have no tokens.
-    In one of kind batch each is a request of one token. Rows are filled up with the first one again.
+    In a bucket of kind "tokens", one additional request at positions 0, 1, ... has all padding tokens, and further
+    requests have none. In one of kind "batch", each additional request has one token. Additional rows repeat the first
+    row.
 
     Args:
-        step: as it came.
-        bucket: that holds it.
-        groups: of the executor's caches.
-        padding: cache group -> the first of the blocks that padding is written to.
+        step: the step before padding.
+        bucket: the bucket.
+        groups: cache groups of the executor.
+        padding: the first block for padding in each cache group.
     """
     tokens, requests, rows = len(step.ids), len(step.kv_len), len(step.rows)
     more, new = bucket.tokens - tokens, bucket.requests - requests
     if not (more or new or rows < bucket.rows):
         return step
-    numbers = np.arange(more, dtype=np.int32)  # of the tokens of padding
+    numbers = np.arange(more, dtype=np.int32)  # positions of the padding tokens
     smallest = min((g.block_size for g in groups), default=1)
     if bucket.kind == "batch":
         counts = np.ones(new, np.int32)
@@ -176,7 +183,7 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], padding: 
 
 
 def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
-    """Returns a batch with ``more`` rows, which take the likeliest token and draw nothing."""
+    """Returns a batch with ``more`` additional rows, which choose the likeliest token and draw no random numbers."""
     longer: dict[str, Any] = {
         name: _longer(array, more, SAMPLING_OPTIONS[name])
         for name, array in sampling.options().items()
@@ -199,7 +206,7 @@ def _longer(array: npt.NDArray[Number], more: int, value: float = 0) -> npt.NDAr
 
 
 class _Stripped:
-    """A step's result without what was padding."""
+    """A submitted step whose output gets rid of the rows of padding."""
 
     def __init__(self, pending: Pending, rows: int) -> None:
         self._pending, self._rows = pending, rows

@@ -1,4 +1,4 @@
-"""The serving half of a target: what it carries, and how it is opened. Its package has it in ``serve/target.py``."""
+"""The serving half of a target: how its executor is opened. Each target's package defines it in ``serve/target.py``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .base import Executor
 
 @dataclass(frozen=True)
 class Offload:
-    """The place of blocks that no layer needs at the moment; see ``plugins/native/offload.h``.
+    """The file for KV blocks that no layer reads at the moment; ``plugins/native/offload.h`` describes it.
 
     Attributes:
-        folder: the user's own, for a file without a name.
-        size: bytes that it may have at most.
-        slots: cache group -> blocks that there is memory for, once that is planned.
+        folder: folder of the user, in which a file without a name is made.
+        size: the most bytes of the file.
+        slots: number of blocks in memory for each cache group; empty until it is planned.
     """
 
     folder: str
@@ -33,16 +33,16 @@ class Placement:
     """The resources that a target runs on.
 
     Attributes:
-        threads: of kernels on the CPU; 0 takes as many as there are cores.
-        isa: the cpu target's instruction set; None takes the best there is.
-        provider: the onnx target's execution provider; None takes "cpu".
-        variant: one of ``variants_of``; None takes the fastest that there is for the provider.
-        load: of the cpu target's weights.
-        partition: the ranks that a target runs on: processes, each with a part of the model. Of the cpu target each has
-            ``threads`` of its own; 0 shares the cores out.
+        threads: threads of the kernels on the CPU; 0 takes one for each core.
+        isa: instruction set of the cpu target; None takes the best one that the processor has.
+        provider: execution provider of the onnx target; None takes "cpu".
+        variant: one of `variants_of`; None takes the fastest for the provider.
+        load: "map" or "read", the way the cpu target loads weights.
+        partition: the ranks that a target runs on: processes with a part of the model each. On the cpu target, each
+            rank has ``threads`` threads; 0 divides the cores among them.
         rank_timeout: seconds without progress after which a rank counts as lost.
-        ray: the address of a Ray cluster on whose machines the ranks are; None: all are on this one.
-        offload: the folder that blocks are offloaded to; None: all are in memory.
+        ray: address of a Ray cluster whose machines run the ranks; None runs all ranks on this machine.
+        offload: the file for KV blocks outside memory; None keeps all blocks in memory.
     """
 
     threads: int = 0
@@ -75,23 +75,23 @@ def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGrou
 
 @dataclass(frozen=True)
 class Opening:
-    """The way to open a target. Its requirements are imported only then.
+    """The functions that open a target. A target's requirements are imported only when they are called.
 
     Attributes:
-        make: the executor.
-        groups: cache groups for requests of up to so many tokens.
-        most_context: tokens that a request may have at most, if that is fewer than the model has.
-        memory: bytes for the caches by default.
-        memory_of, groups_of: the same where it hangs on what the target runs on; None: on nothing. The former hangs on
-            the context too.
-        slots: whether a request takes a block of its whole context.
-        gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where requests take blocks.
-        takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
-        variants: what ``Placement.variant`` may be.
-        offloadable: of a target, its cache groups of which some blocks may wait on a disk, in steps of so many tokens
-            and requests.
-        entries: whether its executor opens any entry of a bundle; others open ``decode`` alone.
-        exact: whether a request's tokens are the same alone and in any batch, and from a cache or fresh.
+        make: opens the executor.
+        groups: returns the cache groups for requests of up to a number of tokens.
+        most_context: returns the most tokens of a request, if the target has a limit below the model's.
+        memory: returns the default number of bytes for the KV cache.
+        memory_of: replaces ``memory`` if the number depends on the placement and the context.
+        groups_of: replaces ``groups`` if the groups depend on the placement.
+        slots: returns True if each request has one block with room for its whole context.
+        gives_back: True if the executor lets requests release blocks before their end.
+        takes: fields of `Placement` that the target uses, apart from ``threads``.
+        variants: returns the possible values of ``Placement.variant``.
+        offloadable: returns the cache groups some of whose blocks may be moved to a disk, given the most tokens and
+            requests of a step.
+        entries: True if the executor runs any program of a bundle; False if it runs "decode" alone.
+        exact: True if a request's tokens are the same alone and in any batch, with a cached prefix and without.
     """
 
     make: Callable[[ExecutorArguments], Executor]
@@ -111,12 +111,12 @@ class Opening:
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """The serving half of a target; the compiler's is ``plugins.emit.target.Target``.
+    """The serving half of a target; ``plugins.emit.target.Target`` is the compiling half.
 
     Attributes:
-        opening: how the runtime opens it; None if other programs run it.
-        carries: what code a bundle has for it, in the plural; None: none, its files are data. A target that carries
-            code is opened only where the caller trusts the bundle.
+        opening: the functions that open the target; None if other programs run it.
+        carries: kind of code that a bundle contains for the target, in the plural; None if its files are data. A target
+            with code is opened only if the caller trusts the bundle.
     """
 
     opening: Opening | None = None

@@ -1,8 +1,9 @@
-"""The interface of a kind of cache, which the cache manager asks about every cache group.
+"""The base class of the kinds of cache, which the cache manager calls for every cache group.
 
-A kind answers for the blocks of one group: their bytes, how many a request needs, how much of a prefix is of use, what
-happens after a step, after rejected drafts, and where a beam search branches. It takes and gives back blocks by its
-pool and by a ``BlockHolder``. A new kind is a class in a file here, and its row in ``table.KINDS``.
+A kind knows about the blocks of one group: their bytes, the number that a request needs, the usable part of a cached
+prefix, and the changes after a step, after rejected drafts and when a beam search branches. It takes and releases
+blocks through a `Pool` and a `BlockHolder`. A new kind is a class in a file of this folder, and a row of
+``table.KINDS``.
 """
 
 from __future__ import annotations
@@ -17,56 +18,60 @@ from ...shared.contracts import CacheGroup, ExecutorCaps
 
 
 class Pool(Protocol):
-    """The blocks of a group; see ``kv_cache.block_pool.BlockPool``.
+    """The blocks of a group; implemented by ``kv_cache.block_pool.BlockPool``.
 
     Attributes:
-        split: blocks of a table, from a multiple of this on, that have one owner.
+        split: number of consecutive blocks of a table that belong to the same owner, such as a rank; aligned to
+            multiples of it.
     """
 
     split: int
 
     def available(self, tenant: str = "") -> int:
-        """Returns the number of blocks that a tenant can have."""
+        """Returns the number of blocks that ``tenant`` can take now."""
 
     def available_like(self, block: int, tenant: str = "") -> int:
-        """Returns the number of blocks of a block's owner that a tenant can have."""
+        """Returns the number of blocks that ``tenant`` can take now from the owner of ``block``."""
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """Returns the number of blocks that all of ``sequences`` together can have, and of how many each takes a
-        multiple."""
+        """Returns the number of blocks that ``sequences`` requests together can always have, and the unit in which
+        each takes them.
+        """
 
     def share(self, block: int) -> None:
-        """Adds a holder to a block that is held or kept."""
+        """Adds a reference to a block that a request holds or that is cached."""
 
     def release(self, block: int) -> None:
-        """Takes a holder from a block."""
+        """Removes a reference from a block."""
 
 
 class BlockHolder(Protocol):
-    """The part of the cache manager that changes the tables of requests."""
+    """The part of the cache manager that changes the block tables of requests."""
 
     def copy_block(self, request: Request, name: str, source: int) -> None:
-        """Makes the request's next block of a group a copy of ``source``; the next step makes the copy."""
+        """Appends a block to the request's table of the group ``name``; the next step copies the block ``source``
+        to it.
+        """
 
     def give_back(self, request: Request, name: str, at: int) -> None:
-        """Releases the block at place ``at`` of a request's table, which gets a hole there."""
+        """Releases block number ``at`` of the request's table of the group ``name``, and puts NO_BLOCK in its place."""
 
 
 class CacheKind:
-    """The blocks of one cache group. The defaults are those of blocks that hold K tokens each, one after the other.
+    """The blocks of one cache group. The base class implements blocks of K tokens each, all of which a request keeps.
 
     Args:
         group: the cache group.
-        pool: its blocks.
+        pool: the blocks of the group.
         holder: changes the tables of requests.
-        step_tokens: most tokens of a request in one step.
+        step_tokens: the most tokens of a request in one step.
 
     Attributes:
-        may_lose: whether what comes after a lost block in a prefix may still be of use.
-        fixed: whether a request needs as many blocks for few tokens as for many, so that ``enough_tokens`` alone says
-            how many blocks there are.
-        found_as: how others find what a request computed. "blocks": by their tokens, and several requests hold one;
-            "slots": one request after the other goes on in a block; "copies": at some places only, as a copy.
+        may_lose: True if a prefix is still usable after one of its blocks was lost.
+        fixed: True if a request needs the same number of blocks for any number of tokens.
+        found_as: the way other requests reuse computed tokens. "blocks": several requests share a block of equal
+            tokens; "slots": one request after the other continues in a block; "copies": a request copies a state that
+            was stored at some position.
     """
 
     may_lose: ClassVar[bool] = False
@@ -75,7 +80,7 @@ class CacheKind:
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """Returns True if the group, on an executor with these capabilities, is of this kind."""
+        """Returns True if the group is of this kind on an executor with the capabilities ``caps``."""
         raise NotImplementedError
 
     @classmethod
@@ -85,19 +90,20 @@ class CacheKind:
 
     @classmethod
     def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
-        """Returns the bytes of one block that may wait on a disk, where ``layers`` layers choose what they look at."""
+        """Returns the bytes of one block that may be moved to a disk, if ``layers`` layers choose the blocks that
+        they read.
+        """
         return 0
 
     @classmethod
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
-        """Returns the tokens with which nobody ever waits for a block, however long requests are; 0 if there is no such
-        number.
+        """Returns the tokens of a pool that is large enough for requests of any length; 0 if there is no such number.
 
         Args:
             group: the cache group.
-            requests: how many run at a time.
-            step_tokens: most tokens of one step.
-            split_tokens: tokens that have one owner, times the owners; 0 for one owner.
+            requests: number of requests that run at a time.
+            step_tokens: the most tokens of one step.
+            split_tokens: consecutive tokens that belong to one owner, times the number of owners; 0 for one owner.
         """
         return 0
 
@@ -112,29 +118,31 @@ class CacheKind:
         return -(-tokens // self.size)
 
     def tokens_in(self, blocks: int) -> int:
-        """Returns the tokens that a table of ``blocks`` has room for."""
+        """Returns the number of tokens that a table of ``blocks`` blocks has room for."""
         return blocks * self.size
 
     def room(self, tokens: int, sequences: int) -> int:
-        """Returns ``tokens``, or what the pool can hold of each of ``sequences`` at a time, if that is fewer."""
+        """Returns ``tokens``, or the number of tokens that the pool can hold for each of ``sequences`` requests, if
+        it is less.
+        """
         blocks, multiple = self.pool.certain(sequences)
         return min(tokens, blocks // multiple // sequences * multiple * self.size)
 
     def lacking(self, request: Request, tokens: int) -> int:
-        """Returns the blocks that a request has yet to take, at once or bit by bit, to hold ``tokens``."""
+        """Returns the number of blocks that a request still has to take until it holds ``tokens`` tokens."""
         return max(self.blocks_for(tokens) - len(request.tables.get(self.name, ())), 0)
 
     def first_block(self, position: int) -> int:
-        """Returns the first place of a table that a query at ``position``, or a later one, sees."""
+        """Returns the index of the first block in a table that a query at ``position``, or a later one, reads."""
         return 0
 
     def usable_prefix(self, blocks: Sequence[int], tokens: int, size: int) -> int:
-        """Returns the longest beginning after which a request can go on: ``tokens``, or fewer that are whole blocks.
+        """Returns the length in tokens of the longest usable beginning of a cached prefix.
 
         Args:
-            blocks: what the index has of this group for each ``size`` tokens of the prefix; NO_BLOCK for nothing.
-            tokens: the prefix's length.
-            size: tokens of a block of the index, which are K where blocks are shared.
+            blocks: this group's block for each ``size`` tokens of the prefix; NO_BLOCK where the block was lost.
+            tokens: length of the prefix.
+            size: tokens of a block in the prefix index; K where blocks are shared.
         """
         while tokens:
             first = self.first_block(tokens)
@@ -145,11 +153,11 @@ class CacheKind:
         return 0
 
     def begin(self, request: Request, blocks: Sequence[int], tokens: int) -> int:
-        """Has a request without blocks begin with ``tokens`` of a prefix, as ``usable_prefix`` allows.
+        """Gives a request without blocks the first ``tokens`` tokens of a cached prefix, a number that
+        `usable_prefix` returned.
 
-        ``blocks``: see there; those up to the one of the last token.
-
-        Returns the block that the request goes on in a copy of; NO_BLOCK for none.
+        ``blocks`` are this group's blocks of the prefix up to the last token's. Returns the block whose copy the
+        request continues in, or NO_BLOCK if it needs no copy.
         """
         whole, part = divmod(tokens, self.size)
         first = min(self.first_block(tokens), whole)
@@ -160,35 +168,43 @@ class CacheKind:
         return blocks[whole] if part else NO_BLOCK
 
     def indexed(self, request: Request, at: int, tokens: int, full: bool) -> int:
-        """Returns the block that others may find for block ``at`` of the index; NO_BLOCK for none.
+        """Returns the block that the prefix index should store as its block ``at``; NO_BLOCK for none.
 
-        ``tokens``: tokens of the request up to the block's end. ``full``: whether the block of the index is full; the
-        last one of a request that ends may not be. The block is in the request's table.
+        Args:
+            request: the request whose table has the block.
+            at: number of the block in the index.
+            tokens: tokens of the request up to the end of that block.
+            full: False if the block is the last one of a finished request and isn't full.
         """
         return request.tables[self.name][at]
 
     def after_step(self, request: Request) -> None:
-        """Takes note that a step has computed ``request.computed`` tokens: what no later step needs is given back."""
+        """Releases the blocks that no later step reads, after a step has computed ``request.computed`` tokens."""
 
     def after_read(self, request: Request, since: int) -> None:
-        """Does the work of ``after_step`` where the blocks from place ``since`` on were read from a disk."""
+        """Does the work of `after_step` after the blocks from number ``since`` on were read from a disk."""
 
     def before_drafts(self, request: Request) -> bool:
-        """Keeps what ``rollback`` needs, as the next step has drafts; returns False if there is no block for it."""
+        """Stores what `rollback` needs, as the next step has drafts. Returns False if no block is free for it."""
         return True
 
     def rollback(self, request: Request, start: int, tokens: int) -> int:
-        """Returns how many of the first ``tokens`` the blocks still hold, where a step from ``start`` on has computed
-        wrong ones after them: rejected drafts. It is ``start`` or more."""
+        """Removes rejected drafts, which a step computed after the first ``tokens`` tokens, from the request's blocks.
+
+        ``start`` is the number of tokens before the step. Returns the number of tokens that the blocks still hold,
+        between ``start`` and ``tokens``.
+        """
         return tokens
 
     def can_fork(self, source: Request, request: Request) -> bool:
-        """Returns True if there is a block for what ``fork`` copies."""
+        """Returns True if the blocks that `fork` copies are free."""
         whole, part = divmod(source.computed, self.size)
         return not part or self.pool.available_like(source.tables[self.name][whole], request.tenant) > 0
 
     def fork(self, source: Request, request: Request) -> None:
-        """Has a request without blocks begin with all that ``source`` has computed, each writing to its own blocks."""
+        """Gives a request without blocks all tokens that ``source`` has computed; afterwards each writes to its own
+        blocks.
+        """
         whole, part = divmod(source.computed, self.size)
         for block in (table := source.tables[self.name][:whole]):
             if block != NO_BLOCK:

@@ -1,4 +1,4 @@
-"""Keys and values in blocks of K tokens, all of which a request holds until its end."""
+"""The kind of cache with keys and values in blocks of K tokens, all of which a request holds until its end."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from .base import CacheKind
 
 
 class PagedCache(CacheKind):
-    """Full attention; or a window, on an executor whose tables have no holes.
+    """The cache of layers with full attention, and of a sliding window on an executor that needs tables without holes.
 
     ::
 
         block 0            block 1            block 2
         | 0 1 ... K-1 |    | K ... 2K-1 |     | 2K ... computed-1 |  free places |
 
-    Every step sees all blocks, so none is given back before the request's end. A prefix is found by its tokens, and a
-    block that is used in part is copied. Keys after the last token are never looked at, so rejected drafts stay.
+    Every step reads all blocks, so none is released before the request's end. A prefix is found by its tokens, and a
+    partly used block is copied. Keys after the last token are never read, so rejected drafts needn't be removed.
 
-    With an adaptive context each block also has a summary of its keys, by which layers choose the blocks to read.
-    Where blocks wait on a disk, the summaries of all blocks stay in memory::
+    With an adaptive context each block also has a summary of its keys, by which layers choose the blocks to read. The
+    summaries stay in memory when blocks are moved to a disk::
 
         block:   keys [K, D] | center and spread of each channel of the keys     values [K, D]
                  may wait on a disk | stays in memory                            may wait on a disk

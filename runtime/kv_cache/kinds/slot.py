@@ -1,4 +1,4 @@
-"""Slots: one block holds a whole request."""
+"""The kind of cache in which one block, a slot, holds a whole request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .paged import PagedCache
 
 
 class SlotCache(PagedCache):
-    """A request's only block is a slot, the same one in every group, with room for the longest request.
+    """The cache of a request that has one block, a slot, with room for the longest request.
 
     ::
 
-        slot:  | 0 1 ... computed-1 |  free places, or those of the request before |
+        slot:  | 0 1 ... computed-1 |  free places, or tokens of the previous request |
 
-    A slot is of use to one request at a time: a request goes on in it after the tokens that both begin with, and writes
-    over the others. Nothing is shared or copied. ``KeptSlots`` says what lies in which slot.
+    A request has the same slot in every group. The next request in a slot keeps the tokens that both begin with, and
+    overwrites the others. Nothing is shared or copied. `KeptSlots` has the tokens of each slot.
     """
 
     found_as = "slots"

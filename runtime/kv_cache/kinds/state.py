@@ -1,4 +1,4 @@
-"""The states of recurrent layers: one block holds all that a layer knows of a sequence."""
+"""The kind of cache for states of recurrent layers: one block holds a layer's whole knowledge of a sequence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from .base import CacheKind
 
 
 class StateCache(CacheKind):
-    """A state has the same size after any number of tokens, and every step overwrites it.
+    """The cache of recurrent states.
+
+    A state has the same size after any number of tokens, and every step overwrites it.
 
     ::
 
         table:  | state |                   between two steps
-                | state | snapshot |        for other requests; the next step copies the state before it changes it
+                | state | snapshot |        for other requests; the next step makes the copy, then changes the state
                 | state | state before |    while a step has drafts
 
-    A state can't be taken apart: a request resumes only after a prefix whose state was kept, and a branch copies it. A
-    snapshot is kept at the end of a step that ends with a block of keys and values, if a block is free.
+    A state can't be cut at an earlier token: a request resumes only after a prefix that has a snapshot, and a branch
+    copies the state. A snapshot is made when a step ends at the end of a block of the prefix index, if a block is free.
     """
 
     may_lose = True
@@ -40,7 +42,10 @@ class StateCache(CacheKind):
 
     @classmethod
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
-        """Implements ``CacheKind``. Each request has a state, and another one while it has drafts or for a snapshot."""
+        """Implements ``CacheKind``.
+
+        Each request has a state, and a second block for a snapshot or the state before drafts.
+        """
         return 2 * requests * group.block_size
 
     def tokens_in(self, blocks: int) -> int:
@@ -61,13 +66,19 @@ class StateCache(CacheKind):
         return blocks[-1] if tokens else NO_BLOCK
 
     def indexed(self, request: Request, at: int, tokens: int, full: bool) -> int:
-        """Implements ``CacheKind``: a snapshot, where the state is that of ``tokens`` and a block is free."""
+        """Implements ``CacheKind``.
+
+        Makes a snapshot if the state is the one after ``tokens`` tokens and a block is free.
+        """
         if not full or tokens != request.computed or not self._add_copy(request):
             return NO_BLOCK
         return request.tables[self.name][-1]
 
     def after_step(self, request: Request) -> None:
-        """Implements ``CacheKind``: a snapshot is the index's now, and drafts aren't rolled back any more."""
+        """Implements ``CacheKind``.
+
+        Releases the second block: the index holds a snapshot now, and no draft can be rejected.
+        """
         for block in request.tables[self.name][1:]:
             self.pool.release(block)
         request.tables.cut(self.name, 1)
@@ -77,12 +88,15 @@ class StateCache(CacheKind):
         return self._add_copy(request)
 
     def rollback(self, request: Request, start: int, tokens: int) -> int:
-        """Implements ``CacheKind``: accepted tokens are computed again from the state before the drafts."""
+        """Implements ``CacheKind``. Returns to the state before the drafts; accepted tokens are computed again."""
         request.tables.put(self.name, list(request.tables[self.name])[::-1])
         return start
 
     def _add_copy(self, request: Request) -> bool:
-        """Has the next step copy the state before it changes it; returns False if there is no block for the copy."""
+        """Has the next step copy the state before it changes the state.
+
+        Returns False if no block is free for the copy.
+        """
         if not self.pool.available(request.tenant):
             return False
         self.holder.copy_block(request, self.name, request.tables[self.name][0])

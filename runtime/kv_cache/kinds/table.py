@@ -1,4 +1,4 @@
-"""The kinds of cache that there are, and which of them a cache group is."""
+"""The table of the kinds of cache, and the choice of a cache group's kind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ KINDS: list[type[CacheKind]] = [
     WindowCache,
     PagedCache,
 ]
-"""The first that takes a group is its kind."""
+"""All kinds of cache. A group's kind is the first one that takes the group."""
 
 _SHARED = ExecutorCaps(shared_blocks=True)
 
 
 def kind_of(group: CacheGroup, caps: ExecutorCaps = _SHARED) -> type[CacheKind]:
-    """Returns the kind of a cache group on an executor with these capabilities.
+    """Returns the kind of a cache group on an executor with the capabilities ``caps``.
 
     Raises BundleError if no kind takes the group.
     """
@@ -36,5 +36,5 @@ def kind_of(group: CacheGroup, caps: ExecutorCaps = _SHARED) -> type[CacheKind]:
 
 
 def cache_block_bytes(group: CacheGroup) -> int:
-    """Returns the bytes of one block over all layers of a cache group. Raises what ``kind_of`` raises."""
+    """Returns the bytes of one block over all layers of a cache group. Raises BundleError as `kind_of` does."""
     return kind_of(group).bytes_of(group)

@@ -1,4 +1,4 @@
-"""Keys and values of layers with a sliding window: blocks before the window are given back."""
+"""The kind of cache for layers with a sliding window, which releases the blocks before the window."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from .paged import PagedCache
 
 
 class WindowCache(PagedCache):
-    """A query at p sees the keys p-window+1 .. p, so a table has holes (NO_BLOCK) before the window.
+    """The cache of layers with a sliding window: a query at p reads the keys p-window+1 .. p.
 
     ::
 
         table:  | -1 | -1 | block | block | block |
-                given back | the window before the next token
+                released | the window before the next token
 
-    A prefix is of use only where the window before its end is there, too. Blocks of a split are given back together.
+    A table has holes (NO_BLOCK) before the window. A prefix is usable only if all blocks of the window before its end
+    are cached. Consecutive blocks of one owner are released together.
     """
 
     may_lose = True
@@ -32,15 +33,15 @@ class WindowCache(PagedCache):
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
         """Implements ``CacheKind``.
 
-        The pool holds the blocks of the requests and the chunk of a request that begins after another's, and as many
-        blocks again for prefixes: ``BlockPool`` leaves other tenants up to half of the pool.
+        The pool holds the blocks of all running requests and of one chunk, and as many blocks again for cached
+        prefixes: `BlockPool` reserves up to half of the pool for other tenants.
         """
         return 2 * _held_tokens(group, requests, 2 * step_tokens, split_tokens or group.block_size)
 
     def __init__(self, group: CacheGroup, pool: Pool, holder: BlockHolder, step_tokens: int) -> None:
         super().__init__(group, pool, holder, step_tokens)
         self._window, self._split = group.window, pool.split
-        self._unit = pool.split * group.block_size  # tokens whose blocks are given back together
+        self._unit = pool.split * group.block_size  # tokens whose blocks are released together
 
     def room(self, tokens: int, sequences: int) -> int:
         """Implements ``CacheKind``."""
@@ -62,18 +63,17 @@ class WindowCache(PagedCache):
         self._give_back(request, self.first_block(request.computed) - 1)
 
     def after_read(self, request: Request, since: int) -> None:
-        """Implements ``CacheKind``.
-
-        Blocks from ``since`` on that the window doesn't see are holes already: the row to give back ends there.
-        """
+        """Implements ``CacheKind``. Blocks from ``since`` on that the window doesn't reach are holes already."""
         self._give_back(request, min(self.first_block(request.computed), since) - 1)
 
     def _window_tokens(self, sequences: int) -> int:
-        """Returns the largest number of tokens that ``sequences`` sequences hold blocks for at a time."""
+        """Returns the most tokens for which ``sequences`` requests together hold blocks at a time."""
         return _held_tokens(self.group, sequences, self.step_tokens, self._unit)
 
     def _give_back(self, request: Request, at: int) -> None:
-        """Gives the blocks up to place ``at`` back; those before the last hole are already."""
+        """Releases the blocks up to number ``at`` of the request's table; those before the last hole are released
+        already.
+        """
         table = request.tables[self.name]
         at = min(at, len(table) - 1)
         while at >= 0 and table[at] != NO_BLOCK:
@@ -82,8 +82,8 @@ class WindowCache(PagedCache):
 
 
 def _held_tokens(group: CacheGroup, requests: int, step_tokens: int, unit: int) -> int:
-    """Returns the most tokens that requests hold blocks for, if a step computes ``step_tokens`` of theirs.
+    """Returns the most tokens for which requests hold blocks, if a step computes ``step_tokens`` tokens of them.
 
-    ``unit``: tokens whose blocks are given back together.
+    ``unit`` is the number of tokens whose blocks are released together.
     """
     return requests * (group.window + 2 * unit) + step_tokens

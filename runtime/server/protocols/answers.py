@@ -1,4 +1,4 @@
-"""Answers in the shapes of OpenAI's API, whole and as server-sent events."""
+"""Response formats of OpenAI's API and llama.cpp's infill: a whole JSON object, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 _LEAST = -9999.0
-"""Stands for minus infinity, which JSON hasn't."""
+"""The smallest log-probability that is sent: JSON has no minus infinity."""
 
 
 def event(value: Any, name: str = "") -> bytes:
-    """A server-sent event."""
+    """Returns ``value`` as the JSON of a server-sent event; ``name`` is the type of the event, which may be empty."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + encoded(value) + b"\n\n"
 
 
 @dataclass(frozen=True)
 class Given:
-    """A prompt: its text and token ids. ``guarded``: a conversation's text as ``Tokenizer.guarded_chat`` has it."""
+    """A prompt: its text and its token ids.
+
+    ``guarded`` is a conversation's text as `Tokenizer.guarded_chat` renders it.
+    """
 
     text: str
     ids: Sequence[int]
@@ -44,9 +47,9 @@ class News:
     """New tokens of an answer, and the deltas that are parsed from them.
 
     Attributes:
-        deltas: reasoning, content and calls, in their order.
-        piece: the tokens. Its text is the engine's, which ``deltas`` replace.
-        finish_reason: "stop", "length", ..., or "tool_calls"; None: it goes on.
+        deltas: reasoning, content and tool calls, in the order in which the model wrote them.
+        piece: the new tokens and their plain text; ``deltas`` have the same text, parsed.
+        finish_reason: "stop", "length", ..., or "tool_calls"; None while the answer isn't complete.
     """
 
     deltas: Sequence[Delta]
@@ -55,25 +58,26 @@ class News:
 
 
 class Shape:
-    """The answer to one body, in the shape of a protocol.
+    """The response to one request body, in the format of a protocol.
 
-    A whole answer is made of ``add`` for each of its choices, then ``response``. A stream is ``start``, then ``first``
-    and ``news`` for each choice, then ``end``, or ``failed``.
+    A whole response is made by ``add`` for each of its choices, then ``response``. A stream is made by ``start``, then
+    ``first`` and ``news`` for each choice, then ``end`` or ``failed``.
 
     Args:
-        body: what was asked.
-        model: the name that requests use.
-        tokenizer: None where the bundle has none.
-        fingerprint: ``system_fingerprint``.
-        seed: of the random numbers.
-        tools: that may be called.
-        spliced: tokens that came from a kept turn.
+        body: the body of the request.
+        model: the name of the model that requests use.
+        tokenizer: tokenizer of the model; None if the bundle has none.
+        fingerprint: value of ``system_fingerprint``.
+        seed: seed of the random numbers that tokens are drawn with.
+        tools: the tools that the model may call.
+        spliced: number of prompt tokens that were taken from an earlier answer instead of tokenized text; None if the
+            conversation isn't spliced.
 
     Attributes:
-        media_type: of a stream.
-        keep_alive: what is sent where a stream has nothing else.
-        usage_always: whether every event of a stream has the counts.
-        call_prefix: of the ids of calls.
+        media_type: media type of a stream.
+        keep_alive: bytes that are sent while a stream has no event to send.
+        usage_always: True if every event of a stream contains the token counts.
+        call_prefix: prefix of the ids of tool calls.
     """
 
     prefix = ""
@@ -98,44 +102,54 @@ class Shape:
         self.id = f"{self.prefix}{secrets.token_hex(16)}"
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Takes one choice of a whole answer."""
+        """Adds one choice to a whole response.
+
+        Args:
+            index: index of the choice.
+            news: the deltas of the choice, and its finish reason.
+            one: tokens, text and log-probabilities of the choice, as the engine returned them.
+            ended: the end of the request, with its metrics.
+            given: the prompt of the request.
+        """
         raise NotImplementedError
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole response as a JSON object; ``usage`` has the token counts."""
         raise NotImplementedError
 
     def start(self, prompt: int) -> bytes:
-        """A stream's first events. ``prompt``: its tokens."""
+        """Returns the first events of a stream; ``prompt`` is the number of the prompt's tokens."""
         return b""
 
     def first(self, index: int, prompt: str) -> bytes:
-        """The first events of a choice."""
+        """Returns the first events of the choice ``index``; ``prompt`` is the prompt's text."""
         return b""
 
     def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
-        """Events of what is new."""
+        """Returns the events for new tokens of the choice ``index``; ``usage`` has the token counts so far, or is
+        None.
+        """
         raise NotImplementedError
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """A stream's last events."""
+        """Returns the last events of a stream, given the token counts and the ends of its requests."""
         raise NotImplementedError
 
     def failed(self, error: ApiError) -> bytes:
-        """The last events of a stream that fails."""
+        """Returns the last events of a stream that fails with ``error``."""
         return event(error.body_for("")) + DONE
 
     def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
-        """The log-probabilities of a prompt's tokens."""
+        """Returns the log-probabilities of the prompt's tokens, an entry for each token; None for the first token."""
         raise NotImplementedError
 
     def entry(self, token: int, logprob: float) -> dict[str, Any]:
-        """A token with its log-probability."""
+        """Returns the JSON object of a token id and its natural log-probability, with the token's text and bytes."""
         text, data = self.token(token)
         return {"token": text, "logprob": max(logprob, _LEAST), "bytes": data}
 
     def token(self, index: int) -> tuple[str, list[int]]:
-        """A token's text, and its bytes."""
+        """Returns the text and the bytes of the token ``index``."""
         if index not in self._strings:
             if self._tokenizer is None or self._body.return_tokens_as_token_ids:
                 self._strings[index] = f"token_id:{index}", []
@@ -146,7 +160,7 @@ class Shape:
 
 
 class OpenAIShape(Shape):
-    """The fields and events that the answers of ``/v1/chat/completions`` and ``/v1/completions`` have in common."""
+    """The common part of the responses of ``/v1/chat/completions`` and ``/v1/completions``."""
 
     whole, chunk = "", ""
 
@@ -171,30 +185,32 @@ class OpenAIShape(Shape):
         self._choices: list[dict[str, Any]] = []
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Takes one choice of a whole answer."""
+        """Adds one choice to a whole response."""
         self._choices.append(self.choice(index, news, one, ended, given))
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole response as a JSON object."""
         return {**self._head, "object": self.whole, "choices": self._choices, "usage": usage, **self._about}
 
     def first(self, index: int, prompt: str) -> bytes:
-        """The first event of a choice, where there is something to say."""
+        """Returns the first event of the choice ``index``; no bytes if the format has no such event."""
         choice = self.first_choice(index, prompt)
         return b"" if choice is None else event(self._chunk([choice]))
 
     def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
-        """The event of what is new; none where it says nothing, as of a part of a character."""
+        """Returns the event for new tokens of a choice; no bytes if there is no text yet, as for a part of a
+        character.
+        """
         if not (news.deltas or news.finish_reason or news.piece.logprobs or self._ids):
             return b""
         return event(self._chunk([self.piece(index, news)], usage))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """A stream's last events."""
+        """Returns the last events of a stream."""
         return (event(self._chunk([], usage)) if self._usage_at_end else b"") + DONE
 
     def _chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One event of a stream. The first says what is special to us, too."""
+        """Returns one event of a stream as a JSON object. The first event has the field ``enginewright``, too."""
         about, self._about = self._about, {}
         chunk = {**self._head, "object": self.chunk, "choices": list(choices), **about}
         if usage is not None or self._usage_at_end:
@@ -202,19 +218,21 @@ class OpenAIShape(Shape):
         return chunk
 
     def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
-        """One of the whole answer's."""
+        """Returns the JSON object of one choice in a whole response. The arguments are those of `add`."""
         raise NotImplementedError
 
     def first_choice(self, index: int, prompt: str) -> dict[str, Any] | None:
-        """The first of a stream's; None: there is nothing to say yet."""
+        """Returns the first event of the choice ``index`` in a stream, or None if the format has no such event."""
         raise NotImplementedError
 
     def piece(self, index: int, news: News) -> dict[str, Any]:
-        """Returns a further event of a stream: the new tokens and text of the answer ``index``."""
+        """Returns a further event of a stream, with the new tokens and text of the choice ``index``."""
         raise NotImplementedError
 
     def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
-        """vLLM's shape: token id -> its log-probability, for each token of a prompt but the first."""
+        """Returns the log-probabilities in vLLM's format: an object {token id: log-probability, rank, text} for
+        each token of the prompt; None for the first token, which has no probability.
+        """
         entries: list[dict[str, Any] | None] = []
         for entry in ended.result.prompt_logprobs or ():
             if entry is None:
@@ -232,7 +250,14 @@ class OpenAIShape(Shape):
 
 
 def usage(prompt: int, new: int, ended: Iterable[Ended] = (), reasoning: int = 0) -> dict[str, Any]:
-    """Counts of tokens, in the shape of chat completions."""
+    """Returns the token counts in the format of chat completions.
+
+    Args:
+        prompt: number of prompt tokens.
+        new: number of generated tokens.
+        ended: the ends of the requests, with the numbers of cached and of drafted tokens.
+        reasoning: number of the generated tokens that are reasoning.
+    """
     ended = list(ended)
     accepted, drafted = sum(one.metrics.accepted for one in ended), sum(one.metrics.drafted for one in ended)
     return {
@@ -250,12 +275,12 @@ def usage(prompt: int, new: int, ended: Iterable[Ended] = (), reasoning: int = 0
 
 
 class ChatShape(OpenAIShape):
-    """The answer of ``/v1/chat/completions``."""
+    """The response of ``/v1/chat/completions``."""
 
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
-        """One of the whole answer's."""
+        """Returns the JSON object of one choice in a whole response."""
         parts = self._said(news)
         content = (given.text if self._echo else "") + parts.pop("content", "")
         calls = parts.get("tool_calls", ())
@@ -272,12 +297,12 @@ class ChatShape(OpenAIShape):
         return choice | ({"token_ids": one.token_ids} if self._ids else {})
 
     def first_choice(self, index: int, prompt: str) -> dict[str, Any]:
-        """The first of a stream's."""
+        """Returns the first event of a choice: the role, and the prompt's text if the body asks for its echo."""
         delta = {"role": "assistant", "content": prompt if self._echo else ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def piece(self, index: int, news: News) -> dict[str, Any]:
-        """A further one."""
+        """Returns a further event of a choice, with its new content, reasoning and tool calls."""
         piece = news.piece
         choice: dict[str, Any] = {
             "index": index,
@@ -288,7 +313,9 @@ class ChatShape(OpenAIShape):
         return choice | ({"token_ids": piece.token_ids} if self._ids else {})
 
     def _said(self, news: News) -> dict[str, Any]:
-        """Content, reasoning under both of its names, and calls: a delta's, which are a whole message's as well."""
+        """Returns the fields that ``delta`` of an event and ``message`` of a whole response share: content, tool
+        calls, and the reasoning under the two names that clients read.
+        """
         content = "".join(delta.content for delta in news.deltas)
         reasoning = "".join(delta.reasoning for delta in news.deltas)
         calls: dict[int, dict[str, Any]] = {}
@@ -319,7 +346,7 @@ class ChatShape(OpenAIShape):
 
 
 class CompletionShape(OpenAIShape):
-    """The answer of ``/v1/completions``; log-probabilities have the shape that this protocol began with."""
+    """The response of ``/v1/completions``, with log-probabilities in the older format of that endpoint."""
 
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
@@ -328,7 +355,7 @@ class CompletionShape(OpenAIShape):
         self._offsets: dict[int, int] = {}
 
     def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
-        """One of the whole answer's."""
+        """Returns the JSON object of one choice in a whole response."""
         assert isinstance(self._body, CompletionBody)
         alone = self._body.scores_alone
         entries: list[Logprobs | int] = []
@@ -346,14 +373,14 @@ class CompletionShape(OpenAIShape):
         return choice | ({"token_ids": one.token_ids} if self._ids else {})
 
     def first_choice(self, index: int, prompt: str) -> dict[str, Any] | None:
-        """The first of a stream's; None: there is nothing to say yet."""
+        """Returns the first event of a choice: the prompt's text; None unless the body asks for its echo."""
         if not self._echo:
             return None
         self._offsets[index] = len(prompt)
         return {"index": index, "text": prompt, "logprobs": None, "finish_reason": None}
 
     def piece(self, index: int, news: News) -> dict[str, Any]:
-        """A further one."""
+        """Returns a further event of a choice, with its new text."""
         piece = news.piece
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(piece.text)
@@ -366,7 +393,14 @@ class CompletionShape(OpenAIShape):
         return choice | ({"token_ids": piece.token_ids} if self._ids else {})
 
     def _legacy(self, entries: Sequence[Logprobs | int], offset: int) -> dict[str, Any]:
-        """``entries`` of tokens in their order; a prompt's first token is an id, as it has no probability."""
+        """Returns log-probabilities in the older format: parallel lists of tokens, log-probabilities, alternatives
+        and offsets.
+
+        Args:
+            entries: the tokens in order, with their log-probabilities; an id alone for the first token of a prompt,
+                which has no probability.
+            offset: offset of the first token in the text, in characters.
+        """
         tokens, logprobs, tops, offsets = [], [], [], []
         for entry in entries:
             text = self.token(entry if isinstance(entry, int) else entry[0])[0]
@@ -379,7 +413,7 @@ class CompletionShape(OpenAIShape):
 
 
 class InfillShape(Shape):
-    """The answer of llama.cpp's ``/infill``. Its stream has no mark at its end but ``stop``."""
+    """The response of llama.cpp's ``/infill``. In the last event of its stream, ``stop`` is true."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -387,23 +421,23 @@ class InfillShape(Shape):
         self._ended: Ended | None = None
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Takes the answer."""
+        """Sets the text and the end of the only answer."""
         self._take(one.text, one.finish_reason)
         self._ended = ended
         if isinstance(one.stop_reason, str):
             self._word = one.stop_reason
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole response as a JSON object."""
         return self._end(self._text, usage)
 
     def start(self, prompt: int) -> bytes:
-        """Nothing yet."""
+        """Returns no bytes, as a stream begins with its first text; notes the number of the prompt's tokens."""
         self._prompt = prompt
         return b""
 
     def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
-        """The event of what is new."""
+        """Returns the event for new text; no bytes if there is none."""
         self._take(news.piece.text, news.piece.finish_reason)
         if not news.piece.text:
             return b""
@@ -411,7 +445,7 @@ class InfillShape(Shape):
         return event({**head, "tokens_evaluated": self._prompt})
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """A stream's last event."""
+        """Returns the last event of a stream."""
         self._ended = next(iter(ended), None)
         reason = None if self._ended is None else self._ended.result.answers[0].stop_reason
         if isinstance(reason, str):
@@ -419,7 +453,7 @@ class InfillShape(Shape):
         return event(self._end("", usage))
 
     def failed(self, error: ApiError) -> bytes:
-        """The last event of a stream that fails."""
+        """Returns the last event of a stream that fails with ``error``."""
         return event(error.body_for(""))
 
     def _take(self, text: str, finish: str | None) -> None:

@@ -1,6 +1,6 @@
-"""Anthropic's messages: ``/v1/messages``, and ``/v1/messages/count_tokens``.
+"""Anthropic's protocol: ``/v1/messages``, and ``/v1/messages/count_tokens``.
 
-A body is turned into one of chat completions, and the answer's parts into Anthropic's blocks. The fields are those of
+A body is turned into one of chat completions, and an answer into Anthropic's content blocks. The fields are those of
 https://docs.anthropic.com/en/api/messages; each is honoured, refused or harmless, as in bodies.py.
 """
 
@@ -33,8 +33,10 @@ from .unsupported import Unsupported, type_of
 
 LEFT_OUT_HEADER = "x-enginewright-left-out"
 _BILLING = re.compile(r"\Ax-anthropic-billing-header: cc_version=[^\n]*(?:\n|\Z)")
-"""A line with which an agent begins its system prompt, and which changes each time: no prefix behind it is ever found
-again."""
+"""A line that a coding agent puts at the start of its system prompt.
+
+The line changes with each request, and no cached prefix would match a prompt that contains it.
+"""
 _KEEP_ALL: dict[str, Any] = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 _HINTS = ("cache_control",)
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
@@ -43,27 +45,30 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "tool_use": ("id", "name", "input", "caller"),
     "tool_result": ("tool_use_id", "content", "is_error"),
 }
-"""Type of a block -> its fields."""
+"""The types of content blocks, and the fields of each type."""
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 ANTHROPIC_VERSION = "anthropic-version"
-"""The header by which Anthropic's clients are known at paths that OpenAI has, too."""
+"""The header that tells Anthropic's clients from OpenAI's, at paths that both protocols have."""
 _MOST_MODELS = 1000
 
 
 def model_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model in Anthropic's shape, given OpenAI's."""
+    """Returns the description of a model in Anthropic's format; ``row`` is the description in OpenAI's format."""
     created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     names = {"type": "model", "id": row["id"], "display_name": row["id"]}
     return names | {"created_at": created, "lifecycle": "active", "max_input_tokens": row["max_model_len"]}
 
 
 def model_page(rows: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Returns a page of models in Anthropic's shape. Raises RequestError naming the parameter.
+    """Returns a page of the list of models in Anthropic's format.
 
     Args:
-        query: ``limit``, and ``after_id`` or ``before_id``.
+        rows: descriptions of all models in OpenAI's format.
+        query: parameters of the URL: ``limit`` (models a page), and ``after_id`` or ``before_id``.
+
+    Raises RequestError naming a parameter with a wrong value.
     """
     limit = query.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= _MOST_MODELS):
@@ -85,9 +90,10 @@ def model_page(rows: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> d
 
 
 class MessagesBody(Fields, kw_only=True):
-    """The body of ``/v1/messages``. Without ``thinking`` the model doesn't reason, if its template has a switch.
+    """The body of ``/v1/messages``. ``seed`` is an extension of Enginewright.
 
-    ``seed`` is ours."""
+    Without ``thinking`` the model doesn't reason, if its chat template can turn reasoning off.
+    """
 
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
@@ -119,9 +125,10 @@ class MessagesBody(Fields, kw_only=True):
     }
 
     def chat(self) -> tuple[ChatBody, list[str], bool]:
-        """Returns the body in OpenAI's words, its ignored fields, and True if a line was left out.
+        """Returns the body as one of chat completions, the names of ignored fields, and True if a billing line was
+        removed.
 
-        Raises RequestError.
+        Raises RequestError naming a field that isn't supported.
         """
         unsupported = Unsupported()
         system, left_out = _system(self.system, unsupported)
@@ -152,7 +159,11 @@ class MessagesBody(Fields, kw_only=True):
         return body, ignored, left_out
 
     def _effort(self) -> tuple[str, dict[str, Any] | None]:
-        """Returns the effort of the reasoning, "none" without any, and the form of the answer. Raises RequestError."""
+        """Returns the effort of the reasoning ("none" without reasoning), and OpenAI's ``response_format`` of the
+        answer.
+
+        Raises RequestError naming the field with a wrong value.
+        """
         config = _known("output_config", self.output_config or {}, ("effort", "format"))
         form = config.get("format") or self.output_format
         if form is not None:
@@ -174,7 +185,7 @@ class MessagesBody(Fields, kw_only=True):
         return "none" if thinking["type"] == "disabled" else effort or "on", form
 
     def _budget(self) -> Any:
-        """Returns the most tokens of the reasoning, unchecked; None for no limit."""
+        """Returns the body's limit of reasoning tokens, whose type isn't checked; None for no limit."""
         thinking = self.thinking or {}
         return thinking.get("budget_tokens") if thinking.get("type") == "enabled" else None
 
@@ -189,7 +200,10 @@ class CountBody(MessagesBody, kw_only=True):
 
 
 def _known(place: str, value: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """An object that has no other fields. Raises RequestError."""
+    """Returns ``value`` if it is an object that has no fields but ``names``.
+
+    Raises RequestError naming ``place``, which is the position of the object in the body.
+    """
     if not isinstance(value, Mapping):
         raise RequestError(f"{place}: {shown(value)} isn't an object", hint=f"It has {', '.join(names)}.")
     check_parts(place, value, names)
@@ -197,7 +211,10 @@ def _known(place: str, value: Any, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _block(place: str, block: Any, kinds: Sequence[str]) -> Mapping[str, Any]:
-    """A block of one of these types. Raises RequestError."""
+    """Returns ``block`` if it is a content block of one of the types ``kinds``.
+
+    Raises RequestError naming ``place``.
+    """
     kind = block.get("type") if isinstance(block, Mapping) else None
     if not isinstance(kind, str) or kind not in kinds:
         raise RequestError(f"{place}: {shown(kind)} isn't a type that is read here", hint=f"It is {', '.join(kinds)}.")
@@ -214,7 +231,7 @@ def _text(place: str, block: Mapping[str, Any], name: str = "text") -> str:
 def _system(
     system: str | Sequence[Mapping[str, Any]] | None, unsupported: Unsupported
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The system's message, if there is one, and whether a line was left out."""
+    """Returns a list with the system message, or an empty list, and True if a billing line was removed."""
     blocks = [system] if isinstance(system, str) else list(system or ())
     texts, left_out = [], False
     for i, block in enumerate(blocks):
@@ -240,10 +257,15 @@ def _is_of_user(message: Mapping[str, Any]) -> bool:
 def _message(
     i: int, message: Mapping[str, Any], unsupported: Unsupported, refused: bool = False
 ) -> list[dict[str, Any]]:
-    """A message in OpenAI's words: results of tools are messages of their own there.
+    """Returns a message as a list of OpenAI's messages, in which each tool result is a message of its own.
 
     Args:
-        refused: True for the user's last message, where unsupported blocks aren't replaced by notes.
+        i: index of the message in the body.
+        message: the message.
+        unsupported: the list that replaced blocks are added to.
+        refused: True for the user's last message, where an unsupported block is an error instead of being replaced.
+
+    Raises RequestError naming the block.
     """
     role, content, place = message.get("role"), message.get("content"), f"messages[{i}]"
     _known(place, message, ("role", "content"))
@@ -300,7 +322,10 @@ def _result(place: str, block: Mapping[str, Any], unsupported: Unsupported) -> s
 
 
 def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in OpenAI's words. Raises RequestError for those that Anthropic's servers run themselves."""
+    """Returns the tool ``i`` in OpenAI's format.
+
+    Raises RequestError for a tool that Anthropic's servers run themselves.
+    """
     kind, place = tool.get("type"), f"tools[{i}]"
     if kind not in (None, "custom"):
         raise RequestError(f"{place}: {shown(kind)} isn't run for a client", hint="Describe it by its input_schema.")
@@ -317,7 +342,10 @@ def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
-    """``tool_choice`` and ``parallel_tool_calls`` in OpenAI's words."""
+    """Returns OpenAI's ``tool_choice`` and ``parallel_tool_calls``, given Anthropic's ``tool_choice``.
+
+    Raises RequestError.
+    """
     if choice is None:
         return None, None
     fields = _known("tool_choice", choice, ("type", "name", "disable_parallel_tool_use"))
@@ -331,7 +359,7 @@ def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
 
 
 class MessagesShape(Shape):
-    """The answer of ``/v1/messages``. Whole or streamed, it goes through the same blocks."""
+    """The response of ``/v1/messages``. A whole response and a stream are made of the same content blocks."""
 
     prefix, call_prefix = "msg_", "toolu_"
     keep_alive = event({"type": "ping"}, "ping")
@@ -368,7 +396,7 @@ class MessagesShape(Shape):
         return _STOPS.get(self._finish or "", "end_turn"), None
 
     def _take(self, news: News) -> list[dict[str, Any]]:
-        """Puts what is new into the blocks, and gives the events of that."""
+        """Adds new tokens to the content blocks, and returns the events that tell a client about the additions."""
         events: list[dict[str, Any]] = []
         for delta in news.deltas:
             kind = "thinking" if delta.reasoning else "text" if delta.call is None else "tool_use"
@@ -402,7 +430,7 @@ class MessagesShape(Shape):
         return events
 
     def _closed(self) -> list[dict[str, Any]]:
-        """Ends the block that is open."""
+        """Ends the open block, if there is one, and returns the events for its end."""
         if not self._open:
             return []
         block, at = self._blocks[-1], len(self._blocks) - 1
@@ -416,26 +444,26 @@ class MessagesShape(Shape):
         return [*events, {"type": "content_block_stop", "index": at}]
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Takes the answer."""
+        """Sets the only answer."""
         self._take(news)
         self._stop = one.stop_reason
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole response as a JSON object."""
         return self._message(usage, ended=True)
 
     def start(self, prompt: int) -> bytes:
-        """A stream's first events."""
+        """Returns the first events of a stream; ``prompt`` is the number of the prompt's tokens."""
         counts = {"prompt_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0}}
         begin = {"type": "message_start", "message": self._message(counts, ended=False)}
         return event(begin, "message_start") + self.keep_alive
 
     def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
-        """Events of what is new."""
+        """Returns the events for new tokens."""
         return b"".join(event(one, one["type"]) for one in self._take(news))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """A stream's last events."""
+        """Returns the last events of a stream."""
         self._stop = next((one.stop_reason for end in ended for one in end.result.answers), None)
         reason, sequence = self._stopped(usage)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
@@ -443,16 +471,16 @@ class MessagesShape(Shape):
         return event(last, "message_delta") + event({"type": "message_stop"}, "message_stop")
 
     def failed(self, error: ApiError) -> bytes:
-        """The last event of a stream that fails."""
+        """Returns the last event of a stream that fails with ``error``."""
         return event(error.body_for("/v1/messages"), "error")
 
 
 def add_messages(routes: Routes, front: Front) -> None:
-    """Adds the routes."""
+    """Adds Anthropic's endpoints to ``routes``; ``front`` has the models."""
 
     @routes.post("/v1/messages")
     async def messages(request: Request) -> Response:
-        """Anthropic's messages."""
+        """Answers a conversation, in Anthropic's format."""
         messages_body, ignored, charge = await front.body(request, MessagesBody)
 
         def order(model: Model) -> Order:
@@ -466,5 +494,5 @@ def add_messages(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
-        """The tokens of what would be a prompt of ``/v1/messages``."""
+        """Counts the tokens of the prompt that ``/v1/messages`` would make of the same body."""
         return json_response({"input_tokens": await counted(front, request, CountBody, lambda asked: asked.chat()[0])})

@@ -1,9 +1,9 @@
-"""Ollama's protocol, so that tools which look for it find us.
+"""Ollama's protocol, for tools that look for a server of Ollama.
 
     /api/chat, /api/generate, /api/version, /api/tags, /api/show, /api/ps
 
-What isn't served says why, in 404: ``NOT_SERVED``. Names may end with ":latest", which Ollama puts behind every one.
-The shapes: https://github.com/ollama/ollama/blob/main/docs/api.md.
+An endpoint that isn't served answers with 404 and the reason in `NOT_SERVED`. Names of models may end with ":latest",
+which Ollama appends to each name. The formats: https://github.com/ollama/ollama/blob/main/docs/api.md.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ NOT_SERVED: Mapping[str, str] = {
     **dict.fromkeys(("/api/embeddings", "/api/embed", "/v1/embeddings"), _EMBEDDINGS),
     **dict.fromkeys(("/api/create", "/api/copy", "/api/pull", "/api/push", "/api/delete"), _CHANGES),
 }
-"""Path -> why there is nothing."""
+"""Reasons why endpoints aren't served, by their paths."""
 
 PROTOCOL_VERSION = "0.13.4"
-"""The version of Ollama whose endpoints are served, ``/v1/responses`` among them. Programs require one: codex 0.13.4,
-Copilot 0.6.4."""
+"""The version of Ollama whose endpoints are served, ``/v1/responses`` among them.
+
+Some programs require a version: codex 0.13.4, Copilot 0.6.4.
+"""
 _NEVER = "9999-12-31T23:59:59Z"
-"""A model isn't unloaded because time has passed."""
+"""The time at which a model is unloaded: never, as models stay loaded."""
 
 
 class ShowBody(Fields, kw_only=True):
-    """The body of ``/api/show``. ``name`` is the older name of ``model``; all is told whether ``verbose`` or not."""
+    """The body of ``/api/show``. ``name`` is the older name of ``model``; ``verbose`` makes no difference."""
 
     model: str | None = None
     name: str | None = None
     verbose: bool | None = None
 
     def asked(self) -> str:
-        """The model's name here. Raises RequestError."""
+        """Returns the model's name without ":latest". Raises RequestError if the body has no name."""
         name = self.model if self.model is not None else self.name
         if name is None:
             raise RequestError("model: it is missing", hint="Name a model of /api/tags.")
@@ -68,13 +70,13 @@ class ShowBody(Fields, kw_only=True):
 
 _TEXT_ONLY = Only((None, []), "models take text alone", "Leave them out.")
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's values of options for which the model recommends none."""
+"""Ollama's default values, for options for which the model recommends no value."""
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", *SEQUENCE_OPTIONS)},
     "repeat_penalty": "repetition_penalty",
 }
-"""Ollama's options -> fields of our bodies."""
+"""Ollama's options, and the fields of OpenAI's bodies that have the same meaning."""
 _OPTIONS_IGNORED = HINTS | frozenset(
     {
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram"),
@@ -100,7 +102,15 @@ class _Asked(Fields, kw_only=True):
     }
 
     def common(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool) -> dict[str, Any]:
-        """Fields of our bodies. Raises RequestError naming the option."""
+        """Returns the fields of OpenAI's body that both endpoints set, by name.
+
+        Args:
+            model: the model, whose recommended values come before Ollama's defaults.
+            ignored: the list to which the names of ignored options are added.
+            ignore_unknown: True if unknown options are ignored instead of refused.
+
+        Raises RequestError naming the option.
+        """
         fields: dict[str, Any] = {"model": self.model.removesuffix(":latest"), "stream": self.stream}
         fields |= {name: value for name, value in _DEFAULTS.items() if name not in model.generation_defaults}
         options = self.options or {}
@@ -112,7 +122,7 @@ class _Asked(Fields, kw_only=True):
             elif name == "num_predict":
                 fields["max_tokens"] = -1 if isinstance(value, (int, float)) and value < 0 else value
             elif name == "repeat_last_n" and value in (-1, 0):
-                continue  # -1 is the whole text, as here; 0 is below
+                continue  # -1 penalises tokens of the whole text, as the server always does; 0 is treated below
             elif name in _OPTIONS_IGNORED or ignore_unknown:
                 ignored.append(f"options.{name}")
             else:
@@ -131,20 +141,22 @@ class _Asked(Fields, kw_only=True):
 
     @property
     def effort(self) -> str | None:
-        """The effort of the reasoning: "on", "none" or a level; None if the body doesn't say."""
+        """Returns the effort of the reasoning: "on", "none" or a level; None if the body doesn't set ``think``."""
         if isinstance(self.think, bool):
             return "on" if self.think else "none"
         return self.think
 
 
 class OllamaChatBody(_Asked, kw_only=True):
-    """The body of ``/api/chat``. Without messages the model is loaded, and no more."""
+    """The body of ``/api/chat``. A body without messages loads the model, and generates nothing."""
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
-        """Returns the body in OpenAI's words, and adds the names of ignored options to ``ignored``."""
+        """Returns the body as one of OpenAI's chat completions; the arguments and errors are those of
+        `_Asked.common`.
+        """
         messages = []
         texts, replaced = text_only(self.messages)
         ignored += replaced
@@ -163,7 +175,7 @@ class OllamaChatBody(_Asked, kw_only=True):
 
 
 class GenerateBody(_Asked, kw_only=True):
-    """The body of ``/api/generate``. Without a prompt the model is loaded, and no more."""
+    """The body of ``/api/generate``. A body without a prompt loads the model, and generates nothing."""
 
     prompt: str = ""
     suffix: str | None = None
@@ -177,7 +189,11 @@ class GenerateBody(_Asked, kw_only=True):
     }
 
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
-        """Returns the body in OpenAI's words: a conversation, or a text if it is raw or has a suffix."""
+        """Returns the body as one of OpenAI's: of completions if ``raw`` or ``suffix`` is set, otherwise of chat
+        completions.
+
+        The arguments are those of `_Asked.common`. Raises RequestError if a raw prompt has a system prompt, too.
+        """
         fields = self.common(model, ignored, ignore_unknown)
         if self.raw or self.suffix:
             if self.system or self.think:
@@ -191,15 +207,15 @@ class GenerateBody(_Asked, kw_only=True):
 
 
 def _converted(kind: type[Body], fields: Mapping[str, Any]) -> Body:
-    """A body whose options have the right types. Raises RequestError naming the one."""
+    """Returns a body of the class ``kind`` with these fields. Raises RequestError naming a field of a wrong type."""
     return decoded(msgspec.json.encode(fields), kind)[0]
 
 
 class OllamaShape(Shape):
-    """The answers of ``/api/chat`` and ``/api/generate``: a JSON object, or one a line."""
+    """The response of ``/api/chat``: a JSON object, or a stream with a JSON object in each line."""
 
     media_type = "application/x-ndjson"
-    keep_alive = b""  # a client reads each line
+    keep_alive = b""  # a client would parse an empty line as JSON
     chat = True
 
     def __init__(self, name: str, *args: Any) -> None:
@@ -219,7 +235,7 @@ class OllamaShape(Shape):
         return line | {"response": content, **fields}
 
     def _take(self, news: News) -> list[dict[str, Any]]:
-        """The parts of what is new; a call when it is whole."""
+        """Adds new tokens to the answer, and returns the new parts; a tool call is a part once it is complete."""
         parts: list[dict[str, Any]] = []
         for delta in news.deltas:
             if delta.call is None:
@@ -261,30 +277,30 @@ class OllamaShape(Shape):
         }
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Takes the answer."""
+        """Sets the only answer."""
         self._take(news)
         self._ended = ended
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole response as a JSON object."""
         return self._end(self._parts, usage)
 
     def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
-        """Lines of what is new."""
+        """Returns a line for each new part of the answer."""
         return b"".join(_row_of(self._line(parts) | {"done": False}) for parts in self._take(news))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """A stream's last line."""
+        """Returns the last line of a stream."""
         self._ended = next(iter(ended), None)
         return _row_of(self._end({}, usage))
 
     def failed(self, error: ApiError) -> bytes:
-        """The last line of a stream that fails."""
+        """Returns the last line of a stream that fails with ``error``."""
         return _row_of(error.body_for("/api/"))
 
 
 class GenerateShape(OllamaShape):
-    """The answer of ``/api/generate``."""
+    """The response of ``/api/generate``."""
 
     chat = False
 
@@ -298,7 +314,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def add_ollama(routes: Routes, front: Front) -> None:
-    """Adds the routes."""
+    """Adds Ollama's endpoints to ``routes``; ``front`` has the models."""
 
     async def generation(request: Request, kind: type[OllamaChatBody] | type[GenerateBody]) -> Response:
         ollama_body, ignored, charge = await front.body(request, kind)
@@ -324,32 +340,32 @@ def add_ollama(routes: Routes, front: Front) -> None:
 
     @routes.post("/api/chat")
     async def api_chat(request: Request) -> Response:
-        """Ollama's chat."""
+        """Answers a conversation, in Ollama's format."""
         return await generation(request, OllamaChatBody)
 
     @routes.post("/api/generate")
     async def api_generate(request: Request) -> Response:
-        """Ollama's answer to a prompt."""
+        """Answers a prompt, in Ollama's format."""
         return await generation(request, GenerateBody)
 
     @routes.get("/api/version")
     async def api_version(request: Request) -> Response:
-        """The version of Ollama whose protocol this is, as programs compare it; and Enginewright's."""
+        """Returns the version of Ollama that clients compare with theirs, and Enginewright's version."""
         return json_response({"version": PROTOCOL_VERSION, "enginewright": VERSION})
 
     @routes.get("/api/tags")
     async def api_tags(request: Request) -> Response:
-        """The models that there are, as Ollama lists them."""
+        """Lists the models of the server, in Ollama's format."""
         return json_response(tags(front.names))
 
     @routes.get("/api/ps")
     async def api_ps(request: Request) -> Response:
-        """The models that are loaded, as Ollama lists them."""
+        """Lists the models that are loaded, in Ollama's format."""
         return json_response(running(front.names))
 
     @routes.post("/api/show")
     async def api_show(request: Request) -> Response:
-        """The description of a model, as Ollama gives it."""
+        """Describes a model, in Ollama's format."""
         body, _, charge = await front.body(request, ShowBody)
         with charge:
             model = front.model(body.asked())
@@ -363,13 +379,16 @@ def add_ollama(routes: Routes, front: Front) -> None:
 
 
 def tags(models: Mapping[str, Model]) -> dict[str, Any]:
-    """The answer of ``/api/tags``: every model, by all its names."""
+    """Returns the response of ``/api/tags``: a row for each name of each model."""
     rows = [_row(name, model) | {"modified_at": _time(model.modified)} for name, model in models.items()]
     return {"models": rows}
 
 
 def running(models: Mapping[str, Model]) -> dict[str, Any]:
-    """The answer of ``/api/ps``: those that are loaded. How much of one is in a GPU's memory isn't known here."""
+    """Returns the response of ``/api/ps``: a row for each loaded model.
+
+    The bytes in a GPU's memory aren't known, and left out.
+    """
     return {
         "models": [
             _row(name, model) | {"expires_at": _NEVER, "context_length": model.model.context_length}
@@ -380,7 +399,7 @@ def running(models: Mapping[str, Model]) -> dict[str, Any]:
 
 
 def about(model: Model) -> dict[str, Any]:
-    """The answer of ``/api/show``. The template is in Jinja, as the model has it; the license isn't in a bundle."""
+    """Returns the response of ``/api/show``. The chat template is in Jinja; a bundle contains no license."""
     info, family = model.model, _family(model)
     about: dict[str, Any] = {
         "general.architecture": family,

@@ -1,9 +1,10 @@
-"""A replica: what runs in an actor of Ray Serve. It has an engine's process, as a server without replicas has.
+"""A replica: an actor of Ray Serve that runs an engine's process, as a server without replicas does.
 
-A request comes as a call of Ray Serve, which lasts until the request has ended: so Ray Serve knows how many there are,
-lets them end before it stops a replica, and has them tried elsewhere where it has died before it had them. What
-a request gives goes back through a socket, all tokens of a step together: a call of Ray for each would cost more than
-a step. The replica opens that socket to the front end that asks for it (``greet``), whose secret it got through Ray.
+Each request is a call of Ray Serve that lasts until the request ends. Ray Serve therefore knows the number of running
+requests, waits for them before it stops a replica, and repeats a call elsewhere if a replica died before it took it.
+Tokens are sent through a socket, all tokens of a step in one message, because a call of Ray for each token would take
+longer than a step. The replica opens the socket to the front end that calls `Replica.greet`; the call contains the
+secret key of the front end.
 """
 
 from __future__ import annotations
@@ -42,19 +43,20 @@ from ..engines.records import (
 )
 
 DONE, ELSEWHERE = b"", b"elsewhere"
-"""The results of a call: the request has ended, as the link has said; or this replica didn't take it."""
+"""Results of a call: the request has ended, and its end was sent through the socket; or this replica didn't take it."""
 _MOST_ABORTED = 4096
 
 
 class Replica:
-    """An actor of Ray Serve with the process of an engine, whose requests come as calls.
+    """An actor of Ray Serve that runs an engine's process, and takes requests as calls.
 
     Args:
-        name: the model's.
-        path: its bundle, on the replica's machine.
-        options: of ``LLM``.
-        limits: of ``Limits``.
-        version: the hash of the bundle that the front end has seen. Another one is another deployment.
+        name: name of the model.
+        path: path of its bundle on the replica's machine.
+        options: options of ``LLM``.
+        limits: fields of ``Limits``, in seconds.
+        version: hash of the bundle that the front end has read. It is unused here: a new hash makes Ray Serve replace
+            the replicas.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
@@ -69,13 +71,23 @@ class Replica:
         await self._engine.wait_until_ready()
 
     async def check_health(self) -> None:
-        """Ray Serve asks it now and then; an error has it start another replica. An engine that has died isn't one: it
-        is started again here, sooner."""
+        """Raises an error if the engine can't be started, which has Ray Serve start another replica.
+
+        Ray Serve calls it from time to time. An engine that has died is no error: this replica restarts it, which is
+        faster.
+        """
         if self._engine.state == "failed":
             self._engine.check()
 
     async def greet(self, number: int, host: str, port: int, key: bytes) -> bool:
-        """Opens the socket to a front end; false where the engine doesn't answer now. ``number`` is for the router."""
+        """Opens a socket to a front end, and returns True; returns False if the engine isn't ready.
+
+        Args:
+            number: number of the call's ticket, which the router reads.
+            host: address of the front end.
+            port: port of the front end.
+            key: secret key of the front end, which the replica sends first.
+        """
         if self._engine.state != "ready":
             return False
         link = _ToFrontEnd(self, key)
@@ -84,13 +96,18 @@ class Replica:
         engine = self._engine
         opened = Opened(engine.hash, engine.target, asdict(engine.model), engine.info, engine.pid or 0)
         link.send(Greeting(key, context.replica_id.unique_id, _node(), os.getpid(), opened))
-        # The front end closes the link from before: if it ended here, that could be seen first, and taken for a death.
+        # The front end closes the earlier link. If it were closed here, the front end could take that for a death.
         self._links[key] = link
         return True
 
     async def run(self, number: int, key: bytes, body: bytes) -> bytes:
-        """Runs a request of the front end with that key to its end. ``body``: a packed ``Submit``; ``number``: what the
-        front end calls it."""
+        """Runs a request until it ends, and returns `DONE`, or `ELSEWHERE` if this replica doesn't take it.
+
+        Args:
+            number: the front end's number of the request.
+            key: secret key of the front end.
+            body: a packed ``Submit``.
+        """
         link = self._links.get(key)
         if link is None or self._engine.state != "ready":
             return ELSEWHERE
@@ -114,11 +131,14 @@ class Replica:
         return DONE
 
     async def __del__(self) -> None:
-        """Ray Serve awaits it once the last request has ended: what the engine keeps is written."""
+        """Closes the engine, which writes its stored prefixes.
+
+        Ray Serve awaits this method once the last request has ended.
+        """
         await self._engine.close()
 
     def take(self, link: _ToFrontEnd, message: ToEngine) -> None:
-        """Does what a front end says."""
+        """Handles a message of a front end: aborts a request, or answers a question."""
         if isinstance(message, Abort):
             link.abort(message.number)
         elif isinstance(message, Ask):
@@ -133,12 +153,12 @@ class Replica:
         link.send(Answer(question.number, value))
 
     def gone(self, link: _ToFrontEnd) -> None:
-        """A front end is gone: nobody wants its requests."""
+        """Removes the link of a front end that has disconnected."""
         if self._links.get(link.key) is link:
             del self._links[link.key]
 
     def _hang_up(self) -> None:
-        """The engine has died: front ends see their links closed, and greet again."""
+        """Closes all links, as the engine has died; the front ends then call `greet` again."""
         for link in list(self._links.values()):
             link.close()
         self._links.clear()
@@ -149,7 +169,10 @@ class Replica:
 
 
 class _Engine(Model):
-    """The engine; ``lost`` is called when it has died, ``beats`` when it says how it is doing."""
+    """The replica's engine.
+
+    It calls ``lost`` when its process has died, and ``beats`` with each report of its state.
+    """
 
     lost: Callable[[], None]
     beats: Callable[[Beat], None]
@@ -165,15 +188,15 @@ class _Engine(Model):
 
 
 class _Carried(Running):
-    """A request of a front end: what it gives goes there."""
+    """A request of a front end; its tokens are sent through ``link``, under ``theirs``, the front end's number."""
 
     def __init__(self, model: Model, number: int, digest: bytes, *, link: _ToFrontEnd, theirs: int) -> None:
-        super().__init__(model, number, digest, Task(None))  # what comes is passed on as it is
+        super().__init__(model, number, digest, Task(None))  # the front end parses the tokens, not the replica
         self._link, self._theirs = link, theirs
         self.over = asyncio.Event()
 
     def put(self, event: Piece | Ended | EnginewrightError) -> None:
-        """Sends it. An error is the engine's end, and by then the link is closed."""
+        """Sends a token or the end of the request. An error means that the engine has died and the link is closed."""
         if not isinstance(event, EnginewrightError):
             event.number = self._theirs
             self._link.add(event)
@@ -182,7 +205,7 @@ class _Carried(Running):
 
 
 class _ToFrontEnd(Link):
-    """The link to a front end. What comes together goes together."""
+    """The link to a front end, which sends all events of one turn of the event loop in one message."""
 
     def __init__(self, replica: Replica, key: bytes) -> None:
         super().__init__(lambda message: replica.take(self, message), ToEngine)
@@ -191,7 +214,7 @@ class _ToFrontEnd(Link):
         self.tasks: set[asyncio.Task[None]] = set()
         self._replica = replica
         self._news = Events()
-        self._left: OrderedDict[int, None] = OrderedDict()  # requests that were given up before they came
+        self._left: OrderedDict[int, None] = OrderedDict()  # requests that were aborted before they arrived
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -208,7 +231,7 @@ class _ToFrontEnd(Link):
             self._transport.write(packed(message))
 
     def add(self, event: Piece | Ended) -> None:
-        """Sends it with what else there is before the loop's next turn."""
+        """Sends an event, together with the others of this turn of the event loop."""
         if not self._news.pieces and not self._news.ended:
             asyncio.get_running_loop().call_soon(self._flush)
         if isinstance(event, Ended):

@@ -1,7 +1,8 @@
-"""The router that Ray Serve asks which replica gets a call. What decides is in ``routing``.
+"""The router that Ray Serve asks for the replica of a call. The module ``routing`` decides.
 
-It runs in the process whose handle is called: the front end's. A call's first argument is the number of its ticket.
-Ray Serve pickles this module by value, but the modules that it names by their names: routes are found through one.
+Ray Serve runs the router in the process of the front end, which makes the calls. The first argument of a call is the
+number of its ticket. Ray Serve pickles this module by value and imports other modules by name; therefore the router
+finds the front end's routes through the module ``routing``.
 """
 
 from __future__ import annotations
@@ -15,42 +16,45 @@ from . import routing
 
 
 class PrefixRouter(RequestRouter):
-    """Chooses the replicas of a call by its ticket. Ray Serve calls it from an event loop of its own."""
+    """Chooses the replicas of a call by its ticket. Ray Serve calls the methods from an event loop of its own."""
 
     queue_len_response_deadline_s = 5.0  # a machine that computes may answer late
     max_queue_len_response_deadline_s = 20.0
 
     @property
     def max_num_routing_tasks(self) -> int:
-        """The most calls that Ray routes at a time: enough for all, since a call may wait long for its bundle."""
+        """Returns the most calls that Ray routes at a time.
+
+        The limit is high, since a call may wait long for its bundle.
+        """
         return 1 << 16
 
     def initialize_state(self, app: str) -> None:
-        """``app``: the name of the application, by which its routes are found."""
+        """Finds the routes of the Ray Serve application ``app``."""
         self._routes = routing.ROUTES.setdefault(app, routing.Routes())
 
     def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
-        """Notes which replicas there are."""
+        """Notes which replicas exist."""
         super().update_replicas(list(replicas))
         self._note()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Notes that one is gone."""
+        """Notes that the replica ``replica_id`` has died."""
         super().on_replica_actor_died(replica_id)
         self._note()
 
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas to try, the best one first; none: Ray Serve asks again after a pause."""
+        """Returns the replicas to try, the best one first; an empty list has Ray Serve ask again after a pause."""
         if pending_request is None:
             return []
-        pending_request.routing_context.should_backoff = True  # without it an empty list is asked for without a pause
+        pending_request.routing_context.should_backoff = True  # otherwise Ray asks again without a pause
         by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
         return [[by_name[name]] for name in self._routes.order(pending_request.args[0], list(by_name))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Notes who has the request."""
+        """Notes that the replica ``replica_id`` has taken the call."""
         self._routes.sent(pending_request.args[0], replica_id.unique_id)
 
     def _note(self) -> None:

@@ -1,9 +1,9 @@
-"""Replicas of a model on Ray Serve, as the front end has them: where they are placed, who gets a request, what is tried
-again.
+"""Replicas of a model on Ray Serve, as the front end sees them: their start, their links, and requests that are
+retried.
 
-The front end stays one process, with protocols, keys and metrics; a ``Replicated`` takes the place of a ``Model``.
-Ray Serve places replicas, checks their health, scales them and starts them again. See ``replica`` for what travels
-how, and ``routing`` for who gets what.
+The front end stays one process, which has the protocols, keys and metrics; a `Replicated` replaces a `Model` there. Ray
+Serve places replicas on machines, checks their health, scales and restarts them. ``replica`` describes the messages,
+and ``routing`` the choice of a replica.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _LOG = logging.getLogger("enginewright.server")
 _ROUTER = "enginewright.runtime.server.replicas.replica_router.PrefixRouter"
 _MOST_DEATHS = 2
 _LOOK_SECONDS = 0.25
-"""Between two looks for replicas that have no link yet."""
+"""Seconds between two looks for replicas that have no link yet."""
 _HANDSHAKE_SECONDS, _HANDSHAKE_BYTES = 10.0, 1 << 20
 _FINISH_SECONDS = 3600.0
-"""The time that requests under way have to end before Ray Serve ends a replica that it takes away."""
+"""Seconds that running requests have to end before Ray Serve stops a replica that it removes."""
 
 
 def open_replicas(options: ServerOptions, cluster: Cluster) -> dict[str, Model]:
-    """The models of a server by their names, each with replicas.
+    """Returns the models of a server by name, each with its replicas.
 
-    Raises BundleError for one that can't be opened, and RequestError where the cluster has too few CPUs.
+    Raises BundleError for a bundle that can't be opened, and RequestError if the cluster has too few CPUs.
     """
     llm_options = replica_options(options)
     engines = len(options.models) * options.replicas
@@ -85,7 +85,7 @@ def open_replicas(options: ServerOptions, cluster: Cluster) -> dict[str, Model]:
 
 
 def cpus_of(options: Mapping[str, Any]) -> int:
-    """CPUs of a replica with these options of ``LLM``: each rank has so many threads."""
+    """Returns the number of CPUs that a replica with these options of ``LLM`` needs: the threads of all its ranks."""
     return int(options["threads"]) * partition_of(options.get("ranks"), options.get("partition")).ranks
 
 
@@ -97,7 +97,10 @@ def app_name(model: str) -> str:
 def deployment_of(
     name: str, path: str, options: dict[str, Any], limits: Limits, server: ServerOptions, cpus: int, version: str
 ) -> Any:
-    """Describes the replicas of a model to Ray Serve. Arguments are as of ``Replicated``."""
+    """Returns the Ray Serve deployment of a model's replicas.
+
+    The arguments are those of `Replicated`; ``version`` is the hash of the bundle.
+    """
     scaling: dict[str, Any] = {"num_replicas": server.replicas}
     if server.max_replicas > server.replicas:
         config = AutoscalingConfig(
@@ -125,7 +128,16 @@ def deployment_of(
 
 @dataclass
 class _Attempt:
-    """A request on its way to a replica, or there."""
+    """One attempt to have a replica run a request.
+
+    Attributes:
+        submit: the request's message to the engine.
+        running: the request, as the server's endpoints see it.
+        ticket: the request, as the router sees it.
+        again: True if an earlier attempt failed.
+        streamed: True if tokens have arrived.
+        task: the task that waits for the call of Ray Serve.
+    """
 
     submit: Submit
     running: Running
@@ -136,14 +148,14 @@ class _Attempt:
 
 
 class Replicated(Model):
-    """A model with replicas; see the module.
+    """A model with replicas.
 
     Args:
-        name, path, options, limits: as of ``Model``.
-        server: how many replicas, how they scale, and who gets a request.
-        cpus: of each replica.
-        host: this machine's address, where replicas send what they compute.
-        handle: of its deployment, where Ray Serve has that from elsewhere; by default it is made here, and ended here.
+        name, path, options, limits: the arguments of `Model`.
+        server: number of replicas, their scaling, and the policy of routing.
+        cpus: CPUs of each replica.
+        host: address of this machine, to which replicas connect.
+        handle: handle of a deployment that something else started; by default the model starts and stops one itself.
     """
 
     def __init__(
@@ -175,26 +187,26 @@ class Replicated(Model):
 
     @property
     def slots(self) -> int:
-        """Requests that may run at a time, on all replicas."""
+        """Returns the most requests that may run at a time, on all replicas together."""
         return super().slots * max(1, len(self._links))
 
     @property
     def replicas(self) -> int:
-        """Replicas that answer."""
+        """Returns the number of linked replicas."""
         return len(self._links)
 
     @property
     def pid(self) -> int | None:
-        """None: engines are elsewhere."""
+        """Returns None, as the engines' processes belong to the replicas."""
         return None
 
     @property
     def overdue(self) -> bool:
-        """False: each replica sees to its engine."""
+        """Returns False, as each replica watches its own engine."""
         return False
 
     def describe(self) -> dict[str, Any]:
-        """Tells how it is doing, with a row for each replica."""
+        """Returns the state of the model as a JSON object, with a row for each replica."""
         rows = [
             {
                 "replica": name,
@@ -211,11 +223,12 @@ class Replicated(Model):
         return super().describe() | {"replicas": rows, "retried": self.retried}
 
     async def replace(self, path: str) -> None:
-        """Serves another bundle, or what is at the path now: replicas are replaced one after the other, and requests
-        under way end where they are. Returns once all are replaced.
+        """Serves the bundle at ``path`` from now on, by replacing the replicas one after the other.
 
-        Raises BundleError for one that can't be opened; then all stays as it is. Raises RequestError where the
-        deployment isn't ours.
+        Running requests end on the replicas where they run. The method returns once all replicas are replaced.
+
+        Raises BundleError for a bundle that can't be opened, after which the earlier one is still served; RequestError
+        if something else started the deployment; EngineLostError if no new replica answers in time.
         """
         if self._given:
             raise RequestError(f"model {self.name!r} is deployed from elsewhere", hint="Deploy it anew there.")
@@ -239,7 +252,7 @@ class Replicated(Model):
                 self._ready.clear()
 
     async def close(self, unload: bool = False) -> None:
-        """Ends the replicas, and what runs there."""
+        """Stops the replicas, fails their requests, and closes the links."""
         self.state = "closed"
         self._fail_all(EngineLostError("the server is stopping", hint="Try again."))
         for task in [*self._tasks, *([self._task] if self._task is not None else [])]:
@@ -254,18 +267,18 @@ class Replicated(Model):
         ROUTES.pop(self.app, None)
 
     def kill(self) -> None:
-        """Does nothing: replicas kill their engines."""
+        """Does nothing: each replica stops its own engine."""
 
     # Starting, and looking for replicas
 
     def start(self) -> None:
-        """Has Ray Serve start its replicas, and links to them."""
+        """Has Ray Serve start the replicas, and opens links to them."""
         super().start()
         assert self._task is not None
         self._task.add_done_callback(self._stopped)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        """Ends the wait for replicas if the task failed: nothing else would."""
+        """Sets the model's state to "failed" if the task that looks for replicas raised an error."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.error, self.state = EnginewrightError(f"replicas of {self.name!r} failed: {error}"), "failed"
             _LOG.error("replicas of %s failed", self.name, exc_info=error)
@@ -289,7 +302,10 @@ class Replicated(Model):
                 await asyncio.sleep(_LOOK_SECONDS)
 
     def _deploy(self, path: str, version: str) -> Any:
-        """Tells Ray Serve what there should be, and waits until it is so. Raises BundleError where it can't be."""
+        """Deploys the bundle at ``path``, whose hash is ``version``, and waits until replicas run.
+
+        Raises BundleError on failure.
+        """
         app = deployment_of(self.name, path, self.options, self.limits, self._server, self._cpus, version)
         try:
             return serve.run(app, name=self.app, route_prefix=None)
@@ -298,7 +314,7 @@ class Replicated(Model):
             raise BundleError(f"{path}: its replicas didn't start: {last_line(e)}", hint=hint) from e
 
     def _greet_all(self) -> None:
-        if None in self._greeting:  # that one may be any, so that naming it as well would greet it twice
+        if None in self._greeting:  # this call may reach any replica; a second call could greet the same one
             return
         missing: list[str | None] = [one for one in self._routes.there if one not in self._links]
         if not self._routes.there:
@@ -323,7 +339,7 @@ class Replicated(Model):
             self._greeting.discard(replica)
 
     def _look_after(self) -> None:
-        """Ends links that are silent, and requests that no replica is there for."""
+        """Closes links that were silent for too long, and fails requests that have waited too long for a replica."""
         now = time.monotonic()
         for link in list(self._links.values()):
             if now - link.heard > self.limits.silence:
@@ -337,7 +353,7 @@ class Replicated(Model):
     # Links to replicas
 
     def greeted(self, link: _FromReplica, greeting: Greeting) -> bool:
-        """Links a replica that is ours, as it has the key and the bundle; returns False for another."""
+        """Links a replica, and returns True; returns False if the replica's key is wrong or its bundle isn't served."""
         if self.state == "closed" or not hmac.compare_digest(greeting.key, self._key):
             return False
         version = greeting.opened.hash
@@ -360,7 +376,7 @@ class Replicated(Model):
         return True
 
     def take_from(self, link: _FromReplica, message: ToFrontEnd) -> None:
-        """Does what a replica says."""
+        """Handles a message of a replica."""
         if isinstance(message, Events):
             self._carry_on(message)
         elif isinstance(message, Beat):
@@ -370,7 +386,7 @@ class Replicated(Model):
             self._take(Answer(self._asked.pop(message.number, -1), message.value))
 
     def left(self, link: _FromReplica) -> None:
-        """A replica is gone, or its engine."""
+        """Removes a replica whose link has closed, and retries or fails its requests."""
         name = link.name
         if self._links.get(name) is not link:
             return
@@ -394,14 +410,16 @@ class Replicated(Model):
         self._release()
 
     def _switch(self, fresh: Model) -> None:
-        """The first replica has the new bundle: requests are made for it from now on."""
+        """Serves the bundle of ``fresh`` from now on, as its first replica is ready."""
         for name in ("path", "tokenizer", "hash", "recipe", "bytes", "modified", "model"):
             setattr(self, name, getattr(fresh, name))
         self._next = None
         asyncio.get_running_loop().call_soon(self._release)
 
     def _release(self) -> None:
-        """Has requests made again that are for a bundle which no replica has any more."""
+        """Fails waiting requests whose prompt was made for a bundle that no replica serves any more; the front end
+        repeats them.
+        """
         served = self._routes.versions()
         for wire, one in list(self._attempts.items()):
             version = one.ticket.version
@@ -443,7 +461,10 @@ class Replicated(Model):
             asyncio.get_running_loop().call_soon(self._release)
 
     async def _carry(self, wire: int, attempt: _Attempt) -> None:
-        """Has a replica run a request; the link says what comes of it."""
+        """Has a replica run a request; its tokens arrive through the link.
+
+        Retries it if the replica doesn't take it.
+        """
         response = self._handle.run.remote(wire, self._key, packed(attempt.submit)[LENGTH_BYTES:])
         try:
             answer = await response
@@ -476,7 +497,14 @@ class Replicated(Model):
         self._take(ours)
 
     def _lost(self, wire: int, attempt: _Attempt, replica: str, why: str) -> None:
-        """A replica was lost under a request: it is tried once elsewhere if nothing of it was sent."""
+        """Retries a request whose replica was lost, once, and only if no tokens have arrived; fails it otherwise.
+
+        Args:
+            wire: number of the attempt.
+            attempt: the attempt.
+            replica: id of the replica.
+            why: the reason, for the error's message.
+        """
         self._drop(wire)
         running = attempt.running
         if running.number not in self._requests:
@@ -491,7 +519,7 @@ class Replicated(Model):
         running.put(EngineLostError(f"a replica of model {self.name!r} was lost: {why}", hint="Try again."))
 
     def _drop(self, wire: int, abort: bool = False) -> None:
-        """Forgets an attempt. ``abort``: its replica hears of it."""
+        """Removes the attempt ``wire``; ``abort`` tells its replica to stop the request."""
         attempt = self._attempts.pop(wire, None)
         if attempt is None:
             return
@@ -511,7 +539,7 @@ class Replicated(Model):
     # Questions
 
     def _ask(self, question: Ask) -> None:
-        """Passes a question on to one replica, under a number of its own."""
+        """Passes a question on to one of the replicas, under a number of its own."""
         for link in list(self._links.values())[:1]:
             wire = next(self._wires)
             self._asked[wire] = question.number
@@ -528,11 +556,12 @@ class Replicated(Model):
 
 
 class _FromReplica(Link):
-    """A connection to our port: a stranger's until it has shown the key.
+    """A connection of a replica to the front end. It may send nothing but a `Greeting` until it has shown the key.
 
     Attributes:
-        greeting: what the replica said first; None before.
-        beat: how it was doing last; heard: when it said something.
+        greeting: the first message of the replica; None before it arrives.
+        beat: the newest state that the replica reported.
+        heard: time of the last message, in seconds of the monotonic clock.
     """
 
     def __init__(self, model: Replicated) -> None:
@@ -546,7 +575,7 @@ class _FromReplica(Link):
 
     @property
     def name(self) -> str:
-        """The replica's."""
+        """Returns the id of the replica; empty before its greeting."""
         return "" if self.greeting is None else self.greeting.replica
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -597,7 +626,7 @@ class _FromReplica(Link):
 
 
 async def _beside(work: Callable[[], Any]) -> Any:
-    """Returns what ``work`` returns, from a thread that no exit waits for: Ray Serve may wait for machines."""
+    """Returns the result of ``work``, run in a daemon thread: Ray Serve may wait for machines, and an exit must not."""
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -1,10 +1,11 @@
-"""Which replica gets a request: the one that knows most of its prompt, unless it has far more to do than another.
+"""Chooses the replica of a request: the one whose prefix cache has most of the prompt, unless that one is too busy.
 
-What a replica knows is guessed from what it was sent: whole blocks of 32 tokens, as its prefix cache has them. A block
-is named by a digest of the tenant, the salt and all tokens up to its end, so that tenants share nothing here either.
-The table has as many blocks of a replica as its KV cache, and forgets the one that was used least recently.
+The contents of a replica's prefix cache are estimated from the prompts that were sent to it, in whole blocks of 32
+tokens. The name of a block is a digest of the tenant, the salt and all tokens up to its end; tenants share no blocks,
+as in the prefix cache. The table of a replica has as many blocks as its KV cache, and drops the least recently used
+block first.
 
-Nothing here needs Ray: ``replica_router`` asks, from the thread that Ray Serve routes in.
+Nothing here needs Ray: ``replica_router`` calls it from the thread in which Ray Serve routes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from ..http.options import Policy
 
 BLOCK_TOKENS = 32
 MOST_BLOCKS = 1 << 16
-"""The most blocks of one replica that are remembered: 2 million tokens."""
+"""The most blocks in the table of one replica: 2 million tokens."""
 SPARE_REQUESTS = 2
-"""A replica that knows the prompt may have so many requests more than twice those of the replica with the fewest."""
+"""Limit of a replica that has blocks of the prompt: twice the requests of the least busy replica, plus this number."""
 
 
 def block_names(scope: str, token_ids: Sequence[int]) -> tuple[bytes, ...]:
-    """The names of a prompt's whole blocks, in order. ``scope``: its tenant and salt."""
+    """Returns the names of a prompt's whole blocks, in order; ``scope`` is the tenant and the salt of the request."""
     name = hashlib.blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     names = []
     for first in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -39,15 +40,16 @@ def block_names(scope: str, token_ids: Sequence[int]) -> tuple[bytes, ...]:
 
 @dataclass
 class Ticket:
-    """A request for which a replica is chosen, with the facts that decide.
+    """A request for which a replica is chosen, with all that the choice depends on.
 
     Attributes:
-        blocks: names of its prompt's blocks.
-        version: the hash of the bundle that its prompt was made for; empty: any.
-        avoid: replicas that are taken only where there is no other.
-        only: the one replica that may be taken. With neither this nor a version, any that isn't linked yet.
-        replica: the one that it is meant for so far.
-        sent: whether that one has it.
+        blocks: names of the blocks of its prompt.
+        version: hash of the bundle whose tokenizer made the prompt; empty if any replica will do.
+        avoid: replicas that are chosen only if there is no other.
+        only: the one replica that may be chosen. If neither ``only`` nor ``version`` is set, any replica that has no
+            link yet is chosen.
+        replica: the replica that is chosen so far; None for none.
+        sent: True if ``replica`` has taken the request.
     """
 
     blocks: tuple[bytes, ...] = ()
@@ -67,14 +69,14 @@ class _Linked:
     last: int = 0
 
     def known(self, names: Sequence[bytes]) -> int:
-        """Returns the number of blocks at the beginning of a prompt that the replica knows."""
+        """Returns the number of blocks at the beginning of a prompt that are in the replica's table."""
         for count, name in enumerate(names):
             if name not in self.blocks:
                 return count
         return len(names)
 
     def learn(self, names: Iterable[bytes]) -> None:
-        # The last block first: so a prompt's begin, which others share, is forgotten after its end.
+        # The last block first: the beginning of a prompt, which other prompts share, must be dropped after its end.
         for name in reversed(tuple(names)):
             self.blocks[name] = None
             self.blocks.move_to_end(name)
@@ -83,13 +85,14 @@ class _Linked:
 
 
 class Routes:
-    """The replicas of one model that answer, and the requests that are on their way to them. Any thread may call it.
+    """The replicas of one model that are linked, and the requests that are on their way to them. It is thread-safe.
 
     Args:
-        policy: "prefix": see the module; "load": the one with the fewest requests; "round-robin": one after the other.
+        policy: "prefix" chooses as the module says; "load" the replica with the fewest requests; "round-robin" each
+            replica in turn.
 
     Attributes:
-        there: the replicas that Ray Serve has, linked or not; ``replica_router`` says so.
+        there: ids of the replicas that Ray Serve has, linked or not; ``replica_router`` sets them.
     """
 
     def __init__(self, policy: Policy = "prefix") -> None:
@@ -101,13 +104,19 @@ class Routes:
         self._count = 0
 
     def link(self, replica: str, version: str, cache_tokens: int) -> None:
-        """A replica answers from now on. ``cache_tokens``: that its KV cache holds; 0: that isn't known."""
+        """Adds a replica that takes requests from now on.
+
+        Args:
+            replica: id of the replica.
+            version: hash of its bundle.
+            cache_tokens: the most tokens in its KV cache; 0 if the number isn't known.
+        """
         most = min(MOST_BLOCKS, cache_tokens // BLOCK_TOKENS or MOST_BLOCKS)
         with self._lock:
             self._linked[replica] = _Linked(version, most, OrderedDict())
 
     def unlink(self, replica: str) -> None:
-        """A replica is gone, with all that it knew."""
+        """Removes a replica and its table of blocks."""
         with self._lock:
             self._linked.pop(replica, None)
             for ticket in self._tickets.values():
@@ -115,7 +124,7 @@ class Routes:
                     ticket.replica = None
 
     def versions(self) -> set[str]:
-        """The hashes of the bundles that replicas serve."""
+        """Returns the hashes of the bundles that replicas serve."""
         with self._lock:
             return {one.version for one in self._linked.values()}
 
@@ -126,27 +135,33 @@ class Routes:
             return 0 if linked is None else linked.requests
 
     def begin(self, number: int, ticket: Ticket) -> None:
-        """A request needs a replica."""
+        """Adds the request ``number``, for which a replica is to be chosen."""
         with self._lock:
             self._tickets[number] = ticket
 
     def end(self, number: int) -> None:
-        """A request is over, or was given up."""
+        """Removes the request ``number``, which has ended or was given up."""
         with self._lock:
             if (ticket := self._tickets.pop(number, None)) is not None:
                 self._give(ticket, None)
 
     def sent(self, number: int, replica: str) -> None:
-        """A replica has taken a request."""
+        """Notes that a replica has taken the request ``number``."""
         with self._lock:
             if (ticket := self._tickets.get(number)) is not None and ticket.version:
                 self._give(ticket, replica)
                 ticket.sent = True
 
     def order(self, number: int, candidates: Sequence[str]) -> list[str]:
-        """The replicas that may take a request, the best one first; none where it has to wait.
+        """Returns the replicas that may take the request ``number``, the best one first; an empty list if it has to
+        wait.
 
-        The request counts as the first one's at once: of many that come together each sees those before it.
+        The request counts as one of the first replica's at once, so that requests at the same moment don't choose the
+        same one.
+
+        Args:
+            number: number of the request's ticket.
+            candidates: ids of the replicas that Ray Serve offers.
         """
         with self._lock:
             ticket = self._tickets.get(number)
@@ -179,7 +194,7 @@ class Routes:
         return sorted(rows, key=rank)
 
     def _give(self, ticket: Ticket, replica: str | None) -> None:
-        """Counts a request as a replica's, or as nobody's."""
+        """Counts a request as one of ``replica``; None: as one of no replica."""
         if ticket.replica == replica:
             return
         if ticket.replica is not None and (before := self._linked.get(ticket.replica)) is not None:
@@ -191,4 +206,7 @@ class Routes:
 
 
 ROUTES: dict[str, Routes] = {}
-"""The routes of each Ray Serve application of this process, by its name: Ray Serve makes its routers by itself."""
+"""The routes of each Ray Serve application of this process, by name.
+
+Ray Serve makes the routers, which look them up here.
+"""
