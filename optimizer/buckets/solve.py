@@ -31,7 +31,9 @@ MOST_BUCKETS = 256
 
 @dataclass(frozen=True)
 class Sizes:
-    """A set of sizes, rising, and what it costs: padded tokens over the whole histogram."""
+    """A set of step sizes in ascending order; ``padded`` is the number of padding tokens that it costs on a
+    histogram.
+    """
 
     sizes: tuple[int, ...]
     padded: int

@@ -357,7 +357,15 @@ def keep_export(key: str, report: ExportReport, source: str | Path) -> None:
 
 
 def describe(key: str, bundle: Path, recipe: str, targets: Iterable[str], source: str) -> Entry:
-    """The entry of a bundle that was just written: every file of it, hashed."""
+    """Returns the entry in the cache of exports for a new bundle, with the hash of each of its files.
+
+    Args:
+        key: key of the export, from `key_of`.
+        bundle: folder of the bundle.
+        recipe: name of the recipe.
+        targets: names of the targets.
+        source: name of the source model.
+    """
     files = {path: _hashed(bundle / path) for path in sorted(files_in(bundle))}
     return Entry(key, source, recipe, tuple(targets), time.time(), files)
 

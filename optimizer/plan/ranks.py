@@ -175,7 +175,13 @@ class Stage:
 
 
 def stages_of(parts: Sequence[LoweredProgram], how: Partition, wires: Wires) -> tuple[Stage, ...]:
-    """Returns the programs of all ranks by stage, the stage with the first layers first."""
+    """Returns the pipeline stages of a partitioned model, the stage with the first layers first.
+
+    Args:
+        parts: the program of each rank.
+        how: the partition.
+        wires: the links between ranks.
+    """
     stages, count = [], how.ranks // how.stages
     for index in reversed(range(how.stages)):
         ranks = range(index * count, (index + 1) * count)

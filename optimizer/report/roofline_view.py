@@ -143,7 +143,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """A bar that divides the time of a shape's step; ``y`` is the bar's top."""
+    """A bar of a chart that divides the time of a step into slices. ``y`` is the position of its top edge."""
 
     name: str
     note: str

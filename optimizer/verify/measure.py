@@ -66,16 +66,16 @@ class SourceLogits:
         keep_bytes: int,
         cache: WeightCache,
     ) -> SourceLogits:
-        """Runs the source.
+        """Computes the source's logits.
 
         Args:
             source: a Hugging Face directory or a GGUF file, with its adapters, or a transformers model.
-            context_length: of the export.
-            tokens: to be run.
-            keep_bytes: as of ``SourceRunner``; when this returns weights are kept in ``cache`` alone.
-            cache: is offered the weights that were read, which are those of the captured program.
+            context_length: the most tokens of a request in the export.
+            tokens: the sequences to run.
+            keep_bytes: weights of at most this size are read once, and kept until this returns unless ``cache`` has them.
+            cache: the cache that the weights are offered to, as the captured program needs the same ones.
 
-        Raises what ``SourceRunner`` raises.
+        Raises the errors of `SourceRunner`.
         """
         ids = torch.zeros((len(tokens.sequences), tokens.length), dtype=torch.long)
         for row, sequence in zip(ids, tokens.sequences, strict=True):

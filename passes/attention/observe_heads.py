@@ -41,8 +41,9 @@ class HeadObserver:
             self._values[node] = value
 
     def seen(self, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seen:
-        """Returns the record of the attention of ``site``, which is about to be called with these values. It can be
-        called once.
+        """Returns the recorded queries, keys and values of the attention ``site``, and removes them from the observer.
+
+        ``args`` and ``kwargs`` are the arguments of the attention's call, which follows.
         """
         q, k, v = (self._values.pop(branch.pre) for branch in (site.q, site.k, site.v))
         arguments = {node: self._arguments.pop(node) for branch in (site.q, site.k) for node in branch.post}

@@ -89,7 +89,7 @@ class WeightCache:
         return self._bytes + size <= self.limit
 
     def find(self, expr: WeightExpr) -> torch.Tensor | None:
-        """The value that is kept for one expression."""
+        """Returns the cached value of ``expr``, or None if it isn't cached."""
         return self._values.get((expr,))
 
     def offer(self, expr: WeightExpr, value: torch.Tensor) -> None:

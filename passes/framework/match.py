@@ -118,7 +118,7 @@ class Anything(Pattern):
 
 @dataclass(frozen=True)
 class Either(Pattern):
-    """The first or the second pattern."""
+    """A pattern that matches what the pattern ``first`` or the pattern ``second`` matches."""
 
     first: Pattern
     second: Pattern

@@ -55,10 +55,9 @@ class Chosen(WeightExpr):
 
 @dataclass(frozen=True)
 class Mix:
-    """The shares of each removed column that are added to each kept one: float32 [removed, kept]. Equal if their bits
-    are.
+    """A float32 matrix [removed, kept] of the factors by which each removed column is added to each kept column.
 
-    ``file``: the file with the numbers; None if they are in memory.
+    Two matrices are equal if their bits are. ``file`` is the file that has the numbers; None if they are in memory.
     """
 
     digest: str

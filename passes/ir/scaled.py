@@ -89,7 +89,7 @@ class Rotated(InPlaceOf):
 
 
 def rotated(value: torch.Tensor, how: Rotated) -> torch.Tensor:
-    """A value rotated as ``how`` says, a new one."""
+    """Returns a copy of ``value`` with a Hadamard rotation of the axis, range and block size that ``how`` gives."""
     value = value.transpose(how.axis, -1)
     turned = value[..., how.start : how.stop].unflatten(-1, (-1, how.size)).double() @ hadamard(how.size)
     parts = (value[..., : how.start], turned.float().flatten(-2), value[..., how.stop :])

@@ -175,7 +175,7 @@ def _parts(program: Program, node: Node, dim: int) -> list[_Part]:
 
 
 class NormalizeSliceWrites(RewritePass):
-    """Turns aten.copy and aten.slice_scatter into aten.cat of the written values, or what was there already."""
+    """Replaces aten.copy and aten.slice_scatter by aten.cat of the written values and the remaining old ones."""
 
     name = "normalize_slice_writes"
     rules: ClassVar[tuple[Rule, ...]] = (SameWrites(), CopyOver(), SliceWrites())

@@ -27,7 +27,10 @@ _OF_EACH_HEAD = ("sinks", "slopes")
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of one attention; ``site`` has the calls that compute them and the linear that reads them."""
+    """The heads of one attention, to be removed.
+
+    ``site`` has the calls that compute them and the linear that reads them.
+    """
 
     site: Site
 

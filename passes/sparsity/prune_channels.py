@@ -32,7 +32,10 @@ CHANNELS, KEPT = "channels", "channels kept"
 
 
 class PruneChannels(Pass):
-    """Removes the recipe's share of each network's channels, to the nearest multiple that weights are stored in."""
+    """Removes the least important channels of each feed-forward network.
+
+    The recipe gives the share to remove, which is rounded to the multiple of channels that weights are stored in.
+    """
 
     name = "prune_channels"
     exact = False

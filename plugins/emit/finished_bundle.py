@@ -28,8 +28,10 @@ def hash_files(bundle: Bundle, progress: Progress) -> int:
 
 
 def add_file(folder: Path, stem: str, suffix: str, data: bytes) -> tuple[str, FileSection]:
-    """Writes a file of a target's folder under a new name, STEM-HASHsuffix, so that existing files still match the
-    manifest. Gives the name."""
+    """Writes ``data`` to a new file in a target's folder, and returns the file's name and its section of the manifest.
+
+    The name is STEM-HASHsuffix, so that files of the earlier manifest aren't overwritten.
+    """
     unfinished = folder / f".{stem}.{os.getpid()}.partial"
     file = _written(unfinished, folder / f"{stem}{suffix}", data)
     name = f"{stem}-{file.sha256[:12]}{suffix}"

@@ -88,9 +88,10 @@ def machine_code_runs(made_for: int, on: int) -> bool:
 
 
 def code_for(on: int, made_for: Iterable[int]) -> int | None:
-    """The capability among ``made_for`` whose code is best for a GPU: by its machine code, else by its PTX.
+    """Returns the one of the compute capabilities ``made_for`` whose compiled code is best for a GPU of capability
+    ``on``.
 
-    A driver translates PTX for every later GPU, where it isn't bound to one. None if nothing runs.
+    Machine code comes before PTX, which a driver translates for later GPUs. Returns None if no code runs on the GPU.
     """
     known = [c for c in made_for if c <= on]
     as_it_is = [c for c in known if machine_code_runs(c, on)]

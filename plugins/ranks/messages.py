@@ -74,7 +74,7 @@ class Mail:
         self._group = Connections(store, self._rank, self._machines, max(self._seconds, 30.0))
 
     def close(self) -> None:
-        """Ends the connections: who waits for something learns that it doesn't come."""
+        """Closes the connections to other ranks; a rank that waits for a value gets an error."""
         if self._group is not None:
             self._group.close()
 

@@ -50,7 +50,10 @@ INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, LOGITS = "input_ids", "position_ids"
 
 
 class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
-    """A cache group in the linear form. ``mask`` names the input that says what its layers attend to."""
+    """A cache group whose caches are contiguous.
+
+    ``mask`` is the name of the input that masks the keys of its layers.
+    """
 
     mask: str
 

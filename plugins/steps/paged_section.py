@@ -55,18 +55,17 @@ class PagedProfile(Record, frozen=True, kw_only=True):
 
 
 class PagedSection(Record, frozen=True, kw_only=True):
-    """The section of a target in the paged form: the inputs of a build, and the sizes of steps.
+    """A target's section of the manifest, for engines that read KV caches by block tables.
 
     Attributes:
-        library: the smallest version of TensorRT that can build them.
-        cache_groups: cache groups in the program's order; a ``dtype`` is that of the engines' caches.
-        profiles: one profile for each engine; engines have their ``phase``.
-        kernel_capabilities: capabilities of the GPUs that the target's kernels were compiled for: it can be built
-            there.
-        split_keys: keys of the parts that a decode step's contexts are split into.
-        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
-        caches: the way engines write into them: "aliased" has them as outputs, which are the memory of the inputs;
-            "ordered" as inputs alone.
+        library: the smallest version of TensorRT that can build the engines.
+        cache_groups: cache groups in the program's order; each ``dtype`` is the type in the engines' caches.
+        profiles: the range of step sizes of each engine.
+        kernel_capabilities: compute capabilities of the GPUs that the kernels were compiled for, on which engines can
+            be built.
+        split_keys: number of keys in each part of a context that a decode step divides among thread blocks.
+        summed_products: number of products summed on the way to a logit, which bounds the rounding error.
+        caches: "aliased" if each cache is an output in the memory of an input; "ordered" if it is an input alone.
     """
 
     network: str = NETWORK_FILE

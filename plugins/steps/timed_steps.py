@@ -136,7 +136,7 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True)
 class Case:
-    """A step that is timed: its name for people, and its sizes."""
+    """A step of fixed sizes that is timed. ``name`` is its name in reports."""
 
     name: str
     sizes: StepSizes

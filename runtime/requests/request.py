@@ -522,7 +522,9 @@ class BeamSearch:
 
     @property
     def ready(self) -> bool:
-        """True if all sequences are one token further."""
+        """Returns True if every sequence of the beam has the candidates of its next token, and the search isn't
+        finished.
+        """
         return not self.finished and all(member in self._found for member in self.members)
 
     def take(self, member: Generation, top: Sequence[tuple[int, float]]) -> None:

@@ -32,9 +32,10 @@ def field_first(problem: str, whole: str) -> str:
 
 
 def meant(name: object, known: Iterable[str]) -> str:
-    """Returns a hint's beginning that asks for the known name nearest to a misspelled one; empty if none is near.
+    """Returns the beginning of a hint, "Did you mean NAME? ", if one of the ``known`` names is similar to ``name``;
+    else "".
 
-    Names of more than 64 characters are not compared.
+    A name of more than 64 characters isn't compared.
     """
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) and len(name) <= 64 else []
     return f"Did you mean {near[0]}? " if near else ""

@@ -119,11 +119,13 @@ class TvmExecutor(HostBlocks):
 
 
 class OwnMemory:
-    """The arena and caches of a program that was compiled here: it isn't verified, and TVM's kernels alone run it.
+    """The arena and the caches of a program that was compiled on this machine.
+
+    The program isn't verified, and only TVM's kernels run it.
 
     Attributes:
-        caches: the keys and the values of each layer, as ``arguments_of`` has them.
-        blocks: cache group -> the same as bytes, [P, bytes of a block].
+        caches: the memory of each layer's keys and values, in the order of the program's arguments.
+        blocks: the same memory as bytes by cache group, [P, bytes of a block].
     """
 
     def __init__(self, program: LoweredProgram, blocks: Mapping[str, int]) -> None:

@@ -159,7 +159,7 @@ class Front:
         return model
 
     def turns(self, model: Model) -> Turns:
-        """Returns the finished turns of a model's bundle."""
+        """Returns the store of finished conversation turns for a model's bundle, whose tokens later prompts reuse."""
         if model.hash not in self._turns:
             ends, tokenizer = list[str](), model.tokenizer
             if tokenizer is not None:

@@ -167,7 +167,7 @@ class ResponsesShape(Shape):
         self.cancelled = False
 
     def begin(self, job: Job) -> None:
-        """Keeps it while it is on its way, so that it can be cancelled."""
+        """Stores the response as one in progress, so that clients can look it up and cancel its ``job``."""
         entry = _Kept(
             self._tenant, self._items, partial(self._response, "in_progress"), job, self._asked.store is not False
         )

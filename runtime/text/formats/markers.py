@@ -47,14 +47,17 @@ class Vocabulary(Protocol):
 
 
 class CodedFormat(Generic[_Format]):
-    """A format, a record of texts, for one tokenizer: with surrogates in place of markers that are tokens.
+    """A chat format whose texts are prepared for one tokenizer.
+
+    Markers that are single tokens of the tokenizer, such as "<tool_call>", are replaced by surrogate characters in the
+    texts, so that text of the same spelling isn't taken for a marker.
 
     Attributes:
-        spelling: the format, with surrogates in its texts.
-        surrogates: token id -> its surrogate.
-        pieces: token id -> its text, or its bytes if these aren't whole characters.
-        spelled: surrogate -> the token's spelling.
-        shown: surrogate -> its text in content: empty for a special token.
+        spelling: the format with surrogates in its texts.
+        surrogates: the surrogate of each token id.
+        pieces: the text of each token id, or its bytes if they aren't whole characters.
+        spelled: the token's spelling for each surrogate.
+        shown: the text that replaces each surrogate in content; empty for a special token.
     """
 
     def __init__(self, spelling: _Format, tokenizer: Vocabulary) -> None:
