@@ -43,14 +43,14 @@ Tokenizer = PreTrainedTokenizerBase | str | Path
 
 @dataclass(frozen=True)
 class CapturedModel:
-    """A model as captured.
+    """A source model as a graph, with all that an export needs of the source.
 
     Attributes:
-        program: its graph, with weights that aren't read yet.
-        model_info: what the runtime must know of it.
-        tokenizer_files: what a bundle keeps of the tokenizer; None if the source has none.
-        source: what the bundle says of the source.
-        warnings: what the source says that isn't followed, and what may be wrong with it, for people.
+        program: graph of the model, whose weights aren't read yet.
+        model_info: sizes, token ids and defaults that the runtime needs.
+        tokenizer_files: the tokenizer's files for the bundle; None if the source has none.
+        source: description of the source for the bundle's manifest.
+        warnings: messages for the user: statements of the source that aren't followed, and possible faults in it.
     """
 
     program: Program

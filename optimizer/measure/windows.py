@@ -60,13 +60,13 @@ class Windows:
 
 
 def plan_windows(window: int | None, stride: int | None, context: int, prefix: tuple[int, ...]) -> Windows:
-    """Windows of ``window`` tokens, prefix and all.
+    """Returns the windows in which a text is evaluated: sequences of ``window`` tokens, each beginning with the prefix.
 
     Args:
-        window: None takes 512, or the context if it is shorter.
-        stride: None takes half of the window.
-        context: most tokens that the models can see.
-        prefix: see Windows.
+        window: tokens of a window, with its prefix; None takes 512, or the context if it is shorter.
+        stride: tokens between the starts of two windows; None takes half of the window.
+        context: the most tokens that the models can read.
+        prefix: token ids at the beginning of each window, as in `Windows`.
 
     Raises RequestError naming ``window`` or ``stride`` if it is out of range.
     """

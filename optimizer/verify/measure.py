@@ -72,7 +72,7 @@ class SourceLogits:
             source: a Hugging Face directory or a GGUF file, with its adapters, or a transformers model.
             context_length: the most tokens of a request in the export.
             tokens: the sequences to run.
-            keep_bytes: weights of at most this size are read once, and kept until this returns unless ``cache`` has them.
+            keep_bytes: weights of at most this many bytes are read once, and then kept in ``cache`` alone.
             cache: the cache that the weights are offered to, as the captured program needs the same ones.
 
         Raises the errors of `SourceRunner`.
