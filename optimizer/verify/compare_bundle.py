@@ -1,4 +1,4 @@
-"""A bundle against the source that someone says it was made from."""
+"""Compares a bundle with the source that the user says it was exported from."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ _ANOTHER_CHECKPOINT = (
 def compare_bundle(
     bundle: Bundle, source: ModelSource, target: str, progress: Progress, placement: Placement = Placement()
 ) -> VerificationReport:
-    """Repeats the comparison of the export, with the budget of the recipe that the manifest has.
+    """Repeats the comparison of the export, with the budget of the recipe in the bundle's manifest.
 
-    ``placement``: what the target runs on.
+    Args:
+        bundle: the bundle.
+        source: the model that it was exported from.
+        target: the bundle's target to run.
+        progress: called with each stage.
+        placement: the resources that the target runs on.
 
     Raises:
-        SourceError: the source is missing or damaged, or another model, or has another tokenizer.
-        BundleError: the manifest's recipe is none of this version.
-        VerificationError: they differ by more than the recipe allows.
+        SourceError: the source is missing, damaged, another model, or has another tokenizer.
+        BundleError: this version doesn't have the manifest's recipe.
+        VerificationError: the logits differ by more than the recipe allows.
     """
     check_source(bundle, source)
     path = source.path
@@ -47,9 +52,9 @@ def compare_bundle(
 
 
 def check_source(bundle: Bundle, source: ModelSource) -> None:
-    """Raises SourceError if a bundle can't have been made from this model, by its shape and its tokenizer.
+    """Raises SourceError if a bundle can't have been exported from this model, by the model's shape and its tokenizer.
 
-    Other weights of the same shape are for the comparison to find.
+    Other weights of the same shape aren't noticed here; the comparison of logits finds them.
     """
     path = source.path
     if path is None or not path.exists():

@@ -1,4 +1,4 @@
-"""Tokens for a search that a budget holds: some to measure with, and others that say whether the choice keeps to it."""
+"""Divides tokens for a search within a budget: some to measure candidates with, others to check the choice."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from .verify import SEEDS
 def held_out(
     captured: CapturedModel, sequences: Sequence[torch.Tensor], section: str
 ) -> tuple[tuple[torch.Tensor, ...], list[MeasuringTokens]]:
-    """Every second sequence, to measure with, and what a choice is checked on.
+    """Returns every second sequence, to measure candidates with, and the tokens on which the choice is checked.
 
-    That is the other sequences, the package's text, and the very random tokens of the bundle's verification, which
-    holds all to the budget.
+    The choice is checked on the other sequences, on the package's text, and on the random tokens of the bundle's
+    verification, which applies the budget to all of them.
 
     Args:
-        sequences: of the calibration, [S] each, at least two.
-        section: of the recipe, for the error.
+        captured: the captured model.
+        sequences: token ids of the calibration, [S] each, at least two sequences.
+        section: name of the recipe's section, for the error.
 
     Raises RequestError if there are too few sequences.
     """

@@ -1,4 +1,4 @@
-"""Measures a program against its source: logits after the same tokens, on the way through the passes."""
+"""Measures a program against its source: the differences of the logits on the same tokens."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ _PRODUCTS: dict[Target, int] = {
     ew.quantized_linear.default: 0,
     ew.quantized_grouped_linear.default: 0,
 }
-"""Ops that multiply with a weight, and which argument is multiplied: [.., K]."""
+"""Ops that multiply with a weight, and the number of the argument that is multiplied, [.., K]."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement.
+    """One measurement of a program.
 
-    ``figures`` are for the report; ``errors`` is the largest error of a logit in each sequence; ``logits`` are the
-    program's, [S, V] a sequence.
+    Attributes:
+        figures: the figures for the report.
+        errors: the largest error of a logit in each sequence.
+        logits: logits of the program, [S, V] for each sequence.
     """
 
     figures: Measurement
@@ -53,7 +55,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class SourceLogits:
-    """Some sequences of tokens, and the source's logits after each: [S, V] a sequence."""
+    """Sequences of tokens, and the source's logits after each token: [S, V] for each sequence."""
 
     tokens: MeasuringTokens
     logits: tuple[FloatArray, ...]
@@ -115,7 +117,7 @@ class SourceLogits:
 
 
 def evaluate(program: Program, sequences: Sequence[torch.Tensor], cache: WeightCache) -> list[FloatArray]:
-    """The program's logits after every token of each sequence: [S, V] float32 each."""
+    """Returns the program's logits after every token: float32 [S, V] for each sequence [S]."""
     logits = FastEvaluation(program, cache).evaluate(packed_inputs(program, sequences))[0]
     return [part.float().numpy() for part in logits.split([len(s) for s in sequences])]
 

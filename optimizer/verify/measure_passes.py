@@ -1,6 +1,6 @@
-"""Compares the program with its source from pass to pass, and says which pass broke it.
+"""Compares the program with its source after passes, and names the pass that changed the logits by too much.
 
-Not after every pass, where that took too long: then several are judged together, and one by one if they fail.
+If that takes too long, several passes are measured together, and one by one only on failure.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .verify import EXACT_HINT
 from .worst_layers import LayerError, layer_errors
 
 SHARE = 0.4
-"""The share of an export's time so far that may go into measuring what could be judged later too."""
+"""The share of an export's time so far that may be spent on measurements that could also be made later."""
 
 LOCAL_TOLERANCE = 2e-4
 """Relative error of a value that rounding explains. Sums in another order are off by 1e-6; a linear that is off by 1 %
 is off by 1e-2, or by 1e-3 where a residual of some times its size is added before one can look."""
 
 SHOWN = 3
-"""Layers that an error names."""
+"""The number of layers that an error names."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,20 @@ class PassMeasurements:
         self._broken = False  # a pass has lost what a later one compensates for
 
     def begin(self, passes: Sequence[Pass], target: str = "") -> None:
-        """The next passes, which are reported in this order. A target's begin with what the common ones made."""
+        """Begins the list of ``passes`` that run next, in this order.
+
+        ``target`` is the target that they lower to. A target's passes begin with the result of the common passes.
+        """
         if self._target == "":
             self._common = self._state
         self._state, self._target, self._left = self._common, target, list(passes)
 
     def after(self, program: Program, record: PassRecord) -> None:
-        """A pass has run.
+        """Measures ``program``, which a pass has changed as ``record`` says; may postpone the measurement.
 
         Raises:
-            VerificationError: the program differs by more than this pass, or one since the last measurement, may
-                change; names the pass and the layers that changed most.
+            VerificationError: the program differs by more than this pass, or a pass since the last measurement, may
+                change. The error names the pass and the layers that changed most.
         """
         one, following = self._left.pop(0), self._left[0] if self._left else None
         self._found.append(None)
@@ -145,7 +148,7 @@ class PassMeasurements:
             self._forget_weights()  # what comes may need the memory, and has use for other weights
 
     def finish(self) -> PassVerification:
-        """Frees the memory; how it was done, for the export's report."""
+        """Frees the memory, and returns the section of the export's report about how passes were measured."""
         self._forget_weights()
         tokens = self._source.tokens
         return PassVerification(
@@ -162,12 +165,14 @@ class PassMeasurements:
 
     @property
     def found(self) -> list[Measurement | None]:
-        """The figures after each pass, in order; None where it was judged with a later one."""
+        """Returns the figures after each pass, in order; None for a pass that was measured together with a later
+        one.
+        """
         return list(self._found)
 
     @property
     def seconds(self) -> float:
-        """Spent so far."""
+        """Returns the seconds spent on measurements so far."""
         return self._spent
 
     def _is_repaired_later(self, one: Pass, record: PassRecord) -> bool:
@@ -189,7 +194,10 @@ class PassMeasurements:
         return_freed_memory()
 
     def _judge(self) -> None:
-        """Judges what is pending by the last program of it."""
+        """Measures the last pending pass, and accepts all pending ones.
+
+        Raises VerificationError if its program is wrong.
+        """
         last = self._pending[-1]
         measured, problem = self._look_at(last)
         if problem is not None:
@@ -202,7 +210,9 @@ class PassMeasurements:
         self._pending.clear()
 
     def _look_at(self, step: _Step) -> tuple[Measured, str | None]:
-        """The program after a step against the source, and what is wrong with it, if something is."""
+        """Returns the measurement of the program after a step, and a description of its fault; None if it has no
+        fault.
+        """
         measured = self._measure(step.program, full=self._state.lossy or not step.exact)
         if not step.exact:
             return measured, self._loss(measured)
@@ -263,7 +273,7 @@ class PassMeasurements:
         )
 
     def _error(self) -> VerificationError:
-        """Finds the first bad one of what is pending, of which the last is bad."""
+        """Returns the error for the first bad one of the pending passes, the last of which is bad."""
         low, high = 0, len(self._pending) - 1
         while low < high:
             middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The tokens on which passes are measured: calibration's own, or the package's text, or random ones."""
+"""Chooses the tokens on which passes are measured: the calibration's, the package's text, or random ones."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .text import evaluation_text, why_no_text
 
 SEQUENCES = 4
-"""More than one: where a model decides (a router) rounding may decide otherwise, but not in all of them."""
+"""The number of sequences. A router may decide otherwise by rounding in one of them, but not in all."""
 
 LENGTH = 64
-"""Tokens of each where precision is lost: a mean KL of 256 of them is known to about a tenth."""
+"""Tokens of a sequence if precision is lost: a mean KL of 256 tokens is known to about a tenth."""
 
 EXACT_LENGTH = 16
-"""Tokens of each that are looked at while nothing but rounding may differ: whatever is wrong shows in few of them."""
+"""Tokens of a sequence while nothing but rounding may differ: a fault shows in few tokens."""
 
 MOST_LOGITS = 1 << 25
-"""The most logits of the source, all together: they are in memory as long as passes are measured."""
+"""The most logits of the source for all sequences: they stay in memory while passes are measured."""
 
 SEED = 20261120
 
 
 @dataclass(frozen=True)
 class MeasuringTokens:
-    """Token ids, [S] each, and where they are from."""
+    """Sequences of token ids, [S] each, and a description of their origin."""
 
     sequences: tuple[torch.Tensor, ...]
     origin: str
 
     @property
     def length(self) -> int:
-        """The length of the longest sequence."""
+        """Returns the number of tokens in the longest sequence."""
         return max(len(s) for s in self.sequences)
 
 
 def measuring_tokens(
     calibration: Sequence[torch.Tensor], tokenizer: Tokenizer | None, info: ModelInfo, most: int = LENGTH
 ) -> MeasuringTokens:
-    """Up to SEQUENCES sequences of up to ``most`` tokens, spread over what there is; the same ones at every call.
+    """Returns up to SEQUENCES sequences of up to ``most`` tokens; equal arguments give equal sequences.
 
     Args:
-        calibration: token ids of some sequences, [S] each; may be empty. Then it is the package's text, and random
-            tokens for a model that has no tokenizer for it.
-        tokenizer: the model's.
-        info: its context and vocabulary limit their number.
-        most: tokens of a sequence.
+        calibration: token ids of some sequences, [S] each, of which some are chosen, evenly spaced. If there are none,
+            the package's text is used, or random tokens if the model has no tokenizer for the text.
+        tokenizer: tokenizer of the model; None if it has none.
+        info: the model's context and vocabulary, which limit the number of tokens.
+        most: the most tokens of a sequence.
     """
     length = max(1, min(most, info.context_length, MOST_LOGITS // (SEQUENCES * info.vocab_size)))
     if calibration:

@@ -1,4 +1,4 @@
-"""Runs a bundle's program on two sequences packed together: a chunk, a chunk beside a prompt, then decode steps."""
+"""Runs a bundle's program on two sequences packed together: a chunk, a chunk with a prompt, then decode steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from enginewright.runtime.shared.contracts import FloatArray, Int32Array, StepIn
 from enginewright.runtime.shared.step_schema import LOGITS
 
 PROMPTS = (40, 26)
-"""Tokens before the decode steps. The first prompt, and the second one's decode steps, go on into another KV block."""
+"""Prompt tokens of the two sequences.
+
+The first prompt, and the second sequence's decode steps, extend into another KV block.
+"""
 
 CHUNK = 29
-"""The first prompt comes in two chunks: this many tokens, then the rest beside the second prompt."""
+"""Tokens of the first prompt's first chunk. The rest of that prompt runs together with the second prompt."""
 
 DECODES = 8
-"""Steps of one token of each sequence."""
+"""Number of decode steps, with one token of each sequence."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Plan:
 
 
 def plan_steps(context: int) -> Plan:
-    """The usual plan, or a smaller one that a context of so many tokens (at least 1) has room for."""
+    """Returns the usual plan, or a shorter one that fits into a context of ``context`` tokens, which is at least 1."""
     decodes = min(DECODES, context // 2)
     first, second = (max(1, min(prompt, context - decodes)) for prompt in PROMPTS)
     chunk = min(CHUNK, first - 1)
@@ -42,16 +45,19 @@ def plan_steps(context: int) -> Plan:
 
 
 def blocks_for(plan: Plan, block_size: int) -> int:
-    """KV blocks of that size that the plan's two sequences need."""
+    """Returns the number of KV blocks of ``block_size`` tokens that the plan's two sequences need."""
     return 2 * -(-max(plan.lengths) // block_size)
 
 
 def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, seed: int) -> list[FloatArray]:
-    """Logits after every token of both sequences, [S] -> [S, V] each.
+    """Returns the logits after every token of both sequences, [S] -> [S, V] each.
 
-    ``executor`` has ``blocks_for`` blocks in each group; they are dealt out in a random order. One without ragged
-    steps has slots for blocks, and a request the same slot in each group, as from a scheduler; the steps of a plan are
-    of prompts alone or of decodes alone, and so fit it too.
+    Args:
+        executor: an executor with `blocks_for` blocks in each cache group.
+        sequences: token ids of the two sequences.
+        plan: the tokens of each step.
+        seed: seed of the random order in which blocks are assigned. An executor without ragged steps gets one block for
+            each sequence, the same in all groups.
     """
     sizes = {group.name: group.block_size for group in executor.cache_groups}
     generator = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Random tokens through source and bundle: whatever a rewrite got wrong shows in some logit."""
+"""Compares source and bundle on random tokens, where any error of a rewrite shows in some logit."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ def relative_tolerance(program: LoweredProgram) -> float:
 
 
 def tolerance_of_target(bundle: Bundle, target: str) -> float:
-    """``relative_tolerance`` of a target of any form."""
+    """Returns the `relative_tolerance` of a bundle's target, in any form."""
     sections = bundle.target(target).sections.values()
     terms = next((section.summed_products for section in sections if hasattr(section, "summed_products")), None)
     return relative_tolerance(bundle.program(target)) if terms is None else tolerance_of(terms)
 
 
 def tolerance_of(terms: int) -> float:
-    """The tolerance of ``relative_tolerance`` for a number of products summed on the way to a logit."""
+    """Returns the `relative_tolerance` for ``terms`` products that are summed on the way to a logit."""
     return _MARGIN * _EPSILON * float(np.sqrt(terms))
 
 
 def compare_random_tokens(runner: SourceRunner, executor: Executor, info: ModelInfo, seed: int) -> Comparison:
-    """Two sequences of random tokens: apart in the source, packed in the bundle, which also decodes their ends.
+    """Compares two sequences of random tokens: run separately by the source, packed by the bundle with decode steps
+    at the end.
 
-    Raises VerificationError if one of the two gives numbers that are not finite, or they differ in shape.
+    Raises VerificationError if logits aren't finite, or if the two have different shapes.
     """
     plan = plan_steps(info.context_length)
     ids, sequences = random_sequences(info, seed)
-    # What comes behind the shorter sequence doesn't reach back into it: these are causal models.
+    # Tokens after the end of the shorter sequence don't change its logits, as the models are causal.
     expected = runner.logits(torch.from_numpy(ids).long())  # [2, S, V]
     divergence = Divergence(Likelihood(), Likelihood())
     for i, logits in enumerate(run_packed(executor, sequences, plan, seed)):
@@ -66,14 +67,16 @@ def compare_random_tokens(runner: SourceRunner, executor: Executor, info: ModelI
 
 
 def random_sequences(info: ModelInfo, seed: int) -> tuple[Int32Array, list[Int32Array]]:
-    """The tokens of ``compare_random_tokens``: two sequences, and both in rows of one array [2, S]."""
+    """Returns the tokens of `compare_random_tokens`: both sequences as the rows of an array [2, S], and each by
+    itself.
+    """
     lengths = plan_steps(info.context_length).lengths
     ids = np.random.default_rng(seed).integers(0, info.vocab_size, (2, max(lengths)), dtype=np.int32)
     return ids, [row[:length] for row, length in zip(ids, lengths, strict=True)]
 
 
 def comparison(divergence: Divergence) -> Comparison:
-    """The figures to report."""
+    """Returns the figures of a divergence for the report."""
     return Comparison(
         tokens=divergence.tokens,
         max_logit_error=divergence.logit_difference,

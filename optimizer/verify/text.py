@@ -1,4 +1,4 @@
-"""The text that comes with the package through source and bundle: what a recipe's loss of precision costs."""
+"""Compares source and bundle on the package's text, which shows what a recipe's loss of precision costs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .random_tokens import check_logits, comparison
 
 LEAST_CONTEXT = 64
-"""A model that sees fewer tokens at a time has no use for the text."""
+"""The smallest context, in tokens, of a model that is compared on the text."""
 
 MOST_WINDOWS = 8
-"""Some 4,000 tokens: their mean KL is known to some per cent."""
+"""The most windows of the text: some 4,000 tokens, whose mean KL is known to some per cent."""
 
 _WORK = 1 << 38
-"""Most parameters times tokens that the source computes, unless one window is more: half a minute on two cores."""
+"""The most work of the source, as parameters times tokens: half a minute on two cores. One window is always run."""
 
 
 def why_no_text(tokenizer: Tokenizer | None, info: ModelInfo) -> str | None:
-    """Why the text can't be compared; None if it can."""
+    """Returns the reason why the text can't be compared; None if it can."""
     if tokenizer is None:
         return "the model has no tokenizer"
     if info.context_length < LEAST_CONTEXT:
@@ -55,10 +55,10 @@ def windows_to_compare(parameters: int, window: int, available: int) -> list[int
 def compare_text(
     runner: SourceRunner, executor: Executor, tokenizer: Tokenizer, info: ModelInfo, progress: Progress, detail: str
 ) -> TextComparison:
-    """Both models on the text, in windows that share no token but, without a BOS, the first of each.
+    """Compares both models on windows of the text, and returns the mean figures.
 
-    The logits of one step (``ROWS`` tokens) are in memory at a time. ``detail`` is for the progress. Raises
-    VerificationError if logits are not finite.
+    Windows have no token in common but, without a BOS, the first one. Logits of at most ``ROWS`` tokens are in memory.
+    ``detail`` is the text for the progress. Raises VerificationError if logits aren't finite.
     """
     engine = Engine(executor, SchedulerConfig(max_requests=1, prefill_tokens=ROWS))
     prefix, ids = split_prefix(tokenizer, evaluation_text())
@@ -115,5 +115,5 @@ def _windows(prefix: tuple[int, ...], info: ModelInfo) -> Windows:
 
 
 def evaluation_text() -> str:
-    """The text that comes with the package."""
+    """Returns the text that comes with the package."""
     return read_text(BUILT_IN, "text", EVALUATION_TEXT)

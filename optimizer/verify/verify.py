@@ -1,4 +1,4 @@
-"""``verify``: a complete bundle against the source that it was made of. No export goes without it."""
+"""Compares a complete bundle with the source that it was exported from. Every export does so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .random_tokens import compare_random_tokens, tolerance_of_target
 from .text import compare_text, why_no_text
 
 SEEDS = (20261120, 20261121, 20261122)
-"""The seeds of the random tokens. Later ones are drawn only if those before show a difference; see ``_exact``."""
+"""Seeds of the random tokens. A later seed is used only if the earlier ones show a difference; see `_exact`."""
 
 DEFAULT_MAX_KL = 0.05
 """Mean KL per token in nats that a recipe which loses precision may cost, where it says nothing else."""
@@ -44,7 +44,7 @@ EXACT_HINT = "The model is not computed as it should be: please report it, with 
 
 
 def lossy_hint(recipe: Recipe) -> str:
-    """The hint for a recipe that loses too much precision."""
+    """Returns the hint for a recipe that loses too much precision."""
     storages = {f.storage for f in recipe.weights.formats}
     if recipe.auto is not None or not any(f.stored.group_sizes for f in recipe.weights.formats):
         less = "Take a recipe that loses less (see `optimize recipes`)"
@@ -84,7 +84,7 @@ def verify(
     """
     start = time.perf_counter()
     progress(ProgressEvent("verify", 0, 1, "reading the source"))
-    # Of requests that the target's slots are made for, which may be shorter than the model's.
+    # The context is that of the target's slots, which may be shorter than the model's.
     info = replace(bundle.model, context_length=context_of(bundle, None, target))
     return_freed_memory()
     runner = SourceRunner(source, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
@@ -131,12 +131,12 @@ def verify(
 
 
 def max_kl_of(recipe: Recipe) -> float | None:
-    """Mean KL per token in nats that the recipe may cost; None if nothing may change but by rounding."""
+    """Returns the mean KL in nats per token that the recipe may cost; None if nothing but rounding may differ."""
     return None if recipe.exact else recipe.budget.max_kl or DEFAULT_MAX_KL
 
 
 def _open(bundle: Bundle, target: str, info: ModelInfo, placement: Placement, *, with_text: bool) -> Executor:
-    """The executor that a user gets, with KV blocks for what is compared and no more."""
+    """Opens the executor that users get, with KV blocks for the compared tokens and no more."""
     text = min(DEFAULT_WINDOW, info.context_length) if with_text else 0
     plan = plan_steps(info.context_length)
     context = max(*plan.lengths, text)  # of slots, where they take the place of blocks
