@@ -1,4 +1,4 @@
-"""The machine's peak bandwidth and arithmetic, measured between rounds, and the least time that they allow a step."""
+"""Measures the machine's memory bandwidth and peak arithmetic between rounds, and computes the least time of a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _LEAST, _MOST = 1 << 20, 1 << 30
 
 
 class LimitMeter:
-    """Measures anew each time it is asked, for some tenths of a second.
+    """Measures the machine's limits. Each measurement takes some tenths of a second.
 
     Args:
-        program: whose weights are the working set, and whose products the peaks.
-        isa, threads: of the kernels.
+        program: the program whose weights are the working set, and whose kinds of products have their peaks measured.
+        isa: instruction set of the kernels.
+        threads: threads of the kernels.
     """
 
     def __init__(self, program: LoweredProgram, isa: str, threads: int) -> None:
@@ -31,7 +32,7 @@ class LimitMeter:
         self._peaks: dict[str, list[float]] = {kind: [] for kind in sorted(whole.products)}
 
     def measure(self) -> None:
-        """Raises MemoryError."""
+        """Measures the bandwidth and the peaks once more. Raises MemoryError if the working set doesn't fit."""
         self._bandwidths.append(cpu_extension.measure_bandwidth(self.working_set, self._threads) * 1e9)
         for kind, samples in self._peaks.items():
             samples.append(cpu_extension.measure_peak(kind, self._threads, self._isa) * 1e9)
@@ -41,15 +42,15 @@ class LimitMeter:
         return sum(step_costs(self._program, sizes), StepCost())
 
     def seconds(self, sizes: StepSizes) -> float:
-        """The least time for a step of these sizes: each step of the program at its own limit."""
+        """Returns the least seconds for a step of these sizes: the sum of each op's own limit."""
         return least_seconds(step_costs(self._program, sizes), self.machine())
 
     def limit_of(self, cost: StepCost) -> float:
-        """The least time for steps of this cost together; 0 if they bring nothing from memory."""
+        """Returns the least seconds for work of this cost; 0 if it reads nothing from memory."""
         return limit_seconds(cost, self.machine())
 
     def machine(self) -> Machine:
-        """Medians of what was measured so far."""
+        """Returns the machine with the medians of all measurements so far."""
         limits = self.limits()
         peaks = {kind: peak.median for kind, peak in limits.peaks.items()}
         return Machine(self._isa, self._threads, limits.bandwidth.median, peaks)
@@ -61,10 +62,10 @@ class LimitMeter:
 
 
 def least_seconds(costs: Iterable[StepCost], machine: Machine) -> float:
-    """The least time for steps one after the other."""
+    """Returns the least seconds for steps that run one after the other."""
     return sum(limit_seconds(cost, machine) for cost in costs)
 
 
 def share_of(limit: float | None, seconds: float) -> float | None:
-    """Says which share of the limit was reached."""
+    """Returns the share of the limit that was reached, limit / seconds; None without a limit."""
     return limit / seconds if limit and seconds > 0 else None

@@ -43,13 +43,18 @@ class _Times:
 
 
 def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Progress = silent) -> BenchResult:
-    """Prompts and decode steps of one target, its memory, and the limits of the machine.
+    """Measures prompts and decode steps of one target, its memory, and the limits of the machine.
 
-    Every round goes through all sizes once, so that a machine that slows down slows them all.
+    Every round goes through all sizes once, so that a slower machine affects all of them.
+
+    Args:
+        bundle: the bundle.
+        options: the sizes to measure.
+        progress: called before each measurement.
 
     Raises:
-        RequestError: sizes that can't be, or longer than the bundle's context.
-        BundleError, CapacityError, MissingDependencyError: as for a bundle that is opened to be served.
+        RequestError: a size is out of range, or longer than the bundle's context.
+        BundleError, CapacityError, MissingDependencyError: the bundle can't be opened.
     """
     began = time.perf_counter()
     before = rss_bytes()
@@ -108,7 +113,7 @@ def _parts(options: BenchOptions, rounds: int, cases: int, *, profiled: bool) ->
 
 
 class _Teller:
-    """Counts what is done of a number of cases."""
+    """Reports the progress: each call is the begin of one of ``total`` measurements."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
@@ -175,14 +180,17 @@ def _decode_speed(batch: int, context: int, sizes: BenchPlan, times: _Times, met
 
 
 def _decode_sizes(batch: int, context: int, sizes: BenchPlan) -> StepSizes:
-    """Gives the sizes of the step in the middle of those that are timed."""
+    """Returns the sizes of the step in the middle of those that are timed."""
     return StepSizes((1,) * batch, (context + 1 + WARM_UP + sizes.steps // 2,) * batch)
 
 
 def _profiles(
     server: Server, sizes: BenchPlan, times: _Times, meter: LimitMeter, teller: _Teller
 ) -> tuple[Profile, ...]:
-    """One of each size, in runs of their own: two clocks a step of the program are in none of the times above."""
+    """Returns a profile of each size.
+
+    They run apart from the timed steps, as a profile reads the clock twice for each op.
+    """
     profiles: list[Profile] = []
     for tokens in sizes.prompts:
         teller(f"profile: {_prompt_name(tokens)}")
@@ -203,7 +211,7 @@ def _profiles(
 
 
 def profile_of(name: str, profile: StepProfile, times: int, meter: LimitMeter) -> Profile:
-    """A profile of ``times`` repetitions, for one of them, by op and by kind of module (layers together)."""
+    """Returns the profile of one run, as the mean of ``times`` runs, by op and by kind of module over all layers."""
 
     def lines(totals: list[StepTotal]) -> tuple[ProfileLine, ...]:
         return tuple(_profile_line(total, profile, times, meter) for total in totals)
@@ -234,7 +242,7 @@ def _profile_line(total: StepTotal, profile: StepProfile, times: int, meter: Lim
 
 
 def machine_facts() -> dict[str, str | int]:
-    """Processor, cores that this process may use, memory and system; no name of the machine."""
+    """Returns the processor, the number of usable cores, memory, system and Python version; not the machine's name."""
     return {
         "processor": processor_name(),
         "cores": available_threads(),

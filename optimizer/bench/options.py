@@ -12,7 +12,7 @@ PROMPTS, BATCHES, CONTEXTS = (128, 512, 2048), (1, 4, 8, 16), (128, 1024)
 MOST_TOKENS = 1 << 20
 MOST_REQUESTS = 1024
 WARM_UP = 2
-"""Decode steps before those that are timed."""
+"""The number of decode steps before the timed ones."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The sizes that are measured: see ``BenchOptions``."""
+    """The sizes to measure, which all fit into the context; the fields are those of `BenchOptions`."""
 
     prompts: tuple[int, ...]
     batches: tuple[int, ...]
@@ -56,24 +56,24 @@ class BenchPlan:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest request."""
+        """Returns the tokens of the longest request."""
         return max([*self.prompts, *(self.contexts if self.batches else ())]) + new_tokens(self.steps)
 
     @property
     def requests(self) -> int:
-        """Most requests at a time."""
+        """Returns the most requests that run at a time."""
         return max([1, *(self.batches if self.contexts else ())])
 
 
 def new_tokens(steps: int) -> int:
-    """Tokens that a request gets: one of its prompt, and one of each step."""
+    """Returns the number of tokens that a request generates: one after its prompt, and one in each step."""
     return 1 + WARM_UP + steps
 
 
 def plan(options: BenchOptions, context: int) -> BenchPlan:
-    """The sizes for a bundle of so much context.
+    """Returns the sizes to measure for a bundle with a context of ``context`` tokens.
 
-    Raises RequestError for sizes that can't be: out of range, longer than the context, or none at all.
+    Raises RequestError if a size is out of range or longer than the context, or if there are none.
     """
     _check("steps", (options.steps,), 4096)
     if options.rounds is not None:

@@ -1,4 +1,6 @@
-"""The result as one picture: decoding by batch and context, and first tokens by prompt, with the machine's limits."""
+"""Draws a result as one SVG picture: decoding speed by batch and context, and time to the first token by prompt
+length.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ WIDTH, HEIGHT = 620.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 20.0, 30.0, 60.0
 
 _LABELS, _LABEL_HEIGHT = 3, 18
-"""Labels of series in a row, and the height of each further row."""
+"""The number of labels in a row of the legend, and the height of each further row."""
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together: measured, and those of the limit. ``titles``: what each measured point says."""
+    """A series of a chart, in the units of the picture.
+
+    Attributes:
+        label: text in the legend.
+        colour: number of the colour.
+        points: the measured points.
+        limits: points of the machine's limit.
+        titles: tooltips of the measured points.
+    """
 
     label: str
     colour: int
@@ -36,7 +46,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: ticks are (place, label)."""
+    """One chart. Ticks are pairs of a position and a label."""
 
     title: str
     x_label: str
@@ -51,7 +61,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class PlotLine:
-    """A series in its own units: (x, y, limit of y or None, title)."""
+    """A series in its own units. Values are (x, y, limit of y or None, tooltip)."""
 
     label: str
     colour: int
@@ -59,7 +69,9 @@ class PlotLine:
 
 
 def panels(result: BenchResult) -> list[Panel]:
-    """The panels of a result that have values: decoding speed by batch, and time to first token by prompt length."""
+    """Returns a panel of decoding speed by batch and one of time to first token by prompt length, if they have
+    values.
+    """
     decodes = []
     for i, context in enumerate(dict.fromkeys(d.context for d in result.decodes)):
         values = [
@@ -85,7 +97,7 @@ def panels(result: BenchResult) -> list[Panel]:
 
 
 def panel_of(title: str, x_label: str, lines: Sequence[PlotLine], written: Callable[[float], str]) -> Panel | None:
-    """A chart of some lines; None if they have no values."""
+    """Returns a chart of ``lines``, whose ticks ``written`` formats; None if the lines have no values."""
     lines = [line for line in lines if line.values]
     if not lines:
         return None
@@ -112,13 +124,15 @@ def _axis(values: Sequence[float], start: float, end: float) -> LogAxis:
 
 
 def svg(result: BenchResult) -> str:
-    """The picture, which needs no other file."""
+    """Returns the picture of a result as SVG text, which refers to no other file."""
     about = [str(result.machine["processor"]), *(f"{k} {v}" for k, v in result.engine.items())]
     return draw(panels(result), f"{result.model}, {result.recipe or result.target}", ", ".join(about))
 
 
 def draw(found: Sequence[Panel], title: str, note: str, *, dashed: str = "the machine's limit") -> str:
-    """Charts one below the other; ``dashed``: what the series' limits are, if there are any."""
+    """Returns SVG text with the charts below each other; ``dashed`` is the legend of the series' limits, if there
+    are any.
+    """
     rows = max((-(-len(panel.series) // _LABELS) for panel in found), default=1)
     height = HEIGHT + (rows - 1) * _LABEL_HEIGHT
     shown = {"panels": found, "width": WIDTH, "height": height, "title": title, "note": note, "dashed": dashed}
@@ -126,11 +140,11 @@ def draw(found: Sequence[Panel], title: str, note: str, *, dashed: str = "the ma
 
 
 def check_folder(path: Path) -> None:
-    """Raises BundleError where ``write_svg`` would, for want of the folder: before minutes of measuring."""
+    """Raises BundleError if the folder of ``path`` doesn't exist. It is called before minutes of measuring."""
     if not path.absolute().parent.is_dir():
         raise BundleError(f"{path}: there is no such folder", hint="Make the folder, or name another.")
 
 
 def write_svg(result: BenchResult, path: Path) -> None:
-    """Raises BundleError if it can't be written."""
+    """Writes the picture of a result to ``path``. Raises BundleError if the file can't be written."""
     write_output(path, svg(result))

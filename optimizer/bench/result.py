@@ -12,7 +12,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Spread:
-    """Figures of the same thing: their median, the quarters around it, both ends, and how many there are."""
+    """Statistics of repeated measurements.
+
+    Attributes:
+        median: the median.
+        low, high: the first and the third quartile.
+        least, most: the smallest and the largest value.
+        count: number of values.
+    """
 
     median: float
     low: float
@@ -23,7 +30,7 @@ class Spread:
 
     @classmethod
     def from_values(cls, values: Sequence[float]) -> Spread:
-        """``low`` and ``high`` are the first and the third quartile. Raises ValueError if there are none."""
+        """Returns the statistics of ``values``. Raises ValueError if there are none."""
         if not values:
             raise ValueError("there is nothing to take a median of")
         ordered = sorted(values)
@@ -34,14 +41,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class PromptSpeed:
-    """One request of ``tokens`` tokens, through the whole engine.
+    """The speed of one request with a prompt of ``tokens`` tokens, through the whole engine.
 
     Attributes:
         ttft: seconds from the request to its first token.
-        tpot: seconds for each token after it.
-        tokens_per_second: of the prompt: tokens / ttft.
-        limit_seconds: what the machine's limits allow for the prompt at best; None where they are not known.
-        share: of the limit that was reached.
+        tpot: seconds for each further token.
+        tokens_per_second: speed of the prompt, tokens / ttft.
+        limit_seconds: least seconds for the prompt by the machine's limits; None if they aren't known.
+        share: share of that limit that was reached.
     """
 
     tokens: int
@@ -54,14 +61,14 @@ class PromptSpeed:
 
 @dataclass(frozen=True)
 class DecodeSpeed:
-    """Steps of one new token for each of ``batch`` requests that have ``context`` tokens before them.
+    """The speed of steps with one new token for each of ``batch`` requests, after ``context`` tokens each.
 
     Attributes:
-        step: seconds of a step of the engine, which is the time per output token of each request.
-        tokens_per_second: of all requests together.
-        bytes_per_second: of weights and KV cache; None where they are not known.
-        limit_seconds, share: as in ``PromptSpeed``.
-        omitted: why it wasn't measured; the other fields are empty then.
+        step: seconds of a step of the engine, which are also the time per output token of each request.
+        tokens_per_second: new tokens of all requests together.
+        bytes_per_second: bytes of weights and KV cache that were read, per second; None if they aren't known.
+        limit_seconds, share: as in `PromptSpeed`.
+        omitted: the reason why the step wasn't measured; the other fields are None then.
     """
 
     batch: int
