@@ -1,1 +1,1 @@
-"""Static-shape buckets: which sizes to pad steps to, from how long requests are."""
+"""Static-shape buckets: the choice of the sizes to which steps are padded, from the lengths of requests."""

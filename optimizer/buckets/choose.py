@@ -1,4 +1,4 @@
-"""From what a recipe or the command says to sizes: the histogram, and the share of buckets that each kind gets."""
+"""Chooses the sizes of buckets from lengths of requests, and divides the buckets between prompts and decode steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .solve import solve
 
 MULTIPLE = 8
 MOST_REQUESTS = 64
-"""The decode steps' largest batch, unless told otherwise: as many requests as ``LLM`` runs at a time."""
+"""The default of the most requests in a decode step: as many as ``LLM`` runs at a time."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class BucketSource:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Sizes for prompts and decode steps, and what was looked at."""
+    """The chosen sizes of prompt steps and of decode steps, in tokens and in requests, with the report of the
+    choice.
+    """
 
     tokens: tuple[int, ...]
     batch: tuple[int, ...]
@@ -49,19 +51,18 @@ class Chosen:
 
 
 def choose(source: BucketSource, context_length: int | None = None) -> Chosen:
-    """The best buckets.
+    """Chooses the buckets with the least padding.
 
-    ``most`` buckets are shared between prompts and decode steps so that padding is least over all requests: the tokens
-    of padding of each prompt's step, and those of each decode step. There are as many decode steps as it takes to
-    generate the trace's completion tokens at the batches' distribution; where only lengths are known, as many tokens
-    are generated as are read.
+    ``most`` buckets are divided between prompts and decode steps so that the padding tokens of all steps are fewest.
+    The number of decode steps follows from the trace's completion tokens and the distribution of batches; if only the
+    prompts' lengths are known, as many tokens are generated as are read.
 
     Args:
-        source: what to choose by.
-        context_length: the longest request; None: any.
+        source: the lengths, and the limits of the choice.
+        context_length: the most tokens of a request; None for no limit.
 
     Raises:
-        RequestError: a file is invalid, a length or batch is beyond the context, a number is out of range.
+        RequestError: a file is invalid, a length or batch is beyond the context, or a number is out of range.
     """
     trace = _prompts(source, context_length)
     prompts = trace.prompts
@@ -101,13 +102,13 @@ def _prompts(source: BucketSource, context_length: int | None) -> Trace:
 
 
 _DEFAULT_LONGEST = 8192
-"""A default's lengths are cut here where no context is stated."""
+"""The longest length of a default distribution, in tokens, if the context isn't given."""
 
 
 def _batches(source: BucketSource, largest: int) -> Histogram:
-    """The distribution of decode batch sizes; a file's, or a uniform one.
+    """Returns the distribution of decode batch sizes: that of a file, or a uniform one.
 
-    Decodes share steps with prompts, so no batch may exceed ``largest``, the largest prompt size.
+    Decode steps run in the buckets of prompts too, so no batch may exceed ``largest``, the largest prompt size.
     """
     if source.max_batch < 1:
         raise RequestError(f"max_batch: {source.max_batch} is below 1", hint="A step has at least one request.")

@@ -1,4 +1,4 @@
-"""The buckets of an export: sizes for the model's context."""
+"""The buckets of an export, chosen for the model's context."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExportBuckets:
 
 
 def check_files(section: BucketsSection) -> None:
-    """Raises what ``buckets_of`` would raise of the files that a recipe names, before there is a model."""
+    """Raises the errors that `buckets_of` would raise for the files that a recipe names, before the model is read."""
     if not section.tokens:
         choose(_source(section))
 
@@ -38,11 +38,11 @@ def _source(section: BucketsSection) -> BucketSource:
 
 
 def buckets_of(section: BucketsSection, context_length: int) -> ExportBuckets:
-    """The sizes for a model of that context.
+    """Returns the buckets for a model with a context of ``context_length`` tokens.
 
     Raises:
         RecipeError: a size is beyond the context.
-        RequestError: a file is invalid; see ``choose``.
+        RequestError: a file is invalid; see `choose`.
     """
     report: SizesReport | None = None
     tokens, batch = section.tokens, section.batch

@@ -1,4 +1,4 @@
-"""The distribution of lengths: from a file of counts, a trace of requests, or a named default."""
+"""Distributions of lengths, read from a file of counts or a trace of requests, or chosen by name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.json_document import parse_json
 
 LONGEST = 1 << 20
-"""The largest length: a step has no more tokens."""
+"""The largest length in tokens: the most tokens of a step."""
 
 MOST = 1 << 53
-"""The largest count: what JSON holds exactly everywhere."""
+"""The largest count: JSON stores larger integers exactly only in some programs."""
 
 _FORMATS = (
     'A histogram is JSON ({"length": count} or a list of lengths), CSV (length,count) or a length a line; '
@@ -34,11 +34,11 @@ _SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Histogram:
-    """Lengths and how often each comes.
+    """Lengths in tokens, and the number of times that each occurs.
 
     Attributes:
-        counts: (length, count), by rising length; both at least 1.
-        origin: where it is from, for people.
+        counts: pairs (length, count) in ascending order of lengths; both are at least 1.
+        origin: description of the source, for messages.
     """
 
     counts: tuple[tuple[int, int], ...]
@@ -46,7 +46,10 @@ class Histogram:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int], origin: str) -> Histogram:
-        """Lengths that never come are left out. Raises RequestError if none is left or a number is out of range."""
+        """Returns the histogram of ``counts``, without the lengths whose count is 0.
+
+        Raises RequestError if no length is left or a number is out of range.
+        """
         for length, count in counts.items():
             if not 1 <= length <= LONGEST:
                 raise RequestError(f"{origin}: length {length} is not in 1 .. {LONGEST:,}", hint=_FORMATS)
@@ -59,12 +62,12 @@ class Histogram:
 
     @property
     def entries(self) -> int:
-        """The number of lengths that were counted, repetitions included."""
+        """Returns the number of lengths, repetitions included."""
         return sum(count for _, count in self.counts)
 
     @property
     def tokens(self) -> int:
-        """Their sum."""
+        """Returns the sum of all lengths, repetitions included."""
         return sum(length * count for length, count in self.counts)
 
     @property
@@ -72,7 +75,7 @@ class Histogram:
         return self.counts[-1][0]
 
     def check_context(self, context_length: int) -> None:
-        """Raises RequestError if a length is beyond the context."""
+        """Raises RequestError if a length is above ``context_length``."""
         if self.longest > context_length:
             beyond = sum(count for length, count in self.counts if length > context_length)
             raise RequestError(
@@ -82,7 +85,9 @@ class Histogram:
             )
 
     def in_chunks(self, chunk: int) -> Histogram:
-        """Cuts lengths above ``chunk`` into pieces: as many of ``chunk`` as go, and the rest."""
+        """Returns the histogram in which each length above ``chunk`` is cut into pieces of ``chunk`` tokens and a
+        rest.
+        """
         pieces: Counter[int] = Counter()
         for length, count in self.counts:
             whole, rest = divmod(length, chunk)
@@ -94,20 +99,21 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace's statistics: the lengths of its prompts, and the number of tokens generated for all of them together."""
+    """The lengths of a trace's prompts, and the number of tokens that all its requests generated together."""
 
     prompts: Histogram
     generated: int
 
 
 def read_histogram(path: str | Path) -> Histogram:
-    """A file of counts or of lengths.
+    """Reads a histogram from a file of counts or of lengths.
 
-    JSON: an object of counts by length, or a list of lengths. CSV: length,count in each line, with a header or without.
-    Else one length a line. Empty lines are skipped.
+    The file is JSON (an object of counts by length, or a list of lengths), CSV (length,count in each line, with a
+    header or without), or has one length in each line. Empty lines are skipped.
 
     Raises:
-        RequestError: the file can't be read, is none of these, is empty, or has a number out of range; names the line.
+        RequestError: the file can't be read, has none of these forms, is empty, or has a number out of range; names the
+            line.
     """
     text = _text(path)
     if text.lstrip()[:1] in ("{", "["):
@@ -126,9 +132,10 @@ def read_histogram(path: str | Path) -> Histogram:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Requests as JSONL: ``prompt_tokens`` and ``completion_tokens`` in each line, or ``input_tokens`` and
-    ``output_tokens``; at the top, or in OpenAI's ``usage`` (also of a batch's ``response``). Without the second of
-    them nothing was generated.
+    """Reads a trace of requests from a JSONL file.
+
+    Each line has ``prompt_tokens`` and ``completion_tokens``, or ``input_tokens`` and ``output_tokens``, at the top or
+    in OpenAI's ``usage``, also of a batch's ``response``. A line without the second number generated no tokens.
 
     Raises:
         RequestError: the file can't be read, or a line isn't such an object; names the line.
@@ -148,7 +155,10 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def default_histogram(name: str, longest: int) -> Histogram:
-    """One of ``DEFAULTS``, its lengths cut to ``longest``. Raises RequestError for another name."""
+    """Returns the distribution ``name`` of `DEFAULTS`, with lengths up to ``longest``.
+
+    Raises RequestError for another name.
+    """
     if name not in DEFAULTS:
         raise RequestError(f"default: there is no {name!r}", hint=f"Defaults: {', '.join(DEFAULTS)}.")
     quantile = DEFAULTS[name]
@@ -158,7 +168,7 @@ def default_histogram(name: str, longest: int) -> Histogram:
 
 
 def uniform(longest: int) -> Histogram:
-    """Every length from 1 to ``longest`` once."""
+    """Returns the histogram in which every length from 1 to ``longest`` occurs once."""
     return Histogram.from_counts(dict.fromkeys(range(1, longest + 1), 1), f"uniform from 1 to {longest}")
 
 
@@ -172,7 +182,10 @@ def _pareto(least: float, alpha: float) -> Callable[[float], float]:
 
 
 def _mixture(share: float, low: Callable[[float], float], high: Callable[[float], float]) -> Callable[[float], float]:
-    """``share`` of the lengths from ``low``, the others from ``high``: for parts that hardly overlap."""
+    """Returns the quantile function of a mixture: a share of the lengths from ``low``, the others from ``high``.
+
+    It is exact if the two distributions hardly overlap.
+    """
     return lambda p: low(p / share) if p < share else high((p - share) / (1 - share))
 
 
@@ -210,7 +223,7 @@ def _from_json(text: str, origin: str) -> Mapping[int, int]:
 
 
 def _usage(line: str, where: str) -> Mapping[str, Any]:
-    """The object that has the prompt's tokens."""
+    """Returns the object in a line that has the number of prompt tokens. Raises RequestError naming ``where``."""
     try:
         data = parse_json(line)
     except ValueError as e:
@@ -228,7 +241,7 @@ def _nested(data: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _whole(value: Any, where: str) -> int:
-    """A whole number: an int, or its digits as JSON's keys and CSV's cells are."""
+    """Returns a whole number that is an int or, as in JSON's keys and CSV's cells, its digits. Raises RequestError."""
     if isinstance(value, str) and _WHOLE.fullmatch(value):
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -237,7 +250,7 @@ def _whole(value: Any, where: str) -> int:
 
 
 def _checked(length: int, count: int, where: str) -> int:
-    """``count``, if both are in range."""
+    """Returns ``count`` if it and the length are in range. Raises RequestError naming ``where`` otherwise."""
     if not 1 <= length <= LONGEST:
         raise RequestError(f"{where}: length {length} is not in 1 .. {LONGEST:,}", hint=_FORMATS)
     if not 0 <= count <= MOST:

@@ -13,11 +13,12 @@ from .solve import Sizes, padding, powers_of_two
 
 @dataclass(frozen=True)
 class Waste:
-    """A set of sizes and what it costs on a histogram.
+    """A set of sizes, and the padding that it causes on a histogram.
 
     Attributes:
-        padded: tokens of padding, over all entries of the histogram.
-        share: of all tokens that are computed, how many are padding: padded / (padded + real).
+        sizes: the sizes in ascending order.
+        padded: padding tokens over all entries of the histogram.
+        share: share of padding in all computed tokens: padded / (padded + real).
     """
 
     sizes: tuple[int, ...]
@@ -35,13 +36,13 @@ class KindReport:
     """The sizes of one kind of steps.
 
     Attributes:
-        kind: "tokens" of prompts in a step, or "batch": the requests of a decode step.
-        origin: of the histogram.
-        entries, tokens: how many lengths it has, and their sum.
-        chosen: the best set of so many sizes.
-        one_size: the largest alone.
-        powers_of_two: as many as were chosen, the largest of them; all of them in ``all_powers_of_two``.
-        curve: share of padding with 1, 2, ... sizes, up to as many as were allowed.
+        kind: "tokens" for the prompt tokens of a step, or "batch" for the requests of a decode step.
+        origin: description of the histogram's source.
+        entries, tokens: number of lengths in the histogram, and their sum.
+        chosen: the best set with the chosen number of sizes.
+        one_size: the set of the largest size alone.
+        powers_of_two: the largest powers of two, as many as the chosen sizes; ``all_powers_of_two`` has all of them.
+        curve: share of padding with 1, 2, ... sizes, up to the allowed number.
     """
 
     kind: str
@@ -56,10 +57,13 @@ class KindReport:
 
     @classmethod
     def from_curve(cls, kind: str, histogram: Histogram, curve: list[Sizes], count: int, multiple: int) -> KindReport:
-        """Makes the report of the set of ``count`` sizes.
+        """Returns the report of the set with ``count`` sizes.
 
         Args:
-            curve: the best sets of 1, 2, ... sizes, as ``solve`` returns them.
+            kind: "tokens" or "batch".
+            histogram: the lengths.
+            curve: the best sets of 1, 2, ... sizes, as `solve` returns them.
+            count: number of sizes in the chosen set.
             multiple: sizes are multiples of it.
         """
         chosen = curve[count - 1]
@@ -80,7 +84,10 @@ class KindReport:
 
 @dataclass(frozen=True)
 class SizesReport:
-    """Buckets for prompts and for decode steps, from histograms. ``generated``: tokens decoded for all the prompts."""
+    """The chosen sizes for prompts and for decode steps.
+
+    ``generated`` is the number of tokens decoded for all prompts.
+    """
 
     most: int
     multiple: int
@@ -89,7 +96,7 @@ class SizesReport:
     kinds: tuple[KindReport, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns the report as plain values for ``--json``."""
         return asdict(self)
 
 
@@ -106,7 +113,7 @@ def share_out(prompts: list[Sizes], decodes: list[Sizes], most: int, weight: Fra
 
 
 def text_lines(report: SizesReport) -> list[str]:
-    """Makes the report's lines for a terminal."""
+    """Returns the report as lines for a terminal."""
     lines = []
     for kind in report.kinds:
         what = "prompts" if kind.kind == "tokens" else "decode steps"
@@ -125,6 +132,6 @@ def text_lines(report: SizesReport) -> list[str]:
 
 
 def recipe_lines(tokens: Sequence[int], batch: Sequence[int]) -> list[str]:
-    """The section of a recipe that lists these sizes."""
+    """Returns the lines of a recipe's section [buckets] with these sizes."""
     lines = ["[buckets]", f"tokens = {list(tokens)}"]
     return lines + ([f"batch = {list(batch)}"] if batch else [])
