@@ -152,9 +152,31 @@ class CacheManager(HeldBlocks):
         if request.error is not None and self._clears_blocks:
             self._clear(request)
             self._unverified.discard(request)
+        if self.copies:
+            self._keep_sources(request)
         self.take_all(request)
         self._unverified.discard(request)
         self.changes += 1
+
+    def _keep_sources(self, request: Request) -> None:
+        """Has others find a request's blocks themselves in place of their copies, which the next step was to make: the
+        request is about to release the blocks, and there may be no next step."""
+        for i, name in enumerate(self.groups):
+            pool, pairs, table = self.pools[name], self.copies.get(name, []), request.tables.get(name, ())
+            for source, to in [
+                pair for pair in pairs if pair[0] in table and pool.holders(pair[1]) == pool.pins(pair[1])
+            ]:
+                pairs.remove((source, to))
+                if request.error is None and self.prefixes.replace(i, to, source):
+                    pool.keep(source, request.tenant)
+                self.prefixes.discard(i, to)
+                pool.drop(to)
+                for at, (read, copy) in enumerate(pairs):
+                    if read == to:
+                        pairs[at] = source, copy
+                        pool.pin(source)
+                        pool.unpin(to)
+                self.unpin(((name, source), (name, to)))
 
     def _clear(self, request: Request) -> None:
         """Has blocks that only this request holds set to zero before another gets them; they aren't found any more."""
@@ -173,11 +195,13 @@ class CacheManager(HeldBlocks):
 
     def drop_copies(self) -> None:
         """Implements ``HeldBlocks``: what was to be copied to a block isn't found there."""
-        pairs = [(name, to) for name, of_group in self.copies.items() for _, to in of_group]
+        copies = [self.copies, *self._copying.values()]
+        pairs = [(name, to) for each in copies for name, of_group in each.items() for _, to in of_group]
         handed = [pin for pins in self._handed.values() for pin in pins]
         super().drop_copies()
         for name, block in (*pairs, *handed):
             self.prefixes.discard(list(self.groups).index(name), block)
+            self.pools[name].drop(block)
 
     def lose(self, name: str, blocks: Iterable[int]) -> None:
         """Removes lost blocks of a group, which no request holds, from what can be found."""

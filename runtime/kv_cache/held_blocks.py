@@ -70,6 +70,7 @@ class HeldBlocks:
         self.copies: dict[str, list[tuple[int, int]]] = {}
         self.clears: dict[str, list[int]] = {}
         self._handed: dict[int, Pins] = {}  # a step's id -> the blocks of ``hand_over``, until it has run
+        self._copying: dict[int, Copies] = {}  # a step's id -> the copies that it makes, until it has run
         self._clearing: dict[int, dict[str, list[int]]] = {}  # a step's id -> the blocks that it clears, until then
         # Blocks that may hold numbers that aren't finite: they are cleared before they are anybody's again.
         self._doubtful: dict[str, set[int]] = {g.name: set() for g in groups}
@@ -252,21 +253,24 @@ class HeldBlocks:
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in copies.items() if pairs}
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in clears.items() if blocks}
         self._handed[id(step)] = [*copied, *cleared]
+        self._copying[id(step)] = copies
         if clears:
             self._clearing[id(step)] = clears
 
     def _due_clears(self, copies: Copies) -> dict[str, list[int]]:
         """Returns the blocks of each group that a step with ``copies`` clears.
 
-        A step clears before it copies, so blocks that the copies read are left to the next step.
+        A step clears before it copies, so blocks that the copies read are left to the next step, unless other copies of
+        the step have overwritten them.
         """
         due: dict[str, list[int]] = {}
         pending, self.clears = self.clears, {}
         for name, blocks in pending.items():
             read = {source for source, _ in copies.get(name, ())}
             due[name] = [block for block in blocks if block not in read]
-            if len(due[name]) < len(blocks):
-                self.clears[name] = [block for block in blocks if block in read]
+            written = {to for _, to in copies.get(name, ())}
+            if left := [block for block in blocks if block in read and block not in written]:
+                self.clears[name] = left
         return due
 
     def _check_writes(self, step: StepInput) -> None:
@@ -280,11 +284,12 @@ class HeldBlocks:
 
     def ran(self, step: StepInput) -> None:
         """Takes note that a step has run: the blocks that it was to clear are clear."""
-        if self._clearing:
-            self._clearing.pop(id(step), None)
+        self._copying.pop(id(step), None)
+        self._clearing.pop(id(step), None)
 
     def never_ran(self, step: StepInput) -> None:
         """Takes note that a step never ran to its end: the blocks that it was to clear are cleared later."""
+        self._copying.pop(id(step), None)
         self._doubt_blocks(self._clearing.pop(id(step), {}))
 
     def landed(self, step: StepInput) -> None:
@@ -296,6 +301,7 @@ class HeldBlocks:
         """Cancels the pending copies, and frees the blocks of ``hand_over`` of all steps: none of them will run."""
         copies, self.copies = self.copies, {}
         self.unpin(_ends(copies))
+        self._copying.clear()
         handed, self._handed = self._handed, {}
         for pins in handed.values():
             self.unpin(pins)

@@ -145,6 +145,14 @@ class PrefixIndex:
         else:
             self._detach(node)
 
+    def replace(self, group: int, block: int, by: int) -> bool:
+        """Another block gets the tokens of one of a group. Returns False if ``find`` doesn't give the first one."""
+        if (node := self._node_of[group].pop(block, None)) is None:
+            return False
+        node.blocks[group] = by
+        self._node_of[group][by] = node
+        return True
+
     def clear(self, tenant: str | None) -> None:
         """Takes all nodes of a tenant away, or of any."""
         for root in list(self._roots.values()):

@@ -85,6 +85,11 @@ class Prefixes:
     def discard(self, group: int, block: int) -> None:
         """Removes a block of a group, which requests may hold, from what can be found."""
 
+    def replace(self, group: int, block: int, by: int) -> bool:
+        """Has ``by``, a block that nothing finds, be found instead of another one of its group; returns False if that
+        can't be found."""
+        return False
+
     def forget(self, tenant: str | None) -> None:
         """Removes a tenant's prefixes from what can be found; all prefixes if ``tenant`` is None."""
 
@@ -154,6 +159,10 @@ class IndexedPrefixes(Prefixes):
             self._undo_begin(request, sources)
             whole, part = divmod(self._usable(match, size), size)
             sources = self._begin_with(request, match, whole * size)
+        if not part and whole and _pins(held, sources) and not held.has_blocks_for(candidate, sources):
+            # The only block left may be the snapshot that it would go on in a copy of.
+            self._undo_begin(request, sources)
+            whole, sources = 0, self._begin_with(request, match, 0)
         if not part and not held.has_blocks_for(candidate, sources):
             self._undo_begin(request, sources)
             return False
@@ -213,6 +222,10 @@ class IndexedPrefixes(Prefixes):
     def discard(self, group: int, block: int) -> None:
         """Implements ``Prefixes``."""
         self.index.discard(group, block)
+
+    def replace(self, group: int, block: int, by: int) -> bool:
+        """Implements ``Prefixes``."""
+        return self.index.replace(group, block, by)
 
     def forget(self, tenant: str | None) -> None:
         """Implements ``Prefixes``."""

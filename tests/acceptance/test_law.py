@@ -44,6 +44,7 @@ from enginewright.runtime.requests.structured import Grammars, StructuredOutputs
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_times import DecodeTimes
+from enginewright.runtime.shared.contracts import STATE
 
 from ..runtime.requests.byte_tokens import byte_tokens_json
 from ..simulator.seeds import first_seed
@@ -55,6 +56,8 @@ MORE = {  # every product's input is a whole number of int4's groups
     "qwen3_moe": {"moe_intermediate_size": 64},
     "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16},
 }
+HYBRIDS = ("lfm2", "falcon_h1", "qwen3_5_text", "mamba", "mamba2", "kimi_linear")
+"""Short convolutions, Mamba-2 beside attention, the gated delta rule, Mamba and Mamba-2 without attention, KDA."""
 WEIGHTS = ("f32", "bf16", "int8", "int4", "three", "offsets", "fp8")
 CACHES = ("f32", "bf16", "int8", "fp8")
 CASES = [(family, weights, cache) for family in FAMILIES for weights in WEIGHTS for cache in CACHES]
@@ -206,7 +209,8 @@ def obeys_the_law(
     nothing else.
     """
     opened = Bundle.open(bundle)
-    names = [group.name for group in opened.program("cpu").cache_groups]
+    groups = opened.program("cpu").cache_groups
+    names = [group.name for group in groups]
     blocks = dict.fromkeys(names, int(rng.integers(7, 16)))
     ring = Partition.parse(cut).owners if cut else 1
     if ring > 1:  # blocks make a split of 512 tokens for each rank
@@ -216,7 +220,7 @@ def obeys_the_law(
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
     config = replace(config, speculate=speculate or config.max_requests % 2 == 0)
     beginnings = [rng.integers(3, 256, n).tolist() for n in ((140, 90, 40) if ring == 1 else (700, 515, 40))]
-    disk = bool(rng.random() < 0.5) and not offloaded
+    disk = bool(rng.random() < 0.5) and not offloaded and not any(group.kind == STATE for group in groups)
     offload = None
     if offloaded:  # memory for what a step writes, of each request one block or two
         blocks = dict.fromkeys(names, int(rng.integers(26, 36)))
@@ -399,6 +403,19 @@ def test_ranks_that_divide_the_keys_change_nothing(
     )
 
 
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
+@pytest.mark.parametrize("how", [{}, {"cut": "tensor=2"}, {"cut": "pipeline=2"}, {"in_flight": 2}], ids=str)
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_states_change_nothing(family: str, how: dict[str, Any], exported: Exported, tmp_path: Path) -> None:
+    bundle = exported(family, "f32", "f32")
+    until_all_happened(
+        lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), **how),
+        ("length", "beams", "guided", "hits", "copies", "preemptions"),
+        (2, 3),
+    )
+
+
 @pytest.mark.parametrize("in_flight", [2, 3])
 @pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
 def test_several_steps_in_flight_change_nothing(
@@ -515,6 +532,9 @@ def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:
         how["draft"] = bool(rng.random() < 0.5)
     if family == "llama" and not how.get("cut", "").startswith(("ring", "tensor=3")) and rng.random() < 0.5:
         weights = f"{weights} chosen"
+    recurrent = np.random.default_rng((seed, 61))  # what else a seed says is the same
+    if where != "file" and how.get("cut") not in ("ring=2", "tensor=3") and recurrent.random() < 0.4:
+        family, weights = recurrent.choice(HYBRIDS), recurrent.choice(["f32", "bf16", "int8"])
     return (str(family), str(weights), str(cache)), how
 
 
@@ -559,4 +579,4 @@ def test_seeds_choose_everything() -> None:
     assert {how.get("cut", "") for _, how in every} == {"", *CUTS}
     for what in ("in_flight", "offloaded", "draft", "speculate"):
         assert any(how.get(what) for _, how in every), what
-    assert {case[:1] for case, _ in every} == {(family,) for family in FAMILIES}
+    assert {family for (family, *_), _ in every} == {*FAMILIES, *HYBRIDS}

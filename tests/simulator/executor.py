@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import (
     NO_TOKEN,
+    STATE,
     CacheGroup,
     ExecutorCaps,
     Int32Array,
@@ -39,6 +40,7 @@ from .model import (
     first_cells,
     mix,
     mix_cells,
+    next_state,
     tokens_of,
 )
 
@@ -111,6 +113,7 @@ class SimulatedExecutor:
 
     Attributes:
         steps: number of steps submitted.
+        states_that_go_on: number of states that another step left, and a request went on from.
         overlapped: number of those submitted while another was in flight.
         submitting: called with each step before it is taken.
         faulted: the faults that were raised, in order.
@@ -136,18 +139,17 @@ class SimulatedExecutor:
         self.cache_groups, self.blocks = tuple(groups), dict(blocks)
         self._seconds, self._waits, self._faults = seconds, waits, dict(faults or {})
         self._padding = dict(padding or {})
-        self.steps = self.overlapped = 0
+        self.steps = self.overlapped = self.states_that_go_on = 0
         self.submitting: Callable[[Submitted], None] = lambda step: None
         self.faulted: list[str] = []
         self.dead = False
         self._flying: list[Submitted] = []
         self._poisoned = False
-        # [2, P * K] for each group: first and second cells. Memory that nobody has written has any contents.
-        self._cells = {
-            g.name: mix_cells(np.arange(2 * blocks[g.name] * g.block_size, dtype=np.uint64)).reshape(2, -1)
-            for g in groups
-        }
-        self._bad = {g.name: np.zeros(blocks[g.name] * g.block_size, np.bool_) for g in groups}
+        # [2, P * K] for each group: first and second cells; of states [2, P]: the state, and how many tokens it is of.
+        # Memory that nobody has written has any contents.
+        places = {g.name: blocks[g.name] * (1 if g.kind == STATE else g.block_size) for g in groups}
+        self._cells = {name: mix_cells(np.arange(2 * n, dtype=np.uint64)).reshape(2, -1) for name, n in places.items()}
+        self._bad = {name: np.zeros(n, np.bool_) for name, n in places.items()}
 
     # What the engine calls
 
@@ -212,7 +214,7 @@ class SimulatedExecutor:
         return len(self._bad[group]) // self.blocks[group]
 
     def _is_written(self, group: str, block: int) -> bool:
-        size = self._size(group)
+        size = next(g.block_size for g in self.cache_groups if g.name == group)
         return any(bool((one.step.slots[group] // size == block).any()) for one in self._flying if not one.ran)
 
     def _run(self, pending: Submitted) -> StepOutput:
@@ -222,7 +224,10 @@ class SimulatedExecutor:
         if self.dead or number in self._faults:
             self._fail(step, number, self.fault_of(number))
         self._move_blocks(step)
-        sums = [self._write(g, i, step, owner) for i, g in enumerate(self.cache_groups)]
+        sums = [
+            self._go_on(g, i, pending) if g.kind == STATE else self._write(g, i, step, owner)
+            for i, g in enumerate(self.cache_groups)
+        ]
         bad = self._spread(step, owner) if self._poisoned or POISON in step.ids else None
         values = [self.model.value(one) for one in zip(*(each.tolist() for each in sums), strict=True)]  # of the rows
         return self._sampled(step, values, bad)
@@ -235,6 +240,8 @@ class SimulatedExecutor:
         """Raises the step's fault. What it would have written is then anything."""
         for group in self.cache_groups:
             slots = step.slots[group.name]
+            if group.kind == STATE:
+                slots = step.block_tables[group.name][:, 0]
             self._cells[group.name][:, slots] = mix_cells(slots.astype(np.uint64) + np.uint64(number))
         if fault == "dies":
             self.dead = True
@@ -280,12 +287,32 @@ class SimulatedExecutor:
         second[slots] = mix_cells(_sums(first, where, weights, owner, positions, window))
         return _sums(second, where, weights, owner[rows], positions[rows], window)
 
+    def _go_on(self, group: CacheGroup, index: int, pending: Submitted) -> npt.NDArray[np.uint64]:
+        """Has the states of the step's requests go on with its tokens; gives those that its rows see.  [R]"""
+        step, cells = pending.step, self._cells[group.name]
+        states = np.zeros(len(step.ids), np.uint64)  # after each token
+        ids, positions, begins = step.ids.tolist(), step.positions.tolist(), step.q_start.tolist()
+        for b, block in enumerate(step.block_tables[group.name][:, 0].tolist()):
+            begin, end = begins[b], begins[b + 1]
+            start, state = positions[begin], 0
+            if start:
+                state, tokens = cells[:, block].tolist()
+                check(tokens == start, f"a state of {tokens} tokens goes on at token {start}")
+                self.states_that_go_on += 1
+            for t in range(begin, end):
+                states[t] = state = next_state(state, ids[t], positions[t], index)
+            cells[:, block] = state, positions[end - 1] + 1
+        return states[step.rows]
+
     def _spread(self, step: StepInput, owner: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Marks cells that are NaN. Returns which rows are: those that see one, or whose blocks have one anywhere."""
         rows = np.zeros(len(step.rows), np.bool_)
         self._poisoned = True
         for group in self.cache_groups:
             size, bad, table = group.block_size, self._bad[group.name], step.block_tables[group.name]
+            if group.kind == STATE:
+                rows |= self._spread_states(step, bad, table[:, 0])
+                continue
             bad[step.slots[group.name]] = step.ids == POISON
             for t, (b, position) in enumerate(zip(owner.tolist(), step.positions.tolist(), strict=True)):
                 seen = np.arange(max(position - group.window + 1, 0) if group.window else 0, position + 1)
@@ -302,6 +329,20 @@ class SimulatedExecutor:
                     flags[later:] = False
                 rows[r] |= flags.any()
         return rows
+
+    @staticmethod
+    def _spread_states(
+        step: StepInput, bad: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.bool_]:
+        """Marks states that are NaN. Returns which rows are: those at NaN and after it.  [R]"""
+        tokens = step.ids == POISON
+        for b, block in enumerate(blocks.tolist()):
+            of_request = slice(int(step.q_start[b]), int(step.q_start[b + 1]))
+            if step.positions[of_request.start] and bad[block]:
+                tokens[of_request] = True
+            np.logical_or.accumulate(tokens[of_request], out=tokens[of_request])
+            bad[block] = tokens[of_request.stop - 1]
+        return tokens[step.rows]
 
     # Its rows
 

@@ -65,7 +65,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         for other in _plainer(ask, ("at", "kind", "prompt", "new_tokens")):
             yield replace(scenario, asks=(*asks[:i], other, *asks[i + 1 :]))
     for setup in _plainer(scenario.setup, ("seed", "blocks", "windows")):
-        if len(setup.blocks) == len(setup.windows):
+        if len(setup.blocks) == len(setup.windows) and setup.all_blocks:
             yield replace(scenario, setup=setup)
 
 

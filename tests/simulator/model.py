@@ -5,6 +5,9 @@ position. The second holds a hash of all first cells that the token sees. A row'
 that it sees, so one wrong cell, now or when any of the others was computed, gives another value, and with it another
 token or log-probability.
 
+A recurrent group has a state instead of cells, a hash of the state before and of the token. A row sees the state after
+its own token.
+
 Both sides of the comparison use this module: ``executor`` reads cells through block tables, ``reference`` keeps one
 request's own in a list.
 
@@ -31,11 +34,13 @@ LETTERS = tuple(range(97, 113))
 """Tokens of prompts, and those that the model prefers: their byte-level texts are letters."""
 ALL = frozenset(range(VOCAB)) - {POISON}
 MOST_POSITIONS = 4096
+RECURRENT = -1
+"""The value in place of a window, for a group that has states."""
 BITS = (1 << 64) - 1
 _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
-_TOKEN, _POSITION, _SEED, _COUNTER, _GROUP = (
+_TOKEN, _POSITION, _SEED, _COUNTER, _GROUP, _STATE = (
     *(0x94D049BB133111EB, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F),
-    *(0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3),
+    *(0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3),
 )
 _random = random.Random(20261128)
 WEIGHTS = [_random.getrandbits(64) | 1 for _ in range(MOST_POSITIONS)]
@@ -63,6 +68,11 @@ def mix_cells(values: Cells) -> Cells:
 def first_cell(token: int, position: int, group: int) -> int:
     """The first cell of a token at a position."""
     return mix(token * _TOKEN + position * _POSITION + (group + 1) * _GROUP)
+
+
+def next_state(state: int, token: int, position: int, group: int) -> int:
+    """The state of a recurrent group after one token more. It is 0 before the first."""
+    return mix(state * _STATE + first_cell(token, position, group))
 
 
 def first_cells(tokens: npt.NDArray[np.int32], positions: npt.NDArray[np.int32], group: int) -> Cells:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .grammars import Form
-from .model import ALL, BITS, END, POISON, WEIGHTS, Distribution, Draw, Model, first_cell, mix
+from .model import ALL, BITS, END, POISON, RECURRENT, WEIGHTS, Distribution, Draw, Model, first_cell, mix, next_state
 from .scenario import Ask
 
 
@@ -31,7 +31,7 @@ class Answer:
 
 
 class Context:
-    """One sequence's own cells, in lists."""
+    """One sequence's own cells, in lists. ``windows``: of each cache group, 0 for none; RECURRENT for states."""
 
     def __init__(self, model: Model, windows: Sequence[int]) -> None:
         self.model, self.windows = model, tuple(windows)
@@ -58,6 +58,10 @@ class Context:
         seen = []
         for group, window in enumerate(self.windows):
             first, second, sums = self._first[group], self._second[group], self._sums[group]
+            if window == RECURRENT:
+                sums[0] = next_state(sums[0], token, position, group)
+                seen.append(sums[0])
+                continue
             sums[0] += first_cell(token, position, group) * weight
             first.append(sums[0])
             sums[1] += mix(sums[0] - (first[position - window] if window and position >= window else 0)) * weight

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from enginewright.runtime.requests.sampling import sample_seed
 
-from .model import LETTERS, POISON
+from .model import LETTERS, POISON, RECURRENT
 
 Kind = Literal["generate", "score", "hidden", "load", "save", "delete"]
 
@@ -75,6 +75,8 @@ class Setup:
     """An engine, what runs its steps, and its machine.
 
     Attributes:
+        blocks, windows: of each group of keys and values; a model without attention has none.
+        states: of each recurrent group, how many states there are.
         layout: of the caches: "shared" blocks, "plain" ones, "phases" (plain, one phase a step), or "slots".
         buckets: whether steps are padded to a plan's sizes.
         in_flight, owners, verifies, masks: as in ``ExecutorCaps``.
@@ -91,6 +93,7 @@ class Setup:
     seed: int = 0
     blocks: tuple[int, ...] = (24,)
     windows: tuple[int, ...] = (0,)
+    states: tuple[int, ...] = ()
     block_size: int = 8
     layout: Literal["shared", "plain", "phases", "slots"] = "shared"
     buckets: bool = False
@@ -113,6 +116,16 @@ class Setup:
     late_masks: int = 8
     seconds: tuple[float, float, float, float] = (3e-3, 5e-4, 4e-4, 1e-6)
     noise: float = 0.05
+
+    @property
+    def all_windows(self) -> tuple[int, ...]:
+        """The window of each group of keys and values; then RECURRENT for each recurrent one."""
+        return *self.windows, *(RECURRENT for _ in self.states)
+
+    @property
+    def all_blocks(self) -> tuple[int, ...]:
+        """The blocks of each group."""
+        return *self.blocks, *self.states
 
 
 @dataclass(frozen=True)
@@ -251,6 +264,7 @@ class _Maker:
         asks.sort(key=lambda one: one.at)
         faults = self._faults(setup, at)
         troubles = self._troubles() if self.profile == "helpers" else ()
+        setup = self._with_states(setup, max(ask.beams for ask in asks))
         return Scenario(setup, tuple(asks), faults, troubles, self.profile)
 
     # Setups
@@ -364,6 +378,23 @@ class _Maker:
             prefill_tokens=512,
             prefill_chunk=0,
         )
+
+    def _with_states(self, setup: Setup, beams: int) -> Setup:
+        """Gives some models recurrent layers, and takes the others away from some of those.
+
+        It draws by itself: what else a seed says is the same with these layers and without.
+        """
+        rng = random.Random(self.seed ^ 0x57A7E)
+        if setup.layout != "shared" or setup.owners > 1 or setup.buckets or self.profile == "offload":
+            return setup
+        if rng.random() < 0.6:
+            return setup
+        many = 2 * setup.max_requests
+        states = tuple(
+            max(beams, rng.choice((many, many, many + 8, setup.max_requests, setup.max_requests + 1, 2)))
+            for _ in range(rng.choice((1, 1, 2)))
+        )
+        return replace(setup, states=states, **{"blocks": (), "windows": ()} if rng.random() < 0.15 else {})
 
     # Requests
 

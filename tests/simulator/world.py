@@ -37,7 +37,7 @@ from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
-from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps
+from enginewright.runtime.shared.contracts import STATE, STATE_TOKENS, CacheGroup, ExecutorCaps
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, OverloadError, RequestError
 from enginewright.runtime.tasks.base import Rows
 
@@ -45,7 +45,7 @@ from . import invariants
 from .disk import Folder, SimulatedStore
 from .executor import Clock, SimulatedExecutor, Submitted, ViolationError
 from .grammars import form, grammar, simulated_grammars
-from .model import END, VOCAB, Model, mix
+from .model import END, RECURRENT, VOCAB, Model, mix
 from .reference import Answer, answer
 from .scenario import SCHEDULING, Ask, Scenario
 from .troubles import HELPERS, plant
@@ -166,13 +166,13 @@ class World:
                 kv_heads=1,
                 key_head_size=1,
                 value_head_size=1,
-                block_size=setup.block_size,
-                window=window,
+                block_size=STATE_TOKENS if window == RECURRENT else setup.block_size,
+                **{"kind": STATE, "state_size": 1} if window == RECURRENT else {"window": window},
             )
-            for i, window in enumerate(setup.windows)
+            for i, window in enumerate(setup.all_windows)
         ]
         padding = padding_blocks(PLAN, groups) if setup.buckets else dict.fromkeys((g.name for g in groups), 0)
-        blocks = {g.name: count for g, count in zip(groups, setup.blocks, strict=True)}
+        blocks = {g.name: count for g, count in zip(groups, setup.all_blocks, strict=True)}
         caps = ExecutorCaps(
             ragged=setup.layout not in ("phases", "slots"),
             shared_blocks=setup.layout == "shared",
@@ -211,7 +211,7 @@ class World:
         proposers = (ForcedTokens(), OwnText(), PastAnswers(), *models)
         self.engine = Engine(outer, config, proposers, self.clock)
         self.cache = self.engine.scheduler.cache
-        if setup.disk and self.cache.index is not None:
+        if setup.disk and self.cache.prefixes.on_disk:
             self.cache.disk = self._disk(self.prefix_folder, setup.seed + 5)
         self.loop = _Loop(self.engine)
         plant(self.engine, scenario.troubles, self.raised)
@@ -225,7 +225,7 @@ class World:
         small = SimulatedExecutor(
             kinds[self.setup.draft],
             groups,
-            dict(zip((g.name for g in groups), self.setup.blocks, strict=True)),
+            dict(zip((g.name for g in groups), self.setup.all_blocks, strict=True)),
             ExecutorCaps(shared_blocks=caps.shared_blocks, masks=True),
             self.clock,
             lambda rows, prompts, seen: 1e-5 + self._seconds(rows, prompts, seen) / 20,
@@ -412,12 +412,12 @@ class World:
             if not set(folder.records) <= before:
                 self._fail("load_prefix wrote to its folder")
 
-        if self.cache.index is not None:
+        if self.cache.prefixes.on_disk:
             self.loop._post(load)
         return []
 
     def _save(self, ask: Ask) -> list[_Client]:
-        if self.cache.index is None:
+        if not self.cache.prefixes.on_disk:
             return []
         client = _Client(ask, self._of_prefix(ask))
         client.then = lambda: self.loop._post(partial(self._write, ask))
@@ -482,7 +482,7 @@ class World:
         ask, request = client.ask, client.request
         if client.refused is not None or ask.kind in ("load", "save", "delete"):
             return
-        expected = answer(self.model, self.setup.windows, ask, client.sample, form)
+        expected = answer(self.model, self.setup.all_windows, ask, client.sample, form)
         name = f"{ask.kind} of tick {ask.at}"
         if client.error is not None:
             self._judge_beginning(client, expected, name)
@@ -547,6 +547,7 @@ class World:
     def _count_engine(self) -> None:
         counts, scheduler = self.counts, self.engine.scheduler
         counts["steps"] += self.executor.steps
+        counts["states that go on"] += self.executor.states_that_go_on
         counts["overlapped"] += self.executor.overlapped
         counts["preemptions"] += scheduler.preemptions
         counts["evictions"] += sum(pool.evictions for pool in scheduler.pools.values())

@@ -70,7 +70,9 @@ class StateCache(CacheKind):
 
         Makes a snapshot if the state is the one after ``tokens`` tokens and a block is free.
         """
-        if not full or tokens != request.computed or not self._add_copy(request):
+        search = request.search
+        lacking = 0 if search is None else search.params.num_beams - len(search.members)  # states of a search to come
+        if not full or tokens != request.computed or not self._add_copy(request, besides=lacking):
             return NO_BLOCK
         return request.tables[self.name][-1]
 
@@ -92,12 +94,12 @@ class StateCache(CacheKind):
         request.tables.put(self.name, list(request.tables[self.name])[::-1])
         return start
 
-    def _add_copy(self, request: Request) -> bool:
+    def _add_copy(self, request: Request, besides: int = 0) -> bool:
         """Has the next step copy the state before it changes the state.
 
-        Returns False if no block is free for the copy.
+        Returns False if no block is free for the copy besides ``besides`` ones.
         """
-        if not self.pool.available(request.tenant):
+        if self.pool.available(request.tenant) <= besides:
             return False
         self.holder.copy_block(request, self.name, request.tables[self.name][0])
         return True
