@@ -148,24 +148,22 @@ class IndexedPrefixes(Prefixes):
         index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.items, len(request.items) - 1)
-        tokens = self._usable(match, LEAST_COPIED)
-        end = tokens // size * size + size
+        most = self._usable(match, LEAST_COPIED)
+        end = most // size * size + size
         if not request.wants_prompt and any(_is_ahead(other, request, end) for other in candidate.others):
             return False
-        whole, part = divmod(tokens, size)
-        sources = self._begin_with(request, match, tokens)
-        if part and (held.doubted(_pins(held, sources)) or not held.has_blocks_for(candidate, sources)):
-            # A copy has the rest of its source too, and pins it. Where it can't, the part's tokens are computed.
+        # A copy pins its whole source, which may be the only block left. Where that can't be, fewer tokens are reused:
+        # whole blocks, then none.
+        for tokens in dict.fromkeys((most, self._usable(match, size), 0)):
+            sources = self._begin_with(request, match, tokens)
+            copied = _pins(held, sources)
+            doubted = tokens % size > 0 and held.doubted(copied)
+            if not doubted and held.has_blocks_for(candidate, sources):
+                break
             self._undo_begin(request, sources)
-            whole, part = divmod(self._usable(match, size), size)
-            sources = self._begin_with(request, match, whole * size)
-        if not part and whole and _pins(held, sources) and not held.has_blocks_for(candidate, sources):
-            # The only block left may be the snapshot that it would go on in a copy of.
-            self._undo_begin(request, sources)
-            whole, sources = 0, self._begin_with(request, match, 0)
-        if not part and not held.has_blocks_for(candidate, sources):
-            self._undo_begin(request, sources)
-            return False
+            if not copied:
+                return False
+        whole = tokens // size
         held.set_capacity(request, 0)
         node = match.nodes[whole - 1] if whole else index.root(request.namespace)
         node.users += 1
@@ -174,7 +172,7 @@ class IndexedPrefixes(Prefixes):
             if not self._read(request, place, candidate.disk):
                 self._copy(request, sources)
         finally:
-            held.unpin(_pins(held, sources))
+            held.unpin(copied)
         self._count(request)
         return True
 

@@ -58,6 +58,8 @@ MORE = {  # every product's input is a whole number of int4's groups
 }
 HYBRIDS = ("lfm2", "falcon_h1", "qwen3_5_text", "mamba", "mamba2", "kimi_linear")
 """Short convolutions, Mamba-2 beside attention, the gated delta rule, Mamba and Mamba-2 without attention, KDA."""
+UNSAMPLED = ("mamba", "mamba2", "kimi_linear")
+"""The families of HYBRIDS whose int8 needs a calibration text, which a model without a tokenizer can't read."""
 WEIGHTS = ("f32", "bf16", "int8", "int4", "three", "offsets", "fp8")
 CACHES = ("f32", "bf16", "int8", "fp8")
 CASES = [(family, weights, cache) for family in FAMILIES for weights in WEIGHTS for cache in CACHES]
@@ -534,7 +536,8 @@ def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:
         weights = f"{weights} chosen"
     recurrent = np.random.default_rng((seed, 61))  # what else a seed says is the same
     if where != "file" and how.get("cut") not in ("ring=2", "tensor=3") and recurrent.random() < 0.4:
-        family, weights = recurrent.choice(HYBRIDS), recurrent.choice(["f32", "bf16", "int8"])
+        family = recurrent.choice(HYBRIDS)
+        weights = recurrent.choice(["f32", "bf16", *(() if family in UNSAMPLED else ("int8",))])
     return (str(family), str(weights), str(cache)), how
 
 

@@ -68,7 +68,8 @@ class CacheKind:
 
     Attributes:
         may_lose: True if a prefix is still usable after one of its blocks was lost.
-        fixed: True if a request needs the same number of blocks for any number of tokens.
+        fixed: True if a request needs the same number of blocks for any number of tokens, so that `enough_tokens`
+            alone determines the number of blocks in the pool.
         found_as: the way other requests reuse computed tokens. "blocks": several requests share a block of equal
             tokens; "slots": one request after the other continues in a block; "copies": a request copies a state that
             was stored at some position.

@@ -202,7 +202,7 @@ def test_no_gguf(tmp_path, content):
         ({"leave_out": ("blk.1.ffn_up.weight",)}, SourceError, r"model\.layers\.1\.mlp\.up_proj\.weight is missing"),
         ({"extra": [("blk.0.strange", np.ones(3, np.float32))]}, SourceError, r"blk\.0\.strange has no place"),
         ({"extra": [("rope_freqs.weight", np.ones(3, np.float32))]}, SourceError, r"rope_freqs\.weight"),
-        ({"metadata": [("llama.rope.scaling.type", "yarn")]}, UnsupportedModelError, r"llama\.rope\.scaling\.type"),
+        ({"metadata": [("llama.rope.scaling.type", "longrope")]}, UnsupportedModelError, r"llama\.rope\.scaling\.type"),
         (
             {"metadata": [("llama.attention.sliding_window", 8)]},
             UnsupportedModelError,

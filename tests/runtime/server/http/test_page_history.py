@@ -266,8 +266,8 @@ def test_a_save_that_is_under_way_when_the_page_is_reloaded_is_not_lost(browser:
     with browser.answering("*/v1/chat/completions", "text/event-stream", stream({"content": "there"})):
         browser.say("Hello")
         assert answered(browser, 2) == ["Hello", "there"]
-    # A timer has started the save, which waits: from now on the page has nothing that isn't being written.
-    browser.run("new Promise((resolve) => setTimeout(resolve, 3000))")
+    # This timer ends after the page's own one, which starts the save: then nothing is left that isn't being written.
+    browser.run("new Promise((resolve) => setTimeout(resolve, 500))")
     browser.open(page_url, at=f"{READY} && document.querySelectorAll('#turns article').length === 2")
     assert browser.run(TEXTS) == ["Hello", "there"]
     lists(browser, "Hello")
