@@ -30,7 +30,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -74,16 +74,27 @@ class EngineLoop:
         self._stepper = 0  # that thread
         self._telling: Request | None = None  # whose listener it is about to call, or calls
 
-    def submit(self, request: Request, listener: Listener) -> None:
-        """Starts a request. Raises CapacityError if it could never fit, EnginewrightError after ``close``."""
-        self.engine.scheduler.check(request)
+    def submit(self, listener: Listener, *requests: Request) -> None:
+        """Starts requests, all of them before the next step, so that they run together from the first on.
+
+        Args:
+            listener: is called with the pieces and errors of each.
+            requests: those to start; none starts if an error is raised.
+
+        Raises:
+            CapacityError: one could never fit, or the engine's thread can't be started.
+            EnginewrightError: the loop was closed.
+        """
+        for request in requests:
+            self.engine.scheduler.check(request)
         if self._ended is not None:
             raise self._ended()
-        self._listeners[request] = listener
+        self._listeners.update(dict.fromkeys(requests, listener))
         try:
-            self._post(partial(self._add, request))
+            self._post(partial(self._add, requests))
         except CapacityError:
-            self._listeners.pop(request, None)
+            for request in requests:
+                self._listeners.pop(request, None)
             raise
 
     def abort(self, request: Request) -> None:
@@ -200,16 +211,17 @@ class EngineLoop:
         finally:
             self.step_began = None
 
-    def _add(self, request: Request) -> None:
-        if request not in self._listeners:
-            return  # aborted meanwhile, or told that the engine failed
-        if self._ended is not None:
-            self._tell(request, self._ended())
-            return
-        try:
-            self.engine.add_request(request)
-        except Exception as e:  # noqa: BLE001  the policy refuses it, or has failed: this one alone ends
-            self._end(request, e)
+    def _add(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request not in self._listeners:
+                continue  # aborted meanwhile, or told that the engine failed
+            if self._ended is not None:
+                self._tell(request, self._ended())
+                continue
+            try:
+                self.engine.add_request(request)
+            except Exception as e:  # noqa: BLE001  the policy refuses it, or has failed: this one alone ends
+                self._end(request, e)
 
     def _end(self, request: Request, cause: BaseException) -> None:
         """Ends one request by an error of its own."""

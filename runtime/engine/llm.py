@@ -455,8 +455,7 @@ class LLM:
 
         Raises CapacityError or EnginewrightError where they can't run.
         """
-        for request in prepared.requests:
-            self._loop.submit(request, listener)
+        self._loop.submit(listener, *prepared.requests)
 
     def after_step(self, call: Callable[[], None]) -> None:
         """Has the engine's thread call this when listeners have had all pieces of a step; it must be quick."""

@@ -33,8 +33,7 @@ def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | No
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
         with progress_bar(len(requests), progress) as advance:
-            for request in requests:
-                engine.submit(request, events.put)
+            engine.submit(events.put, *requests)
             unfinished = len(requests)
             while unfinished:
                 piece = _piece(events.get())
@@ -49,8 +48,7 @@ async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
     """``run_all`` for coroutines."""
     events, put = _async_queue()
     try:
-        for request in requests:
-            engine.submit(request, put)
+        engine.submit(put, *requests)
         unfinished = len(requests)
         while unfinished:
             unfinished -= _piece(await events.get()).finish_reason is not None
@@ -82,8 +80,7 @@ def stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, 
 def _stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, None, None]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
-        for request in asked.requests:
-            engine.submit(request, events.put)
+        engine.submit(events.put, *asked.requests)
         unfinished = len(asked.requests)
         while unfinished:
             piece = _piece(events.get())
@@ -104,8 +101,7 @@ def astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamP
 async def _astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamPiece, None]:
     events, put = _async_queue()
     try:
-        for request in asked.requests:
-            engine.submit(request, put)
+        engine.submit(put, *asked.requests)
         unfinished = len(asked.requests)
         while unfinished:
             piece = _piece(await events.get())

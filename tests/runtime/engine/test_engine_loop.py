@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import queue
 import signal
 import threading
 from collections import deque
@@ -68,14 +69,22 @@ def loop(executor: Any) -> Iterator[EngineLoop]:
 def test_a_request_is_heard_to_its_end(loop: EngineLoop) -> None:
     for _ in range(3):  # the thread is idle between
         events = Events()
-        loop.submit(Generation([1, 2], SamplingParams(max_tokens=3)), events)
+        loop.submit(events, Generation([1, 2], SamplingParams(max_tokens=3)))
         events.end.result(HANG)
         assert [p.finish_reason for p in events.heard if isinstance(p, StreamPiece)] == [None, None, "length"]
 
 
+def test_requests_of_one_call_begin_in_the_same_step(loop: EngineLoop) -> None:
+    one, other = (Generation([1, 2], SamplingParams(max_tokens=3)) for _ in range(2))
+    ends: queue.SimpleQueue[int] = queue.SimpleQueue()
+    loop.submit(lambda piece: ends.put(loop.steps), one, other)
+    steps = [ends.get(timeout=HANG) for _ in range(6)]
+    assert steps[::2] == steps[1::2]  # each token of one comes in the step that brings the other's
+
+
 def test_an_aborted_request_is_not_heard_again(loop: EngineLoop, executor: Any) -> None:
     gate, events, request = Gate(executor), Events(), Generation([1], SamplingParams(max_tokens=50))
-    loop.submit(request, events)
+    loop.submit(events, request)
     gate.passes.release(2)
     wait_until(lambda: len(events.heard) == 2)
     loop.abort(request)
@@ -87,8 +96,8 @@ def test_an_aborted_request_is_not_heard_again(loop: EngineLoop, executor: Any) 
 
 def test_others_go_on_when_one_is_aborted(loop: EngineLoop, executor: Any) -> None:
     gate, events, dropped = Gate(executor), Events(), Generation([1], SamplingParams(max_tokens=50))
-    loop.submit(dropped, Events())
-    loop.submit(Generation([2], SamplingParams(max_tokens=5)), events)
+    loop.submit(Events(), dropped)
+    loop.submit(events, Generation([2], SamplingParams(max_tokens=5)))
     gate.arrived.acquire()
     loop.abort(dropped)  # while a step with it runs
     gate.passes.release(100)
@@ -100,7 +109,7 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
     executor.fail = ValueError("bad step")
     listeners = [Events(), Events()]
     for events in listeners:
-        loop.submit(Generation([1], SamplingParams(max_tokens=5)), events)
+        loop.submit(events, Generation([1], SamplingParams(max_tokens=5)))
     for events in listeners:
         events.end.result(HANG)
         (error,) = events.heard
@@ -109,7 +118,7 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
     executor.fail = None
     wait_until(lambda: not loop.engine.has_work())
     events = Events()
-    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(events, Generation([1], SamplingParams(max_tokens=2)))
     events.end.result(HANG)
     assert len(events.heard) == 2
     wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
@@ -119,9 +128,9 @@ def test_too_little_memory_for_a_step_ends_its_requests_alone(executor: Any) -> 
     loop, gate = EngineLoop(Engine(executor, SchedulerConfig(max_requests=1))), Gate(executor)
     large, small = Generation([1], SamplingParams(max_tokens=5)), Generation([2], SamplingParams(max_tokens=2))
     first, second = Events(), Events()
-    loop.submit(large, first)
+    loop.submit(first, large)
     gate.arrived.acquire()
-    loop.submit(small, second)  # waits, as one runs at a time
+    loop.submit(second, small)  # waits, as one runs at a time
     executor.fail = CapacityError("no memory for a step of this size", hint="Pass less memory.")
     gate.passes.release()
     first.end.result(HANG)
@@ -139,7 +148,7 @@ def test_too_little_memory_for_a_step_ends_its_requests_alone(executor: Any) -> 
 
 def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, executor: Any) -> None:
     gate, events, lost = Gate(executor), Events(), Generation([1], SamplingParams())
-    loop.submit(Generation([2], SamplingParams(max_tokens=5)), events)
+    loop.submit(events, Generation([2], SamplingParams(max_tokens=5)))
     gate.arrived.acquire()
     loop._listeners[lost] = Events()  # as a Ctrl-C in the middle of submit leaves it
     loop.abort(lost)
@@ -163,10 +172,10 @@ def test_a_ctrl_c_at_the_start_of_a_run_does_not_block_the_next(
         patched.setattr(_thread, "start_new_thread", interrupted)
         lost = Generation([1], SamplingParams(max_tokens=2))
         with pytest.raises(KeyboardInterrupt):
-            loop.submit(lost, Events())
+            loop.submit(Events(), lost)
     loop.abort(lost)
     events = Events()
-    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(events, Generation([1], SamplingParams(max_tokens=2)))
     events.end.result(HANG)
     assert len(events.heard) == 2
     wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
@@ -184,13 +193,13 @@ def test_a_signal_handler_may_wait_for_a_request(loop: EngineLoop) -> None:
                 signal.raise_signal(signal.SIGUSR1)
 
     def handle(*_: object) -> None:
-        loop.submit(Generation([3], SamplingParams(max_tokens=2)), inner)
+        loop.submit(inner, Generation([3], SamplingParams(max_tokens=2)))
         inner.end.result(HANG)
 
     loop._inbox = Inbox()
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        loop.submit(Generation([1], SamplingParams(max_tokens=2)), outer)
+        loop.submit(outer, Generation([1], SamplingParams(max_tokens=2)))
     finally:
         signal.signal(signal.SIGUSR1, before)
     outer.end.result(HANG)
@@ -199,7 +208,7 @@ def test_a_signal_handler_may_wait_for_a_request(loop: EngineLoop) -> None:
 
 def test_a_call_between_steps_is_made_though_a_step_failed(loop: EngineLoop, executor: Any) -> None:
     gate, events = Gate(executor), Events()
-    loop.submit(Generation([1], SamplingParams(max_tokens=5)), events)
+    loop.submit(events, Generation([1], SamplingParams(max_tokens=5)))
     gate.arrived.acquire()
     called = threading.Thread(target=lambda: result.set_result(loop.call(lambda: 7)))
     result: Future[int] = Future()
@@ -219,7 +228,7 @@ def test_what_fails_for_one_request_ends_it_alone(
     alone = []
     for prompt in others:
         events, one = Events(), Generation(prompt, SamplingParams(max_tokens=9))
-        loop.submit(one, events)
+        loop.submit(events, one)
         events.end.result(HANG)
         alone.append(one.tokens)
     bad = Generation([1, 2, 3], SamplingParams(max_tokens=9, temperature=1))
@@ -258,9 +267,9 @@ def test_what_fails_for_one_request_ends_it_alone(
     def refuses(event: StreamPiece | EnginewrightError) -> None:
         raise KeyError("unforeseen")
 
-    loop.submit(generations[0], listeners[0])
-    loop.submit(bad, refuses if place == "listener" else notices)
-    loop.submit(generations[1], listeners[1])
+    loop.submit(listeners[0], generations[0])
+    loop.submit(refuses if place == "listener" else notices, bad)
+    loop.submit(listeners[1], generations[1])
     gate.passes.release(100)
     for events in listeners:
         events.end.result(HANG)
@@ -283,17 +292,17 @@ def test_a_thread_that_the_system_refuses(loop: EngineLoop, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setattr(_thread, "start_new_thread", refused)
         with pytest.raises(CapacityError, match="the engine's thread can't be started: can't start new thread"):
-            loop.submit(request, refusal)
+            loop.submit(refusal, request)
         loop.abort(request)  # which needs no thread
     events = Events()
-    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(events, Generation([1], SamplingParams(max_tokens=2)))
     events.end.result(HANG)
     assert len(events.heard) == 2 and refusal.heard == []
 
 
 def test_the_thread_ends_with_the_work(loop: EngineLoop) -> None:
     events = Events()
-    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(events, Generation([1], SamplingParams(max_tokens=2)))
     events.end.result(HANG)
     wait_until(lambda: not loop._running)
     assert loop._stepping.acquire(timeout=HANG), "the thread has left"
@@ -309,8 +318,8 @@ def test_a_stream_may_be_collected_anywhere(loop: EngineLoop, executor: Any) -> 
         loop.abort(dropped)
         events(event)
 
-    loop.submit(dropped, Events())
-    loop.submit(Generation([2], SamplingParams(max_tokens=2)), collects)
+    loop.submit(Events(), dropped)
+    loop.submit(collects, Generation([2], SamplingParams(max_tokens=2)))
     gate.passes.release(100)
     events.end.result(HANG)
     assert len(events.heard) == 2 and dropped.finish_reason == "abort"
@@ -323,7 +332,7 @@ def test_closing_from_within_a_step_waits_for_nothing(loop: EngineLoop) -> None:
         if not isinstance(event, EnginewrightError):
             closed.set_result(loop.close())
 
-    loop.submit(Generation([1], SamplingParams(max_tokens=50)), closes)
+    loop.submit(closes, Generation([1], SamplingParams(max_tokens=50)))
     assert closed.result(HANG) is False
     wait_until(lambda: not loop.engine.has_work())
     assert loop.close() is True
@@ -332,13 +341,13 @@ def test_closing_from_within_a_step_waits_for_nothing(loop: EngineLoop) -> None:
 def test_what_never_fits_is_refused_at_once(loop: EngineLoop) -> None:
     events = Events()
     with pytest.raises(CapacityError, match="memory: "):
-        loop.submit(Generation([1], SamplingParams(max_tokens=1000)), events)
+        loop.submit(events, Generation([1], SamplingParams(max_tokens=1000)))
     assert events.heard == []
 
 
 def test_closing_ends_what_runs_and_refuses_what_comes(loop: EngineLoop, executor: Any) -> None:
     gate, events = Gate(executor), Events()
-    loop.submit(Generation([1], SamplingParams(max_tokens=100)), events)
+    loop.submit(events, Generation([1], SamplingParams(max_tokens=100)))
     gate.passes.release(1)
     wait_until(lambda: len(events.heard) == 1)
     closing = threading.Thread(target=loop.close)
@@ -350,5 +359,5 @@ def test_closing_ends_what_runs_and_refuses_what_comes(loop: EngineLoop, executo
     assert isinstance(events.heard[1], EnginewrightError)
     assert loop.engine.pools["g0"].free_blocks == 64
     with pytest.raises(EnginewrightError, match="closed"):
-        loop.submit(Generation([1], SamplingParams()), Events())
+        loop.submit(Events(), Generation([1], SamplingParams()))
     loop.close()

@@ -25,6 +25,18 @@ QUIET = (
 )
 PLAIN_HOST = "page.test"
 """This machine under a name that browsers don't trust over plain http, as a server elsewhere: it has no clipboard."""
+PLACE_AT_REST = """(async (find) => {
+  let last = [NaN, NaN];
+  for (let same = 0; same < 2; ) {
+    await new Promise(requestAnimationFrame);
+    const { x, y, width, height } = find().getBoundingClientRect(), place = [x + width / 2, y + height / 2];
+    same = place[0] === last[0] && place[1] === last[1] ? same + 1 : 0;
+    last = place;
+  }
+  return last;
+})(() => %s)"""
+"""The middle of an element that three frames have shown at the same place: the page formats messages that come into
+view, which moves what is below them."""
 
 
 class Browser:
@@ -182,9 +194,7 @@ class Browser:
         element = f"document.querySelector({json.dumps(selector)})"
         self.until(f"Boolean({element}?.getClientRects().length) && !{element}.disabled")
         self.run(f"{element}.scrollIntoView({{block: 'center'}})")
-        box = self.run(
-            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({element}.getBoundingClientRect())"
-        )
+        box = self.run(PLACE_AT_REST % element)
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
