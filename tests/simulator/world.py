@@ -339,7 +339,7 @@ class World:
             client.faults, client.troubles = len(self.faults), len(self.raised)
             self.clients.append(client)
             try:
-                self.loop.submit(client.request, client.listen)
+                self.loop.submit(client.listen, client.request)
             except (CapacityError, RequestError) as e:
                 client.refused = e
                 self.counts["never fit"] += 1
