@@ -1,1 +1,3 @@
-"""Measuring: the source model, texts in windows, and distances between logits. Verify, eval and bisect stand on it."""
+"""Tools to measure a model: it runs the source model, cuts texts into windows and compares logits. ``optimize verify``,
+``eval`` and ``bisect`` use it.
+"""

@@ -1,4 +1,6 @@
-"""Numbers from logits: log-likelihood, divergence, agreement. All in float64, a block of rows at a time."""
+"""Statistics of logits: log-likelihood, KL divergence, agreement. All are computed in float64, a block of rows at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _BLOCK = 1 << 17
 
 
 def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
-    """Log-probabilities over the last axis: [n, V] float32 -> [n, V] float64."""
+    """Returns the log-probabilities [n, V] in float64 of logits [n, V] in float32."""
     x = logits.astype(np.float64)
     x -= x.max(axis=-1, keepdims=True)
     x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
@@ -26,7 +28,7 @@ def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
 
 
 def log_likelihood(logits: FloatArray, targets: Sequence[int]) -> float:
-    """The sum of the targets' log-probabilities in nats; logits [n, V], targets [n]."""
+    """Returns the sum of the target tokens' log-probabilities, in nats, for logits [n, V] and target ids [n]."""
     total = 0.0
     for rows in _blocks(logits):
         total += float(_of_targets(log_softmax(logits[rows]), targets[rows]).sum())
@@ -35,38 +37,44 @@ def log_likelihood(logits: FloatArray, targets: Sequence[int]) -> float:
 
 @dataclass
 class Likelihood:
-    """The likelihood of a text under a model: the number of tokens, and the sum of their log-probabilities in nats."""
+    """The likelihood of a text under a model, summed up batch by batch.
+
+    Attributes:
+        tokens: the number of tokens scored.
+        total: the sum of their log-probabilities, in nats.
+    """
 
     tokens: int = 0
     total: float = 0.0
 
     @property
     def nll(self) -> float:
-        """Mean negative log-likelihood per token in nats."""
+        """The mean negative log-likelihood per token, in nats."""
         return -self.total / self.tokens
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean; infinite beyond what a float holds."""
+        """The exponential of `nll`; infinite if that overflows a float."""
         return math.exp(self.nll) if self.nll < 700 else math.inf
 
     def add(self, logits: FloatArray, targets: Sequence[int]) -> None:
-        """Logits [n, V] before each of the tokens [n]."""
+        """Adds the tokens ``targets`` [n], which the logits [n, V] predict."""
         self.tokens += len(targets)
         self.total += log_likelihood(logits, targets)
 
 
 @dataclass
 class Divergence:
-    """The difference of a model from a reference, over the same tokens.
+    """The difference between a model's logits and a reference's, over the same tokens.
 
     Attributes:
-        model, reference: the likelihood of the text under each, over the tokens whose successors are known.
-        tokens: tokens compared.
-        kl_sum, kl_max: KL(reference || model) in nats: the sum over the tokens, and the largest.
-        agreed: tokens for which both predict the same token as the likeliest (the first of equal ones).
-        logit_difference: largest absolute difference of two logits.
-        largest_logit: largest absolute value of the reference's logits.
+        model, reference: the likelihood of the text under each, over the tokens whose successor is known.
+        tokens: the number of tokens compared.
+        kl_sum, kl_max: KL(reference || model) in nats: its sum over the tokens, and its largest value.
+        agreed: the number of tokens after which both models have the same likeliest next token (the first if there is a
+            tie).
+        logit_difference: the largest absolute difference between two logits.
+        largest_logit: the largest absolute value of a logit of the reference.
     """
 
     model: Likelihood
@@ -80,19 +88,23 @@ class Divergence:
 
     @property
     def kl_mean(self) -> float:
-        """KL per token in nats."""
+        """The mean KL divergence per token, in nats."""
         return self.kl_sum / self.tokens
 
     @property
     def top1_agreement(self) -> float:
-        """Share of the tokens before which both find the same token the likeliest."""
+        """The share of tokens after which both models have the same likeliest next token."""
         return self.agreed / self.tokens
 
     def add(self, logits: FloatArray, reference: FloatArray, targets: Sequence[int] | None = None) -> None:
-        """Logits [n, V] of both before each of the tokens [n], if these are known.
+        """Compares the logits of both models for n tokens and adds the result to the sums.
 
-        Blocks are compared side by side, as numpy leaves Python's lock to others while it computes, and added in their
-        order: sums are the same for any number of cores.
+        Blocks of rows are compared in parallel, and added in order: the sums don't depend on the number of cores.
+
+        Args:
+            logits: the model's logits, [n, V].
+            reference: the reference's logits, [n, V].
+            targets: the tokens [n] that the logits predict; None if they aren't known, and then no likelihood is added.
         """
 
         def compare(rows: slice) -> _Compared:
@@ -117,8 +129,12 @@ class Divergence:
 
 @dataclass(frozen=True)
 class _Compared:
-    """The terms that ``Divergence`` sums, for a block of rows: ``kl`` [b], and the reference's and the model's
-    likelihood.
+    """The terms that ``Divergence`` sums, for one block of b rows.
+
+    Attributes:
+        kl: KL(reference || model) of each row, [b], in nats.
+        likelihoods: the sum of the targets' log-probabilities under the reference, and under the model; empty without
+            targets.
     """
 
     kl: npt.NDArray[np.float64]
@@ -142,12 +158,12 @@ class _Compared:
 
 
 def _of_targets(log_probabilities: npt.NDArray[np.float64], targets: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Each row's entry of its target: [b, V], [b] -> [b]."""
+    """Returns the log-probability of each row's target: [b, V] and [b] -> [b]."""
     return np.take_along_axis(log_probabilities, np.asarray(targets)[:, None], axis=-1)[:, 0]
 
 
 def _blocks(logits: FloatArray) -> Iterator[slice]:
-    """Slices of rows that together have at most _BLOCK logits, or one row."""
+    """Yields slices of rows; each has at most _BLOCK logits, and at least one row."""
     rows = max(1, _BLOCK // logits.shape[-1])
     for start in range(0, len(logits), rows):
         yield slice(start, start + rows)

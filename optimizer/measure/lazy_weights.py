@@ -1,8 +1,8 @@
-"""Gives a model its weights while they are used: a model that is larger than the memory can run.
+"""Loads the weights of a model only while they are used, so that a model can run that is larger than memory.
 
-A module's parameters become properties of its class. Reading one evaluates its ``WeightExpr``; while the module's own
-forward runs the value is held, so that a loop over experts reads their tensor once, and freed when it returns. Code
-that reaches for another module's parameter gets it too, and holds it no longer than it needs it.
+A module's parameters become properties of its class, and reading a property evaluates its ``WeightExpr``. The value is
+cached while the module's own ``forward`` runs, so that a loop over experts reads their tensor once, and freed when
+``forward`` returns. Code that reads another module's parameter gets the value too, but it isn't cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STATE = "_enginewright_weights"
 
 
 class _Weights:
-    """One module's parameters as expressions, and the values that its running forward has used."""
+    """The expressions of one module's parameters, with a cache of their values that lasts while the module runs."""
 
     def __init__(self, exprs: Mapping[str, WeightExpr]) -> None:
         self.exprs = exprs
@@ -45,9 +45,9 @@ class _Weights:
 
 
 def load_weights(model: torch.nn.Module, weights: Mapping[str, WeightExpr]) -> None:
-    """Gives ``model`` all its weights at once; parameters that are tied get one tensor.
+    """Evaluates all weights and stores them in ``model``; tied parameters share one tensor.
 
-    ``weights`` has an expression for every parameter, and for saved buffers.
+    ``weights`` has an expression for every parameter and for every saved buffer, by its name in the model.
     """
     for name, parameter in model.named_parameters():
         parameter.data = weights[name].evaluate()
@@ -55,9 +55,9 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, WeightExpr]) -> N
 
 
 def bring_weights_lazily(model: torch.nn.Module, weights: Mapping[str, WeightExpr]) -> None:
-    """Makes ``model`` evaluate its weights module by module, each time that it runs; see ``load_weights``.
+    """Makes each module of ``model`` evaluate its weights whenever it runs. ``weights`` is as for ``load_weights``.
 
-    The parameters themselves become NaN without memory, so that nothing can continue with a weight that wasn't brought.
+    The parameters themselves become NaN placeholders without memory: code that bypasses the properties computes NaN.
     """
     placeholders: dict[int, torch.nn.Parameter] = {}
     for path, module in model.named_modules():
@@ -76,7 +76,7 @@ def bring_weights_lazily(model: torch.nn.Module, weights: Mapping[str, WeightExp
 
 @contextmanager
 def held(module: torch.nn.Module) -> Iterator[None]:
-    """Keeps a module's weights, once they are read, until the context ends and not only while the module runs."""
+    """Keeps the cached weights of ``module`` until the context ends, instead of freeing them after each ``forward``."""
     state: _Weights | None = module.__dict__.get(_STATE)
     if state is not None:
         state.enter()
@@ -88,7 +88,7 @@ def held(module: torch.nn.Module) -> Iterator[None]:
 
 
 def placeholder(parameter: torch.Tensor) -> torch.nn.Parameter:
-    """A float32 parameter of the same shape that is NaN throughout and takes no memory."""
+    """Returns a float32 parameter of the same shape that is NaN everywhere and takes no memory."""
     return torch.nn.Parameter(torch.tensor(math.nan).expand(parameter.shape), requires_grad=False)
 
 

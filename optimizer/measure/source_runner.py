@@ -1,7 +1,7 @@
-"""The source as transformers runs it: its own forward pass, eager attention, masks and experts, in 32-bit floats.
+"""Runs the source model in transformers: its own ``forward``, eager attention, masks and experts, in float32.
 
-Files are read as for an export, so nothing is downloaded and no code of the model's runs; the computation shares
-nothing with capture and passes.
+Files are read as for an export: nothing is downloaded, and no code of the model's folder runs. The computation shares
+no code with capture or with passes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ _LEAST_TIMED = 20_000_000
 
 
 class SourceRunner:
-    """A Hugging Face directory or a GGUF file, with its adapters, or a transformers model, ready to give logits.
+    """A source model that computes logits: a Hugging Face directory or GGUF file, with adapters, or a transformers
+    model.
 
-    Beyond ``keep_bytes`` no more weights are in memory than those of a module that is running. A model object is not
-    touched: a copy of its modules runs, in eval mode, on the same parameters.
+    If the weights and logits take more than ``keep_bytes``, only the weights of the running module are in memory. A
+    model object isn't changed: a copy of its modules runs in eval mode, on the same parameters.
 
-    Given a ``context_length``, rotary frequencies that depend on the longest position are those of that length.
+    With ``context_length``, rotary frequencies that depend on the context's length are computed for that length.
 
     Attributes:
-        model: what runs, for a look at its configuration.
+        model: the transformers model that runs; callers read its configuration.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.
@@ -68,7 +69,7 @@ class SourceRunner:
             bring_weights_lazily(self.model, weights)
 
     def logits(self, ids: torch.Tensor) -> FloatArray:
-        """Logits after every token of some sequences of the same length: [B, S] -> [B, S, V] float32."""
+        """Returns the logits after every token of B sequences of S tokens: [B, S] -> [B, S, V] float32."""
         with torch.inference_mode():
             logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
         result: FloatArray = logits.float().numpy()
@@ -76,10 +77,11 @@ class SourceRunner:
 
     @contextmanager
     def logits_of_rows(self, ids: torch.Tensor) -> Iterator[Callable[[slice], FloatArray]]:
-        """The logits of one sequence [1, S], some rows at a time: a function of a slice of them, [n, V] float32.
+        """Yields a function that computes the logits [n, V], float32, of a slice of the rows of one sequence ``ids``
+        [1, S].
 
-        All layers run once, the output projection for each slice. Models of transformers that can't do that
-        (their forward has no ``logits_to_keep``) compute the logits of all rows at once.
+        The layers run once, and the output projection once per slice. For a model whose ``forward`` has no
+        ``logits_to_keep``, the logits of all rows are computed at once.
         """
         base = self.model.base_model
         head = self.model.get_output_embeddings()
@@ -113,11 +115,11 @@ class SourceRunner:
                 base.forward = override
 
     def speed(self, context_length: int) -> SourceSpeed | None:
-        """Measures the decode speed for about a second, with all threads and with one: on a busy machine one may be
-        faster.
+        """Measures the decode speed with all threads and with one thread, for about a second, and returns the faster.
 
-        None if the weights aren't in memory, as reading them would be timed too; if the model keeps no cache; and for
-        tiny models made for tests.
+        On a busy machine one thread may be faster. Returns None if the weights aren't in memory (reading them would be
+        timed
+        too), if the model has no KV cache, if the context is too short, or if the model is tiny.
         """
         if not self._kept or weight_bytes(self.model) < 4 * _LEAST_TIMED or context_length <= _TIMED_CONTEXT:
             return None
@@ -142,24 +144,26 @@ class SourceRunner:
         return SourceSpeed(count, _TIMED_CONTEXT, round(1 / seconds, 3))
 
     def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:
-        """The weights that are in memory, with what they were read by."""
+        """Yields the expression and the value of each weight that is kept in memory."""
         for name, parameter in self.model.named_parameters():
             if name in self._kept:
                 yield self._kept[name], parameter.data
 
 
 def has_interface(model: PreTrainedModel) -> bool:
-    """Returns True if another attention function can be set for a model: it doesn't write its attention out."""
+    """Returns True if the model calls attention through transformers' interface, which allows to replace it."""
     return bool(model._can_set_attn_implementation())
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """The bytes of a model's parameters as float32; tied ones count once."""
+    """Returns the size in bytes of a model's parameters as float32; tied parameters count once."""
     return sum(4 * math.prod(p.shape) for p in model.parameters())
 
 
 def logit_bytes(model: PreTrainedModel) -> int:
-    """The bytes of the logits of ``ROWS`` tokens, for the source and for the program that is compared with it."""
+    """Returns the size in bytes of the float32 logits of ``ROWS`` tokens, twice: the source's and the compared
+    program's.
+    """
     return 2 * 4 * ROWS * int(getattr(model.config.get_text_config(), "vocab_size", 0))
 
 
@@ -168,10 +172,10 @@ def _read(source: ModelSource) -> tuple[PreTrainedModel, Mapping[str, WeightExpr
 
 
 def _copy(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
-    """Copies a model's modules, with copied buffers and placeholders for parameters, and returns the weights
-    separately.
+    """Returns a copy of a model's modules, with copied buffers and placeholders for parameters, and the weights by
+    name.
 
-    It is a copy, not a new model of the same configuration, because a caller may have changed modules of the model.
+    The modules are copied, not built anew from the configuration, because a caller may have changed some of them.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     memo: dict[int, object] = {id(p): placeholder(p) for p in parameters.values()}

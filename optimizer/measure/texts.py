@@ -1,4 +1,4 @@
-"""The texts to evaluate on: files, and the ones that come with the package."""
+"""Texts for evaluation: the user's files, and the files that come with the package."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ EVALUATION_TEXT = "evaluation_text.txt"
 
 
 def read_text(source: str | Path, option: str, built_in: str) -> str:
-    """The text of a file, or of the package's file ``built_in`` if ``source`` is BUILT_IN.
+    """Returns the text of a file, or of the package's file ``built_in`` if ``source`` is BUILT_IN.
 
     A byte order mark is dropped; line ends stay as they are.
 
     Args:
         source: a path or BUILT_IN.
-        option: what the caller set, for messages: "text" or "choices".
-        built_in: name of a file in this package.
+        option: the caller's option that set the source, for error messages: "text" or "choices".
+        built_in: the name of a file in this package.
 
     Raises:
-        RequestError: the file can't be read, is binary, isn't UTF-8, or has nothing but white space; names the place.
+        RequestError: the file can't be read, is binary, isn't UTF-8 or is blank. The message names the position.
     """
     if source == BUILT_IN:
         data = resources.files(__package__).joinpath(built_in).read_bytes()
@@ -59,7 +59,9 @@ def read_text(source: str | Path, option: str, built_in: str) -> str:
 
 @dataclass(frozen=True)
 class SuitePrompt:
-    """One prompt of a suite: a text to continue, or a conversation to answer. ``where``: its file and line."""
+    """One prompt of a suite: a text to continue, or a conversation to answer. ``where`` is its file and line, for
+    messages.
+    """
 
     where: str
     text: str | None = None
@@ -67,15 +69,17 @@ class SuitePrompt:
 
 
 def read_prompts(source: str | Path) -> list[SuitePrompt]:
-    """The prompts of a file: a text on each line; or JSONL, if its first line begins with a brace.
+    """Returns the prompts of a file, which is plain text or JSONL; it is JSONL if its first line begins with a brace.
 
-    A line of JSONL is an object with "prompt", a text, or with "messages", a conversation. Empty lines are left out.
+    In plain text, each line is a prompt. In JSONL, each line is an object with either "prompt", a text, or "messages",
+    a
+    conversation. Empty lines are skipped.
 
     Args:
         source: a path, or BUILT_IN for the prompts that come with the package.
 
     Raises:
-        RequestError: the file can't be read, is empty, or a line isn't such an object; names the file and the line.
+        RequestError: the file can't be read or is empty, or a line isn't such an object. The message names the line.
     """
     lines = read_text(source, "prompts", _PROMPTS).splitlines()
     numbered = [(f"{source}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]

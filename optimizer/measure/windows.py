@@ -1,4 +1,4 @@
-"""Cuts a long text into windows that overlap, so that every token is scored once, and with context."""
+"""Cuts a long text into overlapping windows, so that every token is scored once, with context before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_WINDOW = 512
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens ``start`` to ``stop`` of a text, of which those from ``first`` on are scored."""
+    """A window of a text: its tokens are ``start`` to ``stop`` (exclusive), and those from ``first`` on are scored."""
 
     start: int
     stop: int
@@ -22,16 +22,18 @@ class Window:
 
 @dataclass(frozen=True)
 class Windows:
-    """The division of a text into windows: the procedure of transformers' guide "Perplexity of fixed-length models".
+    """A division of a text into overlapping windows, as in transformers' guide "Perplexity of fixed-length models".
 
-    Window i has the text's tokens from i * ``stride`` on, and scores those that no earlier window had. So every token
-    is scored once, and has at least ``size - stride`` tokens of context after the first window. The first token of a
-    text is scored only if ``prefix`` precedes it.
+    Window i begins at token i * ``stride`` and scores the tokens that no earlier window contains. So every token is
+    scored
+    once; after the first window, it has at least ``size - stride`` tokens of context. The first token of a text is
+    scored
+    only if there is a ``prefix``.
 
     Attributes:
-        size: most text tokens of a window, without the prefix.
-        stride: tokens between the starts of two windows; less than ``size`` if there is no prefix, as some tokens would
-            have no context otherwise.
+        size: the most text tokens of a window, without the prefix.
+        stride: tokens between the starts of two windows. Without a prefix it must be less than ``size``, as otherwise
+            some tokens would have no context.
         prefix: tokens that the model expects before any text (a BOS); every window begins with them.
     """
 
@@ -40,11 +42,11 @@ class Windows:
     prefix: tuple[int, ...] = ()
 
     def count(self, tokens: int) -> int:
-        """The number of windows of a text with ``tokens`` tokens."""
+        """Returns the number of windows of a text of ``tokens`` tokens."""
         return 1 + max(0, -(-(tokens - self.size) // self.stride))
 
     def cut(self, tokens: int) -> Iterator[Window]:
-        """The windows of a text of so many tokens, in order."""
+        """Yields the windows of a text of ``tokens`` tokens, in order."""
         done = 0 if self.prefix else 1
         for i in range(self.count(tokens)):
             stop = min(i * self.stride + self.size, tokens)
@@ -52,7 +54,9 @@ class Windows:
             done = stop
 
     def steps(self, ids: Sequence[int]) -> Iterator[tuple[list[int], slice, Sequence[int]]]:
-        """Yields for each window its tokens, the rows of their logits that count, and the tokens that these predict."""
+        """Yields for each window its tokens, the slice of logit rows that are scored, and the tokens that those rows
+        predict.
+        """
         for window in self.cut(len(ids)):
             tokens = [*self.prefix, *ids[window.start : window.stop]]
             before = len(self.prefix) - window.start - 1  # row i is of the token behind it
@@ -89,15 +93,15 @@ def plan_windows(window: int | None, stride: int | None, context: int, prefix: t
 
 
 def spread(count: int, available: int) -> list[int]:
-    """Returns the indices of ``count`` windows, spread over a text of ``available``; all where it has fewer."""
+    """Returns ``count`` evenly spaced indices out of ``available`` windows; all of them if there are fewer."""
     count = min(count, available)
     return [i * available // count for i in range(count)]
 
 
 def split_prefix(tokenizer: Tokenizer, text: str) -> tuple[tuple[int, ...], list[int]]:
-    """The tokens that the model expects before any text, and the tokens of ``text`` itself.
+    """Returns the tokens that the model expects before any text (such as a BOS), and the tokens of ``text``.
 
-    What the tokenizer puts behind a text (an EOS) is left out: the text goes on.
+    Tokens that the tokenizer appends to a text (an EOS) are left out, because the text continues in the next window.
     """
     bare = tokenizer.encode(text, add_special_tokens=False)
     whole = tokenizer.encode(text)

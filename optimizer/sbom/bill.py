@@ -1,7 +1,7 @@
-"""A bundle's bill of materials as CycloneDX 1.6, with the model as a machine-learning component (an ML-BOM).
+"""Writes a bundle's bill of materials as CycloneDX 1.6, with the model as a machine-learning component (an ML-BOM).
 
-Specification: https://cyclonedx.org/docs/1.6/json/ . The same bundle gives the same text: the serial number is derived
-from what is listed, and there is no time of day unless it is given.
+Specification: https://cyclonedx.org/docs/1.6/json/ . The same bundle gives the same bytes: the serial number is derived
+from the contents, and the timestamp is left out unless the caller passes one.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _SPDX_ID = re.compile(r"(?!LicenseRef-)[\w.+-]+")
 def bill_of_materials(
     bundle: Bundle, *, source: SourceFacts | None = None, timestamp: str | None = None, progress: Progress = silent
 ) -> dict[str, Any]:
-    """The bill as a JSON document.
+    """Returns the bill of materials of a bundle, as a JSON document.
 
     Args:
-        bundle: its hashes are checked first: a bill of a damaged bundle would be wrong.
-        source: of the model that it was made from; without it only the name is said.
-        timestamp: when the bill was made (RFC 3339); left out if None.
+        bundle: the bundle. The hashes of its files are checked first.
+        source: facts about the model that the bundle was made from; if None, the bill has only the model's name.
+        timestamp: the time of the bill (RFC 3339); left out if None.
         progress: called with the stage "hash", in bytes.
 
     Raises:
-        BundleError: a file was altered, or the report of the export is damaged; names it.
+        BundleError: a file was altered, or the report of the export is damaged. The message names the file.
     """
     files = _files(bundle, progress)
     body: dict[str, Any] = {
@@ -77,7 +77,9 @@ def bill_of_materials(
 
 
 def moment(epoch: str) -> str:
-    """Seconds since 1970 as RFC 3339, in UTC. Raises RequestError if they are none."""
+    """Converts seconds since 1970, as text, into an RFC 3339 time in UTC. Raises RequestError if the text isn't a
+    number.
+    """
     try:
         return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError) as e:
@@ -92,7 +94,7 @@ def write_bill(bill: Mapping[str, Any], path: Path) -> None:
 
 
 def _files(bundle: Bundle, progress: Progress) -> dict[str, FileSection]:
-    """The bundle's files by path: those that manifests list, and the manifests themselves."""
+    """Returns size and hash by path of the files that the bundle's manifests list, and of the manifests themselves."""
     hash_files(bundle, progress)
     files = dict(bundle.files)
     for path in (MANIFEST_PATH, *(target_manifest_path(name) for name in bundle.targets)):
@@ -140,13 +142,13 @@ def _model(bundle: Bundle, files: Mapping[str, FileSection], source: SourceFacts
 
 
 def _digest(files: Mapping[str, FileSection]) -> str:
-    """One hash for all files: of their lines as sha256sum writes them, in the order of their paths."""
+    """Returns one SHA-256 for all files: the hash of the lines that sha256sum would write for them, sorted by path."""
     lines = "".join(f"{file.sha256}  {path}\n" for path, file in files.items())
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
-    """The requirements that a target's manifest states: its state, the hardware it needs, the compiler versions."""
+    """Yields (name, value) of a target's properties: its state, the hardware that it needs, versions of compilers."""
     target = bundle.targets[name]
     yield "state", target.state
     if target.needs is not None:
@@ -157,7 +159,7 @@ def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _ancestor(bundle: Bundle, source: SourceFacts | None) -> dict[str, Any]:
-    """The model that the bundle was made from: a file has its hash, a folder a component for each file."""
+    """Returns the component for the source model. A GGUF file has a hash; a folder has a component for each file."""
     section = bundle.manifest.source
     component: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": _SOURCE, "name": section.name}
     if source is not None:
@@ -198,7 +200,9 @@ def _file_components(files: Mapping[str, FileSection], prefix: str = "file:") ->
 
 
 def _toolchain(bundle: Bundle) -> list[dict[str, Any]]:
-    """The packages that made the bundle; none of them is part of it."""
+    """Returns components for the packages that made the bundle, with the scope "excluded": the bundle doesn't contain
+    them.
+    """
     return [
         {"bom-ref": f"tool:{name}"} | _package(name, release, "library") | {"scope": "excluded"}
         for name, release in sorted(bundle.manifest.toolchain.items())
@@ -206,13 +210,13 @@ def _toolchain(bundle: Bundle) -> list[dict[str, Any]]:
 
 
 def _package(name: str, release: str, kind: str) -> dict[str, Any]:
-    """A Python package. Its purl has the name as PyPI writes it, and no + of a local version."""
+    """Returns a component for a Python package. Its purl has the package's name in PyPI's form."""
     purl = f"pkg:pypi/{quote(name.lower().replace('_', '-'))}@{quote(release, safe='')}"
     return {"type": kind, "name": name, "version": release, "purl": purl}
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Fields of nested objects by dotted names; lists stay in one."""
+    """Yields (dotted name, value) of all fields of nested objects. Lists aren't flattened; None and [] are skipped."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}")

@@ -1,4 +1,4 @@
-"""The facts about a bundle's source model for its bill of materials: the files, with hashes, and the licence."""
+"""Collects facts about a bundle's source model for the bill of materials: its files with hashes, and its licence."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)^---\s*$", re.S | re.M)
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """A model on disk.
+    """Facts about a source model on disk.
 
     Attributes:
-        name: of its folder or file.
-        files: by name, those that aren't hidden.
-        licence: as it says itself, such as "apache-2.0"; None if it doesn't.
+        name: the name of its folder or file.
+        files: size and hash of its files by name, without hidden files.
+        licence: the licence that the model states, such as "apache-2.0"; None if it states none.
     """
 
     name: str
@@ -36,15 +36,15 @@ class SourceFacts:
 
 
 def source_facts(bundle: Bundle, source: str | Path, progress: Progress = silent) -> SourceFacts:
-    """Hashes the files of a bundle's source and reads its licence: of the model card, config.json, or GGUF metadata.
+    """Hashes the files of a bundle's source and reads its licence from the model card, config.json or GGUF metadata.
 
     Args:
-        bundle: whose manifest names the source.
+        bundle: the bundle, whose manifest names the source.
         source: the Hugging Face directory, GGUF file or Hub id.
-        progress: called with the stages "download", of a Hub id, and "source", in bytes.
+        progress: called with the stages "download" (for a Hub id) and "source", in bytes.
 
     Raises:
-        SourceError: it is missing or damaged, or not called what the manifest says.
+        SourceError: the source is missing or damaged, or its name differs from the manifest's.
     """
     source = find_source(source, option="source", progress=progress)
     described, section = describe_source(source), bundle.manifest.source
@@ -79,7 +79,7 @@ def _hashed(path: Path) -> FileSection:
 
 
 def _licence_of_directory(folder: Path) -> str | None:
-    """The licence in the model card's front matter, or else in config.json."""
+    """Returns the licence in the model card's front matter, or else in config.json; None if neither states one."""
     card = folder / "README.md"
     text = read_regular(card, most=MOST_TEXT_BYTES).decode(errors="replace") if card.is_file() else ""
     if matter := _FRONT_MATTER.match(text.replace("\r\n", "\n")):

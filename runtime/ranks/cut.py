@@ -1,20 +1,21 @@
-"""The core of cutting: the steps of a stage become those of each of its ranks, by the rules of a ``LayerKind``.
+"""Divides the steps of a stage among its ranks, by the rules of a ``LayerKind``.
 
-Operands keep the places that they have in the whole program: a rank's step is the same step on views of some columns.
-So what is gathered lies in one buffer that all ranks of a machine share, in which each writes its own columns, and
-gathering is waiting for the others. All other buffers are a rank's own.
+A rank's step is the same op on views of some columns, and operands keep the offsets that they have in the whole
+program. A gathered value is in one buffer that all ranks of a machine share: each rank writes its own columns, so that
+gathering only means to wait for the other ranks. All other buffers belong to one rank.
 
-From the last step to the first it is asked which columns each rank needs of what a step gives. An example, of 2 ranks,
-``tensor`` and an attention with 8 query heads over 2 key/value heads of 64 numbers:
+The plan is made from the last step to the first: for each step, it collects which columns of the outputs each rank
+needs. An example with 2 ranks, ``tensor``, and an attention with 8 query heads over 2 key/value heads of 64 numbers:
 
+    value             columns that a rank needs                           columns that a rank computes
     o_proj's result   all columns, on all ranks (a norm sums over them)   each rank computes half, then all_gather
     attention         the heads that this rank's o_proj reads: all 8      each rank computes 4 heads, then all_gather
     q                 of the 4 heads that this rank attends with          rows 0-255 of the weight, or 256-511
     k and v           of the key/value head that these read               rows 0-63 or 64-127, and a cache of 1 head
     the norm before   all columns                                         each rank computes them for itself
 
-The kind says along which axis a step can be cut (its ``rules``), which heads a rank's cache has, and by which op it
-attends. A step without a rule is computed by every rank, which is right, if slower.
+The kind defines along which axis a step can be cut (its ``rules``), which heads a rank's cache has, and the op of its
+attention. A step without a rule is computed by every rank: the result is right, but the work isn't divided.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ _BY_ROW = frozenset({"gated_activation", "quantize_activation", "cast_bf16", "el
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's share of a buffer's columns: they are cut at ``cuts`` or, if it is empty, at multiples of ``grain``."""
+    """The division of a buffer's columns among ranks: at the columns ``cuts``, or at multiples of ``grain`` if it is
+    empty.
+    """
 
     grain: int
     cuts: tuple[int, ...] = ()
@@ -66,13 +69,13 @@ class Share:
 
 @dataclass
 class StepPlan:
-    """The part of one step that each rank computes, and whether the ranks gather the outputs afterwards.
+    """A plan for one step: the part that each rank computes, and whether the ranks gather the outputs afterwards.
 
     Attributes:
-        ranges: the ranges of the axis's indices, by rank.
+        ranges: the ranges of the axis's indices that each rank computes.
         gather: True if the ranks gather the outputs.
         to: the only rank that needs the gathered outputs; -1 if all do.
-        experts: the first expert of each rank, and the number of all; empty if the step isn't cut by experts.
+        experts: the first expert of each rank, then the number of experts; empty if the step isn't cut by experts.
     """
 
     ranges: list[Ranges]
@@ -82,11 +85,11 @@ class StepPlan:
 
 
 class LayerCut:
-    """The work of ``partition``, for the ranks of one stage.
+    """A plan for the division of one stage's steps among its ranks.
 
     Args:
-        kind: divides each layer among them.
-        steps: divided the model into stages.
+        kind: the kind that divides each layer among the ranks.
+        steps: the kind that divided the model into stages.
     """
 
     def __init__(self, stage: Stage, place: Place, kind: LayerKind, steps: StepKind) -> None:
@@ -109,8 +112,10 @@ class LayerCut:
         self.whole = self._read_whole()
 
     def _cut_heads(self) -> dict[str, Heads]:
-        """Returns the heads of each rank by the cache operand's name. Layers of a cache group have the same key/value
-        heads on a rank."""
+        """Returns each rank's heads, by the name of the cache operand.
+
+        Raises RequestError if two layers of a cache group would have different key/value heads on a rank.
+        """
         heads_by_cache: dict[str, Heads] = {}
         of_group: dict[str, tuple[tuple[int, int], ...]] = {}
         for step in self.program.steps:
@@ -134,7 +139,9 @@ class LayerCut:
         return None if rule is None else rule(step)
 
     def _read_whole(self) -> frozenset[str]:
-        """The weights that some step isn't cut along, such as a table of embeddings that is the head's, too."""
+        """Returns the names of weights that some step needs whole, such as an embedding table that is also the output
+        projection.
+        """
         whole: set[str] = set()
         for step, axis in zip(self.program.steps, self.axes, strict=True):
             if step.op not in GROUPED:
@@ -151,7 +158,9 @@ class LayerCut:
     # Where what is cut stays cut
 
     def _follow(self) -> dict[str, Share]:
-        """Returns buffer -> share of those that ranks compute in shares: of products, attention and ops after them."""
+        """Returns the division of each buffer that ranks compute in shares: results of products, of attention and of
+        ops after them.
+        """
         shares: dict[str, Share] = {}
         for step, axis in zip(self.program.steps, self.axes, strict=True):
             if axis is None or not all(self.is_whole(o) for o in step.outputs):
@@ -181,7 +190,11 @@ class LayerCut:
         return shares
 
     def _followed(self, step: Step, axis: Axis, shares: Mapping[str, Share]) -> Share | None:
-        """The cut of what a step gives, in columns of its first output, if what it reads is cut for it alone."""
+        """Returns the division of a step's outputs that follows from its divided inputs, in columns of the first
+        output.
+
+        Returns None if no input is divided for this step alone, or if two inputs are divided differently.
+        """
         grain, cuts = 1, set()
         from_share = False
         for operand, cut in zip(step.inputs, axis.inputs, strict=False):
@@ -200,7 +213,10 @@ class LayerCut:
         return Share(grain, cuts.pop() if cuts else ())
 
     def _index_cuts(self, step: Step, axis: Axis, share: Share) -> tuple[int, ...] | None:
-        """Returns the cuts of the axis that give the first output that share; None if there are none."""
+        """Returns the indices of the axis at which to cut, so that the first output is divided as ``share`` says.
+
+        Returns None if that isn't possible.
+        """
         cut = axis.outputs[0]
         assert cut is not None
         unit = columns_of_index(step.outputs[0], cut)
@@ -217,8 +233,10 @@ class LayerCut:
     # What each rank needs
 
     def plans(self, asking: int) -> list[StepPlan]:
-        """Goes from the last step to the first, where so many of the first ranks need the logits. Needs are columns of
-        buffers' rows."""
+        """Returns a plan for each step. The first ``asking`` ranks need the logits.
+
+        It goes from the last step to the first, and collects which columns of each buffer's rows each rank needs.
+        """
         needs: list[dict[str, Ranges]] = [{} for _ in range(self.ranks)]
         for operand in self.program.outputs.values():
             for need in needs[:asking]:
@@ -239,7 +257,10 @@ class LayerCut:
         return plans[::-1]
 
     def sent_columns(self, operand: Operand) -> list[tuple[int, int]]:
-        """The columns of what is handed on that each rank sends: those that it computes, if it doesn't compute all."""
+        """Returns the range of columns of ``operand`` that each rank sends to the next stage.
+
+        A rank sends the columns that it computes; of a value that all ranks compute whole, each sends an equal part.
+        """
         share = self.shares.get(operand.name, Share(1))
         if share.cuts:
             return pairs(share.cuts)
@@ -274,7 +295,10 @@ class LayerCut:
         return StepPlan([((lo, hi),) for lo, hi in pairs(cuts_or_none)], True, to)
 
     def _wanted(self, step: Step, axis: Axis | None, need: Mapping[str, Ranges]) -> Ranges:
-        """The indices of a step's axis that a rank needs, of all outputs; without an axis, the whole or nothing."""
+        """Returns the indices of a step's axis that a rank needs for the columns ``need`` of the outputs.
+
+        For a step without an axis: ((0, 1),) if the rank needs any of it, otherwise ().
+        """
         ranges: list[tuple[int, int]] = []
         for i, operand in enumerate(step.outputs):
             columns = need.get(operand.name, ())
@@ -289,13 +313,15 @@ class LayerCut:
             need[operand.name] = union([*need.get(operand.name, ()), *self._columns(operand)])
 
     def _columns(self, operand: Operand) -> Ranges:
-        """The columns of its buffer's rows that a view touches, and maybe those between; (0, 1) of other buffers."""
+        """Returns the columns of the buffer's rows that a view touches, possibly with gaps filled; ((0, 1),) if it has
+        no rows.
+        """
         if self.rows.get(operand.name) is None:
             return ((0, 1),)
         return columns_of(operand)
 
     def computed(self, step: Step, axis: Axis | None, ranges: Ranges) -> Ranges:
-        """The ranges that a rank computes so that it has those: whole panels of weights."""
+        """Returns ``ranges`` rounded outwards to whole panels of weights, which is what a rank computes."""
         if axis is None or axis.unit == 1:
             return ranges
         unit = axis.unit
@@ -304,7 +330,7 @@ class LayerCut:
     # Experts
 
     def _rows_of_all(self) -> frozenset[str]:
-        """The buffers of which a rank needs the rows of others' experts too."""
+        """Returns the buffers of which a rank also needs the rows that other ranks' experts compute."""
         buffers: set[str] = set()
         for step in reversed(self.program.steps):
             rows_alone = step.op in GROUPED or (
@@ -327,7 +353,9 @@ class LayerCut:
     # Pieces of steps
 
     def piece(self, step: Step, axis: Axis | None, lo: int, hi: int, rank: int, plan: StepPlan) -> Step:
-        """The step that computes ``lo .. hi-1`` of its axis, its weights being parts of the whole program's."""
+        """Returns the step that computes the indices ``lo`` to ``hi`` - 1 of the axis, on parts of the whole program's
+        weights.
+        """
         if plan.experts:
             return self._piece_of_experts(step, plan.experts[rank], plan.experts[rank + 1])
         if step.op == "kv_write":
@@ -371,7 +399,10 @@ class LayerCut:
         return self._rows_of_weight(part_of(operand, cut.dim, lo * cut.scale, end), lo, operand)
 
     def _rows_of_weight(self, part: Operand, first: int, whole: Operand) -> Operand:
-        """A weight is named by its part, so that a rank has that alone. Of rows it may stay a view of the whole."""
+        """Returns ``part`` as an operand with a weight of its own, so that a rank loads only these rows of the weight.
+
+        A weight that ranks need whole, or whose first row isn't aligned, stays a view of the whole weight.
+        """
         if whole.kind != "weight" or part.shape == whole.shape or self._stays_whole(whole, first):
             return part
         use = self.weights[whole.name]
@@ -383,7 +414,7 @@ class LayerCut:
         return part.model_copy(update={"name": name, "offset": Affine()})
 
     def _stays_whole(self, weight: Operand, first: int) -> bool:
-        """Returns True if ranks have all rows of a weight: each reads them all, or ``first`` isn't aligned."""
+        """Returns True if ranks load all rows of a weight: some step needs it whole, or row ``first`` isn't aligned."""
         use = self.weights[weight.name]
         bytes_of_row = stored_bytes(use.dtype, math.prod(use.shape[1:]))
         return use.layout == "rows" and (use.name in self.whole or first * bytes_of_row % ALIGNMENT != 0)
@@ -397,6 +428,8 @@ class LayerCut:
         return with_operands(step, inputs, step.outputs)
 
     def index_columns(self, operand: Operand, cut: Slice, lo: int, hi: int) -> tuple[int, int]:
-        """The columns of a view, counted from its first, that go with some indices."""
+        """Returns the range of a view's columns, counted from its first, that the indices ``lo`` to ``hi`` - 1
+        have.
+        """
         unit = columns_of_index(operand, cut)
         return lo * unit, min(hi * unit, width_of(operand))

@@ -1,6 +1,6 @@
-"""Partitions: the number of ranks of each kind among which a model is divided.
+"""The type of a partition: the number of ranks of each kind among which a model is divided.
 
-The kinds (``kinds/table.py``) are loaded when a model is divided: importing ``LLM`` doesn't need them.
+The kinds (``kinds/table.py``) are imported when a model is divided, so that importing ``LLM`` doesn't load them.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class Partition:
 
     @property
     def ranks(self) -> int:
-        """The number of all ranks."""
+        """The total number of ranks."""
         return math.prod(count for _, count in self.sizes)
 
     @property
     def kinds(self) -> dict[PartitionKind, int]:
-        """The kinds that have more than one rank -> their ranks."""
+        """The kinds that have more than one rank, with their numbers of ranks."""
         return {_kinds()[name]: count for name, count in self.sizes}
 
     @property
     def stages(self) -> int:
-        """The number of stages, which is that of the steps in flight."""
+        """The number of stages; as many steps are in flight at once."""
         return math.prod(count for kind, count in self.kinds.items() if kind.in_flight)
 
     @property
     def owners(self) -> int:
-        """The number of ranks that share a KV cache's blocks out among them; 1 if all have each block."""
+        """The number of ranks among which the blocks of a KV cache are divided; 1 if every rank has each block."""
         return math.prod(count for kind, count in self.kinds.items() if kind.owns_blocks)
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """Reads ``tensor=2``, or a number of ranks. Raises RequestError."""
+        """Parses ``tensor=2,pipeline=2``, or a number of ranks. Raises RequestError."""
         if text.strip().isdigit():
             text = f"{next(iter(_kinds()))}={text}"
         values: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The program of each rank of a stage, made step by step as ``LayerCut`` plans them."""
+"""Makes the program of each rank of a stage, step by step, as ``LayerCut`` plans it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .kinds.views import flattened, part_of, width_of, with_operands
 
 
 def programs_of(cut: LayerCut) -> tuple[LoweredProgram, ...]:
-    """Makes the programs of a stage's ranks. The logits are whole on the first one alone, unless the others' lack them
-    then."""
+    """Returns the programs of a stage's ranks.
+
+    Only the first rank gets whole logits, unless the other ranks' programs would then lack one of their outputs.
+    """
     for asking in (1, cut.ranks):
         plans = cut.plans(asking)
         programs = [RankMaker(cut, plans, rank).program() for rank in range(cut.ranks)]
@@ -33,7 +35,7 @@ def _lacks_results(program: LoweredProgram) -> bool:
 
 @dataclass
 class RankMaker:
-    """The program of one rank, made step by step."""
+    """A builder of one rank's program."""
 
     cut: LayerCut
     plans: Sequence[StepPlan]
@@ -70,7 +72,9 @@ class RankMaker:
         return group
 
     def _exchange(self, exchange: tuple[Step, list[Buffer]] | None) -> None:
-        """Adds a step that exchanges values with another stage, and the buffers between the two."""
+        """Adds a step that exchanges values with another stage, and the buffers that the two stages share; nothing if
+        None.
+        """
         if exchange is not None:
             self.steps.append(exchange[0])
             self.shared.update((buffer.name, buffer) for buffer in exchange[1])
@@ -88,7 +92,10 @@ class RankMaker:
                 self.steps.append(Step(op="copy", inputs=(after,), outputs=(before,), where=step.where))
 
     def _moved(self, operand: Operand) -> Operand:
-        """Returns the output of a gathered step in a shared buffer that no other step writes."""
+        """Returns the operand, for an output that is gathered, in a shared buffer that no other step writes.
+
+        That is the output's own buffer if only this step writes it, and otherwise a new one.
+        """
         size = self.cut.rows[operand.name]
         alone = self.cut.writers[operand.name] == 1 and size is not None and self.cut.is_whole(operand)
         if alone:

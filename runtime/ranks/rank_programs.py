@@ -1,7 +1,7 @@
-"""One lowered program becomes one for each rank, and every bit stays as it is.
+"""Divides one lowered program into one for each rank; the results are the same, bit for bit.
 
-A partition says how many ranks each kind (``kinds/table.py``) has. At most one kind divides the steps into stages, and
-at most one the layers of each stage among its ranks: ``cut.py`` explains that by an example.
+A partition states the number of ranks of each kind (``kinds/table.py``). At most one kind divides the steps into
+stages, and at most one divides the layers of each stage among ranks; ``cut.py`` has an example of that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _cut = weakref.WeakKeyDictionary()
 
 
 def rank_programs(bundle: Bundle, target: str, how: Partition) -> tuple[LoweredProgram, ...]:
-    """The program of each rank. Raises BundleError, and RequestError for a partition that the model can't have."""
+    """Returns the program of each rank of a bundle's target; the result is cached.
+
+    Raises BundleError, or RequestError for a partition that the model can't have.
+    """
     programs = _cut.setdefault(bundle, {})
     if (target, how) not in programs:
         programs[target, how] = partition(bundle.program(target), how)
@@ -37,8 +40,11 @@ def rank_programs(bundle: Bundle, target: str, how: Partition) -> tuple[LoweredP
 
 
 def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[CacheGroup, ...]:
-    """The cache groups of all ranks together, as one rank would have them: heads that several ranks keep count as
-    often. Where ranks own blocks, each block is one rank's."""
+    """Returns the cache groups of all ranks together, as if they were one rank.
+
+    A head that several ranks store counts once for each of them. Where ranks own whole blocks, the groups are those of
+    one rank.
+    """
     if how.owners > 1:
         return programs[0].cache_groups
     groups_by_name: dict[str, list[CacheGroup]] = {}
@@ -54,13 +60,13 @@ def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[Ca
 
 
 def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, ...]:
-    """Cuts a lowered program, of whatever target, into one for each rank, with memory planned.
+    """Divides a lowered program of any target into one for each rank, and plans its memory.
 
-    The logits are whole on rank 0 alone. Block tables and slots are the same on every rank; a cache group has
-    the heads of its rank.
+    Only rank 0 has whole logits. Block tables and slots are the same on every rank; a cache group has the heads of its
+    rank.
 
-    Raises RequestError if there are more ranks than query heads, more stages than layers, heads that can't be cut, or
-    kinds that don't go together.
+    Raises RequestError if there are more ranks than query heads or more stages than layers, if heads can't be divided,
+    or if kinds can't be combined.
     """
     if how.ranks == 1:
         return (program,)
@@ -77,7 +83,9 @@ def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, 
 
 
 def _kinds_of(how: Partition) -> tuple[LayerKind, StepKind]:
-    """Returns what divides the layers and what the steps. Raises RequestError for kinds that don't go together."""
+    """Returns the kind that divides layers and the kind that divides steps. Raises RequestError if kinds can't be
+    combined.
+    """
     for kind, count in how.kinds.items():
         kind.check(str(how), how.ranks, count)
     layers = [kind for kind in how.kinds if isinstance(kind, LayerKind)]
@@ -92,7 +100,7 @@ def _kinds_of(how: Partition) -> tuple[LayerKind, StepKind]:
 
 
 def _narrowed(program: LoweredProgram) -> LoweredProgram:
-    """A rank's own buffers without the columns that it never touches."""
+    """Removes from a rank's own buffers the columns that the rank never touches."""
     views: dict[str, list[Operand]] = {}
     for operand in (o for step in program.steps for o in (*step.inputs, *step.outputs)):
         if operand.kind == "buffer":
@@ -134,9 +142,9 @@ def _width_of(places: _Places) -> int:
 
 
 def _columns_in_use(views: Sequence[Operand]) -> _Places | None:
-    """Returns the columns of a buffer that its views touch.
+    """Returns the ranges of columns of a buffer that its views touch, each with its new first column.
 
-    None: they touch all columns, they aren't columns of the same rows, or a range isn't aligned.
+    Returns None if they touch all columns, aren't columns of the same rows, or if a range isn't aligned.
     """
     like = views[0]
     if len({(v.dtype, v.shape[:1], v.strides[:1]) for v in views}) > 1 or like.rank < 2:

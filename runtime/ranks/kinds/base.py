@@ -1,8 +1,8 @@
-"""The base classes of kinds of partitions: rules for the axes of ops, division of caches, collectives, their cost.
+"""Base classes of the kinds of partitions: rules to cut ops, division of caches, collectives and their cost.
 
-``LayerKind`` divides the work of each layer among ranks, ``StepKind`` the steps among stages of ranks. A new kind is a
-module here and a row of ``KINDS`` in ``table``: partitions as users write them, ``optimize plan`` and the core
-(``runtime/ranks/cut.py``) ask the table.
+A ``LayerKind`` divides the work of each layer among ranks, a ``StepKind`` divides the steps into stages. A new kind is
+a module in this folder and a row of ``KINDS`` in ``table``. The parser of partitions, ``optimize plan`` and the core
+(``runtime/ranks/cut.py``) read that table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Axis:
     """The axis along which a step can be cut.
 
     Attributes:
-        count: indices along it.
-        inputs, outputs: the part of each operand that goes with some indices; None is needed whole.
-        unit: indices that are computed together, as weights are stored in panels.
+        count: the number of indices.
+        inputs, outputs: for each operand, the part that belongs to an index; None if a rank needs the whole operand.
+        unit: the number of indices that must stay together, because weights are stored in panels.
     """
 
     count: int
@@ -39,12 +39,12 @@ Rule = Callable[[Step], Axis | None]
 
 @dataclass
 class Heads:
-    """Query heads, and the key/value heads that they read, by rank.
+    """The query heads of each rank, and the key/value heads that they read.
 
     Attributes:
-        group: query heads of a key/value head.
-        query: the first query head of each rank, and the number of all.
-        key_value: the key/value heads that each rank's cache has, from the first to behind the last.
+        group: the number of query heads per key/value head.
+        query: the first query head of each rank, then the number of query heads.
+        key_value: the range of key/value heads in each rank's cache, with an exclusive end.
     """
 
     group: int
@@ -54,7 +54,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class Stage:
-    """The steps of one stage, what it gets from the one before, and what it hands on."""
+    """The steps of one stage, the values that it receives from the previous stage, and the values that it sends to the
+    next.
+    """
 
     program: LoweredProgram
     received: tuple[Operand, ...] = ()
@@ -63,7 +65,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Place:
-    """One stage's place among the ranks."""
+    """The position of a stage among the ranks: stage number ``stage`` of ``stages``, with ``count`` ranks each."""
 
     stage: int
     stages: int
@@ -71,12 +73,12 @@ class Place:
 
     @property
     def first(self) -> int:
-        """Its first rank."""
+        """The number of the stage's first rank."""
         return (self.stages - 1 - self.stage) * self.count
 
     @property
     def region(self) -> int:
-        """The number of the memory region that its ranks share."""
+        """The number of the memory region that the ranks of this stage share."""
         return 1 + self.stage
 
 
@@ -85,7 +87,7 @@ class Arrivals(NamedTuple):
 
     Attributes:
         meeting: the ranks that wait for each other.
-        row_bytes: bytes of a row that each of the ranks gives.
+        row_bytes: rank -> bytes of a row that it contributes.
     """
 
     meeting: Sequence[int]
@@ -93,15 +95,15 @@ class Arrivals(NamedTuple):
 
 
 class PartitionKind(ABC):
-    """A way to share a model among ranks.
+    """A way to divide a model among ranks.
 
     Attributes:
-        name: as partitions are written: ``tensor`` in "tensor=2".
+        name: the name in a partition: ``tensor`` in "tensor=2".
         collectives: the ops by which its ranks exchange values.
-        alike: the name of the kind that cuts weights in the same way; "" if none does.
-        combines: False if it doesn't go together with another kind.
-        unplanned: the reason why ``optimize plan`` doesn't plan it; "" if it does.
-        owns_blocks: True if each block of a KV cache is one rank's.
+        alike: the name of a kind that cuts weights in the same way; "" if there is none.
+        combines: False if it can't be combined with another kind.
+        unplanned: the reason why ``optimize plan`` doesn't consider it; "" if it does.
+        owns_blocks: True if each block of a KV cache belongs to one rank.
         in_flight: True if as many steps are in flight as it has ranks.
     """
 
@@ -114,7 +116,9 @@ class PartitionKind(ABC):
     in_flight: ClassVar[bool] = False
 
     def check(self, partition: str, ranks: int, count: int) -> None:
-        """Raises RequestError if ``count`` of the ``ranks`` of a partition are of this kind, and it has to be alone."""
+        """Raises RequestError if this kind can't be combined with others, and only ``count`` of the ``ranks`` are of
+        this kind.
+        """
         if not self.combines and 1 < count < ranks:
             same = f", which cuts weights as {self.alike}={ranks} does" if self.alike else ""
             raise RequestError(
@@ -123,21 +127,23 @@ class PartitionKind(ABC):
             )
 
     def arrivals(self, step: Step, ranks: range, rank: int, element: Callable[[Operand], float]) -> Arrivals | None:
-        """Returns what a rank gets in one of ``collectives``, for ``optimize plan``; None if it only gives.
+        """Returns the rows that ``rank`` receives in a step of one of ``collectives``; None if it only sends.
+
+        ``optimize plan`` uses it.
 
         Args:
-            ranks: those of its stage.
-            element: the bytes of an element of an operand on the link.
+            ranks: the ranks of the stage.
+            element: returns the bytes that one element of an operand takes on the link.
         """
         return None
 
 
 class LayerKind(PartitionKind):
-    """Divides each layer. The default divides nothing: every rank computes every step, with a whole cache.
+    """A kind that divides each layer. The default divides nothing: every rank computes every step, with a whole cache.
 
     Attributes:
-        rules: an op -> its rule; an op that isn't there is computed whole by every rank.
-        repeated: ops with a rule of which every rank computes all indices all the same.
+        rules: op -> the rule to cut it; every rank computes other ops whole.
+        repeated: ops that have a rule, but of which every rank still computes all indices.
         divides_experts: True if each rank has some of the experts.
     """
 
@@ -146,34 +152,38 @@ class LayerKind(PartitionKind):
     divides_experts: ClassVar[bool] = False
 
     def heads(self, step: Step, have: int, ranks: int) -> Heads:
-        """Returns the heads of each rank in an attention over ``have`` key/value heads. Raises RequestError."""
+        """Returns the heads of each rank for an attention step with ``have`` key/value heads. Raises RequestError."""
         queries = step.inputs[0].shape[1].constant
         return Heads(queries // have, (0,) * ranks + (queries,), ((0, have),) * ranks)
 
     def cache_attrs(self, rank: int, ranks: int) -> dict[str, Any]:
-        """Returns the attributes of a step that writes to a rank's cache, beside its own."""
+        """Returns further attributes for a step that writes to a rank's cache."""
         return {}
 
     def attention(self, heads: Heads, first: int, rank: int, ranks: int) -> tuple[str, dict[str, Any]]:
-        """Returns the op, and attributes, of a rank's attention that begins with query head ``first``."""
+        """Returns the op of a rank's attention, whose first query head is ``first``, and its further attributes."""
         return "paged_attention", {}
 
 
 class StepKind(PartitionKind):
-    """Divides the steps into stages, one behind the other."""
+    """A kind that divides the steps into consecutive stages."""
 
     @abstractmethod
     def stages(self, program: LoweredProgram, count: int) -> list[Stage]:
-        """Returns the stages, the first layers first. Raises RequestError if there are more than places to cut at."""
+        """Returns ``count`` stages, the first layers first. Raises RequestError if there are too few places to cut."""
 
     @abstractmethod
     def receive(self, stage: Stage, place: Place) -> tuple[Step, list[Buffer]] | None:
-        """Returns the step that takes what the stage before hands on, and the buffers between; None at the first."""
+        """Returns the step that receives the previous stage's values, and the buffers for them; None at the first
+        stage.
+        """
 
     @abstractmethod
     def send(self, stage: Stage, place: Place, cuts: Sequence[tuple[int, int]]) -> tuple[Step, list[Buffer]] | None:
-        """Returns the step that hands on a rank's columns ``cuts`` of each value; None at the last stage."""
+        """Returns the step that sends columns ``cuts`` of each value to the next stage, and the buffers; None at the
+        last stage.
+        """
 
     def finish(self, program: LoweredProgram, programs: Sequence[LoweredProgram]) -> LoweredProgram:
-        """Completes a rank's program by those of all ranks."""
+        """Returns a rank's program completed with facts from the programs of all ranks."""
         return program

@@ -1,8 +1,8 @@
-"""Pipeline parallelism (Huang et al., GPipe, 2018): the steps are cut into stages, one behind the other.
+"""Pipeline parallelism (Huang et al., GPipe, 2018): the steps are divided into consecutive stages.
 
-They are cut where least is handed on, and so that each stage reads about as many bytes of weights. The last stage has
-rank 0, which samples; the first one has the last ranks. A stage has the caches of its own layers. As many steps are in
-flight as there are stages, of different requests.
+The cuts are chosen so that little data is sent between stages, and each stage reads about as many bytes of weights. The
+last stage has rank 0, which samples; the first stage has the last ranks. A stage has the caches of its own layers. As
+many steps are in flight as there are stages; they belong to different requests.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Pipeline(StepKind):
 
 
 def _link(stage: Stage, operand: Operand, place: Place, at: int) -> tuple[Operand, Buffer]:
-    """Returns where a value lies between stage ``at`` and the next, and the buffer that this is."""
+    """Returns the operand and the buffer of a value between stage ``at`` and the next."""
     name = f"{operand.name}.sent.{at}"
     size = next(b.size for b in stage.program.buffers if b.name == operand.name)
     return operand.model_copy(update={"name": name}), Buffer(name=name, size=size, region=place.stages + 1 + at)
 
 
 def _stages(program: LoweredProgram, count: int) -> list[Stage]:
-    """Cuts the steps where the stages are even and hand on as little as possible. Raises RequestError."""
+    """Divides the steps into ``count`` stages of even size that send little data. Raises RequestError."""
     if count == 1:
         return [Stage(program)]
     flow = _Flow(program)
@@ -92,7 +92,7 @@ def _stages(program: LoweredProgram, count: int) -> list[Stage]:
 
 
 def _groups_of(program: LoweredProgram, steps: Sequence[Step]) -> tuple[CacheGroup, ...]:
-    """All cache groups, with the layers that these steps have."""
+    """Returns all cache groups, each with only the layers that ``steps`` use."""
     used = {o.name for step in steps for o in step.inputs if o.kind == "cache"}
     return tuple(
         g.model_copy(update={"layers": tuple(layer for layer in g.layers if f"{g.name}/{layer}" in used)})
@@ -101,7 +101,7 @@ def _groups_of(program: LoweredProgram, steps: Sequence[Step]) -> tuple[CacheGro
 
 
 class _Flow:
-    """From which step to which one a program's buffers are needed."""
+    """For each buffer of a program, the steps that write it and the last step that reads it."""
 
     def __init__(self, program: LoweredProgram) -> None:
         self.program = program
@@ -123,7 +123,10 @@ class _Flow:
                     self.read[operand.name] = max(index, self.read.get(operand.name, 0))
 
     def handed_on(self, at: int) -> list[str]:
-        """The buffers that steps before ``at`` write and others read, but for those that are computed again."""
+        """Returns the buffers that a stage ending before step ``at`` sends: written before and read later.
+
+        Buffers that the next stage computes again are left out.
+        """
         names = [
             name
             for name, (first, _) in self.written.items()
@@ -136,8 +139,10 @@ class _Flow:
         return all(self.rows[name] is not None and self.written[name][1] < at for name in names)
 
     def again(self, at: int) -> list[int]:
-        """The steps before ``at`` whose results are needed from there on and depend on step inputs alone, such as a
-        table of rotations."""
+        """Returns the cheap steps before ``at`` that a stage beginning there repeats, such as a table of rotations.
+
+        Their results are needed later and depend on step inputs alone.
+        """
         needed = {o.name for step in self.program.steps[at:] for o in step.inputs if o.name in self.cheap}
         indices = []
         for index in reversed(range(at)):
@@ -149,7 +154,7 @@ class _Flow:
 
 
 def _stage_cuts(program: LoweredProgram, flow: _Flow, count: int) -> list[int]:
-    """The step with which each stage but the first begins."""
+    """Returns the index of the first step of each stage except the first stage."""
     costs = step_costs(program, StepSizes((1,), (1,)))
     before = list(itertools.accumulate((float(cost.weights) for cost in costs), initial=0.0))
     caches: dict[str, tuple[int, int]] = {}
@@ -183,7 +188,7 @@ def _stage_cuts(program: LoweredProgram, flow: _Flow, count: int) -> list[int]:
 
 
 def _as_rows(name: str, program: LoweredProgram, rows: Mapping[str, int | None]) -> Operand:
-    """All of a buffer as [M, C]."""
+    """Returns an operand [M, C] for the whole of a buffer."""
     like = next(o for step in program.steps for o in step.outputs if o.name == name)
     size = rows[name]
     assert size is not None
@@ -197,7 +202,7 @@ def _as_rows(name: str, program: LoweredProgram, rows: Mapping[str, int | None])
 
 
 def _with_senders(program: LoweredProgram, programs: Sequence[LoweredProgram]) -> LoweredProgram:
-    """Fills in which columns the ranks of the previous stage send."""
+    """Returns the program with its receive step's ``cuts``: the columns that each rank of the previous stage sends."""
     step = program.steps[0]
     if step.op != "receive":
         return program

@@ -1,10 +1,11 @@
-"""A ring: weights are cut as with ``tensor``, and keys and values by ranges of a request's tokens, not by heads.
+"""Ring attention: weights are divided as by ``tensor``, but keys and values by tokens of a request, not by heads.
 
-A rank has all heads of the blocks with ``block % ranks == rank``; whoever hands out blocks sees to it that all of a
-split of 512 tokens have one owner. Queries go from rank to rank instead of keys: each rank attends with all of them to
-its own keys, and the parts are added in the order of the splits, which no number of ranks changes.
+A rank has all heads of the blocks with ``block % ranks == rank``; the allocator of blocks gives all blocks of a split
+of 512 tokens to one rank. Queries go from rank to rank instead of keys: each rank computes attention of all queries
+over its own keys, and the partial results are added in the order of the splits, which doesn't depend on the number of
+ranks.
 
-A context may thus be longer than a rank's memory holds. On one request's way:
+So a context may be longer than one rank's memory holds. The steps of one request:
 
     rope_kv_write     every rank rotates all queries; the owner of a token's block writes its key and value
     ring_attention    all queries over a rank's own keys, then sums of the rank's share of the heads
@@ -19,12 +20,12 @@ from .views import Slice
 
 
 def _attention(step: Step) -> Axis | None:
-    """A rank needs all queries, and gives some of the heads."""
+    """Cuts the attention's output by heads; a rank needs all queries."""
     return Axis(step.inputs[0].shape[1].constant, (None,) * len(step.inputs), (Slice(1),))
 
 
 class Ring(Tensor):
-    """Divides keys and values by tokens, and the rest as ``Tensor`` does."""
+    """Divides keys and values by tokens, and everything else as ``Tensor`` does."""
 
     name = "ring"
     collectives = (*Tensor.collectives, "ring_attention")

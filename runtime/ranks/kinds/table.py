@@ -1,4 +1,4 @@
-"""The table of kinds of partition. Partitions are written, and their ranks numbered, in its order."""
+"""The table of the kinds of partition. Its order is the order of a partition's text and of the ranks' numbers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ def step_kinds() -> list[StepKind]:
 
 
 def kind_of_collective(op: str) -> PartitionKind | None:
-    """Returns the planned kind whose ranks exchange values by an op; None if no kind's do."""
+    """Returns the kind whose ranks exchange values by ``op``; None if no kind does that ``optimize plan`` considers."""
     return next((kind for kind in KINDS.values() if not kind.unplanned and op in kind.collectives), None)
 
 
 def planned_sizes(ranks: int, kinds: Sequence[str] | None = None) -> Iterator[dict[str, int]]:
-    """Iterates over the partitions of a number of ranks into the planned kinds: most ranks of the first kind first."""
+    """Yields the partitions of ``ranks`` ranks into the kinds of ``kinds``, by default those that ``optimize plan``
+    considers.
+
+    The partition with the most ranks of the first kind comes first.
+    """
     names = [name for name, kind in KINDS.items() if not kind.unplanned] if kinds is None else kinds
     if not names:
         if ranks == 1:

@@ -1,8 +1,8 @@
-"""Tensor parallelism: each rank computes some of the heads, channels and columns of each layer, and all of K of each.
+"""Tensor parallelism: each rank computes some heads, channels and columns of each layer, over the whole of K.
 
-No sum is cut, so its numbers are those of the whole program. Where later steps read columns of other ranks there is an
-``all_gather`` (Shoeybi et al., Megatron-LM, 2019, has sums over ranks there instead, which depend on how many there
-are). Caches are divided by heads, experts are whole experts of one rank.
+No sum is divided, so the numbers are those of the whole program. Where later steps read columns of other ranks, there
+is an ``all_gather``. Megatron-LM (Shoeybi et al., 2019) adds partial sums there instead, which depend on the number of
+ranks. Caches are divided by heads, and each expert belongs to one rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NORMS = frozenset({"rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"})
 
 
 def _linear(step: Step) -> Axis | None:
-    """Cuts a product along the columns that it gives, which are rows of its weight."""
+    """Cuts a product along its output columns, which are rows of its weight."""
     size = step.outputs[0].shape[-1].constant
     inputs: list[Slice | None] = []
     for i, operand in enumerate(step.inputs):
@@ -35,7 +35,7 @@ def _linear(step: Step) -> Axis | None:
 
 
 def _gated(step: Step) -> Axis | None:
-    """Cuts gate and up alike. The one input that holds both is made two before it is cut (``LayerCut.piece``)."""
+    """Cuts gate and up alike. ``LayerCut.piece`` splits the input that holds both into two operands first."""
     if step.inputs[0].rank != 2 or len(step.inputs) != 1:
         return None
     return Axis(step.outputs[0].shape[-1].constant, (Slice(1), Slice(1)), (Slice(1),))
@@ -60,7 +60,9 @@ def _rows(step: Step) -> Axis | None:
 
 
 def _by_heads(step: Step, inputs: int) -> Axis | None:
-    """Cuts [M, heads, size] by heads; the inputs after the first ones are needed whole."""
+    """Cuts a step on [M, heads, size] by heads; only the first ``inputs`` inputs are cut, a rank needs the others
+    whole.
+    """
     count = step.outputs[0].shape[1].constant
     if any(o.rank != 3 or o.shape[1] != count for o in step.outputs):
         return None
@@ -92,7 +94,7 @@ def _attention(step: Step) -> Axis | None:
 
 
 def _rope_kv_write(step: Step) -> Axis | None:
-    """Cuts the queries; keys and values are a rank's own (``LayerCut.piece``)."""
+    """Cuts the queries. ``LayerCut.piece`` chooses the keys and values."""
     return Axis(step.inputs[0].shape[1].constant, (Slice(1), *(None,) * 5), (Slice(1),))
 
 
@@ -163,12 +165,12 @@ class Tensor(LayerKind):
 
 
 def expert_cuts(experts: int, ranks: int) -> tuple[int, ...]:
-    """Says with which expert each rank's begin, and where the last one's end. Fewer experts than ranks aren't cut."""
+    """Returns the first expert of each rank, then the number of experts. With fewer experts than ranks, don't cut."""
     return tuple(experts * r // ranks for r in range(ranks + 1))
 
 
 def expert_shares(rows: Sequence[int], ranks: int) -> list[int]:
-    """Returns the number of rows that each rank computes, given the number of each expert."""
+    """Returns the number of rows that each rank computes, from the number of rows of each expert."""
     if len(rows) < ranks:
         return [sum(rows)] * ranks
     return [sum(rows[lo:hi]) for lo, hi in pairs(expert_cuts(len(rows), ranks))]

@@ -1,4 +1,4 @@
-"""Views of buffers, as cutting a program needs them: parts along a dimension, the columns that they touch, ranges."""
+"""Views of buffers for the division of programs: parts along a dimension, the columns that a view touches, ranges."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Slice:
-    """Which part of an operand goes with the indices ``lo .. hi-1`` of a step's axis: ``scale`` elements along
-    dimension ``dim`` for each index."""
+    """The part of an operand for the indices lo to hi - 1 of a step's axis.
+
+    Attributes:
+        dim: the dimension of the operand that is cut.
+        scale: the number of its elements for each index.
+    """
 
     dim: int
     scale: int = 1
@@ -31,19 +35,19 @@ def with_operands(step: Step, inputs: Iterable[Operand], outputs: Iterable[Opera
 
 
 def part_of(operand: Operand, dim: int, lo: int, hi: int) -> Operand:
-    """The view of ``lo .. hi-1`` along a dimension."""
+    """Returns the view of elements ``lo`` to ``hi`` - 1 of dimension ``dim``."""
     shape = (*operand.shape[:dim], Affine(hi - lo), *operand.shape[dim + 1 :])
     return operand.model_copy(update={"shape": shape, "offset": operand.offset + operand.strides[dim] * lo})
 
 
 def flattened(operand: Operand) -> Operand:
-    """[M, ...] with dense rows as [M, C]."""
+    """Returns an operand [M, ...] with dense rows as [M, C]."""
     shape, strides = (operand.shape[0], Affine(width_of(operand))), (operand.strides[0], Affine(1))
     return operand.model_copy(update={"shape": shape, "strides": strides})
 
 
 def width_of(operand: Operand) -> int:
-    """Elements of a row."""
+    """Returns the number of elements of a row."""
     return math.prod(size.constant for size in operand.shape[1:])
 
 
@@ -58,12 +62,15 @@ def is_dense(operand: Operand) -> bool:
 
 
 def columns_of_index(operand: Operand, cut: Slice) -> int:
-    """Returns the number of elements of a row that go with one index of the axis."""
+    """Returns the number of elements of a row that belong to one index of the axis."""
     return cut.scale * math.prod(size.constant for size in operand.shape[cut.dim + 1 :])
 
 
 def columns_of(operand: Operand) -> Ranges:
-    """The columns that a view [M, ...] touches: exactly along dimension 1, beyond it from the first to the last."""
+    """Returns the ranges of columns that a view [M, ...] touches.
+
+    They are exact for dimension 1; gaps within later dimensions are filled.
+    """
     offset = operand.offset.constant
     if operand.rank == 1:
         return ((offset, offset + 1),)
@@ -78,7 +85,7 @@ def columns_of(operand: Operand) -> Ranges:
 
 
 def touched(operand: Operand, cut: Slice, count: int, columns: Ranges) -> list[tuple[int, int]]:
-    """The indices of an axis whose part of a view has any of these columns."""
+    """Returns the ranges of the axis's indices whose part of ``operand`` has any of the ``columns``."""
     if not columns:
         return []
     part = columns_of(part_of(operand, cut.dim, 0, cut.scale))
@@ -125,7 +132,9 @@ def views_of(program: LoweredProgram) -> Iterator[Operand]:
 
 
 def row_sizes(program: LoweredProgram) -> dict[str, int | None]:
-    """Elements of a row of each buffer, of those whose views are all rows of one stride; None for the others."""
+    """Returns the number of elements in a row of each buffer; None for a buffer whose views aren't all rows of one
+    stride.
+    """
     sizes: dict[str, int | None] = {}
     strides: dict[str, tuple[Affine, Affine]] = {}
     for operand in views_of(program):
@@ -151,9 +160,9 @@ def row_sizes(program: LoweredProgram) -> dict[str, int | None]:
 
 
 def with_own_buffers(program: LoweredProgram) -> LoweredProgram:
-    """Returns the program with a buffer of its own for each step that writes a whole buffer after another step.
+    """Returns the program with a new buffer for each step that overwrites a whole buffer of an earlier step.
 
-    A buffer that one step alone writes may be shared by ranks; steps that work in place therefore don't any more.
+    Then one step alone writes each such buffer, and ranks may share it; steps that worked in place no longer do.
     """
     rows = row_sizes(program)
     sizes = {b.name: b for b in program.buffers}
