@@ -1,4 +1,6 @@
-"""targets/NAME/buckets/plan.json: the fixed sizes of a target's steps. docs/inside/bundle-format.md describes it."""
+"""targets/NAME/buckets/plan.json: the fixed sizes of a target's steps. docs/inside/bundle-format.md describes the
+file.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,14 @@ _Size = Annotated[int, Meta(ge=1, le=_MOST)]
 
 
 class Bucket(Record, frozen=True, kw_only=True):
-    """The sizes that a step is padded to.
+    """A fixed size that steps are padded to.
 
-    ``tokens``, ``requests`` and ``rows`` are T, B and R of ``contracts.StepInput``. Of kind ``tokens`` it takes any
-    step of no more tokens; padding is one request more, or none where no token is padding. Of kind ``batch`` it takes
-    steps of one token a request, and T = B = R.
+    A bucket of kind ``tokens`` fits any step with at most that many tokens and requests; one additional request has the
+    padding tokens. A bucket of kind ``batch`` fits steps with one token per request.
+
+    Attributes:
+        kind: "tokens" or "batch".
+        tokens, requests, rows: T, B and R of ``contracts.StepInput``, with padding; all equal for kind ``batch``.
     """
 
     kind: Kind
@@ -39,13 +44,15 @@ class Bucket(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of_tokens(cls, tokens: int, most_requests: int) -> Bucket:
-        """Makes a bucket for prompts beside decodes: up to ``most_requests``, and one that owns the padding."""
+        """Returns a bucket of kind ``tokens`` for up to ``most_requests`` requests, plus the request that has the
+        padding.
+        """
         requests = min(tokens, most_requests)
         return cls(kind="tokens", tokens=tokens, requests=requests + 1, rows=requests)
 
     @classmethod
     def of_batch(cls, batch: int) -> Bucket:
-        """Makes a bucket for decode steps."""
+        """Returns a bucket for decode steps of ``batch`` requests."""
         return cls(kind="batch", tokens=batch, requests=batch, rows=batch)
 
     @property
@@ -61,7 +68,9 @@ class Bucket(Record, frozen=True, kw_only=True):
 
 
 class BucketPlan(Record, frozen=True, kw_only=True):
-    """All of them: those of kind tokens by rising size, then those of kind batch."""
+    """All buckets of a target: first those of kind ``tokens``, then those of kind ``batch``, each in rising order of
+    size.
+    """
 
     format_version: int = FORMAT_VERSION
     buckets: Annotated[tuple[Bucket, ...], Meta(min_length=1, max_length=MOST_BUCKETS)]
@@ -81,37 +90,45 @@ class BucketPlan(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_sizes(cls, tokens: tuple[int, ...], batch: tuple[int, ...], most_requests: int) -> BucketPlan:
-        """The plan of so many tokens and so many requests a decode step, in any order."""
+        """Returns the plan for some bucket sizes, which may be in any order.
+
+        Args:
+            tokens: the tokens of each bucket of kind ``tokens``.
+            batch: the requests of each bucket of kind ``batch``.
+            most_requests: the most requests of a step if ``batch`` is empty; otherwise the largest of ``batch`` counts.
+        """
         most = max(batch) if batch else min(most_requests, max(tokens))
         buckets = [Bucket.of_tokens(t, most) for t in sorted(tokens)] + [Bucket.of_batch(b) for b in sorted(batch)]
         return cls(buckets=tuple(buckets))
 
     def sizes(self, kind: Kind) -> tuple[int, ...]:
-        """Lists the sizes of one kind, rising."""
+        """Returns the tokens of the buckets of one kind, in rising order."""
         return tuple(b.tokens for b in self.buckets if b.kind == kind)
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens of a step."""
+        """The most tokens of a step."""
         return max(self.sizes("tokens"), default=0)
 
     @property
     def most_requests(self) -> int:
-        """Most requests of a step, whatever it has."""
+        """The most requests of a step."""
         return max(b.requests for b in self.buckets if b.kind == "tokens") - 1
 
     @property
     def most_padding(self) -> int:
-        """Most tokens of padding of a step: what comes between two sizes of a kind."""
+        """The most tokens of padding of a step, from the largest gap between two sizes of a kind."""
         return max(above - below - 1 for kind in KINDS for below, above in pairwise((0, *self.sizes(kind))))
 
     def to_json(self) -> str:
-        """Stable, readable text: the same plan gives the same bytes."""
+        """Returns the plan as readable JSON; equal plans give equal bytes."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str, context_length: int) -> BucketPlan:
-        """Raises BundleError naming ``source`` and the field if it isn't a plan for a model of that context."""
+        """Parses a plan. Raises BundleError naming ``source`` and the field if it is invalid or exceeds the
+        context.
+        """
         try:
             data = parse_shown(text)
         except ValueError as e:

@@ -1,4 +1,6 @@
-"""Files that are hashed: new ones as they are written, with typed errors that name path and size; others behind."""
+"""Writes files and computes their SHA-256 meanwhile, and checks the hashes of existing files on a thread of low
+priority.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,16 @@ system can, and whoever maps the file reads it faster."""
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a ``HashedFile``: how many bytes come before it, and their hash."""
+    """A position in a ``HashedFile``: the number of bytes before it, and the hash of these bytes."""
 
     bytes: int
     hash: hashlib._Hash
 
 
 class HashedFile:
-    """A new file that is hashed as it is written. ``shown`` is the path that errors name."""
+    """A new file whose hash is computed while it is written. Errors name the path ``shown``, as the file is renamed
+    later.
+    """
 
     def __init__(self, path: Path, shown: Path) -> None:
         self.bytes = 0
@@ -74,7 +78,7 @@ class HashedFile:
         return Mark(self.bytes, self._hash.copy())
 
     def rewind(self, mark: Mark) -> None:
-        """Takes back what was written since ``mark``, which may be used once."""
+        """Removes everything that was written after ``mark``. A mark can be used once."""
         written = self.bytes - len(self._waiting)
         if mark.bytes >= written:
             del self._waiting[mark.bytes - written :]
@@ -93,14 +97,16 @@ class HashedFile:
 
 
 class HashedBeside:
-    """Compares files with their hashes on a thread of its own, of the lowest priority.
+    """A thread of the lowest priority that compares files with their expected hashes.
+
+    Files that can't be read are skipped.
 
     Args:
-        folder: that the files lie in.
-        wanted: their paths in it -> SHA-256.
+        folder: the folder with the files.
+        wanted: path in the folder -> expected SHA-256.
 
     Attributes:
-        altered: the first file that has another one; None until one is found.
+        altered: the first file with another hash; None as long as there is none.
     """
 
     def __init__(self, folder: Path, wanted: Mapping[str, str]) -> None:
@@ -114,11 +120,11 @@ class HashedBeside:
         self._thread.start()
 
     def stop(self) -> None:
-        """It ends with the piece that it is at."""
+        """Makes the thread end after the block that it is hashing."""
         self._stopped.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until all files are compared, or for so long; whether they are."""
+        """Waits until all files are compared, or for ``seconds``; returns True if the thread has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -146,7 +152,12 @@ class HashedBeside:
 
 @contextmanager
 def writing(path: Path, needed: int) -> Iterator[None]:
-    """Turns an OSError into a typed error that names ``path`` and the bytes that were to be written."""
+    """Turns an OSError of its block into a CapacityError if the disk is full, and otherwise into a BundleError.
+
+    Args:
+        path: the path that the message names.
+        needed: the number of bytes to be written, for the message.
+    """
     try:
         yield
     except OSError as e:

@@ -1,14 +1,15 @@
-"""Models by the names that users give them: a folder or file on this disk, or an id on the Hugging Face Hub.
+"""Parses the names that users give models: a local folder or file, or an id on the Hugging Face Hub.
 
-An id means the same in every command and function that takes a model:
+Every command and function that takes a model accepts the same ids:
 
     org/name                     the repository's safetensors; or its GGUF file, if it has only one
     org/name:Q4_K_M              its GGUF file of that block type; org/name:FILE.gguf, the file of that name
     org/name@v1.0, @v1.0:Q8_0    at a branch, tag, pull request (refs/pr/1) or commit
 
-1. What exists on this disk is meant: a folder called org/name hides the model of that id.
-2. An id has exactly one slash before its @ or colon, and neither begins with a dot nor ends like a file of weights.
-3. All else is a path, and missing.
+1. A path that exists on this disk comes first: a folder called org/name hides the model of that id.
+2. An id has exactly one slash before its @ or colon. Neither part begins with a dot, and the id has no ending of a
+   weights file.
+3. Any other name is a path that doesn't exist.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _FOLDER_FILES = ("config.json", "adapter_config.json", "model.safetensors", "mod
 
 @dataclass(frozen=True)
 class HubId:
-    """A model on the Hub.
+    """An id of a model on the Hub.
 
     Attributes:
         repository: "org/name".
-        revision: a branch, tag, pull request or commit; None is the repository's default, main.
-        file: a GGUF file's path in the repository, or the type of its blocks, such as "Q4_K_M".
+        revision: a branch, tag, pull request or commit; None is the repository's default branch.
+        file: a GGUF file's path in the repository, or a type of blocks such as "Q4_K_M"; None if the id names neither.
     """
 
     repository: str
@@ -50,7 +51,7 @@ class HubId:
 
     @property
     def title(self) -> str:
-        """The name of its bundle, without the ending."""
+        """The default name of the bundle, without its ending."""
         name = self.repository.partition("/")[2]
         if self.file is None:
             return name
@@ -59,7 +60,7 @@ class HubId:
 
 
 def parse_hub_id(source: str) -> HubId | None:
-    """The Hub id that ``source`` is, None if it can only be a path. What exists on this disk isn't asked here."""
+    """Parses a Hub id; returns None if ``source`` can only be a path. It doesn't check if such a path exists."""
     match = _ID.fullmatch(source)
     if match is None or (match["file"] is None and match["repository"].lower().endswith(_FILES)):
         return None
@@ -67,10 +68,11 @@ def parse_hub_id(source: str) -> HubId | None:
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
-    """Returns True for what must be exported before it runs: a model's folder, a GGUF file, or a Hub id.
+    """Returns True if ``path`` names a model that must be exported before it runs: a folder, a GGUF file or a Hub id.
 
-    A name that ends in .gguf is meant as such a file, whatever has that name. A bundle, and anything unknown, is False.
-    Nothing is read but the first bytes of a file, and nothing is asked of the Hub.
+    Returns False for a bundle and for anything unknown. A name that ends in .gguf counts as a GGUF file even if it
+    doesn't
+    exist. It reads at most the first bytes of a file, and doesn't access the Hub.
     """
     text = os.fspath(path)
     if os.path.isdir(text):
@@ -102,7 +104,7 @@ def _first_bytes(path: str) -> bytes:
 
 
 def check_there(path: str | os.PathLike[str]) -> None:
-    """Raises BundleError unless ``path`` may be a bundle or a model: for commands that run both."""
+    """Raises BundleError if ``path`` is neither a bundle nor a model. Commands that run both use it."""
     text = os.fspath(path)
     hint = "Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name."
     if not os.path.lexists(text):
@@ -116,17 +118,19 @@ def check_there(path: str | os.PathLike[str]) -> None:
 
 
 def shown_path(path: str) -> str:
-    """A path for a message: the beginning of one that is longer than a file's name can be."""
+    """Returns a path for a message: only its beginning if it is longer than 255 characters."""
     return path if len(path) <= 255 else f"{path[:60]}..."
 
 
 def near_names(root: Path, *, bundles: bool = True, models: bool = False) -> str:
-    """Returns a hint for a path that doesn't exist: its nearest neighbour, or else some neighbours; empty without any.
+    """Returns a hint for a path that doesn't exist: the neighbour with the most similar name, or else some neighbours.
+
+    Returns "" if there are none.
 
     Args:
         root: the path that doesn't exist.
-        bundles: whether bundles are named.
-        models: whether GGUF files and Hugging Face folders are named.
+        bundles: True to suggest bundles.
+        models: True to suggest GGUF files and Hugging Face folders.
     """
 
     def fits(entry: os.DirEntry[str]) -> bool:

@@ -1,7 +1,7 @@
-"""manifest.json and targets/NAME/manifest.json: what a bundle holds (docs/inside/bundle-format.md).
+"""The contents of a bundle: manifest.json and targets/NAME/manifest.json (docs/inside/bundle-format.md).
 
-Nothing in it depends on the machine, the folder or the time of the export, so two exports of one input are byte-equal.
-A field added later has a default, so that older bundles still open; any other change raises ``FORMAT_VERSION``.
+Nothing in them depends on the machine, the folder or the time of the export: two exports of one input are byte-equal. A
+field that is added later has a default, so that older bundles still open; any other change raises ``FORMAT_VERSION``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)
 
 
 def check_path(path: str) -> str:
-    """``path`` if it is relative, with forward slashes, no ``..`` and no hidden files; else raises ValueError."""
+    """Returns ``path``; raises ValueError unless it is relative, with forward slashes, without ``..`` and hidden
+    files.
+    """
     if not _PATH.fullmatch(path):
         raise ValueError(f"{path!r} is not a path inside a bundle")
     return path
@@ -54,7 +56,7 @@ Size = Annotated[int, Meta(ge=1, le=_LARGEST)]
 
 
 class ModelSection(Record, frozen=True, kw_only=True):
-    """``contracts.ModelInfo`` as JSON. ``parameters`` counts weights; 0 is unknown."""
+    """``contracts.ModelInfo`` as JSON. ``parameters`` is the number of weights; 0 if it is unknown."""
 
     name: str
     architecture: str
@@ -82,7 +84,9 @@ class ModelSection(Record, frozen=True, kw_only=True):
         return ModelInfo(**self.model_dump())
 
     def disagreement(self, program: LoweredProgram) -> str | None:
-        """Which field says another size than a program has rows or columns for; None if none does."""
+        """Returns a message if the vocabulary or context differs from the sizes of the program's tables; None if they
+        agree.
+        """
         tables = {
             step.inputs[0].name: step.inputs[1].shape[0].constant
             for step in program.steps
@@ -100,7 +104,7 @@ class ModelSection(Record, frozen=True, kw_only=True):
 
 
 class HubSection(Record, frozen=True, kw_only=True):
-    """A model on the Hugging Face Hub: ``id`` is "org/name", ``commit`` what its revision was at the export."""
+    """A model on the Hugging Face Hub: ``id`` is "org/name", and ``commit`` is the commit that was exported."""
 
     id: str
     commit: Commit
@@ -115,10 +119,13 @@ class AdapterSection(Record, frozen=True, kw_only=True):
 
 
 class SourceSection(Record, frozen=True, kw_only=True):
-    """The source of the model. ``name`` is a file or folder name or a Hub id, never an absolute path.
+    """The source of the model.
 
-    ``hub``: where on the Hub it is, if it was taken from there or its cache. ``reader``: the version of the reader of
-    GGUF files; None for other sources, and for bundles that are older than the versions. ``adapters`` were merged.
+    Attributes:
+        name: the name of a file or folder, or a Hub id; never an absolute path.
+        hub: the model's place on the Hub, if it came from there or from the Hub's cache; otherwise None.
+        reader: the version of the reader of GGUF files; None for other sources and in older bundles.
+        adapters: the adapters that were merged into the weights.
     """
 
     kind: Literal["huggingface", "gguf", "module"]
@@ -129,7 +136,7 @@ class SourceSection(Record, frozen=True, kw_only=True):
 
 
 class PassSection(Record, frozen=True, kw_only=True):
-    """The result of a pass: the number of places that it matched, and of candidates that its checks rejected."""
+    """The result of a pass: the number of matches, and of candidates that its checks rejected."""
 
     name: str
     matched: Count
@@ -137,19 +144,24 @@ class PassSection(Record, frozen=True, kw_only=True):
 
 
 class FileSection(Record, frozen=True, kw_only=True):
-    """Size and SHA-256 (lower-case hex) of a file. This shows damage, not forgery."""
+    """The size and SHA-256 (lower-case hex) of a file. They reveal damage, but not forgery."""
 
     bytes: Count
     sha256: Sha256
 
 
 class TargetManifest(Record, frozen=True, kw_only=True):
-    """targets/NAME/manifest.json: a target's state, and the files of its folder, by their paths in that folder.
+    """targets/NAME/manifest.json: the state of a target, and the files of its folder.
 
-    It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
-    the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer. ``sections``
-    are the fields that this target alone has: records of its own package (``runtime/shared/targets.py``), or plain JSON
-    where nobody here knows the target.
+    It is a file of its own, so that ``optimize build`` on a target's device changes nothing outside the target's
+    folder.
+
+    Attributes:
+        state: "ready", or "needs-build" before ``optimize build``.
+        needs: the device that ``optimize build`` must run on; None if the target is ready.
+        files: path in the target's folder -> size and hash; the writer fills it in.
+        sections: the target's own fields by name: records of its package (``runtime/shared/targets.py``), or plain JSON
+            if no installed package defines the target.
     """
 
     format_version: int = FORMAT_VERSION
@@ -159,20 +171,20 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     sections: dict[str, Any] = field(default_factory=dict)
 
     def section(self, kind: type[R]) -> R | None:
-        """The section that is such a record; None if there is none."""
+        """Returns the section of type ``kind``; None if there is none."""
         return next((section for section in self.sections.values() if isinstance(section, kind)), None)
 
     def with_section(self, section: Record) -> TargetManifest:
-        """Returns a copy with this section in place of the one of the same type."""
+        """Returns a copy in which ``section`` replaces the section of the same type."""
         changed = {k: section if isinstance(v, type(section)) else v for k, v in self.sections.items()}
         return self.model_copy(update={"sections": changed})
 
     def to_json(self) -> str:
-        """Stable, readable text: the same manifest gives the same bytes."""
+        """Returns the manifest as readable JSON; equal manifests give equal bytes."""
         return _sealed(self.model_dump(mode="json"))
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """Its fields, sections beside them: see ``Record.model_dump``."""
+        """Returns the fields as in ``Record.model_dump``, with the sections at the top level."""
         fields = super().model_dump(**options)
         section_fields: dict[str, Any] = fields.pop("sections", {})
         return section_fields | fields
@@ -181,9 +193,12 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     def from_json(
         cls, text: str | bytes, *, source: str, sections: Mapping[str, type[Record]] | None = None
     ) -> TargetManifest:
-        """Raises BundleError as ``Manifest.from_json`` does.
+        """Parses a target's manifest. Raises BundleError as ``Manifest.from_json`` does.
 
-        ``sections``: what its own fields are, by key; no others may be there. None: they are left as they are.
+        Args:
+            text: the manifest's text.
+            source: the file's name, for messages.
+            sections: the allowed sections: name -> type. If None, any section is allowed and stays plain JSON.
         """
         data = _manifest_data(text, source)
         section_fields = {key: data.pop(key) for key in data.keys() - _SHARED_FIELDS}
@@ -200,10 +215,12 @@ _SHARED_FIELDS = frozenset(TargetManifest.__struct_fields__) - {"sections"}
 
 
 class Manifest(Record, frozen=True, kw_only=True):
-    """The whole manifest.
+    """manifest.json of a bundle.
 
-    ``targets`` names the folders of targets/. ``files`` is filled in by the writer: every file but this one, those of
-    the targets (see ``TargetManifest``) and those in report/.
+    Attributes:
+        targets: the names of the folders in targets/.
+        files: path -> size and hash of every file except this one, the targets' files and those in report/. The writer
+            fills it in.
     """
 
     format_version: int = FORMAT_VERSION
@@ -226,7 +243,7 @@ class Manifest(Record, frozen=True, kw_only=True):
                     raise ValueError(f"model.{field_name}: {token} is outside the vocabulary of {model.vocab_size}")
 
     def to_json(self) -> str:
-        """Stable, readable text: the same manifest gives the same bytes."""
+        """Returns the manifest as readable JSON; equal manifests give equal bytes."""
         fields = self.model_dump(mode="json")
         for optional in ("hub", "reader", "adapters"):
             if not fields["source"][optional]:
@@ -235,12 +252,12 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = MANIFEST_PATH) -> Manifest:
-        """Raises BundleError naming ``source`` and the field if the text isn't a manifest that this version reads."""
+        """Parses a manifest. Raises BundleError naming ``source`` and the field if this version can't read it."""
         return read(cls, _manifest_data(text, source), source)
 
 
 def target_folder(name: str) -> str:
-    """The folder of a target in the bundle."""
+    """Returns the path of a target's folder in the bundle."""
     return f"targets/{name}"
 
 
@@ -250,7 +267,7 @@ def target_manifest_path(name: str) -> str:
 
 
 def check_format_version(data: object, newest: int, source: str) -> None:
-    """Raises BundleError if ``data`` has no ``format_version`` from 1 to ``newest``; says what to do about it."""
+    """Raises BundleError, with a hint, unless ``format_version`` of ``data`` is from 1 to ``newest``."""
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
@@ -262,16 +279,18 @@ def check_format_version(data: object, newest: int, source: str) -> None:
 
 
 def bundle_hash(manifests: Mapping[str, bytes]) -> str:
-    """Returns a bundle's identity: "sha256:" and the hash of its manifests' paths and hashes, in order.
+    """Returns a bundle's identity: "sha256:" and one hash over the paths and hashes of its manifests.
 
-    The manifests have the hashes of all other files outside of report/.
+    The manifests contain the hashes of all other files, except for those in report/.
     """
     lines = (f"{path} {hashlib.sha256(text).hexdigest()}\n" for path, text in sorted(manifests.items()))
     return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
 def check_own_hash(text: bytes, source: str) -> None:
-    """Raises BundleError if a manifest isn't what was written: ``sha256`` is that of its text without this field."""
+    """Raises BundleError if a manifest was altered: its field ``sha256`` must be the hash of its text without that
+    field.
+    """
     try:
         data = parse_json(text)
     except ValueError as e:
@@ -286,7 +305,7 @@ def check_own_hash(text: bytes, source: str) -> None:
 
 
 def _sealed(fields: dict[str, Any]) -> str:
-    """The text of a manifest, with its hash."""
+    """Returns the text of a manifest with the field ``sha256``, the hash of the text without it."""
     digest = hashlib.sha256(_dumped(fields).encode()).hexdigest()
     return _dumped(fields | {_OWN_HASH: digest})
 
@@ -296,7 +315,7 @@ def _dumped(fields: dict[str, Any]) -> str:
 
 
 def _manifest_data(text: str | bytes, source: str) -> dict[str, Any]:
-    """Returns the contents of a manifest, without its hash. Raises BundleError."""
+    """Parses a manifest and returns its fields without ``sha256``. Raises BundleError."""
     try:
         data: dict[str, Any] = parse_shown(text)
     except ValueError as e:

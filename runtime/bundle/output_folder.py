@@ -1,4 +1,4 @@
-"""Rules for output folders: where one may be written, and which of its files may be replaced. Files of others stay."""
+"""Rules for output folders: where a folder may be written, and which existing files it may replace."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ Inputs = Mapping[str, str | os.PathLike[str] | None]
 
 
 def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[EnginewrightError] = BundleError) -> Path:
-    """The absolute path of a folder to write, its parents' links resolved.
+    """Returns the absolute path of a folder to write, with the links of its parents resolved.
 
-    Raises ``error`` where the name can't be taken: the root, the current folder or one around it, a link, a name that
-    isn't UTF-8; and where one of ``inputs`` lies in the output, or the output in one of them.
+    Raises ``error`` if the path is the root, the current folder or a parent of it, a link, or isn't UTF-8. Raises it
+    also
+    if an input is inside the output, or the output inside an input folder.
+
+    Args:
+        output: the path that the user gave.
+        inputs: option -> path of each input, None if it isn't used.
+        error: the type of the error.
     """
     text = os.fspath(output)
     try:
@@ -80,11 +86,13 @@ def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[Eng
 
 
 def why_not_a_bundle(folder: Path) -> str | None:
-    """Why a folder may not be replaced by a bundle, to be put behind its name; None if it is a bundle of any version.
+    """Returns why a new bundle must not replace a folder, as a phrase to follow its name; None if it may.
 
-    It must have manifests that nobody has edited, and no file but those that they list and those that an export writes
-    to report/. Files that are listed may be missing or damaged; where an export of ours writes none, they may not: they
-    could be somebody else's.
+    It may replace a bundle of any version if nobody has edited the manifests, and every file is listed in a manifest or
+    is
+    a report of an export. Listed files may be missing or damaged; but a file at a path that no export writes must have
+    the
+    listed hash, because it could belong to the user.
     """
     if folder.is_symlink() or not folder.is_dir():
         return "exists and isn't a bundle: it isn't a folder"
@@ -114,7 +122,7 @@ def why_not_a_bundle(folder: Path) -> str | None:
 
 
 def _is(path: Path, listed: FileSection) -> bool:
-    """Returns True if a file is the one that a manifest lists."""
+    """Returns True if the file at ``path`` has the listed hash."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == listed.sha256
@@ -123,7 +131,7 @@ def _is(path: Path, listed: FileSection) -> bool:
 
 
 def bundle_around(path: Path) -> Path | None:
-    """The bundle that a path, whose links are resolved, lies in; None if it lies in none."""
+    """Returns the bundle that contains ``path``, whose links must be resolved; None if there is none."""
     for folder in path.parents:
         try:
             Manifest.from_json(read_regular(folder / MANIFEST_PATH, most=MOST_JSON_BYTES))
@@ -134,9 +142,9 @@ def bundle_around(path: Path) -> Path | None:
 
 
 def unlisted_files(folder: Path, listed: Collection[str]) -> list[str]:
-    """Returns the files in a bundle's folder that aren't ``listed``; empty folders are left out.
+    """Returns the files in a bundle's folder that aren't in ``listed``, sorted.
 
-    Nor the manifest, what is in report/, and what a killed ``optimize build`` has left.
+    The manifest, files in report/, files left by a killed ``optimize build``, and empty folders are ignored.
     """
     return sorted(
         path
@@ -149,13 +157,13 @@ def unlisted_files(folder: Path, listed: Collection[str]) -> list[str]:
 
 
 def shortened(paths: Collection[str], most: int = 3) -> str:
-    """The first of some paths, for a message."""
+    """Returns the first ``most`` paths for a message, and the number of the others."""
     shown = ", ".join(sorted(paths)[:most])
     return shown if len(paths) <= most else f"{shown} and {len(paths) - most:,} more"
 
 
 def files_in(folder: Path) -> Iterator[str]:
-    """The paths in a folder of all that isn't a folder; a link to a folder counts as a file."""
+    """Yields the relative paths of all files in a folder; a link to a folder counts as a file."""
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in (*files, *links):
@@ -163,7 +171,7 @@ def files_in(folder: Path) -> Iterator[str]:
 
 
 def _resolved(text: str) -> Path:
-    """Links in its parents are followed, and so is the last part where it isn't a name, as in "a/.."."""
+    """Returns the absolute path with the links of its parents resolved. A last part of ".." is resolved too."""
     text.encode()
     path = Path(text)
     if path.name in ("", ".."):

@@ -1,4 +1,4 @@
-"""Opens a bundle: checks its structure and maps its weights. Reads no weight, runs no code, never unpickles."""
+"""Opens a bundle: checks its structure and maps its weights. It runs no code of the bundle and never unpickles."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ _UNREADABLE = "Check its permissions; if it is damaged, copy or export the bundl
 
 
 def program_path(target: str, entry: str = DECODE) -> str:
-    """Returns the file of an entry's program."""
+    """Returns the path in a bundle of the program of ``entry``."""
     return f"{target_folder(target)}/programs/{entry}.json"
 
 
 class Bundle:
-    """An open bundle. ``Bundle.open`` checks it; the attributes are as they are on disk.
+    """An open bundle, which ``Bundle.open`` has checked.
 
     Attributes:
         path: its folder.
-        hash: "sha256:..." of its manifests, which have the hashes of its other files: see ``manifest.bundle_hash``.
-        trust: what a caller has said that may run of it; None: nothing.
+        hash: "sha256:..." of its manifests, as ``manifest.bundle_hash`` computes it.
+        trust: the code that the caller allows to run: "code", the bundle's hash, or None for no code.
         manifest: manifest.json.
         targets: target -> its manifest.
-        files: every file that a manifest lists, with its size and hash.
+        files: path -> size and hash of every file that a manifest lists.
         index: weights/index.json.
-        entries: target name -> entry -> its lowered program, for targets that have some and are ready.
-        buckets: target name -> the fixed sizes of its steps, for targets that have some.
-        opened: target name -> what its ``check_opened`` gave, for targets that have one and are ready.
+        entries: target -> entry -> its lowered program, for ready targets that have programs.
+        buckets: target -> the fixed sizes of its steps, for targets that have some.
+        opened: target -> the result of the target's ``check_opened``, for ready targets that define it.
     """
 
     def __init__(
@@ -113,22 +113,27 @@ class Bundle:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], trust: str | None = None) -> Bundle:
-        """Opens the bundle in folder ``path``. Nothing of it runs.
+        """Opens the bundle in folder ``path``. None of its code runs.
 
-        Checks the manifest and its version, that every listed file is there with its size and lies in the folder, that
-        every tensor lies in its blob, that the programs are valid and find every weight in the layout they need, and
-        what a target's own ``check_opened`` looks at.
-        Hashes are checked by ``verify_hashes`` only, or where ``trust`` is one.
+        It checks the manifests and their versions; that every listed file exists with its size, inside the folder; that
+        every
+        tensor is within its blob; that the programs are valid, and every weight has the layout that they need. Then it
+        calls
+        the ``check_opened`` of each ready target that defines it. Hashes of files are compared later: by
+        ``verify_hashes``,
+        and for files with code if ``trust`` is a hash.
 
         Args:
-            trust: what may run of it later: None: none of its code; "code": that too; "sha256:...": that too, if this
-                is the bundle of that hash.
+            path: the bundle's folder.
+            trust: the code of the bundle that may run later. None: none of it. "code": all of it. "sha256:...": all of
+                it,
+                if the bundle has that hash.
 
         Raises:
-            BundleError: names the file and the field that is wrong.
-            TrustError: it has another hash than ``trust``.
-            RequestError: ``trust`` is none of these.
-            TargetError: a package outside that declares one of its targets can't be loaded.
+            BundleError: the bundle is invalid. The message names file and field.
+            TrustError: the bundle's hash isn't the one in ``trust``.
+            RequestError: ``trust`` has another form.
+            TargetError: an installed package that declares one of the targets can't be loaded.
         """
         root = Path(path)
         if not os.path.isdir(root) or not os.path.lexists(root / MANIFEST_PATH):
@@ -161,7 +166,7 @@ class Bundle:
         return self.manifest.model.to_info()
 
     def target(self, name: str) -> TargetManifest:
-        """The ready target ``name``; raises BundleError if it isn't there or must be built first."""
+        """Returns the manifest of target ``name``. Raises BundleError if there is none, or if it isn't ready."""
         target = self.targets.get(name)
         if target is None:
             there = ", ".join(sorted(self.targets)) or "none"
@@ -178,11 +183,13 @@ class Bundle:
 
     @property
     def programs(self) -> dict[str, LoweredProgram]:
-        """Target name -> the program of its entry ``decode``, for targets that have it and are ready."""
+        """Target -> the program of its entry ``decode``, for ready targets that have one."""
         return {name: entries[DECODE] for name, entries in self.entries.items() if DECODE in entries}
 
     def program(self, name: str, entry: str = DECODE) -> LoweredProgram:
-        """Returns the lowered program of an entry; raises BundleError if target ``name`` isn't ready or has none."""
+        """Returns the lowered program of an entry. Raises BundleError if target ``name`` isn't ready or has no such
+        entry.
+        """
         self.target(name)
         program = self.entries.get(name, {}).get(entry)
         if program is None:
@@ -194,20 +201,22 @@ class Bundle:
         return program
 
     def program_file(self, name: str, entry: str = DECODE) -> str:
-        """Returns the file of an entry's program, as the bundle lists it."""
+        """Returns the path in the bundle of the program of an entry."""
         return self._program_paths(name).get(entry, program_path(name, entry))
 
     def _program_paths(self, name: str) -> dict[str, str]:
-        """Entry -> the file of its program."""
+        """Returns the path of each entry's program."""
         folder, older = f"{target_folder(name)}/programs/", f"{target_folder(name)}/{_OLDER_PROGRAM}"
         listed = [path for path in self.files if path.startswith(folder) and path.endswith(".json")]
         paths = {path.removeprefix(folder).removesuffix(".json"): path for path in listed}
         return {DECODE: older} | paths if older in self.files else paths
 
     def read_bytes(self, name: str, *, unaltered: bool = False) -> bytes:
-        """The contents of a listed file.
+        """Returns the contents of a listed file.
 
-        Raises BundleError if it isn't listed, and with ``unaltered`` if its hash isn't the one in the manifest.
+        Raises BundleError if no manifest lists it. If ``unaltered``, or if the caller trusts the bundle by its hash,
+        raises it
+        also if the file's hash differs.
         """
         if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
@@ -218,12 +227,12 @@ class Bundle:
         return content
 
     def read_head(self, name: str, size: int) -> bytes:
-        """The first bytes of a listed file, or all of a shorter one."""
+        """Returns the first ``size`` bytes of a listed file, or all of a shorter one."""
         with _open(self.path, name) as file:
             return file.read(size)
 
     def tokenizer_files(self, *, whole: bool = True) -> TokenizerFiles:
-        """The contents of tokenizer/; if not the ``whole``, without tokenizer.json."""
+        """Returns the contents of tokenizer/; without tokenizer.json if not ``whole``."""
         names = (TABLES_PATH, CHAT_TEMPLATE_PATH, RESPONSE_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
         paths = [n for n in self.files if n in names or n.startswith(CHAT_TEMPLATES_FOLDER)]
         if whole and TOKENIZER_PATH in self.files:
@@ -231,17 +240,19 @@ class Bundle:
         return TokenizerFiles.from_files({n: self.read_bytes(n) for n in paths})
 
     def tensor(self, name: str) -> TensorEntry:
-        """Returns the place of a weight. Raises BundleError if there is none of that name."""
+        """Returns the index entry of a weight. Raises BundleError if there is no such weight."""
         if name not in self.index.tensors:
             raise BundleError(f"{self.path / INDEX_PATH}: no tensor {name!r}", hint="Export the bundle again.")
         return self.index.tensors[name]
 
     def weight(self, name: str, load: Load = "map") -> npt.NDArray[np.generic]:
-        """A weight, read-only: of shape ``TensorEntry.stored_shape``; mapped (see ``check_unchanged``), or copied.
+        """Returns a weight as a read-only array of shape ``TensorEntry.stored_shape``.
 
-        One that is ``stored_as`` another format is expanded.
+        A weight with ``stored_as`` is expanded to its type and layout. With ``load="map"`` other weights are mapped:
+        call
+        ``check_unchanged`` before each use.
 
-        Raises BundleError if its file was cut off since the bundle was opened, CapacityError without memory for it.
+        Raises BundleError if the file was truncated since the bundle was opened, CapacityError if there is no memory.
         """
         entry = self.tensor(name)
         if load == "map":
@@ -253,7 +264,8 @@ class Bundle:
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
 
     def part(self, use: WeightUse, load: Load = "map") -> npt.NDArray[np.generic]:
-        """Returns the part of a weight that a program reads, as bytes: for a rank, some rows or some experts.
+        """Returns the part of a weight that a program uses, as bytes: some rows or some experts if the program is a
+        rank's.
 
         Raises as ``weight`` does.
         """
@@ -275,7 +287,7 @@ class Bundle:
         return data
 
     def _expanded(self, data: npt.NDArray[np.uint8], entry: TensorEntry) -> npt.NDArray[np.uint8]:
-        """The bytes of rows of a tensor that is ``stored_as`` another format, in its type and layout; read-only."""
+        """Returns the bytes of a tensor with ``stored_as``, expanded to its type and layout; read-only."""
         size = stored_bytes(entry.shape, entry.layout, entry.dtype)
         memory = np.frombuffer(self._memory(entry.blob, size), np.uint8, size)
         expand(data, entry, memory)
@@ -283,10 +295,10 @@ class Bundle:
         return memory
 
     def check_unchanged(self) -> None:
-        """Raises BundleError if a file of weights that is mapped was written to or cut off since, or if
-        ``hash_weights_beside`` has found one that was altered.
+        """Raises BundleError if a mapped file of weights was changed or truncated, or if ``hash_weights_beside`` found
+        an altered one.
 
-        Between two calls nothing is noticed: reading behind the end of a file that was cut off is a SIGBUS.
+        It must be called before each use: reading past the end of a truncated file ends the process (SIGBUS).
         """
         if self._beside is not None and self._beside.altered is not None:
             raise self._altered(self._beside.altered)
@@ -299,14 +311,17 @@ class Bundle:
                 )
 
     def hash_weights_beside(self) -> None:
-        """Begins to hash the weights on a thread that runs where nothing else wants to; ``check_unchanged`` says what
-        it has found. It ends with the bundle."""
+        """Starts a thread of the lowest priority that hashes the weights; ``check_unchanged`` reports what it finds.
+
+        The thread stops when the bundle is freed.
+        """
         hashes = {blob.file: self.files[blob.file].sha256 for blob in self.index.blobs}
         self._beside = HashedBeside(self.path, hashes)
         weakref.finalize(self, self._beside.stop)
 
     def weights_hashed(self, seconds: float | None) -> bool:
-        """Waits so long for ``hash_weights_beside``, without a limit for None; whether all weights are compared by now.
+        """Waits up to ``seconds`` for ``hash_weights_beside``, without limit if None; returns True if all weights are
+        hashed.
 
         Raises BundleError as ``check_unchanged`` does.
         """
@@ -315,11 +330,11 @@ class Bundle:
         return done
 
     def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
-        """Hashes every listed file, and the manifests; raises BundleError naming the first that differs.
+        """Hashes every listed file and the manifests. Raises BundleError naming the first that differs.
 
-        Raises it too for files that no manifest lists, outside of report/.
-
-        ``progress`` is called with the number of bytes hashed since the last call.
+        Raises BundleError also if there is a file outside of report/ that no manifest lists. ``progress`` is called
+        with the
+        number of bytes hashed since its last call.
         """
         manifests = (MANIFEST_PATH, *map(target_manifest_path, self.targets))
         if unlisted := unlisted_files(self.path, {*self.files, *manifests}):
@@ -434,7 +449,7 @@ class Bundle:
         return self._copies[blob, offset, size]
 
     def _memory(self, blob: int, size: int) -> mmap.mmap:
-        """Takes memory that begins at a page: vector loads want 64 bytes."""
+        """Allocates memory that begins at a page, so that it is aligned for vector loads. Raises CapacityError."""
         try:
             return mmap.mmap(-1, max(size, 1))
         except OSError as e:
@@ -454,9 +469,9 @@ class Bundle:
 
 
 def _check_trust(trust: object, found: str, bundle: Path) -> str | None:
-    """``trust`` as a caller gave it, for a bundle whose hash is ``found``.
+    """Returns the value of ``trust`` for a bundle whose hash is ``found``.
 
-    Raises RequestError for what says nothing, TrustError for the hash of another bundle.
+    Raises RequestError for an invalid value, TrustError for the hash of another bundle.
     """
     if trust is None or trust == CODE:
         return CODE if trust is not None else None
@@ -490,7 +505,7 @@ def _read(root: Path, name: str) -> bytes:
 
 
 def _state(descriptor: int) -> tuple[int, int]:
-    """Size and time of the last write."""
+    """Returns the size and the modification time of an open file."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 
@@ -502,7 +517,7 @@ def tuning_path(bundle: Bundle) -> Path:
 
 
 def _not_a_bundle(root: Path) -> BundleError:
-    """Returns the error of a path that is no bundle, which says what the path is instead."""
+    """Returns the error for a path that isn't a bundle; its message says what the path is instead."""
     there = os.path.exists(root)
     local = there and is_model(root)
     if local or (not os.path.isdir(root.parent) and parse_hub_id(str(root)) is not None):

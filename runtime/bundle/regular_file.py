@@ -1,7 +1,7 @@
-"""Opens files that others made: regular files alone, of a bounded size.
+"""Opens untrusted files: only regular files, of a limited size.
 
-A pipe or a device in place of a file would make a reader wait, or read for ever; a sparse file of terabytes would take
-all memory; a link could lead out of the folder. So every file of a bundle or a source is opened here.
+A pipe or device in place of a file would block the reader forever, a sparse file of terabytes would exhaust the memory,
+and a link could lead out of the folder. So every file of a bundle or a source is opened with these functions.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _KINDS = (
 def open_regular(
     path: str | os.PathLike[str], *, most: int | None = None, within: Path | None = None
 ) -> io.BufferedReader:
-    """Opens a file to read it.
+    """Opens a regular file for reading.
 
     Args:
-        path: of the file. A link is followed.
-        most: bytes that it may have.
-        within: a folder that it must lie in, also after links are followed.
+        path: the file's path. A link is followed.
+        most: the largest size in bytes; None for no limit.
+        within: the folder that must contain the file after links are followed; None for any folder.
 
     Raises:
-        OSError: it isn't there, can't be read, isn't a regular file, is too large, or lies elsewhere; ``strerror`` says
-            which.
+        OSError: the file doesn't exist, can't be read, isn't regular, is too large, or is outside ``within``;
+            ``strerror`` says which.
     """
     real = os.path.realpath(path)
     if within is not None and not Path(real).is_relative_to(os.path.realpath(within)):
@@ -54,9 +54,11 @@ def open_regular(
 
 
 def read_regular(path: str | os.PathLike[str], *, most: int, within: Path | None = None, piped: bool = False) -> bytes:
-    """The contents of a file of at most ``most`` bytes.
+    """Returns the contents of a file of at most ``most`` bytes.
 
-    ``piped``: a user names the file, so that it may be what a shell pipes in ("/dev/stdin", "/dev/fd/63").
+    With ``piped``, the file may also be a pipe of the shell ("/dev/stdin", "/dev/fd/63"); use it only for a path that
+    the
+    user gave.
 
     Raises OSError as ``open_regular`` does.
     """

@@ -1,16 +1,16 @@
 """Layout sparse32: a weight [N, K] of which at most two of every four values along K are not zero.
 
-It is stored as [ceil(N/32)][ceil(K/32)] blocks of 32 rows n and 32 columns k, a block being
+It is stored as [ceil(N/32)][ceil(K/32)] blocks of 32 rows n and 32 columns k. A block has positions, then values:
 
-    places   32 words of 32 bits, one for each n: those of k = 4q .. 4q+3 are its bits 4q .. 4q+3, 2 for the place of
-             the first kept value, 2 for the second's, which is behind it
-    values   the two kept ones of each n, q after q:
-             f32     [8][2][32]: of all n the first, then of all n the second
-             bf16    [8][32][2]
-             i8      [8][32][2], each value + 128 in a byte without sign
-             i4      [4][32][2] bytes: value + 8, of an even q in the low half, of the odd one behind in the high half
+    positions  32 words of 32 bits, one for each n. Bits 4q to 4q+3 are for k = 4q to 4q+3: 2 bits for the position of
+               the first stored value, 2 bits for the position of the second
+    values     the two stored values of each n and q, in the order of q:
+               f32     [8][2][32]: the first value of all n, then the second of all n
+               bf16    [8][32][2]
+               i8      [8][32][2], each value + 128 in an unsigned byte
+               i4      [4][32][2] bytes: value + 8; the low half is for an even q, the high half for the next q
 
-Where fewer than two are not zero, zeros are kept at the first places that are free.
+If fewer than two values of a group aren't zero, zeros at the first free positions are stored too.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _QUADS = DEPTH // 4
 
 
 def block_bytes(dtype: str) -> int:
-    """Bytes of a block: of every four values two are stored."""
+    """Returns the size of a block in bytes: two of every four values are stored, and their positions."""
     return _PLACE_BYTES + PANEL * DEPTH // 2 * DTYPES[dtype].bits // 8
 
 
 def is_sparse(weight: Array) -> bool:
-    """Returns True if K divides by 4 and no four neighbours along it have more than two values other than zero."""
+    """Returns True if K is a multiple of 4 and each group of 4 values along K has at most two that aren't zero."""
     if weight.shape[-1] % 4:
         return False
     return bool(((weight != 0).reshape(*weight.shape[:-1], -1, 4).sum(-1) <= 2).all())
 
 
 def pack_sparse(weight: Array, dtype: str) -> Array:
-    """[N, K] -> uint8 [ceil(N/32), ceil(K/32), block]. Raises ValueError for a weight that isn't sparse."""
+    """Packs a weight [N, K] into uint8 [ceil(N/32), ceil(K/32), block]. Raises ValueError if it isn't sparse."""
     if not is_sparse(weight):
         raise ValueError("more than two of four values are not zero, or K isn't a multiple of 4")
     rows, columns = weight.shape
@@ -74,7 +74,7 @@ def pack_sparse(weight: Array, dtype: str) -> Array:
 
 
 def unpack_sparse(stored: Array, shape: tuple[int, ...], dtype: str) -> Array:
-    """The reverse of ``pack_sparse``: the weight [N, K] of this ``shape``, zeros included."""
+    """Reverses ``pack_sparse``: returns the weight [N, K] with its zeros."""
     rows, columns = shape
     panels, blocks = stored.shape[:2]
     words = np.ascontiguousarray(stored[..., :_PLACE_BYTES]).view(np.uint32)  # [panels, blocks, 32]

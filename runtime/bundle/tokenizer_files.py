@@ -1,20 +1,21 @@
-"""The ``tokenizer/`` folder of a bundle: what is in it, for those who write it and those who read it.
+"""The ``tokenizer/`` folder of a bundle:
 
-    tokenizer/tokenizer.json         of the `tokenizers` library, each merge as one text where that means the same (read
-                                     faster so); missing if the source has no fast tokenizer (then requests are ids)
-    tokenizer/tables.bin             its tokens and merges as arrays, where it has such: see ``tokenizer_tables``
-    tokenizer/chat_template.jinja    a Jinja template as transformers renders it; missing if the model has none. Where a
-                                     source has several templates this is the one named "default";
-    tokenizer/chat_templates/NAME.jinja    and these are the others, such as "tool_use"
-    tokenizer/response_template.json    transformers' description of the model's answers, where its maker gives one
-    tokenizer/special_tokens.json    always there: one JSON object of
+    tokenizer/tokenizer.json         a file of the `tokenizers` library; missing if the source has no fast tokenizer
+        (then
+                                     prompts are ids). Each merge is one text where possible: that loads faster
+    tokenizer/tables.bin             its tokens and merges as arrays, if possible: see ``tokenizer_tables``
+    tokenizer/chat_template.jinja    a Jinja template as transformers renders it; missing if the model has none. If a
+                                     source has several templates, this is the one named "default"
+    tokenizer/chat_templates/NAME.jinja    the other templates, such as "tool_use"
+    tokenizer/response_template.json    transformers' description of the model's answers, if the model has one
+    tokenizer/special_tokens.json    always present: one JSON object with
 
         "bos_token", "eos_token", "pad_token", "unk_token", ... : text of the token, or null
-        "add_bos", "add_eos"                                    : true where the *caller* must add the token, because
+        "add_bos", "add_eos"                                    : true if the *caller* must add the token, because
                                                                   tokenizer.json's post-processor doesn't
 
-Every ``*_token`` entry is a variable of the chat template, as in transformers. Which ids end a text isn't part of this
-folder: that is ``model.eos_token_ids`` of the manifest.
+Every ``*_token`` entry is a variable of the chat template, as in transformers. The ids that end a text aren't here, but
+in ``model.eos_token_ids`` of the manifest.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ SpecialTokens = Mapping[str, str | bool | None]
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The contents of the folder. ``to_files`` gives what to write, ``from_files`` reads it back.
+    """The contents of ``tokenizer/``; None for a file that is missing.
 
-    ``chat_template`` is the default one, ``other_templates`` are the rest by their names. ``response_template`` is
-    JSON.
+    Attributes:
+        chat_template: the default template.
+        other_templates: name -> template, for the others.
+        response_template: JSON.
     """
 
     tokenizer_json: str | None = None
@@ -56,9 +59,9 @@ class TokenizerFiles:
     tables: bytes | None = None
 
     def to_files(self) -> dict[str, bytes]:
-        """Path in the bundle -> contents; the same input gives the same bytes.
+        """Returns the files as path in the bundle -> contents; equal objects give equal bytes.
 
-        Raises BundleError for special tokens of the wrong type, and names of templates that can't be a file's.
+        Raises BundleError if a special token has the wrong type, or a template's name can't be a file name.
         """
         special = json.dumps(_checked(self.special_tokens), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
         files = {SPECIAL_TOKENS_PATH: special.encode()}
@@ -78,7 +81,7 @@ class TokenizerFiles:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> TokenizerFiles:
-        """The reverse of ``to_files``. Raises BundleError naming the file that is missing or damaged."""
+        """Reverses ``to_files``. Raises BundleError naming the file that is missing or damaged."""
         if SPECIAL_TOKENS_PATH not in files:
             raise BundleError(f"{SPECIAL_TOKENS_PATH} is missing", hint="Export the bundle again.")
         try:
@@ -110,7 +113,9 @@ def _text(files: Mapping[str, bytes], path: str) -> str | None:
 
 
 def _checked(special: object) -> dict[str, str | bool | None]:
-    """``special`` if every entry has the type that its name says; raises BundleError naming the first that hasn't."""
+    """Returns ``special`` if "add_*" entries are booleans and the others texts or None; otherwise raises
+    BundleError.
+    """
     if not isinstance(special, Mapping):
         raise BundleError(f"{SPECIAL_TOKENS_PATH}: must be an object", hint="Export the bundle again.")
     for name, value in special.items():

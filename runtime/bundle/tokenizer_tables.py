@@ -1,23 +1,23 @@
-"""``tokenizer/tables.bin``: a tokenizer that merges pairs of tokens (BPE), as arrays that need no reading.
+"""``tokenizer/tables.bin``: the tables of a BPE tokenizer as sorted arrays that are searched in place.
 
-`tokenizers` builds hash tables of all tokens and merges before it takes its first text: from 40 ms for a vocabulary of
-49,152 tokens to half a second for one of 262,144. Most processes that ask one question need a few of the merges. So an
-export writes them as arrays too, sorted to be searched, beside a tokenizer.json of characters alone. The library reads
-that one at once, and does all but the merges with it: normalizing, splitting, tokens that were added, decoding.
+The `tokenizers` library builds hash tables of all tokens and merges when it loads: 40 ms for a vocabulary of 49,152
+tokens, half a second for one of 262,144. A short process needs only a few of the merges. So an export also writes the
+merges as sorted arrays, and a tokenizer.json with characters alone, which the library loads at once. The library then
+does everything but the merges: it normalizes, splits, recognizes added tokens and decodes.
 
     8 bytes   "EWTOKEN1"
-    4 bytes   CRC-32 of all that follows
+    4 bytes   CRC-32 of everything after it
     20 bytes  numbers: ids, merges, tokens of the model, bytes of the texts, bytes of the JSON
-    4 bytes   1 if a piece of text that is a token becomes that one, whatever the merges say (``ignore_merges``), or 0
-    arrays    of 4 bytes an entry:
-        offsets  ids + 1     where the text of each id begins; an empty text: no token has the id
-        order    tokens      ids of the model's own tokens, by the bytes of their texts
+    4 bytes   1 if a piece of text that is itself a token isn't merged (``ignore_merges``), otherwise 0
+    arrays    of 4-byte entries:
+        offsets  ids + 1     where the text of each id begins; the text is empty if no token has the id
+        order    tokens      ids of the model's own tokens, sorted by the bytes of their texts
         starts   ids + 1     where the merges of each left token begin
-        rights   merges      their right tokens, in order
-        ranks    merges      the place of each in tokenizer.json's list: the lowest is merged first
+        rights   merges      the right token of each merge, sorted for each left token
+        ranks    merges      the index of each merge in tokenizer.json: the lowest is merged first
         merged   merges      the token that the two become
     texts     UTF-8
-    JSON      the tokenizer.json of characters: ids as in the whole one
+    JSON      the tokenizer.json with characters alone; its ids are those of the full one
 
 All numbers are unsigned and little-endian.
 """
@@ -42,17 +42,17 @@ _BEGIN = len(_MAGIC) + 4
 
 
 class TokenizerTables:
-    """The file, read.
+    """The parsed contents of tables.bin.
 
     Attributes:
-        characters_json: a tokenizer.json without merges, and with no tokens but characters, bytes and added ones.
-        ids: the largest id, and one.
-        longest: bytes of the longest text of a token.
-        takes_whole: ``ignore_merges``.
+        characters_json: a tokenizer.json without merges, whose tokens are characters, bytes and added tokens.
+        ids: the largest token id, plus one.
+        longest: the length in bytes of the longest token.
+        takes_whole: ``ignore_merges`` of the tokenizer.
     """
 
     def __init__(self, data: bytes) -> None:
-        """Raises BundleError if the file is damaged."""
+        """Parses the file. Raises BundleError if it is damaged."""
         view = memoryview(data)
         try:
             if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(view[_BEGIN:]) != int.from_bytes(
@@ -76,20 +76,20 @@ class TokenizerTables:
         self.longest = int(np.diff(np.frombuffer(self._offsets, np.uint32).astype(np.int64)).max(initial=0))
 
     def text(self, index: int) -> str | None:
-        """Returns the spelling of a token in tokenizer.json, added or not; None if no token has that id."""
+        """Returns the text of a token as tokenizer.json spells it; None if no token has that id."""
         if not 0 <= index < self.ids:
             return None
         begin, end = self._offsets[index], self._offsets[index + 1]
         return str(self._texts[begin:end], "utf-8") if begin != end else None
 
     def find(self, text: str) -> int | None:
-        """The id of one of the model's own tokens, None if none is called so."""
+        """Returns the id of the model's token with this text; None if there is none. Added tokens aren't searched."""
         encoded, order = text.encode(), self._order
         at = bisect_left(order, encoded, key=self._bytes)
         return order[at] if at < len(order) and self._bytes(order[at]) == encoded else None
 
     def merge(self, left: int, right: int) -> tuple[int, int] | None:
-        """The rank of the merge of two tokens, and the token that they become; None if there is none."""
+        """Returns the rank of the merge of two tokens, and the token that they become; None if they don't merge."""
         end = self._starts[left + 1]
         at = bisect_left(self._rights, right, self._starts[left], end)
         return (self._ranks[at], self._merged[at]) if at < end and self._rights[at] == right else None
@@ -99,7 +99,10 @@ class TokenizerTables:
 
 
 def tables_of(tokenizer_json: str) -> bytes | None:
-    """The file for a tokenizer; None if ``tokenizers`` alone can read it: it isn't one of BPE, or of an old kind."""
+    """Returns the contents of tables.bin for a tokenizer.json.
+
+    Returns None if the tokenizer isn't BPE, or has features that the tables can't represent.
+    """
     document = msgspec.json.decode(tokenizer_json)
     model, added = document["model"], document.get("added_tokens") or []
     vocabulary = model.get("vocab")
@@ -142,7 +145,10 @@ def tables_of(tokenizer_json: str) -> bytes | None:
 
 
 def _characters(model: dict[str, Any], added: list[str]) -> list[str] | None:
-    """The tokens that a text is made of before any are merged; None if others would come between."""
+    """Returns the tokens that exist before any merge: characters, bytes, the unknown token and added tokens.
+
+    Returns None if the arrays couldn't reproduce the tokenizer with them.
+    """
     vocabulary, unknown = model["vocab"], model.get("unk_token")
     in_bytes = [f"<0x{byte:02X}>" for byte in range(256)] if model.get("byte_fallback") else []
     begin = [name for name in vocabulary if len(name) == 1 or name in in_bytes or name == unknown]

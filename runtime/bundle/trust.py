@@ -1,8 +1,8 @@
-"""Code that a bundle carries: it is read here alone, and only where a caller has said that it may run.
+"""Reads the code that a bundle contains, and only if the caller allows it to run.
 
-Libraries, kernels, engines and modules can do whatever a program can. A caller says that a bundle's may run by
-``trust``: "code" allows it whoever made the bundle; "sha256:..." allows one bundle, by the hash of its manifests. Then
-every file that is read is compared with what they list.
+Libraries, kernels, engines and modules can do whatever a program can. The caller allows them with ``trust``: "code"
+allows the code of any bundle; "sha256:..." allows the one bundle with that hash of its manifests, and every file is
+compared with its hash when it is read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ _AGAIN = "Copy the bundle again, or export it again."
 
 
 def require_trust(bundle: Bundle, target: str, carries: str | None, others: tuple[str, ...] = ()) -> None:
-    """Raises TrustError if a target carries code, and the caller hasn't said that it may run.
+    """Raises TrustError if a target contains code and the caller doesn't allow it.
 
-    Where the caller has named the bundle by its hash, the target's files are compared with it first.
+    If the caller trusts the bundle by its hash, the target's files are hashed first, which may raise BundleError.
 
     Args:
-        carries: what code the target's files are, for the message; None: none.
+        bundle: the bundle.
+        target: the target to run.
+        carries: the kind of code that the target contains, for the message; None if it contains none.
         others: targets of the bundle that could run without trust.
     """
     if carries is None:
@@ -42,7 +44,10 @@ def require_trust(bundle: Bundle, target: str, carries: str | None, others: tupl
 
 
 def read_code(bundle: Bundle, name: str, most: int = MOST_CODE_BYTES) -> bytes:
-    """A file that will run. Raises TrustError if it may not, BundleError if it isn't what the manifest lists."""
+    """Returns the contents of a file with code.
+
+    Raises TrustError if the caller doesn't allow code, BundleError if the file differs from the manifest.
+    """
     path, expected = bundle.path / name, bundle.files.get(name)
     if bundle.trust is None:
         raise TrustError(f"{path}: nobody has said that it may run", hint='Pass trust="code" if it may.')

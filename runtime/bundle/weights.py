@@ -1,32 +1,32 @@
-"""weights/index.json and the blobs it describes.
+"""The weights of a bundle: weights/index.json, and the blobs that it describes.
 
-A blob is a plain file of tensors, each at a multiple of 64 bytes, so that a mapped blob can be used by vector loads as
-it is (safetensors forbids the holes that alignment needs). Holes are zero. Layouts of a tensor in its blob:
+A blob is a file of tensors. Each tensor begins at a multiple of 64 bytes, so that vector loads can use the mapped file
+(safetensors doesn't allow the gaps that this needs). Gaps are zero. Layouts of a tensor in its blob:
 
     rows      any shape, row-major
     panel32    [N, K] as [ceil(N/32)][K][32]: element (n, k) at ((n//32)*K + k)*32 + n%32
     panel32x2  [N, K] as [ceil(N/32)][ceil(K/2)][32][2], of bf16
-    panel32x4  [N, K] as [ceil(N/32)][ceil(K/4)][32][4], of i8, each value + 128 in a byte without sign
-    panel32x8  [N, K] as [ceil(N/32)][ceil(K/8)][32][4] bytes, of i4 (each value + 8), u4, or iq4 and fp4 (the place of
-               each value in its list): byte j of the four has the value at place j of the 8 in its low half, and the
-               one at place j + 4 in its high half
-    planes32   [N, K] as [ceil(N/32)][K/16] pieces, of i5 (each value + 16), u5 or i6 (value + 32): of 16 k as panel32x8
-               has the 4 lowest bits, then 64 bytes with the fifth; of i6 twice 8 k so, then 64 bytes with the others;
-               of i2 (value + 2) and u2 64 bytes for 8 k, four values to a byte; of i3 (value + 4) and u3 two times
-               these, then 64 bytes with the third bit
-    blocks8, blocks16   bytes [N, G * 10] or [N, G * 18], scales of integers: of each block of so many groups 32 float16
-               side by side, then the 32 bytes of each group
-    sparse32   [N, K] of f32, bf16, i8 or i4, at most two of every four along K not zero: see ``sparse_panels.py``
-    nibbles    any shape, row-major, of i4 (two's complement) or u4: two to a byte, the first in its low half
+    panel32x4  [N, K] as [ceil(N/32)][ceil(K/4)][32][4], of i8, each value + 128 in an unsigned byte
+    panel32x8  [N, K] as [ceil(N/32)][ceil(K/8)][32][4] bytes, of i4 (each value + 8), u4, or iq4 and fp4 (the index
+               of each value in its list). The 8 values of a row of a group of k are 4 bytes: byte j has value j in its
+               low half, and value j + 4 in its high half
+    planes32   [N, K] as [ceil(N/32)][K/16] pieces. A piece of i5 (each value + 16), u5 or i6 (value + 32) has the low
+               4 bits of 16 k as in panel32x8, then 64 bytes with the fifth bits; i6 has this for 8 k each, and the 64
+               bytes have the two upper bits. A piece of i2 (value + 2) or u2 has 64 bytes for 8 k, four values to a
+               byte; one of i3 (value + 4) or u3 has two of these, then 64 bytes with the third bits
+    blocks8, blocks16   bytes [N, G * 10] or [N, G * 18]: scales in G blocks of 8 or 16 groups. For 32 rows, a block has
+               a float16 of each row, then for each group a byte of each row
+    sparse32   [N, K] of f32, bf16, i8 or i4, at most two of every four values along K not zero: ``sparse_panels.py``
+    nibbles    any shape, row-major, of i4 (two's complement) or u4: two to a byte, the first in the low half
 
-A tensor that is ``stored_as`` a format has its type and layout once it is loaded: ``Bundle.weight`` expands it. In the
-blob its rows are blocks of G values, as the format says, the last one filled with zeros:
+A tensor with ``stored_as`` has another format in its blob than in memory: ``Bundle.weight`` expands it to its type and
+layout. In the blob, its rows are blocks of G values, as the format defines; the last block is padded with zeros:
 
     {float16 scale; byte values[G / 2]}     two values to a byte, the first in its low half
 
-or, of a format with a codebook, the blocks of ``runtime/shared/codebooks.py``.
+or, for a format with a codebook, the blocks of ``runtime/shared/codebooks.py``.
 
-In all but rows and nibbles, what lies past N and past K is zero. A weight [E, N, K] has E of them, one after the other.
+In all layouts but rows and nibbles, the padding of N and K is zero. A weight [E, N, K] is stored as E weights [N, K].
 """
 
 from __future__ import annotations
@@ -74,10 +74,12 @@ _SINCE: dict[str, int] = {
 
 
 class SourceRows(Record, frozen=True, kw_only=True):
-    """Rows a <= r < b of a source tensor; the parts of a tensor are stacked in their order.
+    """Rows ``rows[0]`` to ``rows[1]`` (exclusive) of a source tensor; a tensor's parts are stacked in order.
 
-    ``axis`` is the source's axis that they lie along: 1 where the source holds the weight transposed. ``mixed``: how
-    many rows they were mixed into, such as several heads' into one's; 0: into those of the part before, with that.
+    Attributes:
+        axis: the source's axis that the rows are along; 1 if the source holds the weight transposed.
+        mixed: the number of rows that these rows were combined into, such as several heads into one. 0: they were
+            combined into the rows of the previous part. None: they are unchanged.
     """
 
     source: str
@@ -87,7 +89,7 @@ class SourceRows(Record, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """The number of rows."""
+        """The number of rows in the bundle."""
         return self.rows[1] - self.rows[0] if self.mixed is None else self.mixed
 
 
@@ -99,7 +101,7 @@ class Blob(Record, frozen=True, kw_only=True):
 
 
 class TensorEntry(Record, frozen=True, kw_only=True):
-    """The place of a tensor. ``shape`` is the logical one; ``bytes`` counts what the layout stores."""
+    """The location of a tensor. ``shape`` is the logical shape; ``bytes`` is the size as stored."""
 
     blob: Count
     offset: Annotated[int, Meta(ge=0, multiple_of=ALIGNMENT)]
@@ -112,7 +114,7 @@ class TensorEntry(Record, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The type of its bytes, or the format of its blocks."""
+        """The type of the stored values, or the format in which they are stored."""
         return self.stored_as or self.dtype
 
     @property
@@ -125,7 +127,7 @@ class TensorEntry(Record, frozen=True, kw_only=True):
 
 
 class WeightsIndex(Record, frozen=True, kw_only=True):
-    """The whole index."""
+    """The contents of weights/index.json."""
 
     format_version: int = 1
     blobs: tuple[Blob, ...] = ()
@@ -133,25 +135,27 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_tensors(cls, blobs: tuple[Blob, ...], tensors: dict[str, TensorEntry]) -> WeightsIndex:
-        """An index of the lowest version that has what it lists."""
+        """Returns an index of the lowest format version that has all its layouts and types."""
         kinds = [kind for t in tensors.values() for kind in (t.layout, t.kind)]
         least = max((_SINCE.get(kind, 1) for kind in kinds), default=1)
         return cls(format_version=least, blobs=blobs, tensors=tensors)
 
     def stored_once(self) -> dict[str, TensorEntry]:
-        """The tensors without those whose bytes are another's too: each byte belongs to the first of its tensors."""
+        """Returns the tensors without those that share the bytes of an earlier tensor."""
         first: dict[tuple[int, int, int], str] = {}
         for name, t in self.tensors.items():
             first.setdefault((t.blob, t.offset, t.bytes), name)
         return {name: self.tensors[name] for name in first.values()}
 
     def to_json(self) -> str:
-        """Stable text: the same index gives the same bytes."""
+        """Returns the index as JSON; equal indices give equal bytes."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = INDEX_PATH) -> WeightsIndex:
-        """Raises BundleError naming the field or the tensor that is wrong; every tensor lies within its blob."""
+        """Parses an index. Raises BundleError naming the field or tensor that is wrong, such as a tensor beyond its
+        blob.
+        """
         try:
             data = parse_shown(text)
         except ValueError as e:
@@ -206,7 +210,7 @@ def _format_problem(tensor: TensorEntry) -> str | None:
 
 
 def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: Dtype = "f32") -> tuple[int, ...]:
-    """Shape of the array as stored: [.., N, K] in panel32x4 is [.., ceil(N/32), ceil(K/4), 32, 4]."""
+    """Returns the shape of the array as stored: [.., N, K] in panel32x4 is [.., ceil(N/32), ceil(K/4), 32, 4]."""
     if layout == "rows":
         return shape
     if layout == "nibbles":
@@ -226,13 +230,13 @@ def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: Dtype = "f32") -
 
 
 def stored_dtype(dtype: Dtype, layout: Layout) -> np.dtype[np.generic]:
-    """The type of the elements as stored: bytes without sign for integers in panels, else ``dtype``'s own."""
+    """Returns the type of the stored elements: unsigned bytes for packed integers, otherwise the type of ``dtype``."""
     bytes_of = ("panel32x4", "panel32x8", "planes32", *BLOCKS, "sparse32", "nibbles")
     return np.dtype(np.uint8) if layout in bytes_of else NUMPY_DTYPES[dtype]
 
 
 def stored_bytes(shape: tuple[int, ...], layout: Layout, dtype: Dtype, stored_as: Storage | None = None) -> int:
-    """Bytes that a tensor takes in its blob, without the alignment before it."""
+    """Returns the number of bytes that a tensor takes in its blob, without alignment."""
     if stored_as is not None:
         return math.prod(_blocks_shape(shape, stored_as))
     return math.prod(stored_shape(shape, layout, dtype)) * stored_dtype(dtype, layout).itemsize
@@ -242,9 +246,10 @@ Array = npt.NDArray[Any]
 
 
 def pack(weight: Array, layout: Layout, dtype: Dtype | None = None) -> Array:
-    """A weight [.., N, K] as ``layout`` stores it. ``dtype`` says whether integers of 4 bits have a sign: i4 or u4.
+    """Returns a weight [.., N, K] in ``layout``. ``dtype`` is needed if the layout has several types, such as i4 and
+    u4.
 
-    Raises ValueError for sparse32 if more than two of four values are not zero.
+    Raises ValueError for sparse32 if more than two of four values aren't zero.
     """
     if layout == "rows":
         return np.ascontiguousarray(weight)
@@ -280,7 +285,7 @@ def pack(weight: Array, layout: Layout, dtype: Dtype | None = None) -> Array:
 
 
 def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: Dtype | None = None) -> Array:
-    """The reverse of ``pack``: the weight [.., N, K] of this ``shape``."""
+    """Reverses ``pack``: returns the weight [.., N, K] of this ``shape``."""
     if layout == "rows":
         return stored
     if layout == "sparse32":
@@ -305,20 +310,22 @@ def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: Dtype |
 
 
 def _levels(dtype: Dtype | None) -> npt.NDArray[np.int8] | None:
-    """The integers that values of a type are places among, if they are."""
+    """Returns the list of integers whose indices a type stores; None if the type stores the values themselves."""
     of = FORMATS[FORMAT_OF[dtype]] if dtype is not None and dtype in FORMAT_OF else None
     return np.array(of.levels, np.int8) if of is not None and of.levels else None
 
 
 def _planes(dtype: Dtype) -> tuple[int, int, int]:
-    """Returns the bits of a value in the first part and in the plane after it, and the groups of 8 k in a piece."""
+    """Returns the low bits of a value, the bits in the plane after them, and the number of groups of 8 k in a
+    piece.
+    """
     bits = DTYPES[dtype].bits
     first = 4 if bits > 4 else 2
     return first, bits - first, 1 + bits % 2
 
 
 def pack_planes(values: Array, dtype: Dtype) -> Array:
-    """int8 [.., N, K], K a multiple of 16, in planes32."""
+    """Packs int8 [.., N, K], with K a multiple of 16, into planes32."""
     *lead, rows, columns = values.shape
     first, more, octets = _planes(dtype)
     panels = -(-rows // PANEL)
@@ -341,7 +348,7 @@ def pack_planes(values: Array, dtype: Dtype) -> Array:
 
 
 def unpack_planes(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
-    """The reverse of ``pack_planes``."""
+    """Reverses ``pack_planes``."""
     *lead, rows, columns = shape
     first, more, octets = _planes(dtype)
     panels, size = -(-rows // PANEL), octets * 32 * first
@@ -363,7 +370,7 @@ def unpack_planes(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
 
 
 def _pack_scales(scales: Array, layout: Layout) -> Array:
-    """int8 [.., N, blocks * depth] -> uint8 [.., panels, blocks, depth * 32]."""
+    """Packs int8 [.., N, blocks * depth] into uint8 [.., panels, blocks, depth * 32], layout blocks8 or blocks16."""
     *lead, rows, columns = scales.shape
     panels, depth = -(-rows // PANEL), DEPTHS[layout]
     padded = np.zeros((*lead, panels * PANEL, columns), np.uint8)
@@ -375,7 +382,7 @@ def _pack_scales(scales: Array, layout: Layout) -> Array:
 
 
 def _unpack_scales(stored: Array, shape: tuple[int, ...], layout: Layout) -> Array:
-    """The reverse of ``_pack_scales``."""
+    """Reverses ``_pack_scales``."""
     *lead, rows, columns = shape
     panels, depth = -(-rows // PANEL), DEPTHS[layout]
     blocks = stored.reshape(*lead, panels, -1, depth * PANEL)
@@ -386,7 +393,7 @@ def _unpack_scales(stored: Array, shape: tuple[int, ...], layout: Layout) -> Arr
 
 
 def pack_nibbles(values: Array) -> Array:
-    """int8 of any shape, each -8 .. 15 -> uint8 [ceil(n/2)]: their low 4 bits, the first of two in the low half."""
+    """Packs n int8 values from -8 to 15 into uint8 [ceil(n/2)]: the low 4 bits of each, the first in the low half."""
     flat = values.reshape(-1).view(np.uint8) & 0xF
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))
@@ -394,13 +401,13 @@ def pack_nibbles(values: Array) -> Array:
 
 
 def unpack_nibbles(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
-    """The reverse of ``pack_nibbles``; of i4 the upper half of the 16 values is below zero."""
+    """Reverses ``pack_nibbles``; for i4 the values 8 to 15 become negative."""
     values = np.stack((stored & 0xF, stored >> 4), axis=-1).reshape(-1)[: math.prod(shape)].view(np.int8)
     return (np.where(values > 7, values - np.int8(16), values) if dtype == "i4" else values).reshape(shape)
 
 
 def _blocks_shape(shape: tuple[int, ...], storage: Storage) -> tuple[int, ...]:
-    """Gives the shape of a weight [.., N, K] as bytes in blocks."""
+    """Returns the shape of a weight [.., N, K] as bytes in blocks: [.., N, blocks, bytes of a block]."""
     stored = FORMATS[storage]
     size = stored.group_sizes[0]
     bytes_of = 2 + size // 2 if stored.codebook is None else stored.codebook.block_bytes
@@ -408,9 +415,9 @@ def _blocks_shape(shape: tuple[int, ...], storage: Storage) -> tuple[int, ...]:
 
 
 def pack_blocks(values: Array, scales: Array, storage: Storage) -> Array:
-    """Codes int8 [.., N, K] and their scales float16 [.., N, blocks] -> uint8 [.., N, blocks, bytes of a block].
+    """Packs values int8 [.., N, K] and scales float16 [.., N, blocks] into uint8 [.., N, blocks, bytes of a block].
 
-    Of a format with a codebook ``values`` are the bytes of blocks without their scale.
+    For a format with a codebook, ``values`` are the bytes of the blocks without their scales.
     """
     if (codebook := FORMATS[storage].codebook) is not None:
         return codebook.join(values, scales)
@@ -423,7 +430,7 @@ def pack_blocks(values: Array, scales: Array, storage: Storage) -> Array:
 
 
 def unpack_blocks(stored: Array, shape: tuple[int, ...], storage: Storage) -> npt.NDArray[np.float32]:
-    """Returns the values of blocks: float32 of this ``shape``."""
+    """Returns the values of blocks as float32 of this ``shape``."""
     blocks = stored.reshape(_blocks_shape(shape, storage))
     if (codebook := FORMATS[storage].codebook) is not None:
         return codebook.expand(blocks).reshape(shape)
@@ -439,12 +446,12 @@ _EXPANDED_ELEMENTS = 1 << 17
 
 
 def expand(stored: Array, entry: TensorEntry, into: npt.NDArray[np.uint8]) -> None:
-    """Fills the bytes ``into`` with rows of a tensor that is stored as another format, in its type and layout.
+    """Expands rows of a tensor with ``stored_as`` to its type and layout.
 
     Args:
-        stored: the blocks of these rows, as bytes. They begin with a matrix, or a panel of one.
-        entry: the tensor; ``shape`` may be that of the rows alone.
-        into: as many bytes as the rows have in their layout.
+        stored: the blocks of these rows, as bytes. The first row begins a matrix, or a panel of 32 rows.
+        entry: the tensor; its ``shape`` may be that of these rows alone.
+        into: the result; it has as many bytes as the rows in their layout.
     """
     assert entry.stored_as is not None
     *lead, rows, columns = entry.shape if len(entry.shape) > 1 else (1, *entry.shape)

@@ -52,7 +52,7 @@ class Executor(Protocol):
 
     @property
     def blocks(self) -> Mapping[str, int]:
-        """Returns the number of blocks that are allocated for each cache group, by the group's name."""
+        """The number of blocks that are allocated for each cache group, by the group's name."""
 
     def submit(self, step: StepInput) -> Pending:
         """Submits a step, which runs at once or when its result is requested.

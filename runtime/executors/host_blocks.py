@@ -41,9 +41,7 @@ class HostBlocks:
             at += size
 
     def copy_blocks(self, copies: Mapping[str, Array]) -> None:
-        """Makes the copies of a step, which are arrays of (source, destination) by cache group, one copy after the
-        other.
-        """
+        """Copies the blocks that a step lists, in order: cache group -> (source, destination) of each copy, [n, 2]."""
         for group, pairs in copies.items():
             source, to = pairs.T
             chained = np.isin(source, to).any()

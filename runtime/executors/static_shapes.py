@@ -47,7 +47,7 @@ class BucketUse:
 
     @property
     def waste(self) -> float:
-        """Returns the share of padding in the computed tokens, from 0 to 1."""
+        """The share of padding in the computed tokens, from 0 to 1."""
         return self.padded_tokens / max(self.tokens + self.padded_tokens, 1)
 
 
@@ -79,7 +79,7 @@ class StaticShapes:
 
     @property
     def lost(self) -> str:
-        """Returns the reason why the executor can run no more steps; "" if it can."""
+        """The reason why the executor can run no more steps; "" if it can."""
         return str(getattr(self.inner, "lost", ""))
 
     def submit(self, step: StepInput) -> Pending:
@@ -206,7 +206,7 @@ def _longer(array: npt.NDArray[Number], more: int, value: float = 0) -> npt.NDAr
 
 
 class _Stripped:
-    """A submitted step whose output gets rid of the rows of padding."""
+    """A submitted step whose output loses the rows of padding."""
 
     def __init__(self, pending: Pending, rows: int) -> None:
         self._pending, self._rows = pending, rows

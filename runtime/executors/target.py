@@ -85,7 +85,8 @@ class Opening:
         memory_of: replaces ``memory`` if the number depends on the placement and the context.
         groups_of: replaces ``groups`` if the groups depend on the placement.
         slots: returns True if each request has one block with room for its whole context.
-        gives_back: True if the executor lets requests release blocks before their end.
+        gives_back: True if requests may release blocks while they run, such as those before a sliding window. Then the
+            pool of a window is only as large as the windows of all requests.
         takes: fields of `Placement` that the target uses, apart from ``threads``.
         variants: returns the possible values of ``Placement.variant``.
         offloadable: returns the cache groups some of whose blocks may be moved to a disk, given the most tokens and
