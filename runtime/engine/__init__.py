@@ -1,1 +1,3 @@
-"""A bundle served: ``LLM``, the engine and its thread, and what makes requests of what a caller passes."""
+"""Serves a bundle: ``LLM``, the engine with its thread, and the functions that turn a caller's arguments into
+requests.
+"""

@@ -1,4 +1,6 @@
-"""The form and the parsing of a conversation's answer: tools, ``tool_choice`` and ``response_format``."""
+"""Options for the answers of a conversation (tools, ``tool_choice``, ``response_format``): grammars and parsing for
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ _CHOICES = ("auto", "required", "none")
 
 @dataclass(frozen=True)
 class ChatAnswers:
-    """A caller's options for the answers of a conversation, besides the variables that the template alone reads.
+    """A caller's options for the answers of a conversation.
 
     Attributes:
-        tools: JSON schemas of the tools that are offered; None where the caller says nothing of tools.
+        tools: JSON schemas of the offered tools; None if the caller passes no tools.
         choice: "auto", "required", "none" or a tool's name.
-        parallel: an answer may have several calls.
+        parallel: True if an answer may have several calls.
         schema: JSON schema of the answer; None for any text.
-        template: the chat template that the caller names or passes.
+        template: the chat template that the caller names or passes; None for the model's default.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -40,9 +42,10 @@ class ChatAnswers:
 
     @classmethod
     def taken_from(cls, variables: dict[str, Any]) -> ChatAnswers:
-        """Takes ``tool_choice``, ``parallel_tool_calls`` and ``response_format`` out of a template's variables.
+        """Removes ``tool_choice``, ``parallel_tool_calls`` and ``response_format`` from ``variables`` and returns the
+        options.
 
-        Raises RequestError naming the one that isn't what it should be.
+        Raises RequestError naming the variable that is invalid.
         """
         choice = variables.pop("tool_choice", None)
         parallel = variables.pop("parallel_tool_calls", None)
@@ -70,13 +73,15 @@ class ChatAnswers:
 
     @property
     def free(self) -> bool:
-        """Returns True if no option limits the answers, so that no grammar is needed."""
+        """True if no option restricts the answers, so that no grammar is needed."""
         strict = any(_function(tool).get("strict") is True for tool in self.tools or ())
         limited = strict or (not self.parallel and bool(self.tools))
         return self.schema is None and self.choice in ("auto", "none") and not (limited and self.choice == "auto")
 
     def held(self, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]) -> SamplingParams:
-        """The parameters of one conversation, with the form of its answer. Raises RequestError."""
+        """Returns ``params`` with the grammar of the answer; unchanged if the options restrict nothing. Raises
+        RequestError.
+        """
         if self.free:
             return params
         if params.structured_outputs is not None:
@@ -107,7 +112,9 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema(form: Any) -> Mapping[str, Any] | None:
-    """The schema of OpenAI's ``response_format``, or of a pydantic model."""
+    """Returns the JSON schema of OpenAI's ``response_format`` or of a pydantic model; None for any text. Raises
+    RequestError.
+    """
     hint = (
         'Pass {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"} or a pydantic model.'
     )

@@ -1,11 +1,11 @@
-"""A second, faster model that proposes tokens which the first one verifies: ``LLM(speculate=BUNDLE)``.
+"""A draft model, which proposes tokens for the target model to verify: ``LLM(speculate=BUNDLE)``.
 
-Speculative decoding (Leviathan et al. 2023; Chen et al. 2023) without rejection sampling: at each place both models
-draw with the request's own random number, so they often draw the same token (a coupling: Daliri et al. 2024), and what
-the first one draws is what it draws alone.
+It is speculative decoding (Leviathan et al. 2023; Chen et al. 2023) without rejection sampling. At each position, both
+models draw with the request's own random number, so that they often draw the same token (a coupling: Daliri et al.
+2024). The target model draws the same tokens as without a draft.
 
-The second model has a KV cache of its own, which follows the requests: before it proposes it computes the tokens that
-it hasn't seen, and behind a rejected one it goes back to the last accepted one.
+The draft model has its own KV cache. Before it proposes, it computes the tokens that it hasn't seen; after a rejected
+token, it returns to the last accepted one.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _TRIED = 16
 
 @dataclass(eq=False)
 class _Follower:
-    """A request as the second model has it.
+    """The draft model's copy of a request.
 
     Attributes:
-        request: its tokens and blocks; the tokens end with proposed ones.
-        known: how many of the tokens are the first model's.
-        ran: whether a step has written to its blocks.
+        request: the copy, with the draft model's blocks; its last tokens may be proposed ones.
+        known: the number of tokens that come from the target model.
+        ran: True if a step has written to its blocks.
     """
 
     request: Request
@@ -60,13 +60,14 @@ class _Follower:
 
 
 class DraftModel(TimedProposer):
-    """A second model that proposes what it draws; see the module.
+    """A proposer that draws tokens with a draft model.
 
     Args:
-        executor: of the second model, with its KV cache; closed with this.
-        context: most tokens that it takes.
-        name: for people.
-        prefix_cache: whether requests begin with what it has computed of others of the same tenant.
+        executor: the draft model's executor, with its KV cache; closed with the proposer.
+        context: the most tokens of a request that the draft model can process.
+        name: the name shown to users.
+        prefix_cache: True if a request reuses the blocks of earlier requests of the same tenant.
+        clock: returns seconds; measures the draft model's steps.
     """
 
     name = "model"
@@ -108,7 +109,7 @@ class DraftModel(TimedProposer):
         return lacking * self.seconds(DRAFT_ROWS) / DRAFT_ROWS if lacking > DRAFT_ROWS else 0.0
 
     def takes(self, request: Generation) -> bool:
-        """Returns False for a request whose rules change with each token: it draws by rules that stay as they are."""
+        """Returns False if the request's token rules change with each token: the draft model can't follow them."""
         return request.rules is None or not request.rules.changing
 
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
@@ -133,7 +134,7 @@ class DraftModel(TimedProposer):
         return about | self._times.describe()
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Closes the draft model's executor."""
         self._executor.close()
 
     def _draw(self, wanted: Sequence[tuple[Generation, int]]) -> list[list[int]]:
@@ -159,7 +160,9 @@ class DraftModel(TimedProposer):
         return drafts
 
     def _run(self, chunks: Sequence[Chunk]) -> list[int]:
-        """A step; what it draws for those that have their last token in it."""
+        """Runs a step of the draft model; returns the tokens drawn for the chunks that contain their request's last
+        token.
+        """
         step = self._inputs.build(chunks)
         self.cache.hand_over(step)
         began = self._clock()
@@ -174,7 +177,9 @@ class DraftModel(TimedProposer):
         return [] if output.tokens is None else output.tokens.tolist()
 
     def _following(self, request: Generation, length: int) -> Request | None:
-        """A request as this model has it, with all its tokens and blocks for a draft; None if they don't fit."""
+        """Returns the draft model's copy of a request, with blocks for ``length`` proposed tokens; None if they don't
+        fit.
+        """
         if len(request.tokens) + length > self._context:
             return None
         follower = self._followers.get(request)
@@ -200,9 +205,9 @@ class DraftModel(TimedProposer):
         return follower
 
     def _go_back(self, follower: _Follower, request: Request) -> bool:
-        """Goes back to the last token that is the request's, of which one at least is to be computed.
+        """Sets the copy to the request's tokens; at least the last of them must still be computed.
 
-        Returns False if the caches can't, so that the request has to begin again.
+        Returns False if the caches can't return to an earlier token: then the copy must begin again.
         """
         drafting, known = follower.request, request.tokens
         end = min(drafting.computed, len(known) - 1)
@@ -229,14 +234,14 @@ class DraftModel(TimedProposer):
 
 
 def open_draft(setup: ProposerSetup) -> DraftModel | None:
-    """Opens the second model that ``setup.speculate`` names; None, "auto" and "lookup" name none.
+    """Opens the draft model whose bundle ``setup.speculate`` names; returns None for None, "auto" and "lookup".
 
-    Its KV cache and the first model's hold the same number of tokens.
+    The draft model's KV cache and the target model's hold the same number of tokens.
 
     Raises:
-        BundleError: it is missing or damaged, or has no cpu target.
-        RequestError: it has another vocabulary than the bundle, or the target can't verify drafts.
-        CapacityError: the memory doesn't hold its weights and a block of both caches.
+        BundleError: the bundle is missing or damaged, or has no cpu target.
+        RequestError: the vocabularies differ, or the target can't verify drafts of a model.
+        CapacityError: the weights and one block of both KV caches don't fit into the memory.
     """
     speculate, bundle, target = setup.speculate, setup.bundle, setup.target
     context, config, placement = setup.context, setup.config, setup.placement
@@ -280,7 +285,7 @@ def open_draft(setup: ProposerSetup) -> DraftModel | None:
 
 
 def _disagreement(bundle: Bundle, draft: Bundle, tokenizer: TokenizerFiles) -> str | None:
-    """Returns how two bundles' vocabularies differ, in their sizes or a token's text; None if they agree."""
+    """Returns how the vocabularies of two bundles differ, in size or in a token's text; None if they agree."""
     sizes = draft.model.vocab_size, bundle.model.vocab_size
     if sizes[0] != sizes[1]:
         return f"{sizes[0]} tokens, and {sizes[1]} there"

@@ -1,4 +1,4 @@
-"""The engine: one step after the other. Not safe for several threads; see ``engine_loop``."""
+"""The engine, which runs one step after the other. It isn't thread-safe; ``engine_loop`` runs it in a thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..shared.errors import CapacityError, OffloadError
 
 
 class Engine:
-    """Requests in, tokens out.
+    """A scheduler and an executor: requests go in, and each step gives some of them tokens.
 
     Args:
         executor: runs the steps.
-        config: limits of a step.
-        proposers: propose tokens that are computed ahead, where ``config`` says so; closed with the engine.
-        clock: seconds. All times that the engine measures are differences of it.
+        config: the scheduler's limits.
+        proposers: propose tokens to verify, if ``config`` allows it; closed with the engine.
+        clock: returns seconds; only differences are used.
     """
 
     def __init__(
@@ -43,25 +43,31 @@ class Engine:
 
     @property
     def pools(self) -> dict[str, BlockPool]:
-        """Cache group -> its blocks."""
+        """The block pool of each cache group, by the group's name."""
         return self.scheduler.pools
 
     @property
     def preemptions(self) -> int:
-        """The number of times that a request had to give its blocks up."""
+        """The number of times that a request was preempted, which frees its blocks."""
         return self.scheduler.preemptions
 
     @property
     def steps_in_flight(self) -> int:
-        """Steps that were begun, and whose results aren't taken yet."""
+        """The number of submitted steps whose results haven't been read yet."""
         return len(self._submitted)
 
     def step(self) -> list[Request]:
-        """Begins a step, and ends the oldest of those that were begun, which is the same one but for executors that
-        have several in flight. Returns the requests that got tokens or logits, finished ones among them.
+        """Submits a step and completes the oldest submitted one; returns the requests that got tokens or logits.
 
-        Raises FailedRequestError for an error in the work for some requests, such as those of a step that there is no
-        memory for: they are to be failed, and the others go on. Whatever else is raised is an error of all.
+        Finished requests are among them. With an executor that has one step in flight, it is the same step. With
+        several, the
+        list is empty until enough steps are in flight.
+
+        Raises:
+            FailedRequestError: the work for some requests failed, such as a step without enough memory. The caller must
+                end
+                these requests; the others continue.
+            Exception: any other error concerns all requests.
         """
         if (batch := self.scheduler.schedule()) is not None:
             try:
@@ -85,26 +91,28 @@ class Engine:
         return self.scheduler.commit(first, output)
 
     def _fail_step(self, batch: Batch, cause: CapacityError) -> NoReturn:
-        """Raises FailedRequestError for the requests of a step that there is no memory for."""
+        """Raises FailedRequestError for all requests of a step that there wasn't enough memory for."""
         self.scheduler.give_up(batch)
         error = CapacityError(f"the engine failed at a step: {cause.message}", hint=cause.hint)
         error.__cause__ = cause
         raise FailedRequestError(*dict.fromkeys(together(chunk.request)[0] for chunk in batch.chunks)) from error
 
     def add_request(self, request: Request) -> None:
-        """Queues a request. Raises CapacityError if it could never fit."""
+        """Queues a request. Raises CapacityError if the KV cache could never hold it."""
         self.scheduler.add(request)
 
     def fail(self, request: Request, cause: BaseException) -> Request:
-        """Ends a request by an error, and releases its blocks; returns the one that its caller waits for."""
+        """Ends a request with the error ``cause`` and frees its blocks; returns the request that its caller
+        waits for.
+        """
         return self.scheduler.fail(request, cause)
 
     def abort(self, request: Request) -> None:
-        """Ends a request and releases its blocks; nothing happens if it has ended."""
+        """Ends a request and frees its blocks; does nothing if it has ended."""
         self.scheduler.abort(request)
 
     def abort_all(self) -> None:
-        """Ends every request. Steps that are in flight run to their ends."""
+        """Ends every request, after waiting for the steps in flight."""
         while self._submitted:
             with suppress(Exception):
                 self._submitted.popleft()[1].result()
@@ -114,7 +122,7 @@ class Engine:
         return self.scheduler.has_work()
 
     def close(self) -> None:
-        """Frees the memory of what runs the steps, and of proposers."""
+        """Closes the executor and the proposers."""
         self.executor.close()
         for proposer in self.proposers:
             proposer.close()

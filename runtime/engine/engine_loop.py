@@ -1,21 +1,21 @@
-"""Runs the engine in a thread of its own, so that any number of threads and coroutines may use it.
+"""Runs the engine in its own thread, so that any number of threads and coroutines can use it.
 
-The thread takes steps as long as there is work, and ends when there is none. Requests and aborts reach it through an
-inbox that it empties between steps; results leave through listeners, which it calls. A listener is never called again
-once ``abort`` has returned.
+The thread runs steps while there is work, and ends when there is none. Requests and aborts go into an inbox, which the
+thread empties between steps; results go to listeners, which the thread calls. After ``abort`` has returned, the
+request's listener isn't called again.
 
-The thread waits for no caller: it takes no lock that one may hold. A signal handler interrupts the main thread
-anywhere, and may itself wait for a request. So the hand-over is made of single operations of a dict and a deque.
+The thread waits for no caller: it takes no lock that a caller may hold. A signal handler interrupts the main thread
+anywhere, and may itself wait for a request. So callers and thread share only single operations on a dict and a deque.
 
-What goes wrong while the engine works for one request ends that request alone (``FailedRequestError``). What goes wrong
-for all, as when the executor fails, ends all that are running. Neither ends the engine.
+An error in the work for one request ends only that request (``FailedRequestError``). Any other error, such as a failed
+executor, ends all running requests. Neither ends the engine.
 
-A process ends, or forks, at any moment:
+A process may exit or fork at any moment:
 
-1. At the interpreter's exit every loop stops after the step that runs. The thread is a daemon, for which Python
-   doesn't wait, and one that came back from C++ into an interpreter that is gone would abort the process.
-2. In a forked child the thread is missing, and the locks may be held by nobody. Each loop gets new locks, and its
-   requests end with an error.
+1. At the interpreter's exit, every loop stops after the current step. The thread is a daemon, and Python doesn't wait
+   for daemons: one that returned from C++ after the interpreter was gone would abort the process.
+2. A forked child doesn't have the thread, and locks may be held by threads that don't exist there. Each loop gets new
+   locks, and its requests end with an error.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ Result = TypeVar("Result")
 
 
 class EngineLoop:
-    """The engine's thread, its inbox and its listeners. Any thread or signal handler may call every method.
+    """The engine's thread with its inbox and listeners. Any thread or signal handler may call any method.
 
     Attributes:
-        steps: that were taken.
-        step_began: when the one that runs did, in seconds of ``time.monotonic()``; None between two.
-        after_step: is called by the thread that takes steps, when listeners have had all of one.
+        steps: the number of steps that have begun.
+        step_began: the time at which the current step began, in seconds of ``time.monotonic()``; None between steps.
+        after_step: called by the engine's thread after the listeners have received all results of a step.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -75,14 +75,14 @@ class EngineLoop:
         self._telling: Request | None = None  # whose listener it is about to call, or calls
 
     def submit(self, listener: Listener, *requests: Request) -> None:
-        """Starts requests, all of them before the next step, so that they run together from the first on.
+        """Starts requests. All of them are queued before the next step, so that they run together from the start.
 
         Args:
-            listener: is called with the pieces and errors of each.
-            requests: those to start; none starts if an error is raised.
+            listener: called with each piece, or the error, of each request.
+            requests: the requests; if an error is raised, none of them starts.
 
         Raises:
-            CapacityError: one could never fit, or the engine's thread can't be started.
+            CapacityError: a request could never fit, or the engine's thread can't be started.
             EnginewrightError: the loop was closed.
         """
         for request in requests:
@@ -98,14 +98,14 @@ class EngineLoop:
             raise
 
     def abort(self, request: Request) -> None:
-        """Ends a request before the next step; nothing happens if it has ended. Its listener isn't called."""
+        """Ends a request before the next step, without calling its listener; does nothing if it has ended."""
         if self._take_listener(request) is not None:
             self._post(partial(self.engine.abort, request))
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """Calls ``action`` between two steps, and returns what it returns.
+        """Runs ``action`` in the engine's thread between two steps, and returns its result.
 
-        Raises what ``action`` raises, and EnginewrightError after ``close``.
+        Raises the error of ``action``, and EnginewrightError after ``close``.
         """
         future: Future[Result] = Future()
 
@@ -123,17 +123,18 @@ class EngineLoop:
         return future.result()
 
     def close(self) -> bool:
-        """Ends every request (listeners get an error) and waits for the step that runs. May be called again.
+        """Ends every request with an error, and waits for the current step. It may be called again.
 
-        Returns whether the executor is idle: False in a forked child, and from within a step, where the garbage
-        collector may call this.
+        Returns True if the executor is idle. Returns False in a forked child, and if it is called from within a step,
+        as the
+        garbage collector may do.
         """
         self._ended = self._ended or _closed_error
         self._tell_all(EnginewrightError("the model was closed", hint="Close it when no request is running."))
         return self.stop()
 
     def stop(self) -> bool:
-        """``close``, but listeners aren't called."""
+        """Does what ``close`` does, but calls no listener."""
         self._ended = self._ended or _closed_error
         self._listeners.clear()
         if self._ended is _forked_error or self._stepper == threading.get_ident():
@@ -142,14 +143,14 @@ class EngineLoop:
             return True
 
     def after_fork(self) -> None:
-        """Called in the child: see the module."""
+        """Ends the loop in a forked child, as the module's description says."""
         self._new_locks()
         self._ended = _forked_error
         self._inbox.clear()
         self._tell_all(_forked_error())
 
     def _post(self, action: Callable[[], None]) -> None:
-        """Has the thread do ``action`` between steps. Either it sees that, or it is seen to have ended."""
+        """Queues ``action`` for the engine's thread, and starts the thread if it has ended."""
         self._inbox.append(action)
         if self._running:
             return
@@ -167,7 +168,9 @@ class EngineLoop:
         begun.acquire()  # so that the next call doesn't start another; one too many does no harm
 
     def _run(self, begun: _thread.LockType) -> None:
-        """Takes steps until there is no work."""
+        """Runs steps until there is no work. This is the thread's main function; it releases ``begun`` when it has
+        started.
+        """
         self._running = True
         begun.release()
         with self._stepping:  # two may have been started: the second finds nothing to do
@@ -179,7 +182,7 @@ class EngineLoop:
                 self._stepper = 0
 
     def _take_inbox(self) -> bool:
-        """Does what was asked for between steps; False, and the loop is over, if there is nothing to do."""
+        """Runs the queued actions; returns False if the thread must end because there is no work."""
         while True:
             self._running = True
             try:
@@ -224,7 +227,7 @@ class EngineLoop:
                 self._end(request, e)
 
     def _end(self, request: Request, cause: BaseException) -> None:
-        """Ends one request by an error of its own."""
+        """Ends one request with the error ``cause`` and tells its listener."""
         self._deliver(self.engine.fail(request, cause))
 
     def _deliver(self, request: Request) -> None:
@@ -236,7 +239,9 @@ class EngineLoop:
         self._tell(request, piece)
 
     def _tell(self, request: Request, event: StreamPiece | EnginewrightError) -> None:
-        """Calls the listener. ``_take_listener`` either sees here that it is being called, or has taken it before."""
+        """Calls the listener of a request, if ``_take_listener`` hasn't removed it. A listener that raises ends its
+        request.
+        """
         self._telling = request
         try:
             if (listener := self._listeners.get(request)) is not None:
@@ -251,14 +256,14 @@ class EngineLoop:
             self._telling = None
 
     def _take_listener(self, request: Request) -> Listener | None:
-        """Its listener, which won't be called any more by the thread that takes steps."""
+        """Removes and returns the listener of a request; waits if the engine's thread is calling it."""
         listener = self._listeners.pop(request, None)
         while self._telling is request and self._stepper != threading.get_ident():
             time.sleep(0)
         return listener
 
     def _fail(self, cause: BaseException) -> None:
-        """Every request that runs ends."""
+        """Ends every request with an error made from ``cause``."""
         error = _engine_error(cause)
         self._tell_all(error)
         try:

@@ -1,4 +1,4 @@
-"""The bundle that ``LLM`` opens: what it is given, or what the optimizer exports of a model, once."""
+"""The bundle that ``LLM`` opens: the caller's bundle, or the export of the caller's model, which is cached."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ _EXPORTER = "enginewright.optimizer.cli.exported"
 
 
 def exported(model: str | os.PathLike[str], recipe: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
-    """Returns the path of a bundle. A Hugging Face folder, a GGUF file or a Hub id is exported first, once.
+    """Returns the path of a bundle. A Hugging Face folder, a GGUF file or a Hub id is exported first, if it isn't in
+    the cache.
 
-    Raises BundleError where nothing is there, what exporting raises, MissingDependencyError if the extra "export" is
-    not installed, and RequestError for a bundle that is given with a recipe.
+    Raises:
+        BundleError: nothing exists at the path.
+        RequestError: the path is a bundle and there is a recipe.
+        MissingDependencyError: the extra "export" isn't installed.
+        EnginewrightError: the export failed.
     """
     check_there(model)
     if recipe is None and not is_model(model):

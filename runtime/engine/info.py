@@ -52,7 +52,7 @@ OFFLINE_PROMPT = 2048
 
 
 def check_options(**given: object) -> None:
-    """Raises RequestError naming the option whose type is wrong."""
+    """Raises RequestError naming an option whose type is wrong or whose value is out of range."""
     for name, value in given.items():
         check_type(name, value, *_OPTIONS[name])
         if _OPTIONS[name] is _NAME and value is not None:
@@ -70,7 +70,7 @@ def check_options(**given: object) -> None:
 
 
 def partition_of(ranks: int | None, partition: str | None) -> Partition:
-    """Makes the partition of what ``LLM`` was given, one rank where it was given nothing. Raises RequestError."""
+    """Returns the partition for these arguments of ``LLM``; one rank if both are None. Raises RequestError."""
     check_options(ranks=ranks, partition=partition)
     count = None if ranks is None else check_int("ranks", ranks, 1, MOST_RANKS)
     if partition is None:
@@ -83,7 +83,7 @@ def partition_of(ranks: int | None, partition: str | None) -> Partition:
 
 
 def check_ray(ray: str | None, cut: Partition, prefix_folder: object) -> None:
-    """Raises RequestError where a Ray cluster is named for what can't be on several machines."""
+    """Raises RequestError if ``ray`` is used with one rank, or with a prefix folder."""
     check_options(ray=ray)
     if ray is not None and cut.ranks == 1:
         hint = "Pass ranks=N or partition=... as well, or leave ray out."
@@ -94,7 +94,9 @@ def check_ray(ray: str | None, cut: Partition, prefix_folder: object) -> None:
 
 
 def offload_of(folder: str | os.PathLike[str] | None, size: int | str, prefix_folder: object) -> Offload | None:
-    """Makes ``Placement.offload`` of what ``LLM`` was given. Raises RequestError, CapacityError."""
+    """Returns ``Placement.offload`` for these arguments of ``LLM``; None without a folder. Raises RequestError,
+    OffloadError.
+    """
     check_options(offload_folder=folder)
     bytes_ = parse_size(size, "offload_size")
     if folder is None:
@@ -112,7 +114,7 @@ def offload_of(folder: str | os.PathLike[str] | None, size: int | str, prefix_fo
 def scheduler_config(
     max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object, speculate: object = None
 ) -> SchedulerConfig:
-    """Makes the scheduler's limits of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
+    """Returns the scheduler's limits for these arguments of ``LLM``. Raises RequestError."""
     if speculate is not None and (not isinstance(speculate, (str, os.PathLike)) or speculate == ""):
         hint = 'Pass "auto", "lookup", the path of a draft model\'s bundle, or None.'
         raise RequestError(f"speculate: {shown(speculate)} isn't a way to guess tokens", hint=hint)
@@ -129,7 +131,7 @@ def scheduler_config(
 
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
-    """Implements ``LLM.info``."""
+    """Returns the result of ``LLM.info``."""
     plan, scheduler = PoolPlan.from_blocks(executor.cache_groups, executor.blocks), engine.scheduler
     divided = {name: pool.parts for name, pool in engine.pools.items() if isinstance(pool, DividedPool)}
     held = {name: [part.total_blocks - part.free_blocks for part in parts] for name, parts in divided.items()}

@@ -1,4 +1,4 @@
-"""``LLM``: a bundle, ready to answer."""
+"""``LLM``, which opens a bundle and serves requests."""
 
 from __future__ import annotations
 
@@ -50,74 +50,84 @@ _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 class LLM:
     """Serves a bundle, or a model that it exports first.
 
-    Safe to use from any number of threads and coroutines: their requests share the steps.
+    An LLM is thread-safe: requests of any number of threads and coroutines share the steps.
 
-    On the cpu target a request's tokens are batch-invariant; docs/inside/numerics.md says what holds on others.
+    On the cpu target, a request's tokens don't depend on the batch; docs/inside/numerics.md describes the other
+    targets.
 
-    A process may end with an LLM open, and with streams of it. A forked child has none of its parent's threads: there
-    every request of this LLM is an EnginewrightError, and the bundle is to be opened again.
+    A process may exit with an LLM open and streams unfinished. A forked child doesn't have its parent's threads: there,
+    every request raises EnginewrightError, and the bundle must be opened again.
 
     Args:
         path (vLLM: model): a bundle; or a Hugging Face folder, a GGUF file or a Hub id ("org/name", "org/name:Q8_0").
-            Such a model is exported first, once, into the cache of exports (`optimize cache`), with progress on stderr.
-            Exporting needs the extra "export"; see ``export`` for what else it raises.
-        recipe: of a model that is exported first. None takes gguf for a quantized GGUF file, else int8.
-        target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
-            "tvm", "stablehlo" that it has and ``trust`` allows.
-        threads: of the kernels, at most 1024; 0 takes as many as there are cores. With ranks: of each.
-        ranks: processes that run the model together, each on a part of it; the tokens of the cpu target are the same.
-            The cuda target has a GPU for each. None is 1, which is this process; 2 is ``partition="tensor=2"``.
-        partition: how the model is cut, such as "tensor=2"; None: as ``ranks`` says.
-        rank_timeout: seconds that a rank may make no progress, while others wait for it, before all are ended.
-        ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto": ranks are on its machines, each of
-            which has the bundle at the same path. None: they are processes of this machine.
-        isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best there is.
-        provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",
-            "openvino"); of stablehlo "cpu", "iree" or a PJRT plugin's name; None takes "cpu".
-        context: most tokens of a request with its answer; None takes the model's. onnx has a slot so long for each.
-        memory: budget of the KV cache, in bytes or as "512MiB"; None takes a quarter of the free memory. Never more
-            than ``max_requests`` requests of full context need.
-        max_requests: most requests that run at a time; more wait.
-        prefill_chunk: most prompt tokens of a step, over all requests; None takes 512, or with ``buckets`` the largest.
-        buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
-        verify: True checks the hashes of all files first (reads the whole bundle). None hashes the weights beside the
-            first steps, on a thread of the lowest priority. Where a file was altered, requests end with BundleError
-            as soon as that is known. The first ones may end before; ``check_weights`` waits. False looks at no hash.
-        trust: what may run of the code that bundles carry for some targets (tvm, stablehlo, cuda, tensorrt-rtx,
-            tensorrt), which can do whatever a program can. None: nothing, so that those targets aren't opened. "code":
-            all of it. "sha256:...": of the bundle of that hash alone, as `optimize inspect` shows it.
-        prefix_cache: keep what was computed, for requests that begin alike; tokens are the same without it. Where the
-            target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
-        speculate: "lookup" computes tokens ahead that stood behind the same few before; the path of a faster bundle
-            with the same vocabulary, those that it guesses too. The tokens are the same. The cpu target alone has it.
-            "auto" is "lookup" there, but not with ``buckets``; elsewhere it is None, which computes none ahead.
-        scheduling: None or "fcfs": first come, first served. Else "priority", "fair", "offline", or a ``Scheduling``.
-        prefix_folder: where what leaves the prefix cache goes, to be read again, in a later process too. None: nowhere,
-            as conversations would lie there. Made if it isn't there; it must be the user's alone.
-        prefix_folder_size: of all its files, in bytes or as "8GiB"; what was used least is deleted.
-        prefix_folder_days: what wasn't used for so long is deleted when the folder is opened.
-        offload_folder: where keys and values wait that an adaptive context doesn't look at just now, so that a context
-            larger than ``memory`` runs. None: all of them stay in memory. Made if it isn't there; it must be
-            the user's alone, and nothing stays in it. The cpu target, of bundles with an adaptive context.
-        offload_size: most bytes there, or a size such as "8GiB".
-        load: "map" maps the cpu target's weights; a file that changes is noticed before the next step (BundleError),
-            but cut off during a step it ends the process (SIGBUS). "read" copies the weights into memory.
-        seed: another one draws other tokens for all requests that name no seed; None is 0.
+            Such a model is exported once into the cache of exports (`optimize cache`), with progress on stderr.
+            Exporting needs the extra "export", and may raise the errors of ``export``.
+        recipe: the recipe for a model that is exported first. None takes gguf for a quantized GGUF file, otherwise
+            int8.
+        target: the bundle's target to run. None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
+            "tvm", "stablehlo" that the bundle has and ``trust`` allows.
+        threads: threads of the kernels, at most 1024; 0 takes one per core. With several ranks, threads of each rank.
+        ranks: the number of processes that run the model together, each with a part of it. The tokens of the cpu target
+            don't change. On the cuda target each rank has a GPU. None is 1, this process; 2 is
+                ``partition="tensor=2"``.
+        partition: how the model is divided among ranks, such as "tensor=2"; None uses ``ranks``.
+        rank_timeout: seconds without progress after which a rank that others wait for counts as lost; then all end.
+        ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto". The ranks run on its machines, which
+            must
+            have the bundle at the same path. None runs the ranks on this machine.
+        isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best available.
+        provider: for the onnx target, onnxruntime's execution provider ("cpu", "cuda", "tensorrt-rtx", "directml",
+            "openvino"); for stablehlo "cpu", "iree" or the name of a PJRT plugin. None takes "cpu".
+        context: the most tokens of a request, with its answer; None takes the model's context. On the onnx target, each
+            request reserves memory for so many tokens.
+        memory: the most bytes of the KV cache, or a size such as "512MiB"; None takes a quarter of the free memory. Less
+            is used if ``max_requests`` requests with full context need less.
+        max_requests: the most requests that run at the same time; further requests wait.
+        prefill_chunk: the most prompt tokens of a step; None takes 512, or with ``buckets`` the largest bucket.
+        buckets: True pads steps to the bundle's static-shape buckets, if it has any; False runs steps of any size.
+        verify: True hashes all files first, which reads the whole bundle. None hashes the weights while the first steps
+            run, on a thread of the lowest priority: once an altered file is found, requests end with BundleError.
+            Requests may end before that; ``check_weights`` waits for it. False checks no hash.
+        trust: the code of bundles that may run. Some targets have code (tvm, stablehlo, cuda, tensorrt-rtx, tensorrt),
+            which can do whatever a program can. None allows none of it: these targets can't be opened. "code" allows
+                all.
+            "sha256:..." allows only the bundle with this hash, which `optimize inspect` shows.
+        prefix_cache: True keeps computed blocks for requests with the same beginning; tokens don't depend on it. A
+            target
+            that can't share blocks keeps nothing (``info()["prefix_cache"]`` is None).
+        speculate: which tokens to propose and verify; the answers don't depend on it. "lookup" proposes tokens that
+            followed the same few tokens before. A path of a faster bundle with the same vocabulary adds its guesses.
+            Only the cpu target verifies them. "auto" is "lookup" on the cpu target without ``buckets``, otherwise None.
+        scheduling: None or "fcfs" is first come, first served. Or "priority", "fair", "offline", or a ``Scheduling``.
+        prefix_folder: a folder for blocks that leave the prefix cache, which later processes can read too. It is
+            created
+            if needed, and must belong to the user alone, as it contains conversations. None keeps no such files.
+        prefix_folder_size: the most bytes of all its files, or a size such as "8GiB"; the least used are deleted.
+        prefix_folder_days: files that weren't used for this many days are deleted when the folder is opened.
+        offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step, so that
+            a
+            context larger than ``memory`` runs. It is created if needed, must belong to the user alone, and is empty
+            afterwards. Only for the cpu target and bundles with an adaptive context. None keeps all blocks in memory.
+        offload_size: the most bytes in that folder, or a size such as "8GiB".
+        load: "map" maps the weights of the cpu target. A changed file is noticed before the next step (BundleError),
+            but
+            a file that is truncated during a step ends the process (SIGBUS). "read" copies the weights into memory.
+        seed: seed of all requests without their own seed; None is 0.
 
-    vLLM's other arguments are taken where they have another name here, where no result depends on them, or where they
-    ask for nothing. Any other is a RequestError that says what to do instead.
+    vLLM's other arguments are accepted if they have another name here, if no result depends on them, or if their value
+    changes nothing. Any other raises RequestError with a hint.
 
     Attributes:
-        model: what the bundle says of the model.
-        engine: for a look at pools and counters; its thread is the only one that may call it.
+        model: facts about the model, from the bundle.
+        engine: the engine. Only its own thread may call it; others may read its pools and counters.
 
     Raises:
         BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
-        TrustError: the target carries code, and ``trust`` doesn't allow it; a BundleError.
-        CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model has.
-        OffloadError: ``offload_folder`` can't be used; a CapacityError.
-        RequestError: an option is wrong, or the model can't be cut into so many ranks.
-        MissingDependencyError: what the target runs on, or what joins machines, is not installed, or too old.
+        TrustError: the target has code that ``trust`` doesn't allow. It is a BundleError.
+        CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model's.
+        OffloadError: ``offload_folder`` can't be used. It is a CapacityError.
+        RequestError: an option is wrong, or the model can't be divided among so many ranks.
+        MissingDependencyError: a package that the target, or Ray, needs is missing or too old.
     """
 
     _bundle: Bundle | None = None  # of from_executor's, none
@@ -197,10 +207,13 @@ class LLM:
             self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
 
     def check_weights(self, timeout: float | None = None) -> bool:
-        """Waits until the weights are hashed, or for so many seconds; False if they aren't yet, or nothing hashes them.
+        """Waits until the weights are hashed, or for ``timeout`` seconds. Returns True if they are hashed and
+        unaltered.
+
+        Returns False if the time is over, or if ``verify`` isn't None.
 
         Raises:
-            BundleError: a file of weights isn't what was exported: answers that were made with it may be wrong.
+            BundleError: a file of weights was altered: earlier answers may be wrong.
         """
         return self._bundle is not None and self._bundle.weights_hashed(timeout)
 
@@ -216,7 +229,9 @@ class LLM:
         prefix_cache: bool = True,
         scheduling: Scheduling | Mapping[str, Any] | str | None = None,
     ) -> LLM:
-        """Serves an executor that you made yourself; it is closed with the LLM."""
+        """Serves an executor that the caller made; it is closed with the LLM. The other arguments are those of the
+        class.
+        """
         llm = cls.__new__(cls)
         config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling)
         llm._start(Engine(executor, config), model, tokenizer)
@@ -234,22 +249,22 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises BundleError if the bundle has none; then prompts are token ids."""
+        """The bundle's tokenizer. Raises BundleError if it has none; then prompts must be token ids."""
         return self._context.tokenizer
 
     def get_tokenizer(self, lora_request: None = None) -> Tokenizer:
-        """``tokenizer``, under vLLM's name."""
+        """Returns ``tokenizer``; this is vLLM's name for it."""
         check_nothing("lora_request", lora_request, OF_GENERATE)
         return self.tokenizer
 
     @property
     def target(self) -> str:
-        """The target that runs."""
+        """The name of the target that runs."""
         return self._target
 
     @property
     def bundle_hash(self) -> str:
-        """The bundle's hash, as `optimize inspect` shows it; empty without a bundle."""
+        """The bundle's hash, as `optimize inspect` shows it; "" without a bundle."""
         return "" if self._bundle is None else self._bundle.hash
 
     @property
@@ -269,27 +284,28 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> list[RequestOutput]:
-        """Completes one prompt or several, together.
+        """Completes one prompt or several.
 
         Args:
             prompts: text or token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; or several of these.
-            params (vLLM: sampling_params): for all, or one for each; None is ``SamplingParams()``: greedy.
-            progress (vLLM: use_tqdm): a bar on stderr. None: where that is a terminal and there are 8 prompts or more.
-            raise_errors: what is done about a request that ends with an error of its own (its logits are NaN). False:
-                its output has it as ``error``, and finish_reason "error". True: it is raised, when all have ended.
-                None: raised for one prompt that isn't in a list, so that no other's result is lost.
-            tenant: whose prompts these are. Only requests of the same tenant find each other's prefixes.
-            priority: lower goes first; one for all, or as vLLM has it one for each prompt. None is the class's.
-            request_class: one of ``scheduling``'s classes, with targets for its times.
+            params (vLLM: sampling_params): for all prompts, or one for each; None is ``SamplingParams()``: greedy.
+            progress (vLLM: use_tqdm): True shows a bar on stderr. None shows it on a terminal, for 8 prompts or more.
+            raise_errors: how to report an error of a single request, such as logits that are NaN. False: the request's
+                output has it as ``error``, and finish_reason "error". True: it is raised when all requests have ended.
+                None: it is raised only for a single prompt that isn't in a list.
+            tenant: the owner of the prompts. Requests reuse cached prefixes of the same tenant only.
+            priority: lower runs first; one for all prompts, or one for each as in vLLM. None is the priority of the
+                class.
+            request_class: one of ``scheduling``'s classes, which have targets for latencies.
 
         Returns:
-            One output a prompt, in their order; a list for a single prompt too.
+            One output per prompt, in order; a list for a single prompt too.
 
         Raises:
-            RequestError: a prompt is empty, too long, of a wrong type, or has a token that isn't there; no request has
-                run then.
-            CapacityError: a request that the KV cache can't hold, with the memory that would.
-            EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
+            RequestError: a prompt is empty, too long, of a wrong type, or has an unknown token. No request has run.
+            CapacityError: the KV cache can't hold a request; the message has the memory that it needs.
+            EnginewrightError: the engine failed, and with it all requests; or a request's own error: see
+                ``raise_errors``.
         """
         call = Options(options, params, sampling_params, raise_errors)
         requests, raised = of_prompts(self._context, prompts, call)
@@ -310,19 +326,20 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation or several.
 
-        ``variables``, and vLLM's ``chat_template_kwargs``, go to the chat template: ``tools`` (JSON schemas or
-        functions), ``documents``, ``continue_final_message``, and what else it reads (enable_thinking, ...);
-        ``chat_template`` chooses one of several. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``.
+        ``variables`` and vLLM's ``chat_template_kwargs`` are passed to the chat template: ``tools`` (JSON schemas or
+        functions), ``documents``, ``continue_final_message``, and any other that it uses (enable_thinking, ...).
+        ``chat_template`` selects one of several templates. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``.
 
-        ``message`` of a result has content, reasoning and calls. Three variables have OpenAI's names, and say what
-        answers are held to. ``tool_choice`` is "auto", "required", "none" or a tool's name.
-        ``parallel_tool_calls=False`` allows one call at most. ``response_format`` is a JSON schema in OpenAI's form,
-        or a pydantic model; it begins behind the reasoning. A tool whose ``strict`` is True gets what its schema
-        allows. See ``ChatFormat.grammar``.
+        The result's ``message`` has content, reasoning and calls. Three variables restrict the answers, as in OpenAI's
+        API.
+        ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False`` allows at most one
+        call.
+        ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies to the text after the
+        reasoning. Calls of a tool whose ``strict`` is True follow its schema. See ``ChatFormat.grammar``.
 
         The other arguments, among them ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.
 
-        Raises what ``generate`` raises, and RequestError where the template refuses the messages.
+        Raises what ``generate`` raises, and RequestError if the template rejects the messages.
         """
         options = RequestOptions.taken_from(variables)
         variables = arguments.template_variables(chat_template_kwargs, variables)
@@ -338,17 +355,18 @@ class LLM:
         use_tqdm: bool | None = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """vLLM's beam search, by ours: see ``SamplingParams.num_beams`` for what decides.
+        """Completes prompts by beam search, with vLLM's arguments. ``SamplingParams.num_beams`` describes the
+        algorithm.
 
         Args:
-            prompts: as ``generate`` takes them.
-            params: how many beams, and how long they may be.
-            lora_request: None; there are no adapters yet.
-            use_tqdm: a bar on stderr.
-            concurrency_limit: nothing depends on it; ``LLM(max_requests=...)`` says how many requests run at a time.
+            prompts: as for ``generate``.
+            params: the number of beams, and their most tokens.
+            lora_request: must be None: a request can't choose adapters.
+            use_tqdm: True shows a bar on stderr.
+            concurrency_limit: ignored; ``LLM(max_requests=...)`` limits the requests that run at the same time.
 
         Returns:
-            One output a prompt, with ``beam_width`` sequences.
+            One output per prompt, with ``beam_width`` sequences.
 
         Raises what ``generate`` raises.
         """
@@ -367,7 +385,9 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> list[RequestOutput]:
-        """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
+        """Does what ``generate`` does, for coroutines. Cancelling the task aborts the requests and frees their
+        blocks.
+        """
         call = Options(options, params, sampling_params, raise_errors)
         return await answers_async(self._loop, *of_prompts(self._context, prompts, call))
 
@@ -381,7 +401,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """``chat`` for coroutines; see ``agenerate``."""
+        """Does what ``chat`` does, for coroutines; see ``agenerate``."""
         options = RequestOptions.taken_from(variables)
         variables = arguments.template_variables(chat_template_kwargs, variables)
         call = Options(options, params, sampling_params, raise_errors)
@@ -393,9 +413,9 @@ class LLM:
         params: SamplingParams | None = None,
         **options: Unpack[RequestArguments],
     ) -> Generator[StreamPiece, None, None]:
-        """Completes one prompt piece by piece. Closing the generator aborts the request.
+        """Completes one prompt and yields the answer piece by piece. Closing the generator aborts the request.
 
-        A wrong prompt raises at once, and not at the first piece.
+        An invalid prompt raises at the call, not at the first piece.
         """
         return stream(self._loop, of_prompt(self._context, prompt, Options(options, params)))
 
@@ -405,7 +425,7 @@ class LLM:
         params: SamplingParams | None = None,
         **variables: Any,
     ) -> Generator[StreamPiece, None, None]:
-        """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
+        """Answers one conversation and yields the answer piece by piece; see ``stream`` and ``chat``."""
         call = Options(RequestOptions.taken_from(variables), params)
         return stream(self._loop, of_chat(self._context, messages, call, variables))
 
@@ -415,7 +435,7 @@ class LLM:
         params: SamplingParams | None = None,
         **options: Unpack[RequestArguments],
     ) -> AsyncGenerator[StreamPiece, None]:
-        """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
+        """Does what ``stream`` does, for coroutines. Cancelling the task, or ``aclose``, aborts the request."""
         return astream(self._loop, of_prompt(self._context, prompt, Options(options, params)))
 
     def astream_chat(
@@ -424,78 +444,88 @@ class LLM:
         params: SamplingParams | None = None,
         **variables: Any,
     ) -> AsyncGenerator[StreamPiece, None]:
-        """``stream_chat`` for coroutines; see ``astream``."""
+        """Does what ``stream_chat`` does, for coroutines; see ``astream``."""
         call = Options(RequestOptions.taken_from(variables), params)
         return astream(self._loop, of_chat(self._context, messages, call, variables))
 
     def run(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Result:
-        """Runs a task of any type, a class of ``runtime.tasks``, and returns its result.
+        """Runs a task, an object of a class in ``runtime.tasks``, and returns its result.
 
-        The other arguments are those of ``generate``; raises what that raises.
+        The other arguments, and the errors, are those of ``generate``.
         """
         return answers(self._loop, [self.prepare(task, **options)], True)[0]
 
     async def arun(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Result:
-        """``run`` for coroutines; see ``agenerate``."""
+        """Does what ``run`` does, for coroutines; see ``agenerate``."""
         return (await answers_async(self._loop, [self.prepare(task, **options)], True))[0]
 
     def prepare(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Prepared[Result]:
-        """Checks a task and makes its requests, for ``submit``. For whoever has an event loop of their own, such as a
-        server. ``Generate(prompt, params)`` is the task of ``generate``, whose other arguments these are; raises what
-        that raises."""
+        """Checks a task and makes its requests, to be started with ``submit``. Programs with their own event loop use
+        it.
+
+        ``Generate(prompt, params)`` is the task of ``generate``; arguments and errors are those of ``generate``.
+        """
         return task.prepare(self._context, RequestOptions(**options))  # type: ignore[arg-type]
 
     def submit(self, prepared: Prepared[Any], listener: Listener) -> None:
         """Starts the requests of a task.
 
         Args:
-            prepared: by ``prepare``; each is submitted once.
-            listener: gets their pieces, the last of each answer with its finish_reason; or an error, and then nothing
-                more. The engine's thread calls it between two steps, so it must be quick.
+            prepared: the result of ``prepare``; it can be submitted once.
+            listener: called with each piece, of which the last of an answer has a finish_reason; or with an error,
+                after
+                which there are no more pieces. The engine's thread calls it between two steps, so it must be quick.
 
-        Raises CapacityError or EnginewrightError where they can't run.
+        Raises CapacityError or EnginewrightError if the requests can't run.
         """
         self._loop.submit(listener, *prepared.requests)
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """Has the engine's thread call this when listeners have had all pieces of a step; it must be quick."""
+        """Sets a function that the engine's thread calls after each step, once listeners have all pieces. It must be
+        quick.
+        """
         self._loop.after_step = call
 
     def abort(self, prepared: Prepared[Any]) -> None:
-        """Ends the requests of a task before the next step; nothing happens to those that have ended. Their listener
-        isn't called any more."""
+        """Ends the requests of a task before the next step, without calling their listener. Does nothing if they have
+        ended.
+        """
         for request in prepared.requests:
             self._loop.abort(request)
 
     def pulse(self) -> Pulse:
-        """Returns the engine's load and the duration of its step, without waiting for it: for a watchdog."""
+        """Returns the engine's load and the duration of its step without waiting for the step, as a watchdog
+        needs it.
+        """
         return Pulse.measured(self._loop)
 
     @property
     def lost(self) -> str:
-        """Why no request can run any more, as where one of several ranks has died; "" where they can."""
+        """The reason why no request can run any more, such as a rank that died; "" if requests can run."""
         return str(getattr(self._executor, "lost", ""))
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
-        """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
+        """Returns the logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
         return self.run(Score(ids))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
-        """Computes what goes into chosen layers, of every token of a prompt: [S] -> [layers, S, H] float32.
+        """Returns the input of chosen layers for every token of a prompt: [S] -> [layers, S, H] float32.
 
-        The targets cpu, tvm and cuda have it; ranks of a pipeline and of the cuda target don't.
+        The targets cpu, tvm and cuda support it, but not with a pipeline, nor with several ranks on the cuda target.
 
         Args:
             prompt: text or token ids.
-            layers: as in transformers' ``hidden_states``: 0 goes into the first layer, -1 comes out of the final norm.
+            layers: numbers as in transformers' ``hidden_states``: 0 is the first layer's input, -1 the final norm's
+                output.
 
-        Raises what ``generate`` raises, and RequestError where the target hasn't one: -1 isn't there in formats where
-        the final norm rounds at once, such as int8.
+        Raises what ``generate`` raises, and RequestError if the target doesn't have a layer's state. In formats such as
+        int8
+        there is no -1, because the final norm rounds its output at once.
         """
         return self.run(HiddenStates(prompt, layers))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """``default_params``, under vLLM's name."""
+        """Returns ``default_params()``; this is vLLM's name for it."""
         return self.default_params()
 
     def default_params(self, **overrides: Any) -> SamplingParams:
@@ -503,18 +533,20 @@ class LLM:
         return SamplingParams.from_defaults(self.model.generation_defaults, **overrides)
 
     def info(self) -> dict[str, Any]:
-        """Describes the loaded model, its executor and scheduler, and the use of the KV cache, for people and JSON."""
+        """Returns facts about the model, executor and scheduler, and the use of the KV cache, as a dict that JSON can
+        hold.
+        """
         return describe(self.model, self._executor, self.engine)
 
     def save_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
-        """Computes a prompt's keys and values, or finds them, and writes them to a folder, for ``load_prefix``.
+        """Computes a prompt's keys and values, unless they are cached, and writes them to a folder for ``load_prefix``.
 
-        The folder is as ``prefix_folder``: the user's alone, its files authenticated by a key that lies elsewhere.
+        The folder must belong to the user alone. Its files are authenticated by a key that is stored elsewhere.
 
         Returns:
-            Tokens from the prompt's beginning that are there: whole blocks of 32.
+            The number of the prompt's first tokens that the folder has; whole blocks of 32 are saved.
 
-        Raises what ``generate`` raises, and RequestError where the target keeps no prefixes.
+        Raises what ``generate`` raises, and RequestError if the target keeps no prefixes.
         """
         params = SamplingParams(max_tokens=1)
         with opened_tier(self._executor, self._cache, folder) as disk:
@@ -523,11 +555,13 @@ class LLM:
             return self._loop.call(partial(save_prefix, self._cache, request, disk))
 
     def load_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
-        """Reads what ``save_prefix`` wrote for this prompt, or one that begins alike, so that requests find it.
+        """Reads the blocks that ``save_prefix`` wrote for this prompt, or for one with the same beginning, into the
+        prefix cache.
 
         Returns:
-            Tokens from the prompt's beginning that are in the cache then; 0 if nothing there can be used: it was made
-            with another model, format or instruction set, or is damaged (a RuntimeWarning says so).
+            The number of the prompt's first tokens that are in the cache afterwards. It is 0 if no file can be used:
+                the
+            files are of another model, format or instruction set, or damaged (then there is a RuntimeWarning).
 
         Raises what ``save_prefix`` raises.
         """
@@ -537,12 +571,16 @@ class LLM:
             return self._loop.call(partial(load_prefix, self._cache, request, disk))
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
-        """Forgets what is kept of one tenant or of all; returns how many files of ``prefix_folder`` that were."""
+        """Deletes the cached prefixes of one tenant, or of all if None; returns the number of files deleted in
+        ``prefix_folder``.
+        """
         whose = None if tenant is None else checked_name("tenant", tenant)
         return self._loop.call(partial(self.engine.scheduler.forget, whose))
 
     def close(self) -> None:
-        """Ends every request, writes what is kept to ``prefix_folder``, and frees the memory. May be called again."""
+        """Ends every request, writes cached blocks to ``prefix_folder``, and frees the memory. It may be called
+        again.
+        """
         if self._loop.close():
             disk, self._cache.disk = self._cache.disk, None
             if disk is not None:

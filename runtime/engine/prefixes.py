@@ -1,4 +1,4 @@
-"""Prefixes in folders: opened for an executor, written and read for one prompt."""
+"""Folders of cached prefixes: opens them for an executor, and writes and reads the prefix of one prompt."""
 
 from __future__ import annotations
 
@@ -29,10 +29,18 @@ def open_tier(
     size: int | str = DEFAULT_SIZE,
     days: float = DEFAULT_DAYS,
 ) -> DiskTier:
-    """A folder for the blocks of an executor.
+    """Opens a folder that stores blocks of an executor.
 
-    Raises RequestError if its target, or its configuration, keeps no prefixes; what is wrong with the folder itself is
-    a warning, and in ``info()``.
+    Args:
+        executor: the executor whose blocks are stored.
+        cache: its cache manager.
+        folder: the folder.
+        size: the most bytes of all files, or a size such as "8GiB".
+        days: files unused for this many days are deleted.
+
+    Raises RequestError if the executor or its configuration keeps no prefixes on disk. A problem with the folder itself
+    is
+    only a warning, and is shown by ``info()``.
     """
     check_path("folder", folder)
     memory = executor.inner if isinstance(executor, StaticShapes) else executor
@@ -50,7 +58,7 @@ def open_tier(
 
 @contextmanager
 def opened_tier(executor: Executor, cache: CacheManager, folder: str | os.PathLike[str]) -> Iterator[DiskTier]:
-    """``open_tier``, closed at the end."""
+    """Opens a folder as ``open_tier`` does, and closes it at the end of the context."""
     disk = open_tier(executor, cache, folder)
     try:
         yield disk
@@ -59,7 +67,9 @@ def opened_tier(executor: Executor, cache: CacheManager, folder: str | os.PathLi
 
 
 def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
-    """Writes the blocks of a request's prompt that the pool has; returns how many tokens they are."""
+    """Writes the cached blocks of a request's prompt to ``disk``; returns the number of tokens that ``disk``
+    then has.
+    """
     assert cache.index is not None
     size = cache.index.block_size
     match = cache.index.find(request.namespace, request.items, len(request.items))
@@ -71,9 +81,10 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
 
 
 def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
-    """Reads the blocks of a request's prompt into the pool; returns how many of its tokens are there then.
+    """Reads the blocks of a request's prompt from ``disk`` into the pool; returns the number of its tokens that are
+    cached.
 
-    ``disk`` is read alone: what is evicted to make room for them is written to the engine's own tier, if it has one.
+    Nothing is written to ``disk``. Blocks that are evicted to make room go to the engine's own folder, if it has one.
     """
     try:
         if not cache.begin(Candidate(request, disk=disk)):

@@ -1,4 +1,4 @@
-"""The argument with which the rows of ``PROPOSERS`` open a proposer."""
+"""The argument that every row of ``PROPOSERS`` gets to open its proposer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..shared.memory import default_budget
 
 @dataclass(frozen=True)
 class ProposerSetup:
-    """A model that is being opened, before its own KV cache is.
+    """The settings of a model that is being opened, before its KV cache is allocated.
 
     Attributes:
         speculate: the argument of ``LLM``: "auto", "lookup", or the path of a draft model's bundle.
         bundle, target, placement: the model, and where it runs.
-        context: tokens that a request may have.
-        config: limits of a step.
-        memory: bytes for KV caches and proposers; None: as many as the machine has to spare (``budget``).
+        context: the most tokens of a request.
+        config: the scheduler's limits.
+        memory: bytes for KV caches and proposers; None takes the default share of the free memory.
     """
 
     speculate: str | os.PathLike[str] | None
@@ -35,9 +35,9 @@ class ProposerSetup:
 
     @cached_property
     def budget(self) -> int:
-        """The bytes of ``memory``."""
+        """``memory`` in bytes, with the default for None."""
         return default_budget() if self.memory is None else self.memory
 
     def after(self, proposer: Proposer) -> ProposerSetup:
-        """Returns the setup for the next proposer: its memory is smaller by the bytes that ``proposer`` takes."""
+        """Returns the setup for the next proposer, with the bytes of ``proposer`` subtracted from the memory."""
         return replace(self, memory=self.budget - proposer.bytes) if proposer.bytes else self

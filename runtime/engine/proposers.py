@@ -19,9 +19,9 @@ PROPOSERS: dict[str, Callable[[ProposerSetup], Proposer | None]] = {
 
 
 def open_proposers(setup: ProposerSetup) -> tuple[tuple[Proposer, ...], int | None]:
-    """Opens the proposers of a model, and returns them with what they leave of ``setup.memory``.
+    """Opens the proposers of a model; returns them, and the memory that they leave for the KV cache.
 
-    Raises what a row raises; the proposers that were opened before it are closed.
+    If one can't be opened, the earlier ones are closed and the error is raised.
     """
     if setup.config.speculate is False:
         return (), setup.memory

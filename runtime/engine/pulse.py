@@ -1,8 +1,8 @@
-"""``Pulse``: how an engine is doing, read without waiting for its step.
+"""``Pulse``: the load of an engine, which other threads read without waiting for its step.
 
-A gauge is one field of ``Pulse``: what measures it, how the gauges of several engines become one, and the name and help
-of its metric. Everything else reads the fields: the engine's process sends them, replicas are merged, and
-``server.metrics`` shows those that have a name.
+A gauge is one field of ``Pulse``. Its declaration has a function that measures it, one that merges the values of
+several engines, and the name and help text of its metric. All other code uses the fields: an engine's process sends
+them, replicas are merged, and ``server.metrics`` shows the fields that have a metric.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Metric:
     """The metric of a gauge.
 
     Attributes:
-        name: without the prefix.
-        text: its help.
+        name: its name, without the prefix.
+        text: its help text.
         counts: True for a counter, whose value only rises.
     """
 
@@ -40,10 +40,10 @@ def gauge(
     """Declares a field of ``Pulse``.
 
     Args:
-        measure: the value of an engine, read by another thread than the engine's.
-        merge: one value of those of several engines.
-        default: the value of an engine that hasn't said anything.
-        metric: None if it isn't shown as one.
+        measure: returns the value for an engine; called from another thread than the engine's.
+        merge: combines the values of several engines.
+        default: the value of an engine that hasn't reported yet.
+        metric: the metric that shows it; None if it isn't shown.
     """
     return field(default=default, metadata={"measure": measure, "merge": merge, "metric": metric})
 
@@ -68,16 +68,17 @@ def _all_counts(values: Sequence[Sequence[tuple[str, int]]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True)
 class Pulse:
-    """The load of an engine, or of several as one.
+    """The load of one engine, or of several engines together.
 
     Attributes:
-        step: seconds that the step which runs has taken, 0 for none, and seconds that it should take, 0 where that
-            isn't known yet. Of several engines, the longest.
-        running, waiting: requests.
-        blocks_used: share of the KV cache's blocks that requests hold.
-        steps: number of steps that were taken.
-        counters: the values of the counters of ``shared.counters`` that have counted.
-        helper_errors: errors of each helper that has failed; see ``scheduler.helpers``.
+        step: how many seconds the current step has taken (0 between steps), and how many a step is expected to take (0
+            if
+            unknown). Of several engines, the largest.
+        running, waiting: numbers of requests.
+        blocks_used: the share of the KV cache's blocks that requests hold, from 0 to 1.
+        steps: the number of steps that have begun.
+        counters: (name, value) of the counters of ``shared.counters`` that aren't zero.
+        helper_errors: (name, number of errors) of each helper that has failed; see ``scheduler.helpers``.
     """
 
     step: tuple[float, float] = gauge(_step, max, (0.0, 0.0))
@@ -106,22 +107,22 @@ class Pulse:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds that the step which runs has taken; 0 for none."""
+        """The seconds that the current step has taken; 0 between steps."""
         return self.step[0]
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds that a step should take; 0 where that isn't known yet."""
+        """The seconds that a step is expected to take; 0 if unknown."""
         return self.step[1]
 
     @classmethod
     def measured(cls, loop: EngineLoop) -> Pulse:
-        """Returns an engine's pulse; see ``LLM.pulse``."""
+        """Returns the pulse of an engine."""
         return cls(**{one.name: one.metadata["measure"](loop) for one in fields(cls)})
 
     @classmethod
     def merged(cls, pulses: Sequence[Pulse]) -> Pulse:
-        """Returns the pulse of several engines as one; the defaults if there is none."""
+        """Returns the pulses of several engines as one; the defaults if there are none."""
         if not pulses:
             return cls()
         return cls(**{one.name: one.metadata["merge"]([getattr(p, one.name) for p in pulses]) for one in fields(cls)})

@@ -1,4 +1,6 @@
-"""Generations of what a caller passes to ``LLM``: prompts or conversations, parameters, and whose they are."""
+"""Makes requests from the arguments of ``LLM``'s methods: prompts or conversations, sampling parameters, and
+options.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 @dataclass(frozen=True)
 class Options:
-    """A caller's options for prompts, of all methods that take prompts; see ``LLM.generate``."""
+    """The arguments that all methods of ``LLM`` with prompts have in common; ``LLM.generate`` describes them."""
 
     request: RequestArguments
     params: Params = None
@@ -29,7 +31,7 @@ class Options:
 
 
 def of_prompts(context: TaskContext, prompts: Any, options: Options) -> tuple[list[PreparedPrompt], bool]:
-    """Returns the generations, and True if the error of one is raised; see ``arguments.raises``."""
+    """Returns the prepared prompts, and True if a request's own error is to be raised. Raises RequestError."""
     items, single = arguments.listed(prompts)
     names = ["prompt"] if single else [f"prompts[{i}]" for i in range(len(items))]
     encoded = [context.encoded(prompt, name) for prompt, name in zip(items, names, strict=True)]
@@ -37,14 +39,14 @@ def of_prompts(context: TaskContext, prompts: Any, options: Options) -> tuple[li
 
 
 def of_prompt(context: TaskContext, prompt: Prompt, options: Options) -> PreparedPrompt:
-    """Returns the generation of one prompt."""
+    """Returns one prepared prompt. Raises RequestError."""
     return _prepared(context, [context.encoded(prompt)], options)[0]
 
 
 def of_chats(
     context: TaskContext, messages: Any, options: Options, variables: Mapping[str, Any]
 ) -> tuple[list[PreparedPrompt], bool]:
-    """Does what ``of_prompts`` does for conversations. ``variables``: the chat template's."""
+    """Does what ``of_prompts`` does for conversations; ``variables`` are those of the chat template."""
     chats, single = arguments.conversations(messages)
     variables = dict(variables)
     answers = ChatAnswers.taken_from(variables)
@@ -58,7 +60,7 @@ def of_chats(
 
 
 def of_chat(context: TaskContext, messages: Any, options: Options, variables: Mapping[str, Any]) -> PreparedPrompt:
-    """Returns the generation of one conversation."""
+    """Returns one prepared conversation. Raises RequestError if ``messages`` has several."""
     prepared, single = of_chats(context, messages, options, arguments.template_variables(None, variables))
     if not single:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Waits for requests, in threads and in coroutines, and shows how far they are."""
+"""Runs requests and waits for them, in threads and in coroutines, with a progress bar."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ MANY_PROMPTS = 8
 
 
 def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | None = False) -> None:
-    """Returns when all have ended; whatever ends it before aborts them. ``progress``: see ``progress_bar``."""
+    """Runs requests and returns when all have ended. If it is interrupted, they are aborted.
+
+    ``progress`` is the argument ``show`` of ``progress_bar``. Raises an engine's error, but not a single request's.
+    """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
         with progress_bar(len(requests), progress) as advance:
@@ -45,7 +48,7 @@ def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | No
 
 
 async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
-    """``run_all`` for coroutines."""
+    """Does what ``run_all`` does, for coroutines, without a bar."""
     events, put = _async_queue()
     try:
         engine.submit(put, *requests)
@@ -60,19 +63,21 @@ async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
 def answers(
     engine: EngineLoop, tasks: Sequence[Prepared[Result]], raise_errors: bool, progress: bool | None = False
 ) -> list[Result]:
-    """``run_all``, and the ``results``."""
+    """Runs the requests of some tasks and returns their results, in order; the arguments are those of ``run_all`` and
+    ``results``.
+    """
     run_all(engine, [request for one in tasks for request in one.requests], progress)
     return results(tasks, raise_errors)
 
 
 async def answers_async(engine: EngineLoop, tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Result]:
-    """``answers`` for coroutines."""
+    """Does what ``answers`` does, for coroutines, without a bar."""
     await arun_all(engine, [request for one in tasks for request in one.requests])
     return results(tasks, raise_errors)
 
 
 def stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, None, None]:
-    """The pieces of a prompt's requests; closing the generator aborts them. Raises the error that one ends with."""
+    """Yields the pieces of a prompt's requests; closing the generator aborts them. Raises the error of a request."""
     _check_streamed(asked)
     return _stream(engine, asked)
 
@@ -93,7 +98,7 @@ def _stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece,
 
 
 def astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamPiece, None]:
-    """``stream`` for coroutines."""
+    """Does what ``stream`` does, for coroutines."""
     _check_streamed(asked)
     return _astream(engine, asked)
 
@@ -114,7 +119,9 @@ async def _astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[
 
 
 def results(tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Result]:
-    """Gives the results of tasks whose requests have ended, in their order."""
+    """Returns the results of tasks whose requests have ended, in order. With ``raise_errors``, raises the first one's
+    error.
+    """
     failed = next((one.error for one in tasks if one.error is not None), None)
     if failed is not None and raise_errors:
         raise failed
@@ -122,11 +129,11 @@ def results(tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Resul
 
 
 def wanted(progress: bool | None, use_tqdm: bool | Callable[..., object] | None) -> bool | None:
-    """Returns True if a bar is shown, False if none is, None if that depends on the terminal. Raises RequestError.
+    """Returns True to show a bar, False to show none, None to let the terminal decide. Raises RequestError.
 
     Args:
-        progress: the argument under our name; None for none.
-        use_tqdm: the argument under vLLM's name, used if ``progress`` is None.
+        progress: our argument; None if it isn't set.
+        use_tqdm: vLLM's argument, used if ``progress`` is None.
     """
     for name, value in (("progress", progress), ("use_tqdm", use_tqdm)):
         if value is not None and not isinstance(value, bool) and not (name == "use_tqdm" and callable(value)):
@@ -139,9 +146,9 @@ def wanted(progress: bool | None, use_tqdm: bool | Callable[..., object] | None)
 
 @contextmanager
 def progress_bar(prompts: int, show: bool | None) -> Iterator[Advance]:
-    """A bar of finished prompts with tokens a second, and what moves it; nothing where it isn't wanted.
+    """Shows a bar of finished prompts with tokens per second; yields the function that advances it.
 
-    ``show`` None: where stderr is a terminal and there are many prompts.
+    If no bar is shown, the function does nothing. With ``show`` None, a bar is shown for many prompts on a terminal.
     """
     if show is None:
         on_terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -178,7 +185,7 @@ def progress_bar(prompts: int, show: bool | None) -> Iterator[Advance]:
 
 
 def _async_queue() -> tuple[asyncio.Queue[Event], Callable[[Event], None]]:
-    """A queue of the running event loop, and what puts into it from any thread."""
+    """Returns a queue of the running event loop, and a function that puts events into it from any thread."""
     import asyncio  # here, because callers without coroutines don't need it, and its import takes time
 
     events: asyncio.Queue[Event] = asyncio.Queue()
