@@ -80,8 +80,8 @@ class LLM:
             "openvino"); for stablehlo "cpu", "iree" or the name of a PJRT plugin. None takes "cpu".
         context: the most tokens of a request, with its answer; None takes the model's context. On the onnx target, each
             request reserves memory for so many tokens.
-        memory: the most bytes of the KV cache, or a size such as "512MiB"; None takes a quarter of the free memory. Less
-            is used if ``max_requests`` requests with full context need less.
+        memory: the most bytes of the KV cache, or a size such as "512MiB"; None takes a quarter of the free memory.
+            Less is used if ``max_requests`` requests with full context need less.
         max_requests: the most requests that run at the same time; further requests wait.
         prefill_chunk: the most prompt tokens of a step; None takes 512, or with ``buckets`` the largest bucket.
         buckets: True pads steps to the bundle's static-shape buckets, if it has any; False runs steps of any size.
