@@ -85,9 +85,9 @@ class BlockPool:
         """Returns the owner of a block."""
         return 0
 
-    def available_like(self, block: int, tenant: str = "") -> int:
+    def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
         """Returns the number of blocks that ``allocate`` can give of a block's owner."""
-        return self.available(tenant)
+        return self.available(tenant, force=force)
 
     def owners_of_next(
         self, table: Sequence[int], count: int, tenant: str = "", *, force: bool = False, owner: int | None = None
@@ -269,9 +269,9 @@ class DividedPool(BlockPool):
         """Implements ``BlockPool``."""
         return block % self.owners
 
-    def available_like(self, block: int, tenant: str = "") -> int:
+    def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
         """Implements ``BlockPool``."""
-        return self.parts[block % self.owners].available(tenant)
+        return self.parts[block % self.owners].available(tenant, force=force)
 
     def owners_of_next(
         self, table: Sequence[int], count: int, tenant: str = "", *, force: bool = False, owner: int | None = None

@@ -88,19 +88,22 @@ class CacheManager(HeldBlocks):
             return 0
         return self.index.find(request.namespace, request.items, len(request.items) - 1).tokens
 
-    def fork(self, source: Request, request: Request) -> bool:
+    def fork(self, source: Request, request: Request, *, force: bool = False) -> bool:
         """Has a request begin with all that another request of the same tokens has computed, for a beam search.
 
         Args:
             source: the other request.
             request: the request, which has no blocks.
+            force: True if all blocks that another tenant keeps may be evicted.
 
         Returns:
             False, and the request has no blocks, if there are none for the blocks that each must have to itself.
         """
-        if not all(kind.can_fork(source, request) for kind in self.kinds.values()):
-            return False
-        for kind in self.kinds.values():
+        kinds = self.kinds.values()
+        while not all(kind.can_fork(source, request, force=force) for kind in kinds):
+            if not self.cancel_snapshots():
+                return False
+        for kind in kinds:
             kind.fork(source, request)
         request.computed = source.computed
         self.set_capacity(request, 0)
@@ -166,17 +169,37 @@ class CacheManager(HeldBlocks):
             for source, to in [
                 pair for pair in pairs if pair[0] in table and pool.holders(pair[1]) == pool.pins(pair[1])
             ]:
-                pairs.remove((source, to))
                 if request.error is None and self.prefixes.replace(i, to, source):
                     pool.keep(source, request.tenant)
-                self.prefixes.discard(i, to)
-                pool.drop(to)
-                for at, (read, copy) in enumerate(pairs):
-                    if read == to:
-                        pairs[at] = source, copy
-                        pool.pin(source)
-                        pool.unpin(to)
-                self.unpin(((name, source), (name, to)))
+                self._cancel(i, source, to)
+
+    def cancel_snapshots(self) -> bool:
+        """Cancels the pending copies to blocks that no request holds, and frees these blocks.
+
+        Returns False if there are none.
+        """
+        changes = self.changes
+        for i, (name, pool) in enumerate(self.pools.items()):
+            pairs = self.copies.get(name, [])
+            while pair := next((pair for pair in pairs if pool.holders(pair[1]) == pool.pins(pair[1])), None):
+                self._cancel(i, *pair)
+        return self.changes > changes
+
+    def _cancel(self, group: int, source: int, to: int) -> None:
+        """Cancels the pending copy of a group's block ``source`` to ``to``, which no request holds: nothing is found
+        there, and what was to be copied from there is copied from ``source``.
+        """
+        name, pool = list(self.pools.items())[group]
+        pairs = self.copies[name]
+        pairs.remove((source, to))
+        self.prefixes.discard(group, to)
+        pool.drop(to)
+        for at, (read, copy) in enumerate(pairs):
+            if read == to:
+                pairs[at] = source, copy
+                pool.pin(source)
+                pool.unpin(to)
+        self.unpin(((name, source), (name, to)))
 
     def _clear(self, request: Request) -> None:
         """Has blocks that only this request holds set to zero before another gets them; they aren't found any more."""

@@ -88,6 +88,12 @@ class HeldBlocks:
         """Returns cache group -> blocks that ``request`` has yet to take, at once or one by one, to hold ``tokens``."""
         return {name: kind.lacking(request, tokens) for name, kind in self.kinds.items()}
 
+    def fixed_blocks(self, sequences: int) -> dict[str, int]:
+        """Returns cache group -> blocks that ``sequences`` requests take, if those are the same for any tokens; else
+        0.
+        """
+        return {name: sequences * kind.blocks_for(1) if kind.fixed else 0 for name, kind in self.kinds.items()}
+
     def has_blocks_for(self, candidate: Candidate, sources: Sequence[int] = ()) -> bool:
         """Returns True if there are blocks for all tokens of a request, besides those that are promised to others.
 

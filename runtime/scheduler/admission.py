@@ -9,7 +9,7 @@ from enginewright.runtime.requests.request import FailedRequestError, Request
 from ..kv_cache.candidate import Candidate
 from ..shared.contracts import ExecutorCaps
 from .base import Chunk
-from .branching import places, places_taken
+from .branching import places_taken, sequences_to_come
 from .limits import SchedulerConfig
 from .request_queues import RequestQueues
 
@@ -36,16 +36,17 @@ class Admission:
         queues, cache = self._queues, self._queues.cache
         if queues.policy.begin_step(queues.running):
             first = queues.waiting[0]
-            needed = cache.lacking(first, len(first.tokens))
+            needed = self._with_branches(first, cache.lacking(first, len(first.tokens)))
             full = any(pool.available(first.tenant) < needed[name] for name, pool in cache.pools.items())
-            if full or places_taken(queues.running) + places(first) > self._most_running:
+            if full or not self._fits(first):
                 queues.preempt(queues.newest())
         queues.preempted = False
 
     def chunks(self, tokens_left: int) -> list[Chunk]:
         """Makes the first chunks of waiting requests: at most ``tokens_left`` tokens in all.
 
-        A request begins only if there are blocks for all of its tokens so far.
+        A request begins only if there are blocks for all of its tokens so far, and a sequence of a beam search only if
+        there are places, and blocks of those kinds of which each sequence has a fixed number, for all the others.
         """
         queues = self._queues
         if not queues.waiting or (queues.running and self._refused == (queues.waiting[0], queues.cache.changes)):
@@ -71,16 +72,30 @@ class Admission:
     def _has_place(self, request: Request) -> bool:
         """Returns True if the first waiting request may run besides those that run."""
         running = self._queues.running
-        occupied = places_taken(running)
         # The policy may leave a search waiting, but never a part of it: its sequences wait for each other.
-        begun = request.search is not None and any(one in running for one in request.search.members)
-        most = self._most_running if begun else self._queues.policy.most_running(running)
-        return occupied + places(request) <= self._most_running and occupied < most
+        begun = request.search is not None and any(one.search is request.search for one in running)
+        return self._fits(request) and (begun or places_taken(running) < self._queues.policy.most_running(running))
+
+    def _fits(self, request: Request) -> bool:
+        """Returns True if there are places for a waiting request and the sequences to come of all beam searches."""
+        return places_taken([*self._queues.running, request]) <= self._most_running
+
+    def _with_branches(self, request: Request, blocks: Mapping[str, int]) -> dict[str, int]:
+        """Adds the blocks that the sequences to come of all beam searches will take, whatever tokens they have.
+
+        Args:
+            request: a waiting request, whose search is counted too.
+            blocks: cache group -> number of blocks.
+        """
+        queues = self._queues
+        more = queues.cache.fixed_blocks(sequences_to_come([*queues.running, request]))
+        return {name: count + more[name] for name, count in blocks.items()}
 
     def _first_chunk(self, request: Request, tokens_left: int, promised: Mapping[str, int]) -> Chunk | None:
         """Has the first waiting request run, and makes its first chunk; returns None if there are no blocks for it."""
         queues, cache = self._queues, self._queues.cache
         first = not queues.running or queues.is_first(request)
+        promised = self._with_branches(request, promised)
         if not cache.begin(Candidate(request, queues.running, promised, force=first)):
             return None
         queues.running.insert(queues.policy.place(request, queues.running), queues.waiting.popleft())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from enginewright.runtime.kv_cache.cache_manager import CacheManager
@@ -13,19 +14,17 @@ def together(request: Request) -> Sequence[Request]:
     return [request] if request.search is None else request.search.members
 
 
-def places(request: Request) -> int:
-    """Returns the number of places that a waiting request takes among the running ones.
-
-    It is the beams of a search that begins, and 1 for other requests and for a sequence of a search that has begun.
+def sequences_to_come(running: Sequence[Request]) -> int:
+    """Returns the number of sequences that the beam searches among the running requests may have besides these: those
+    that wait, and those that branch off later.
     """
-    search = request.search
-    return 1 if search is None or len(search.members) > 1 else search.params.num_beams
+    begun = Counter(request.search for request in running if request.search is not None)
+    return sum(search.params.num_beams - sequences for search, sequences in begun.items())
 
 
 def places_taken(running: Sequence[Request]) -> int:
-    """Returns the number of running requests, with the sequences that beam searches among them will have."""
-    begun = {r.search for r in running if r.search is not None}
-    return len(running) + sum(search.params.num_beams - len(search.members) for search in begun)
+    """Returns the number of running requests, with the `sequences_to_come`."""
+    return len(running) + sequences_to_come(running)
 
 
 def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> bool:
@@ -50,6 +49,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
             cache.release(member)
         root.accept_answers()
         return True
+    first = running[0].search is search
     going: dict[Generation, list[int]] = {}
     for i, one in enumerate(branches):
         going.setdefault(one.parent, []).append(i)
@@ -60,7 +60,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
     if search.root in spare and not any(len(indices) > 1 for indices in going.values()):
         parent = next(iter(going))  # the caller waits for the root, so the root becomes this sequence
         search.root.become(parent)
-        complete = cache.fork(parent, search.root)
+        complete = cache.fork(parent, search.root, force=first)
         going = {search.root if one is parent else one: indices for one, indices in going.items()}
         cache.release(parent, partly=False)
         spare = [*spare[1:], parent]
@@ -75,7 +75,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
                 search.members.append(child)
                 last += 1
                 running.insert(last, child)
-            complete = cache.fork(parent, child) and complete
+            complete = cache.fork(parent, child, force=first) and complete
             search.advanced(child, branches[i])
         search.advanced(parent, branches[indices[0]])
     for member in spare:

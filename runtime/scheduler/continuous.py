@@ -48,6 +48,18 @@ class ContinuousScheduler:
     preempted request, which was the newest running one, returns to the front. So the oldest request always advances,
     and all finish. With ranks the order is by rank instead of age.
 
+    Sequences of a beam search wait for each other, so the oldest request may be unable to advance alone. It gets its
+    next token all the same:
+
+    1. A search begins only if places, and blocks whose number doesn't depend on tokens (states), are left for all of
+       its sequences. They stay promised to it while it runs (``Admission``).
+    2. If no request can advance, pending snapshots are cancelled. If that isn't enough, all running requests are
+       preempted, and the oldest search begins with nothing beside it (``PrefillPhase.chunks_of_first_search``).
+    3. Then each block is one of that search, or can be taken: nobody else holds one, pending copies for nobody are
+       cancelled, and kept blocks of every tenant are evicted for the oldest request. ``check`` refuses a search whose
+       sequences don't fit together. So all of them compute the tokens that they have, and the search goes on.
+    4. Preemption takes no token from a request, and each has a limit of tokens. So step 2 comes to an end.
+
     Policy, times of steps, drafts and disk are helpers: where one of them raises, its declared fallback takes the place
     of its result (``helpers``).
 

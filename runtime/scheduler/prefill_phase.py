@@ -54,13 +54,17 @@ class PrefillPhase:
         return chunks
 
     def chunks_of_first_search(self) -> list[Chunk]:
-        """Makes the first chunks of the oldest beam search, after all running requests were preempted.
+        """Makes the first chunks of the oldest beam search, where no request can advance otherwise.
 
-        Beam searches can keep all blocks while each waits for a sequence of its own. The oldest one fits alone.
+        Pending snapshots may take the last blocks. Else beam searches keep all of them while each waits for a sequence
+        of its own: all running requests are preempted, as the oldest search fits alone.
         """
-        self._queues.preempt(list(self._queues.running))
-        self._queues.gather_first_search()
-        return self._admission.chunks(self._budget([]))
+        queues, budget = self._queues, self._budget([])
+        if queues.cache.cancel_snapshots() and (chunks := self._admission.chunks(budget)):
+            return chunks
+        queues.preempt(list(queues.running))
+        queues.gather_first_search()
+        return self._admission.chunks(budget)
 
     def _budget(self, decodes: Sequence[Chunk]) -> int:
         """Returns the most tokens of prompts in a step with ``decodes``."""

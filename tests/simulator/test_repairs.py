@@ -15,6 +15,7 @@ from enginewright.runtime.kv_cache.block_pool import BlockPool, DividedPool
 from enginewright.runtime.kv_cache.cache_manager import CacheManager
 from enginewright.runtime.kv_cache.candidate import Candidate
 from enginewright.runtime.kv_cache.disk_tier import DiskTier
+from enginewright.runtime.kv_cache.held_blocks import HeldBlocks
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.structured import Grammars
 from enginewright.runtime.scheduler import step_times
@@ -27,7 +28,7 @@ from tests.simulator.seeds import recorded
 from tests.simulator.world import run
 
 MOST_SEEDS = 10_000
-FIRST_SEEDS = {"table_of_before": 1731, "steps_that_do_not_overlap": 2711}
+FIRST_SEEDS = {"table_of_before": 1731, "steps_that_do_not_overlap": 2711, "as_many_states_as_beams": 3100}
 """Defect -> the seed at which its search begins, if not at 0: the first seed that found it. The ones before take most
 of a minute. If the seed doesn't find it any more, the next ones are tried."""
 Undo = Callable[[pytest.MonkeyPatch], None]
@@ -113,9 +114,20 @@ def folder_of_a_call_as_the_engine_s(patch: pytest.MonkeyPatch) -> None:
 
 def only_searches_give_way(patch: pytest.MonkeyPatch) -> None:
     """Only the searches give way where nobody can go on: others keep the room that one of them needs."""
-    now = "list(self._queues.running)"
-    before = "[request for request in self._queues.running if request.search is not None]"
+    now = "list(queues.running)"
+    before = "[request for request in queues.running if request.search is not None]"
     changed(patch, PrefillPhase, "chunks_of_first_search", (now, before))
+
+
+def snapshots_keep_their_blocks(patch: pytest.MonkeyPatch) -> None:
+    """A pending snapshot keeps a block that a sequence of a beam search waits for."""
+    patch.setattr(CacheManager, "cancel_snapshots", lambda self: False)
+
+
+def states_are_promised_to_nobody(patch: pytest.MonkeyPatch) -> None:
+    """A search begins with one state for all of its sequences, and pending snapshots keep their blocks."""
+    snapshots_keep_their_blocks(patch)
+    patch.setattr(HeldBlocks, "fixed_blocks", lambda self, sequences: dict.fromkeys(self.kinds, 0))
 
 
 UNDONE: dict[str, Undo] = {
@@ -126,6 +138,8 @@ UNDONE: dict[str, Undo] = {
     "source_of_a_copy": copies_hold_nothing,
     "folder_of_one_call": folder_of_a_call_as_the_engine_s,
     "search_whose_room_others_keep": only_searches_give_way,
+    "snapshots_that_keep_a_search_waiting": snapshots_keep_their_blocks,
+    "as_many_states_as_beams": states_are_promised_to_nobody,
 }
 """A recorded scenario -> what undoes the repair that it is of."""
 RARE = frozenset({"search_whose_room_others_keep"})

@@ -30,8 +30,11 @@ class Pool(Protocol):
     def available(self, tenant: str = "") -> int:
         """Returns the number of blocks that ``tenant`` can take now."""
 
-    def available_like(self, block: int, tenant: str = "") -> int:
-        """Returns the number of blocks that ``tenant`` can take now from the owner of ``block``."""
+    def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
+        """Returns the number of blocks that ``tenant`` can take now from the owner of ``block``.
+
+        ``force``: True if all blocks that another tenant keeps may be evicted.
+        """
 
     def certain(self, sequences: int) -> tuple[int, int]:
         """Returns the number of blocks that ``sequences`` requests together can always have, and the unit in which
@@ -197,10 +200,11 @@ class CacheKind:
         """
         return tokens
 
-    def can_fork(self, source: Request, request: Request) -> bool:
-        """Returns True if the blocks that `fork` copies are free."""
+    def can_fork(self, source: Request, request: Request, *, force: bool) -> bool:
+        """Returns True if the blocks that `fork` copies are free; ``force`` is `Pool.available_like`'s."""
         whole, part = divmod(source.computed, self.size)
-        return not part or self.pool.available_like(source.tables[self.name][whole], request.tenant) > 0
+        block = source.tables[self.name][whole] if part else NO_BLOCK
+        return not part or self.pool.available_like(block, request.tenant, force=force) > 0
 
     def fork(self, source: Request, request: Request) -> None:
         """Gives a request without blocks all tokens that ``source`` has computed; afterwards each writes to its own

@@ -70,9 +70,7 @@ class StateCache(CacheKind):
 
         Makes a snapshot if the state is the one after ``tokens`` tokens and a block is free.
         """
-        search = request.search
-        lacking = 0 if search is None else search.params.num_beams - len(search.members)  # states of a search to come
-        if not full or tokens != request.computed or not self._add_copy(request, besides=lacking):
+        if not full or tokens != request.computed or not self._add_copy(request):
             return NO_BLOCK
         return request.tables[self.name][-1]
 
@@ -94,12 +92,9 @@ class StateCache(CacheKind):
         request.tables.put(self.name, list(request.tables[self.name])[::-1])
         return start
 
-    def _add_copy(self, request: Request, besides: int = 0) -> bool:
-        """Has the next step copy the state before it changes the state.
-
-        Returns False if no block is free for the copy besides ``besides`` ones.
-        """
-        if self.pool.available(request.tenant) <= besides:
+    def _add_copy(self, request: Request) -> bool:
+        """Has the next step copy the state before it changes the state. Returns False if no block is free for it."""
+        if not self.pool.available(request.tenant):
             return False
         self.holder.copy_block(request, self.name, request.tables[self.name][0])
         return True

@@ -193,6 +193,18 @@ def test_the_sequences_of_a_beam_search_have_states_of_their_own(opened: Any, gr
     assert seen_states[0] == [answer(groups, request.tokens[: request.prompt_length], 12)]
 
 
+def test_a_beam_search_begins_once_there_is_a_state_for_each_sequence(opened: Any) -> None:
+    engine = opened(GROUPS["hybrid"], states=4)
+    prompt = prompts(5, 1)[0]
+    first, search, last = ask(prompt, 8), ask(prompt, 12, num_beams=4), ask(prompt, 8)
+    BeamSearch.begin(search, VOCAB)
+    assert run(engine, first, search, last) == [answer(GROUPS["hybrid"], prompt, new) for new in (8, 12, 8)]
+    assert engine.preemptions == 0
+    assert search.started is not None and last.started is not None
+    assert first.token_times is not None and search.token_times is not None
+    assert first.token_times[1] <= search.started and search.token_times[1] <= last.started
+
+
 def test_no_states_go_to_a_disk(opened: Any, tmp_path: Path) -> None:
     engine = opened(GROUPS["hybrid"])
     with pytest.raises(RequestError, match="keeps no prefixes there"):
