@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ _UNBUILDABLE: tuple[type[Exception], ...] = (
 )
 _UNBUILDABLE += (AssertionError, MemoryError)
 
+_KERNELS = "transformers.integrations.hub_kernels"
+"""The module of transformers that advises, once for each recurrent function, to install a package for GPUs."""
+
 _DECODERS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 """The names of transformers' classes for causal language models."""
 
@@ -54,6 +58,7 @@ def build_model(
         UnsupportedModelError: no decoder-only language model, or one whose attention isn't on transformers' interface.
     """
     check_decoder(config, model_class)
+    logging.getLogger(_KERNELS).addFilter(_is_no_advice)
     config = copy.deepcopy(config)
     config.use_cache = False
     attention_interface.register()
@@ -71,6 +76,14 @@ def build_model(
     model.tie_weights()
     model.eval().requires_grad_(False)
     return model
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """Returns False for the advice of transformers to install a package for its recurrent functions.
+
+    The model is only captured, sampled from or compared with here, and the packages are for GPUs.
+    """
+    return "is falling back to its reference PyTorch implementation" not in record.getMessage()
 
 
 def _captured_from_config(config: PretrainedConfig, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:

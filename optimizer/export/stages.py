@@ -32,7 +32,7 @@ from enginewright.optimizer.pipeline.pass_context import Recovered, needs_tokens
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.plan.token_clock import TokenClock
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.targets import TARGETS
+from enginewright.optimizer.recipes.targets import TARGETS, check_layers
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
@@ -168,7 +168,7 @@ def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
 
 
 def open_model(request: ExportRequest) -> OpenModel:
-    """Captures the model, and checks what the recipe says of its attentions and its context."""
+    """Captures the model, and checks that the targets and the recipe fit its layers and its context."""
     request.on_progress(
         ProgressEvent("capture", 0, 1, str(getattr(request.source.model, "name_or_path", request.source.model)))
     )
@@ -181,6 +181,7 @@ def open_model(request: ExportRequest) -> OpenModel:
     )
     for text in captured.warnings:
         warnings.warn(text, SourceWarning, stacklevel=2)
+    check_layers(captured.program, request.targets)
     return_freed_memory()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
     request.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = request.recipe, None

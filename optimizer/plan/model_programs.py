@@ -12,7 +12,7 @@ from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on, split_before
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.targets import TARGETS, check_kernels
+from enginewright.optimizer.recipes.targets import TARGETS, check_kernels, check_layers
 from enginewright.optimizer.shared.resources import fewer_collections
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
@@ -95,8 +95,10 @@ def _lowered(
 
     Raises:
         TargetError: the target has no kernels for the recipe.
+        UnsupportedModelError: the target has no kernels for a recurrent layer.
     """
     check_kernels(recipe, (target,))
+    check_layers(captured, (target,))
     nearest = recipe.model_copy(
         update={"weights": recipe.weights.model_copy(update={"method": "nearest", "smooth": False, "rotate": False})}
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginewright.passes.formats.weight_format import WeightFormat
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.ir.program import Program
+from enginewright.passes.recurrence.lower_recurrence import FORMS
 from enginewright.plugins.emit.target import Target
 from enginewright.plugins.gpu.formats import check_formats
 from enginewright.plugins.gpu.recipe import EnginesSection
-from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError, UnsupportedModelError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
-from enginewright.runtime.shared.targets import Halves
+from enginewright.runtime.shared.targets import OWN, Halves
 
 from .recipe import Recipe
 
@@ -80,6 +83,27 @@ def check_context(recipe: Recipe, targets: Sequence[str]) -> None:
             "[adaptive_context]",
             hint="Leave that section out for it, or export for --target cpu alone.",
         )
+
+
+def check_layers(program: Program, targets: Iterable[str]) -> None:
+    """Checks that the targets have kernels for all layers of a captured program.
+
+    Args:
+        program: the program as captured.
+        targets: the names of the targets.
+
+    Raises:
+        UnsupportedModelError: a layer is recurrent, and a target has no kernels for its state. The error names both.
+    """
+    recurrent = program.nodes_of(*FORMS)
+    for name in targets:
+        if recurrent and not TARGETS[name].states:
+            layer = bound_arguments(recurrent[0])["layer"]
+            able = ", ".join(other for other in OWN if TARGETS[other].states)
+            raise UnsupportedModelError(
+                f"layer {layer} of the model is recurrent, and target {name} has no kernels for its state",
+                hint=f"Targets with such kernels: {able}.",
+            )
 
 
 def _formats(recipe: Recipe) -> Iterable[tuple[WeightFormat, str]]:

@@ -32,6 +32,7 @@ class Target:
         floats: the type of activations by default, if a recipe doesn't state one ([engines] dtype).
         instructions: formats of weights that its GPUs must have instructions for.
         every_format: True if it reads formats of weights that not every target reads.
+        states: True if it has kernels for the states of recurrent layers.
         adaptive_context: True if its attention chooses what it looks at, where a recipe says so.
         lower: gives the lowered program that the target runs, with memory planned; None: it runs no such program.
         no_cache: why caches with scales are unsupported, where ``caches`` depends on the recipe.
@@ -49,5 +50,6 @@ class Target:
     instructions: tuple[Storage, ...] = tuple(name for name, of in FORMATS.items() if of.least_gpu and of.group_sizes)
     no_cache: str = ""
     every_format: bool = False
+    states: bool = False
     adaptive_context: bool = False
     lower: Callable[[Program, EmitOptions], Lowering] | None = None

@@ -7,6 +7,7 @@ TARGET = Target(
     CpuEmitter(),
     narrow_caches=True,
     every_format=True,
+    states=True,
     adaptive_context=True,
     lower=lambda program, options: lower_for_cpu(program),
 )

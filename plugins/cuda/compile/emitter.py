@@ -19,8 +19,6 @@ from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import partition
 from enginewright.runtime.shared.arena import plan_arena
-from enginewright.runtime.shared.contracts import STATE
-from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
@@ -122,13 +120,8 @@ def _cuts(partitions: Iterable[str]) -> list[Partition]:
 def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
     """The program as the cuda target runs it: memory planned, weights under names of their own.
 
-    Raises UnsupportedModelError for recurrent layers, and what ``lower_program`` raises.
+    Raises what ``lower_program`` raises.
     """
-    if states := [group for group in program.cache_groups if group.kind == STATE]:
-        raise UnsupportedModelError(
-            f"layer {states[0].layers[0]} is recurrent, and the cuda target has no kernel for its state",
-            hint="Use --target cpu.",
-        )
     lowering = lower_program(program, Form("the cuda target", panels=False, floats=floats))
     groups = tuple(group.stored_as(floats) for group in lowering.program.cache_groups)
     changes = {"cache_groups": groups}

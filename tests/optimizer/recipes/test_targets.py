@@ -6,16 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.optimizer.capture import capture
+from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
-from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_context, check_storages
+from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_context, check_layers, check_storages
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.executors import open as runtime_half
-from enginewright.runtime.shared.errors import RecipeError, TargetError
+from enginewright.runtime.shared.errors import RecipeError, TargetError, UnsupportedModelError
+from enginewright.runtime.shared.targets import MEASURED, OWN
+from tests.acceptance.test_families import saved
+from tests.acceptance.tiny_configs import tiny_family
 
 FP8, F32 = WeightFormat(storage="fp8"), WeightFormat()
 AUTO = Recipe(name="x", budget=BudgetSection(max_kl=0.1), auto=AutoSection(candidates=(F32, FP8)))
@@ -41,6 +46,36 @@ def test_an_export_is_refused_before_the_source_is_opened(tmp_path: Path) -> Non
     with pytest.raises(TargetError, match=r"has no fp8, which begins with 8\.9"):
         export(damaged, tmp_path / "out.bundle", recipe="fp8", targets=["tensorrt-rtx"])
     assert list(tmp_path.iterdir()) == [damaged]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model whose layer 0 is recurrent, and whose layer 3 attends."""
+    return saved(tiny_family("qwen3_next"), tmp_path_factory.mktemp("hybrid") / "saved")
+
+
+def test_every_target_takes_recurrent_layers_or_refuses_them_by_name(hybrid: Path) -> None:
+    program = capture(ModelSource(hybrid)).program
+    check_layers(program, [name for name in OWN if TARGETS[name].states])
+    refusing = [name for name in OWN if not TARGETS[name].states]
+    assert set(OWN) - set(refusing) == {"cpu"}
+    for name in refusing:
+        with pytest.raises(UnsupportedModelError, match=f"layer 0 of the model is recurrent, and target {name} has no"):
+            check_layers(program, (MEASURED, name))
+
+
+@pytest.mark.parametrize("target", ["onnx", "stablehlo", "tvm", "cuda", "tensorrt", "tensorrt-rtx"])
+def test_recurrent_layers_are_refused_before_any_pass(hybrid: Path, tmp_path: Path, target: str) -> None:
+    stages = []
+    with pytest.raises(UnsupportedModelError, match=f"target {target} has no kernels for its state"):
+        export(
+            hybrid,
+            tmp_path / "out.bundle",
+            recipe="f32",
+            targets=["cpu", target],
+            progress=lambda event: stages.append(event.stage),
+        )
+    assert set(stages) == {"capture"} and not list(tmp_path.iterdir())
 
 
 def test_gpus_without_8_bit_floats() -> None:
