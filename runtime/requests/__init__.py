@@ -1,1 +1,1 @@
-"""A request and its result: sampling parameters, state, outputs."""
+"""Requests and their results: sampling parameters, state, outputs."""

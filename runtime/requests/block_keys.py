@@ -1,7 +1,7 @@
-"""Keys of blocks in the prefix cache: the items that were computed, in the namespace of their request.
+"""Keys of blocks in the prefix cache: the items that were computed, and the namespace of the request.
 
-An item is a token id, or a placeholder with the digest of the content that takes its place (an image's rows, say). Two
-prefixes are the same only where all of their items are equal, so equal placeholders of different contents are not.
+An item is a token id, or a placeholder token with the digest of the content that replaces it (such as rows of an
+image). Two prefixes are the same only if all their items are equal, so that placeholders of different contents differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Content(NamedTuple):
-    """A placeholder's token id and the digest of what takes its place. It sorts after the bare token id."""
+    """A placeholder's token id and the digest of the content that replaces it. It sorts after the bare token id."""
 
     placeholder: int
     digest: bytes
@@ -35,7 +35,7 @@ Item = int | Content
 
 
 class Namespace(NamedTuple):
-    """Requests of the same one may find what each other has computed.
+    """The scope of a request's prefixes: requests of the same namespace can share computed blocks.
 
     Attributes:
         tenant: the tenant's name.
@@ -47,7 +47,9 @@ class Namespace(NamedTuple):
 
 
 def items_of(tokens: Sequence[int], contents: Mapping[int, bytes]) -> list[Item]:
-    """Returns the items of tokens, of which those at the positions of ``contents`` are placeholders."""
+    """Returns the items of ``tokens``; ``contents`` maps the positions of placeholders to the digests of their
+    contents.
+    """
     items: list[Item] = list(tokens)
     for position, digest in contents.items():
         items[position] = Content(tokens[position], digest)
@@ -55,12 +57,14 @@ def items_of(tokens: Sequence[int], contents: Mapping[int, bytes]) -> list[Item]
 
 
 def token_ids(items: Sequence[Item]) -> list[int]:
-    """Returns the token ids of items, a placeholder's for a content."""
+    """Returns the token ids of items; for a content, the placeholder's id."""
     return [item.placeholder if isinstance(item, Content) else item for item in items]
 
 
 def to_bytes(items: Sequence[Item]) -> list[bytes]:
-    """Returns parts that no other items have: the token ids (i32), then position (i32) and digest of each content."""
+    """Returns bytes that identify the items: first all token ids (i32), then position (i32) and digest of each
+    content.
+    """
     parts = [np.asarray(token_ids(items), "<i4").tobytes()]
     for at, item in enumerate(items):
         if isinstance(item, Content):

@@ -1,4 +1,4 @@
-"""A request's block tables, and the version number that any change of them changes."""
+"""A request's block tables, with a version number that changes with every change of a table."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _versions = itertools.count(1)
 
 
 class BlockTables(Mapping[str, Sequence[int]]):
-    """The blocks (i32) of a request, by cache group, in the order of its tokens; NO_BLOCK where it has none.
+    """The block numbers (i32) of a request, by cache group, in the order of its tokens. NO_BLOCK marks a released
+    block.
 
-    A table is read like a list, and changed by the methods below alone. Each of them gives the tables another version,
-    so that whoever keeps something that was made from them sees that it is stale.
+    Tables are read as lists, and changed only by the methods below. Each change sets a new version, so that data
+    derived
+    from a table can be recognized as stale.
 
     Attributes:
-        version: no other state of any request's tables has the same.
+        version: a number that no other state of any request's tables has.
     """
 
     __slots__ = ("_tables", "version")
@@ -40,17 +42,17 @@ class BlockTables(Mapping[str, Sequence[int]]):
         self._tables = {group: array("i", blocks) for group, blocks in tables.items()}
 
     def extend(self, group: str, blocks: Iterable[int]) -> None:
-        """Adds blocks to the end of a group's table, which is made if it isn't there."""
+        """Appends blocks to a group's table; creates the table if there is none."""
         self.version = next(_versions)  # before: an error of ``blocks`` leaves those that came before it
         self._tables.setdefault(group, array("i")).extend(blocks)
 
     def cut(self, group: str, length: int) -> None:
-        """Shortens a table."""
+        """Shortens a table to its first ``length`` blocks."""
         self.version = next(_versions)
         del self._tables[group][length:]
 
     def drop(self, group: str, place: int) -> None:
-        """Makes a hole: the block at ``place`` is the request's no longer."""
+        """Replaces the block at index ``place`` of a table by NO_BLOCK."""
         self.version = next(_versions)
         self._tables[group][place] = NO_BLOCK
 

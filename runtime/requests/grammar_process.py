@@ -1,10 +1,11 @@
-"""A process that tries to compile grammars: those that take too much time or memory are killed with it.
+"""A process that compiles grammars on trial, so that one that takes too much time or memory can be killed.
 
-llguidance can't be interrupted, and some schemas take seconds or gigabytes. Run as a program, this reads a tokenizer
-once, and then forks a child for each grammar, which compiles it, follows a few answers of it, and says what is wrong
-and how much memory it takes. So several are tried at the same time, and one that is killed costs no new start.
+llguidance can't be interrupted, and some schemas take seconds or gigabytes. As a program, this module reads a tokenizer
+once and forks a child for each grammar. The child compiles the grammar, follows a few random answers, and reports an
+error and the memory used. So several grammars are tried at the same time, and killing one doesn't need a restart.
 
-Messages are JSON. Those to the program stand behind their length; those from it are lines that a pipe takes whole.
+Messages are JSON: to the program with the length before each, from the program one per line, short enough for a pipe
+to write at once.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _CLOCK = os.sysconf("SC_CLK_TCK")
 
 
 def limits(times: int = 1) -> LLParserLimits:
-    """Returns the limits of a grammar's steps. Answers get ten times those of a trial, so that they don't meet them."""
+    """Returns the limits of a grammar's steps: ``times`` the limits of a trial, which answers thus don't reach."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -69,14 +70,14 @@ def limits(times: int = 1) -> LLParserLimits:
 
 @dataclass(frozen=True)
 class _Failure:
-    """The reason why a grammar was refused, or that it was stopped because others waited."""
+    """The reason why a grammar was refused; ``stopped`` is True if it was only stopped because others waited."""
 
     problem: str
     stopped: bool = False
 
 
 class _Trial:
-    """A grammar that is being tried: its process, once that has begun, and its result."""
+    """The trial of a grammar: the id of its process once it has begun, and its result once it has ended."""
 
     pid: int | None = None
     problem: str | None = None
@@ -85,7 +86,9 @@ class _Trial:
 
 
 class FairTurns:
-    """Lets threads in, a few at a time, by tenant in turn: a tenant with none inside goes first."""
+    """Limits how many threads run at once, and chooses among waiting tenants fairly: one without running threads goes
+    first.
+    """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._free = at_once
@@ -97,12 +100,12 @@ class FairTurns:
 
     @property
     def waiting(self) -> int:
-        """The number of threads that wait."""
+        """The number of threads that wait for a turn."""
         return sum(map(len, self._waiting.values()))
 
     @contextmanager
     def turn(self, tenant: str) -> Iterator[None]:
-        """Waits for a turn, which lasts as long as the block. Raises CapacityError once they are closed."""
+        """Waits for a turn, which lasts until the end of the context. Raises CapacityError after ``close``."""
         mine = object()
         with self._changed:
             self._waiting.setdefault(tenant, deque()).append(mine)
@@ -122,7 +125,7 @@ class FairTurns:
                 self._choose()
 
     def close(self) -> None:
-        """Ends the waiting."""
+        """Ends the waiting of all threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -141,17 +144,17 @@ class FairTurns:
 
 
 class GrammarProcess:
-    """Tries grammars in a process that is started when the first comes, and anew after its death.
+    """Tries grammars in another process, which starts with the first grammar and is restarted if it has died.
 
     Any thread may call the methods.
 
     Args:
-        tokenizer: the text of its tokenizer.json.
-        vocab_size, end_tokens: see ``structured.Grammars``.
-        seconds: of processor time for each grammar.
+        tokenizer: the text of the model's tokenizer.json.
+        vocab_size, end_tokens: as for ``structured.Grammars``.
+        seconds: the limit of processor time for each grammar.
 
     Attributes:
-        turns: the order in which tenants have grammars compiled.
+        turns: limits the compilations that run at once, fairly among tenants.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, end_tokens: list[int], seconds: float) -> None:
@@ -167,9 +170,9 @@ class GrammarProcess:
         self.turns = FairTurns()
 
     def failure(self, source: str) -> str | None:
-        """Returns why a grammar failed before; None for one that is to be tried.
+        """Returns why a grammar failed in an earlier trial; None if it hasn't failed.
 
-        Raises OverloadError for one that took long before, while others wait for theirs.
+        Raises OverloadError if the earlier trial was stopped because it was slow, and other threads wait for a turn.
         """
         failure = self._failures.get(_digest(source))
         if failure is None or (failure.stopped and not self.turns.waiting):
@@ -179,11 +182,12 @@ class GrammarProcess:
         return failure.problem
 
     def attempt(self, source: str, tenant: str = "") -> tuple[str | None, int]:
-        """Returns what is wrong with a grammar, in one or more lines, and the bytes of memory that it takes.
+        """Tries a grammar within a turn; returns the problem, in one or more lines, and the bytes of memory that the
+        grammar takes.
 
-        The problem is None where it compiles within the limits. Call it within a turn.
+        The problem is None if the grammar compiles within the limits.
 
-        Raises OverloadError where it takes long while others wait for theirs.
+        Raises OverloadError if it is slow and other threads wait for a turn.
         """
         with self._changed:
             process = self._started()
@@ -212,7 +216,9 @@ class GrammarProcess:
         self._failures.put(_digest(source), failure, tenant, 256 + len(failure.problem))
 
     def _wait(self, process: subprocess.Popen[bytes], trial: _Trial) -> bool:
-        """Waits for the end of a trial, or until it takes too long. Returns True if others had to wait meanwhile."""
+        """Waits until a trial has ended or takes too long. Returns True if it is stopped because other threads
+        wait.
+        """
         ends = time.monotonic() + self._seconds * _PATIENCE
         with self._changed:
             while not trial.ended and time.monotonic() < ends:
@@ -224,7 +230,7 @@ class GrammarProcess:
         return False
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kills the process and ends all waiting."""
         self._closed = True
         self.turns.close()
         with self._changed:
@@ -253,7 +259,9 @@ class GrammarProcess:
         return self._process
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        """Takes what the process says, until its end."""
+        """Reads the process's messages until it ends, and stores results in their trials. It runs in its own
+        thread.
+        """
         assert process.stdout is not None
         with contextlib.suppress(OSError, ValueError):  # it was closed
             for line in process.stdout:
@@ -309,7 +317,7 @@ def _digest(source: str) -> bytes:
 
 
 def _processor_time(pid: int) -> float:
-    """Returns the seconds of processor time that a process has had; 0 for one that has ended."""
+    """Returns the seconds of processor time that a process has used; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -334,7 +342,7 @@ def _read_all(size: int) -> bytes:
 
 
 def _read() -> Any:
-    """Returns the next message; None at the end of the input."""
+    """Returns the next message from stdin; None at its end."""
     size = int.from_bytes(_read_all(_LENGTH), "little")
     return json.loads(_read_all(size)) if size else None
 
@@ -344,7 +352,7 @@ def _say(**said: Any) -> None:
 
 
 def main() -> None:
-    """Serves until its input ends."""
+    """Serves trials until stdin ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     from llguidance import LLTokenizer
 
@@ -395,7 +403,7 @@ def _reap(numbers: dict[int, int]) -> None:
 
 
 def _base(tokens: LLTokenizer) -> int:
-    """Returns the memory that any grammar's trial takes, which isn't the grammar's own: that of a small one."""
+    """Returns the memory in bytes that a trial of a trivial grammar takes, to be subtracted from others."""
     simple = "start: /a/"
     _tried(tokens, simple, 0)
     here, there = os.pipe()
@@ -411,7 +419,7 @@ def _base(tokens: LLTokenizer) -> int:
 
 
 def _child(tokens: LLTokenizer, message: dict[str, Any], base: int) -> NoReturn:
-    """Tries one grammar, within limits of its own."""
+    """Tries one grammar in a forked child with limits of time and memory, writes the result and exits."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -431,10 +439,10 @@ def _child(tokens: LLTokenizer, message: dict[str, Any], base: int) -> NoReturn:
 
 
 def _tried(tokens: LLTokenizer, source: str, base: int) -> tuple[str, int]:
-    """Returns what is wrong with a grammar, "" if nothing is, and the memory that it takes.
+    """Compiles a grammar and follows random answers; returns the problem, "" if there is none, and the memory in bytes.
 
-    The memory is the growth of what is resident of this process, which has compiled nothing else since it was forked,
-    without ``base``.
+    The memory is the growth of this process's resident memory, less ``base``. It is valid only in a freshly forked
+    process.
     """
     from llguidance import LLMatcher
 
@@ -451,7 +459,7 @@ def _tried(tokens: LLTokenizer, source: str, base: int) -> tuple[str, int]:
 
 
 def _walked(matcher: LLMatcher, rng: random.Random) -> str:
-    """Follows an answer at random, and returns what went wrong. Much of a grammar is looked at with its first masks."""
+    """Follows one random answer of a grammar and returns the problem, "" if there is none."""
     for step in range(_STEPS):
         began = time.thread_time()
         mask = matcher.compute_bitmask()
@@ -476,7 +484,9 @@ def _walked(matcher: LLMatcher, rng: random.Random) -> str:
 
 
 def _random_bit(bits: int, rng: random.Random) -> int:
-    """Returns the place of one of the bits that are set, each with the same chance; without numpy's 13 MB."""
+    """Returns the index of one of the set bits of ``bits``, each with the same probability. It avoids loading
+    numpy.
+    """
     rank, place, size = rng.randrange(bits.bit_count()), 0, bits.bit_length()
     while size > 1:
         half = size // 2
@@ -489,7 +499,7 @@ def _random_bit(bits: int, rng: random.Random) -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Returns the bytes of addresses of this process, and of memory that is resident."""
+    """Returns the bytes of this process's address space, and of its resident memory."""
     with open("/proc/self/statm", "rb") as file:
         total, resident = file.read().split()[:2]
     return int(total) * resource.getpagesize(), int(resident) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""The effect of a request's options on the logits of its next token, and the arrays of a step's sampled rows."""
+"""The options of a request that change the logits of its next token, and the sampling arrays of a step."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ Row = tuple[SamplingParams, int, int]
 
 
 class LogitRules:
-    """One request's rules: which tokens it has seen, and which are banned or favoured next.
+    """The rules of one request that ban, limit or favour its next tokens.
 
     Args:
-        params: what the request asks for.
-        tokens: its own list: the prompt, to which new tokens are added, each followed by ``push``.
-        end_tokens: those that end its text.
-        bad_words: tokens of each of ``params.bad_words``.
-        grammar: the answer's form.
+        params: the request's parameters.
+        tokens: the request's list of tokens, at first its prompt. The request appends new tokens, and calls ``push``.
+        end_tokens: tokens that end the request's text.
+        bad_words: the tokens of each of ``params.bad_words``.
+        grammar: the grammar of the answer; None for none.
         breakers: ``params.dry_sequence_breakers`` as tokens.
 
     Attributes:
-        prompted: distinct tokens of the prompt, in any order, for a repetition penalty; empty without one.
-        counted, counts: distinct tokens of the output, and how often each is there; empty without a penalty.
-        counting: whether there is a penalty or a grammar, so that each new token must be given to ``push``.
-        allowed: the only tokens that may come; empty for all.
-        has_biases: whether ``biases`` ever says something.
-        changing: whether any of these, or ``biases``, may be another for the next token.
-        grammar: the answer's form, which says what may come; None without one.
-        repeats: which tokens DRY penalizes; None without it.
+        prompted: distinct tokens of the prompt, in any order; empty without a repetition penalty.
+        counted, counts: distinct tokens of the output, and how often each occurs; empty without a penalty.
+        counting: True if ``push`` must be called with each new token.
+        allowed: the only allowed tokens; empty if all are allowed.
+        has_biases: True if ``biases`` may return any token.
+        changing: True if any rule may change with the next token.
+        grammar: the grammar of the answer; None without one.
+        repeats: the state of DRY; None without it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LogitRules:
         grammar: Grammar | None = None,
         breakers: Breakers = MappingProxyType({}),
     ) -> LogitRules | None:
-        """None where the parameters have no such rules."""
+        """Returns the rules of a request; None if its parameters have none. The arguments are those of the class."""
         plain = params.repetition_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
         listed = params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens
         if plain and not listed and grammar is None and params.dry_multiplier == 0:
@@ -91,7 +91,7 @@ class LogitRules:
         return cls(params, tokens, end_tokens, bad_words, grammar, breakers)
 
     def push(self, token: int) -> None:
-        """One more token of the output, which is in ``tokens`` by now."""
+        """Updates the rules for a new token of the output, which the caller has appended to ``tokens``."""
         if self.grammar is not None:
             self.grammar.push(token)
         if self.repeats is not None:
@@ -107,20 +107,20 @@ class LogitRules:
         self.counts.append(1)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Up to ``most`` tokens that come next, as no other may; empty where others may, too."""
+        """Returns up to ``most`` next tokens if the rules leave no choice; empty if several tokens are allowed."""
         if self.grammar is not None:
             return self.grammar.forced(most)
         return self.allowed * most if len(self.allowed) == 1 else ()
 
     def ahead(self, draft: Sequence[int]) -> list[LogitRules]:
-        """They, and what they are behind each token of a draft."""
+        """Returns these rules, then the rules after each token of a draft: len(draft) + 1 objects."""
         rules = [self]
         for token in draft:
             rules.append(rules[-1]._behind(token) if self.changing else self)
         return rules
 
     def _behind(self, token: int) -> LogitRules:
-        """Returns rules with one token more, which these rules don't have."""
+        """Returns a copy of the rules with one more token, without the grammar: ``Masks`` follows drafts by itself."""
         other = copy(self)
         tail_length = max([1, *(len(word) - 1 for word in self._words)])  # so many last tokens are looked at
         other._tokens = [*self._tokens[-tail_length:], token]
@@ -135,7 +135,7 @@ class LogitRules:
         return other
 
     def biases(self) -> tuple[array[int], array[float]]:
-        """Tokens whose logits change next, each once, and by how much; -inf is a ban."""
+        """Returns the tokens whose logits change next, each once, and the value added to each logit; -inf is a ban."""
         tokens, banned = self._tokens, dict[int, float]()
         if len(tokens) - self._prompt_length < self._min_tokens:
             banned |= self._ends
@@ -167,13 +167,15 @@ def sampling_batch(
     scored: Mapping[int, Sequence[int]] = MappingProxyType({}),
     guided: Sequence[Guided] = (),
 ) -> SamplingBatch:
-    """The arrays [R] of a step's rows.
+    """Returns the sampling arrays [R] of a step with R rows.
 
     Args:
-        rules: of each row's request; may be left out where none has any.
-        top: so many top logprobs are wanted of some row, whatever the parameters say; None: none.
-        guided: rows whose tokens grammars limit; their masks are computed from now on.
-        scored: row -> the tokens whose logprobs are wanted in place of the drawn ones, of it and of those behind it.
+        rows: parameters, seed and output index of each row.
+        rules: the rules of each row's request; may be empty if no row has any.
+        top: the least number of top logprobs to compute; None if only the parameters count.
+        scored: row -> tokens whose logprobs are computed instead of the drawn token's, for that row and the rows after
+            it.
+        guided: rows that are limited by grammars; other threads begin to compute their masks.
     """
     counts = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + ([] if top is None else [top])
     batch = SamplingBatch(
@@ -203,14 +205,14 @@ def sampling_batch(
 
 
 class RowLists:
-    """The lists that the rules of a step's rows make for their next tokens.
+    """Builds the lists of tokens that the rules of a step's rows need: counted, banned, biased and allowed tokens.
 
-    They go into the step's batch, and into those of later steps with the same rows. This is Python between two steps:
-    it has no loops over tokens, and few over rows.
+    The lists go into the step's batch, and are updated for later steps with the same rows. The code runs between two
+    steps, so it has no loop over tokens, and few over rows.
 
     Args:
-        batch: has the rows' parameters.
-        rules: of each row's request.
+        batch: the batch with the rows' parameters; the lists are set in it.
+        rules: the rules of each row's request; None for a row without rules.
     """
 
     def __init__(self, batch: SamplingBatch, rules: Sequence[LogitRules | None]) -> None:
@@ -236,7 +238,7 @@ class RowLists:
         self.put(batch)
 
     def put(self, batch: SamplingBatch) -> None:
-        """Sets the lists that may be others than a step ago."""
+        """Sets in ``batch`` the lists that may have changed since the last step."""
         if self._counts:
             batch.counts = _joined(self._counts)
         if self._counted:
@@ -265,7 +267,7 @@ class RowLists:
 
 
 def _starts(rows: Sequence[array[int]]) -> Int32Array:
-    """Returns the start of each row's list, and the end of the last. In Python: numpy takes longer for so few."""
+    """Returns the start of each row's list in the concatenated list, then its end."""
     return np.fromiter(accumulate(map(len, rows), initial=0), _INT32, len(rows) + 1)
 
 

@@ -1,7 +1,7 @@
-"""Proposals that cost no time: tokens that have to come, or that followed the last few before.
+"""Proposers that cost no time: forced tokens, and tokens that followed the same n-gram earlier.
 
-Prompt lookup decoding (Saxena 2023; LLMA: Yang et al. 2023) looks n-grams up in a request's own text, SuffixDecoding
-(Oliaro et al. 2024) in past answers too. Texts that copy, edit or repeat themselves or others gain by it.
+Prompt lookup decoding (Saxena 2023; LLMA: Yang et al. 2023) searches a request's own text for n-grams, SuffixDecoding
+(Oliaro et al. 2024) past answers too. It helps for texts that copy, edit or repeat earlier text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORCED = ProposalKind("forced", 1 << 10, 1.0)
 
 
 class ForcedTokens(Proposer):
-    """Proposes what the request's rules leave no choice of."""
+    """Proposes the next tokens if a request's rules leave no choice."""
 
     name = FORCED.source
 
@@ -42,7 +42,7 @@ class ForcedTokens(Proposer):
 
 
 class OwnText(Proposer):
-    """Proposes what followed the last tokens of a request earlier in its text."""
+    """Proposes the tokens that followed a request's last n-gram earlier in its own text."""
 
     name = "own_text"
 
@@ -60,7 +60,7 @@ _MASKS = {count: (1 << _BITS * count) - 1 for count in OWN_KINDS}
 
 
 class NgramLookup:
-    """Finds what followed the last tokens before, in a list that grows."""
+    """An index of the n-grams of a growing list of tokens."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -69,7 +69,7 @@ class NgramLookup:
         self._places: dict[int, int] = {}  # an n-gram as a number -> where the last such one ends
 
     def next(self, most: int) -> Proposal:
-        """Gives up to ``most`` tokens."""
+        """Returns up to ``most`` tokens that followed an earlier copy of the last 8, 4, 3 or 2 tokens."""
         tokens, end, places, last = self._tokens, len(self._tokens), self._places, self._last
         eight, four, three, two = _MASKS.values()
         for place in range(self._known, end):
@@ -84,7 +84,7 @@ class NgramLookup:
 
 
 class PastAnswers(Proposer):
-    """Proposes what followed the last tokens in past answers, to the same tenant alone."""
+    """Proposes the tokens that followed a request's last n-gram in past answers to the same tenant."""
 
     name = "past_answers"
 
@@ -103,7 +103,7 @@ class PastAnswers(Proposer):
             self._tenants.pop(name, None)
 
     def add(self, tenant: str, tokens: Sequence[int], answer: int) -> None:
-        """Keeps an answer, which begins at ``answer`` of a request's tokens."""
+        """Adds an answer to the tenant's past answers. It begins at index ``answer`` of ``tokens``."""
         if len(tokens) - answer < 2:
             return
         if tenant not in self._tenants:
@@ -115,13 +115,13 @@ class PastAnswers(Proposer):
         self._tenants[tenant].add(array("i", tokens[max(answer - max(PAST_KINDS), 0) : answer + PAST_TOKENS // 2]))
 
     def next(self, tenant: str, tokens: Sequence[int], most: int) -> Proposal:
-        """Gives up to ``most`` tokens."""
+        """Returns up to ``most`` tokens that followed the last n-gram of ``tokens`` in the tenant's past answers."""
         answers = self._tenants.get(tenant)
         return NOTHING if answers is None else answers.next(tokens, most)
 
 
 class _Answers:
-    """Keeps the last answers of one tenant: ``PAST_TOKENS`` tokens at most."""
+    """The last answers to one tenant, at most ``PAST_TOKENS`` tokens, with an index of their n-grams."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, array[int]] = OrderedDict()
@@ -153,6 +153,6 @@ class _Answers:
 
 
 def _hashes(answer: array[int]) -> list[tuple[int, int]]:
-    """Finds all n-grams that others follow, and where they end."""
+    """Returns hash and end index of all n-grams of an answer that have a token after them."""
     grams = ((count, end) for count in PAST_KINDS for end in range(count, len(answer)))
     return [(hash(tuple(answer[end - count : end])), end) for count, end in grams]

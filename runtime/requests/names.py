@@ -1,4 +1,4 @@
-"""Names that callers choose, such as a tenant's, as plain strings. Importing this loads nothing else but errors."""
+"""Converts names that callers choose, such as a tenant's, to plain strings. It imports nothing but errors."""
 
 from __future__ import annotations
 

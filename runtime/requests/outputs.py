@@ -19,9 +19,10 @@ error: the model's logits for it were not finite."""
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural-log probabilities at one new token: of the token itself, and of the most probable ones, best first.
+    """Natural-log probabilities at one new token: the token's own, and (token, logprob) of the most probable, best
+    first.
 
-    They are of the model's own distribution, before penalties and temperature and before any token is left out.
+    They are from the model's own distribution, before penalties, temperature and filters such as top_k.
     """
 
     token_id: int
@@ -34,13 +35,15 @@ Logprobs = tuple[int, float, tuple[tuple[int, float], ...]]
 
 
 def plain_logprobs(entries: tuple[TokenLogprobs, ...] | None) -> tuple[Logprobs, ...] | None:
-    """Returns ``TokenLogprobs`` as plain values."""
+    """Converts ``TokenLogprobs`` to plain tuples; None stays None."""
     return None if entries is None else tuple((one.token_id, one.logprob, one.top) for one in entries)
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """One token's log-probability, as in vLLM. ``rank``: 1 is the likeliest; None if it isn't among the top ones."""
+    """One token's log-probability, as in vLLM. ``rank`` 1 is the likeliest token; None if it isn't among the top
+    tokens.
+    """
 
     logprob: float
     rank: int | None = None
@@ -48,16 +51,16 @@ class Logprob:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """When it happened, in seconds of ``time.monotonic()``; None for what didn't.
+    """Times and counts of a request. Times are in seconds of ``time.monotonic()``; None if it hasn't happened.
 
     Attributes:
-        queued: the request was made.
-        first_token, last_token: that new token was there.
-        started: the first chunk of its prompt was scheduled.
-        intervals: how many there are between its new tokens.
-        longest_interval: of these, in seconds.
-        drafted, accepted: tokens that were computed ahead, and of these those that were right (``LLM(speculate=...)``).
-        cached_tokens: tokens of the prompt that were found in the prefix cache.
+        queued: when the request was made.
+        first_token, last_token: when the first and the last new token were available.
+        started: when the first chunk of its prompt was scheduled.
+        intervals: the number of intervals between its new tokens.
+        longest_interval: the longest of these intervals, in seconds.
+        drafted, accepted: tokens that were proposed for it, and how many of them were right (``LLM(speculate=...)``).
+        cached_tokens: the number of prompt tokens from the prefix cache.
     """
 
     queued: float
@@ -72,30 +75,30 @@ class RequestMetrics:
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """Seconds that it waited, read its prompt, and wrote."""
+        """The seconds in which the request waited, processed its prompt, and generated."""
         started = self.queued if self.started is None else self.started
         first = started if self.first_token is None else self.first_token
         return started - self.queued, first - started, (self.last_token or first) - first
 
     @property
     def interval_seconds(self) -> float:
-        """All intervals between its new tokens together."""
+        """The seconds from the first new token to the last."""
         return 0.0 if self.first_token is None or self.last_token is None else self.last_token - self.first_token
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the first new token."""
+        """The seconds until the first new token; None before it."""
         return None if self.first_token is None else self.first_token - self.queued
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each further token, on average."""
+        """The mean seconds per new token after the first; None with fewer than two."""
         return self.interval_seconds / self.intervals if self.intervals else None
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """A result under vLLM's names; see ``RequestOutput``."""
+    """One answer of a request, under vLLM's names; see ``RequestOutput``."""
 
     index: int
     text: str
@@ -108,32 +111,33 @@ class CompletionOutput:
 
     @cached_property
     def message(self) -> Message | None:
-        """The answer in its parts, as ``RequestOutput.message``."""
+        """The answer's content, reasoning and calls; see ``RequestOutput.message``."""
         return None if self.reader is None else self.reader(self.token_ids)
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished request. Two are equal if they have the same prompt tokens and the same result.
+    """The result of a finished request. Two are equal if they have the same prompt tokens and the same result.
 
     Attributes:
-        prompt_token_ids: the prompt as the model saw it.
-        token_ids: every new token, with the end token if there was one.
-        text: their text, without the end token, and cut before a stop string.
-        finish_reason: "stop" for an end token or a stop string, "length" for ``max_tokens`` or the context. "abort":
-            the caller gave it up; "error": the model's logits for it were not finite.
-        logprobs: one entry a new token if the request asked for them, else None.
-        stop_reason: the stop string or the token of ``stop_token_ids`` that ended it; None if something else did.
-        prompt: the text of the prompt, for a conversation what its template made; None for a prompt of token ids.
-        request_id: of this process.
-        error: what went wrong where finish_reason is "error"; tokens and text are those before.
-        metrics: when it happened.
-        num_cached_tokens: of the prompt, that were found in the prefix cache; None without one. (vLLM's name.)
-        prompt_logprobs: one entry a token of the prompt if the request asked for them, the first None; else None.
-        score: of a beam search's answer: see ``SamplingParams.num_beams``.
-        others: the results of the other answers where ``n`` is more than 1; the tokens and the text above are those of
-            the first.
-        reader: makes ``message`` of the tokens.
+        prompt_token_ids: the tokens of the prompt.
+        token_ids: all new tokens, with the end token if there was one.
+        text: the text of the new tokens, without the end token, and cut before a stop string.
+        finish_reason: "stop" for an end token or a stop string, "length" for ``max_tokens`` or the context, "abort" if
+            the caller aborted it, "error" if the model's logits weren't finite.
+        logprobs: one entry per new token if the parameters have ``logprobs``, otherwise None.
+        stop_reason: the stop string, or the token of ``stop_token_ids``, that ended the answer; otherwise None.
+        prompt: the text of the prompt; for a conversation, the rendered template. None for a prompt of token ids.
+        request_id: a number, as text, that is unique in this process.
+        error: the error if finish_reason is "error"; tokens and text are those before it.
+        metrics: times and counts of the request.
+        num_cached_tokens: the number of prompt tokens from the prefix cache; None without a cache. (vLLM's name.)
+        prompt_logprobs: one entry per prompt token if the parameters have ``prompt_logprobs``, otherwise None. The
+            first
+            entry is None.
+        score: the score of a beam search's answer: see ``SamplingParams.num_beams``.
+        others: the results of the other answers if ``n`` is more than 1; this object is the first answer.
+        reader: converts the tokens into ``message``; None for a plain prompt.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -154,9 +158,9 @@ class RequestOutput:
 
     @cached_property
     def message(self) -> Message | None:
-        """A conversation's answer in its parts: ``content``, ``reasoning`` and ``calls``; None of a plain prompt.
+        """The ``content``, ``reasoning`` and ``calls`` of an answer in a conversation; None for a plain prompt.
 
-        It is read from ``token_ids`` when it is first asked for. What stands behind a stop string isn't cut there.
+        It is parsed from ``token_ids`` at the first access. Text after a stop string isn't removed from it.
         """
         return None if self.reader is None else self.reader(self.token_ids)
 
@@ -167,7 +171,9 @@ class RequestOutput:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """One entry an answer, as vLLM has it: ``logprobs`` maps the top tokens, and the new one, to theirs."""
+        """One entry per answer, as in vLLM; ``logprobs`` has a dict per new token, of the token itself and the top
+        tokens.
+        """
         return [answer._completion(index) for index, answer in enumerate((self, *self.others))]
 
     def _completion(self, index: int) -> CompletionOutput:
@@ -187,16 +193,18 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Always True; vLLM's results have it."""
+        """Always True, as in vLLM's results."""
         return True
 
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """The output since the last piece. ``text`` may be empty: a character or a possible stop string is incomplete.
+    """The new output since the last piece.
 
-    The texts of all pieces together are the ``text`` of the ``RequestOutput``; ``finish_reason`` is set on the last.
-    Where ``n`` is more than 1, each piece is of the answer ``index``.
+    The texts of all pieces together are the ``text`` of the ``RequestOutput``. A text may be empty while a character or
+    a
+    possible stop string is incomplete. Only the last piece has a ``finish_reason``. If ``n`` is more than 1, the piece
+    belongs to the answer ``index``.
     """
 
     token_ids: tuple[int, ...]
@@ -208,16 +216,16 @@ class StreamPiece:
 
 @dataclass(frozen=True)
 class BeamSearchSequence:
-    """One sequence that ``LLM.beam_search`` found, as vLLM has it.
+    """One sequence of ``LLM.beam_search``, as in vLLM.
 
     Attributes:
-        tokens: the prompt's and the new ones, with the end token if there was one.
-        logprobs: of each new token: the most probable ones there.
+        tokens: the prompt's tokens and the new ones, with the end token if there was one.
+        logprobs: for each new token, the log-probabilities of the most probable tokens.
         cum_logprob: the sum of the new tokens' log-probabilities.
-        text: of all tokens, special ones included; None without a tokenizer.
-        finish_reason, stop_reason: see ``RequestOutput``.
-        score: what the sequences are sorted by; see ``SamplingParams.num_beams``. (vLLM counts the prompt's tokens as
-            part of the length; here only new tokens count, as in transformers.)
+        text: the text of all tokens, with special tokens; None without a tokenizer.
+        finish_reason, stop_reason: as in ``RequestOutput``.
+        score: the value by which sequences are sorted; see ``SamplingParams.num_beams``. (In vLLM the prompt's tokens
+            count as part of the length; here only new tokens do, as in transformers.)
     """
 
     tokens: list[int]
@@ -237,7 +245,7 @@ class BeamSearchOutput:
 
     @classmethod
     def from_result(cls, result: RequestOutput, decode: Callable[[list[int]], str] | None) -> BeamSearchOutput:
-        """A request's result in this form; ``decode`` makes text of tokens."""
+        """Converts a request's result. ``decode`` converts tokens to text; None if there is no tokenizer."""
         sequences = []
         for answer, output in zip((result, *result.others), result.outputs, strict=True):
             tokens = [*result.prompt_token_ids, *answer.token_ids]

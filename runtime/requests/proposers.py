@@ -60,20 +60,24 @@ class Proposer(ABC):
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
         """Returns a proposal for each request.
 
-        ``wanted``: the requests, each with the most tokens of its proposal.
+        Args:
+            wanted: the requests, each with the most tokens to propose.
         """
 
     def observe(
         self, request: Generation, draft: Sequence[int], accepted: int, outputs: Mapping[str, FloatArray]
     ) -> None:
-        """Learns from a step of a request that has drawn tokens: with ``outputs`` each step, else each draft.
+        """Learns from a step in which a request has drawn tokens.
+
+        It is called for each step if the proposer has ``outputs``, otherwise only for steps with its draft.
 
         Args:
             request: the request, with its new tokens.
             draft: the tokens that this proposer proposed; empty if it proposed none for the step.
             accepted: the number of those tokens, the first ones, that the model drew too.
-            outputs: output -> its rows at the last known token and at each accepted token of the step's draft, of
-                whichever proposer: [n, ...]. It has the names of ``Proposer.outputs``.
+            outputs: name of each of ``Proposer.outputs`` -> its rows [n, ...]: at the last known token, and at each
+                accepted
+                token of the step's draft, whichever proposer made it.
         """
         return
 
@@ -91,7 +95,7 @@ class Proposer(ABC):
 
 
 class TimedProposer(Proposer):
-    """A proposer that computes. It fails without raising.
+    """A proposer that takes time to compute. It never raises: after an error it proposes nothing, and ``off`` says why.
 
     Attributes:
         kind: the kind of all its proposals.
@@ -106,11 +110,13 @@ class TimedProposer(Proposer):
         """Returns the estimated seconds to propose one more token for each of ``rows`` requests, together."""
 
     def behind(self, request: Generation) -> float:
-        """Returns the seconds to compute the tokens of a request that it hasn't seen yet; 0 if they are few."""
+        """Returns the seconds to compute the tokens of a request that the proposer hasn't processed yet; 0 if they are
+        few.
+        """
         return 0.0
 
     def takes(self, request: Generation) -> bool:
-        """Returns False for a request for which it can propose nothing."""
+        """Returns False for a request for which it can't propose anything."""
         return True
 
     def describe(self) -> dict[str, Any]:

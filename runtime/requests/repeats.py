@@ -1,9 +1,9 @@
-"""DRY: a penalty for tokens that would continue a sequence that the text has already.
+"""DRY: a penalty for tokens that would continue a repetition of earlier text.
 
 It was published as p-e-w, "DRY: A modern repetition penalty" (text-generation-webui, 2024); llama.cpp's sampler is the
-reference for the details. A token that comes after an earlier copy of the last n tokens loses
-``multiplier * base ** (n - allowed_length)`` of its logit, where n is at least ``allowed_length``. Sequence breakers
-end the last tokens that count, and are never penalized themselves.
+reference for the details. If the last n tokens also occur earlier, the token after that earlier copy loses
+``multiplier * base ** (n - allowed_length)`` of its logit; n must be at least ``allowed_length``. A repetition can't
+extend across a sequence breaker, and breakers of one token aren't penalized.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_BIASES: tuple[Int32Array, FloatArray] = np.zeros(0, np.int32), np.zeros(0, np
 
 
 class DryOptions(Protocol):
-    """The fields of ``SamplingParams`` that say what DRY does."""
+    """The fields of ``SamplingParams`` for DRY."""
 
     @property
     def dry_multiplier(self) -> float: ...
@@ -42,19 +42,20 @@ class DryOptions(Protocol):
 
 @dataclass(frozen=True)
 class _End:
-    """The beginning and the end of a sequence breaker: positions in the whole text, the end's is its last token's."""
+    """The positions of a sequence breaker's first and last token in the whole text."""
 
     begin: int
     end: int
 
 
 class Repeats:
-    """The tokens of one request, and how long the text's end is a repetition of what ends at each of them.
+    """The tokens of one request, and for each position the length of the repetition: how many tokens up to there equal
+    the last.
 
-    ``push`` makes new arrays, so that a shallow copy may go on in its own way.
+    ``push`` replaces its arrays, so that a shallow copy can continue independently.
 
     Args:
-        options: the request's.
+        options: the request's options.
         tokens: the prompt.
         breakers: the sequence breakers as tokens.
     """
@@ -79,7 +80,7 @@ class Repeats:
 
     @classmethod
     def from_options(cls, options: DryOptions, tokens: Sequence[int], breakers: Breakers) -> Repeats | None:
-        """Makes one; None where the options ask for no penalty."""
+        """Returns the state for a request; None if its options disable DRY."""
         off = options.dry_multiplier == 0 or options.dry_penalty_last_n == 0
         return None if off else cls(options, tokens, breakers)
 
@@ -95,7 +96,9 @@ class Repeats:
             self._last_breaker = breaker
 
     def biases(self) -> tuple[Int32Array, FloatArray]:
-        """The tokens that are penalized next, each once, and what is added to the logit of each."""
+        """Returns the tokens that are penalized next, each once, and the negative value that is added to each
+        logit.
+        """
         limit = self._unbroken()
         if len(self._tokens) <= self._allowed or limit < self._allowed:
             return NO_BIASES
@@ -116,7 +119,7 @@ class Repeats:
         return np.fromiter(longest, np.int32, len(longest)), -penalties.astype(np.float32)
 
     def _unbroken(self) -> int:
-        """The number of tokens since the last sequence breaker."""
+        """Returns the number of tokens since the last sequence breaker."""
         for back in range(min(self._longest_tail + 1, len(self._tokens)) if self._breakers else 0):
             if (breaker := self._breaker_at(back)) is not None:
                 return self._count - 1 - breaker.end
@@ -126,7 +129,9 @@ class Repeats:
         return len(self._tokens)
 
     def _breaker_at(self, back: int) -> _End | None:
-        """The longest sequence breaker that begins ``back`` tokens before the last one, and is complete."""
+        """Returns the longest complete sequence breaker that begins ``back`` tokens before the last token; None if
+        there is none.
+        """
         at = len(self._tokens) - 1 - back
         tails = self._breakers.get(int(self._tokens[at]))
         if tails is None:
@@ -140,9 +145,10 @@ class Repeats:
 
 
 def _repeated(tokens: list[int]) -> Int32Array:
-    """Returns, for each position but the last, how many tokens up to it equal the last ones; 0 for the last.
+    """Returns for each position except the last how many tokens up to it equal the last tokens; 0 for the last
+    position.
 
-    Gusfield's Z-algorithm, over the tokens in reverse.
+    It is Gusfield's Z-algorithm over the reversed tokens.
     """
     count = len(tokens)
     tokens = tokens[::-1]

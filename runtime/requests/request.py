@@ -1,7 +1,7 @@
-"""A request: its tokens, where its cache is, and when it ends.
+"""Requests: their tokens, their blocks in the KV cache, and when they end.
 
-What a caller wants makes its kind: ``Generation`` wants new tokens, ``PromptRequest`` outputs of a prompt's tokens. A
-``BeamSearch`` decides over several generations. Types of tasks (``runtime.tasks``) make them.
+There are two kinds: a ``Generation`` produces new tokens, a ``PromptRequest`` computes outputs for the tokens of a
+prompt. A ``BeamSearch`` decides over several generations. Tasks (``runtime.tasks``) make requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class FailedRequestError(Exception):
-    """Raised from an error that came up in the work for some requests alone: they end, and the others go on."""
+    """An error that ends some requests, while others continue. Its cause is the actual error."""
 
     def __init__(self, *requests: Request) -> None:
         super().__init__(", ".join(request.request_id for request in requests))
@@ -40,7 +40,7 @@ class FailedRequestError(Exception):
 
 
 class Identity(TypedDict, total=False):
-    """The arguments that decide by whom, and after which items, what a request computes is found; see ``Request``."""
+    """The arguments of `Request` that determine which cached prefixes it can use."""
 
     options: RequestOptions
     adapter: str
@@ -48,7 +48,7 @@ class Identity(TypedDict, total=False):
 
 
 class Common(Identity, total=False):
-    """Arguments of every kind; see ``Request``."""
+    """The arguments of `Request` that all kinds have."""
 
     prompt_text: str | None
     request_class: RequestClass
@@ -56,23 +56,23 @@ class Common(Identity, total=False):
 
 
 class Request:
-    """Holds one prompt and what becomes of it. The scheduler and the engine loop are its only writers.
+    """A prompt with the state of its computation. Only the scheduler and the engine loop change it.
 
-    The scheduler asks all kinds alike: what only a generation has is None or 0 here.
+    Attributes that only a generation needs are None or 0 in other kinds, so that the scheduler needs no distinction.
 
     Args:
         prompt: token ids, at least one.
-        prompt_text: what the prompt was encoded from, for the result.
-        options: its options, as the caller passed them. What it computes is found again by requests of the same tenant
-            only. The scheduler looks at priorities where its configuration says so.
-        adapter: the digest of the adapter that it runs with, and by requests of the same one only; "" for none.
-        contents: position in the prompt -> digest of what takes the place of the placeholder that is there.
-        request_class: what it is promised.
-        clock: seconds, for its times.
+        prompt_text: the text of the prompt, for the result.
+        options: the caller's options: tenant, priority and class.
+        adapter: the digest of the adapter that it runs with; "" for none. Prefixes are shared only with the same
+            adapter.
+        contents: position of a placeholder in the prompt -> digest of the content that replaces it.
+        request_class: the class, with the targets for its latencies.
+        clock: returns seconds, for its times.
 
     Attributes:
-        scores: whether it wants something of all tokens of its prompt, and no new tokens.
-        outputs: names of the outputs that it wants of them: see ``step_schema.OUTPUTS``.
+        scores: True if it needs outputs for all tokens of its prompt, and no new tokens.
+        outputs: the names of these outputs: see ``step_schema.OUTPUTS``.
     """
 
     scores = False
@@ -117,7 +117,7 @@ class Request:
 
     @property
     def tables(self) -> BlockTables:
-        """The blocks that it holds: one object for the request's whole life."""
+        """The request's block tables: one object for its whole life. Assignment replaces the contents."""
         return self._tables
 
     @tables.setter
@@ -126,18 +126,18 @@ class Request:
 
     @property
     def items(self) -> Sequence[Item]:
-        """The items of its tokens, by which what it has computed is found in its namespace."""
+        """The items of its tokens, which are the keys of its blocks in the prefix cache."""
         return items_of(self.tokens, self._contents) if self._contents else self.tokens
 
     @property
     def identity(self) -> Identity:
-        """The arguments with which another request finds what this one has computed, and the other way round."""
+        """The arguments for another request that can share cached prefixes with this one."""
         options = RequestOptions(self.tenant)
         return {"options": options, "adapter": self.namespace.adapter, "contents": self._contents}
 
     @property
     def wants_prompt(self) -> bool:
-        """True if outputs of prompt tokens are still missing, so that all prompt tokens are computed."""
+        """True if outputs of prompt tokens are still missing, so that no cached prefix can be used."""
         return self.scores
 
     @property
@@ -146,7 +146,7 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens that are not in the cache yet."""
+        """The number of tokens that aren't in the KV cache yet."""
         return len(self.tokens) - self.computed
 
     @property
@@ -155,12 +155,12 @@ class Request:
 
     @property
     def most_cached(self) -> int:
-        """Most tokens that it can ever have in the cache: the last new token never gets there."""
+        """The most tokens that it can ever have in the KV cache. The last new token is never computed."""
         return self.prompt_length + max(self.max_tokens - 1, 0)
 
     @property
     def metrics(self) -> RequestMetrics:
-        """The request's times and counts until now."""
+        """The request's times and counts so far."""
         first, last = self.token_times or (None, None)
         return RequestMetrics(
             self.queued,
@@ -175,30 +175,30 @@ class Request:
         )
 
     def fail(self, error: EnginewrightError) -> None:
-        """Ends the request with an error of its own; what it has so far stays."""
+        """Ends the request with an error; its output so far stays."""
         self.error = error
         self.finish("error")
 
     def finish(self, reason: FinishReason) -> None:
-        """Ends the request."""
+        """Ends the request with a reason."""
         self.finish_reason = reason
 
     def abort(self) -> None:
-        """Ends the request for a caller who wants no more of it. Never raises."""
+        """Ends the request because the caller aborted it. Never raises."""
         self.finish("abort")
 
     def take_piece(self) -> StreamPiece:
-        """Returns the output since the last call."""
+        """Returns the new output since the last call."""
         return StreamPiece((), "", self.finish_reason)
 
 
 class PromptRequest(Request):
-    """Wants outputs of a step for every token of its prompt, and no new tokens.
+    """A request for outputs of every token of its prompt. It produces no new tokens.
 
     Args:
-        prompt, common: see ``Request``.
-        outputs: names of the outputs that it wants.
-        take: gets the rows of some tokens: the position of the first, and output -> [n, ...].
+        prompt, common: as for ``Request``.
+        outputs: the names of the outputs.
+        take: called with the position of the first of n tokens, and output -> its rows [n, ...].
     """
 
     scores = True
@@ -215,28 +215,28 @@ class PromptRequest(Request):
         self._take = take
 
     def accept_rows(self, start: int, output: StepOutput, rows: slice) -> None:
-        """Takes what a step gave the prompt tokens from ``start`` on: its ``rows``."""
+        """Passes on the rows ``rows`` of a step's outputs, which belong to the prompt tokens from ``start`` on."""
         self._take(start, {name: output.outputs[name][rows] for name in self.outputs})
         if start + rows.stop - rows.start == self.prompt_length:
             self.finish("length")
 
 
 class Generation(Request):
-    """Wants new tokens.
+    """A request that produces new tokens.
 
     Args:
-        prompt, common: see ``Request``.
-        params: how to choose new tokens.
-        end_token_ids: tokens that end the text; without those of ``params.stop_token_ids``.
-        max_tokens: most new tokens, where it isn't ``params.max_tokens``.
-        text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
-        bad_words: tokens of each of ``params.bad_words``.
-        grammar: the form of its answer, at its beginning; its own.
+        prompt, common: as for ``Request``.
+        params: the sampling parameters.
+        end_token_ids: the model's tokens that end the text; ``params.stop_token_ids`` are added.
+        max_tokens: the most new tokens; None takes ``params.max_tokens``.
+        text: converts the new tokens to text; None if no text is needed (then stop strings have no effect).
+        bad_words: the tokens of each of ``params.bad_words``.
+        grammar: a new grammar for the answer, which this request alone advances; None for any answer.
         breakers: ``params.dry_sequence_breakers`` as tokens.
-        sample: which of the request's answers this is; see ``sample_seed``.
+        sample: the index of this answer among the answers to the prompt; see ``sample_seed``.
 
     Attributes:
-        search: the beam search that it is a sequence of, set once it is made.
+        search: the beam search that this request belongs to; None without one.
     """
 
     def __init__(
@@ -290,11 +290,11 @@ class Generation(Request):
 
     @property
     def token_logprobs(self) -> Sequence[TokenLogprobs]:
-        """The log-probabilities of new tokens, if the request or its beam search needs them."""
+        """The log-probabilities of new tokens; empty unless the parameters or a beam search need them."""
         return self._logprobs
 
     def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes a new token, and finishes if it is the last."""
+        """Appends a new token; ends the request if it is the last."""
         self.tokens.append(token)
         if self._counted is not None:
             self._counted(token)
@@ -315,7 +315,7 @@ class Generation(Request):
         return None if self.rules is None else self.rules.grammar
 
     def branch(self) -> Generation:
-        """Another sequence of its beam search, with the same tokens."""
+        """Returns a new request of the same beam search with the same tokens."""
         other = Generation(
             self.tokens[: self.prompt_length],
             self.params,
@@ -332,14 +332,14 @@ class Generation(Request):
         return other
 
     def become(self, other: Generation) -> None:
-        """Takes the tokens of another sequence of its beam search."""
+        """Takes over the tokens and the grammar's state of another request of the same beam search."""
         self.tokens = other.tokens.copy()
         self._logprobs = other._logprobs.copy()
         if self.rules is not None and other._grammar is not None:
             self.rules.grammar = other._grammar.copy()
 
     def extend(self, entry: TokenLogprobs) -> None:
-        """Takes one token more, as a sequence of a beam search."""
+        """Appends one token, in a beam search. It doesn't check if the request ends."""
         self.tokens.append(entry.token_id)
         self._logprobs.append(entry)
         if self._grammar is not None:
@@ -347,7 +347,7 @@ class Generation(Request):
         self._timed()
 
     def accept_answers(self) -> None:
-        """Ends with the answers of its beam search; its tokens are those of the best."""
+        """Ends the request with the answers of its beam search; its own tokens become those of the best answer."""
         assert self.search is not None
         best = self.search.answers[0]
         self.tokens[self.prompt_length :] = best.tokens
@@ -359,7 +359,7 @@ class Generation(Request):
         self.finish("stop" if best.stopped else "length")
 
     def _timed(self) -> None:
-        """A token has come."""
+        """Records the time of a new token."""
         now = self._clock()
         first, last = self.token_times or (now, now)
         if now - last > self._longest_interval:
@@ -376,7 +376,13 @@ class Generation(Request):
         return text
 
     def accept_scored(self, start: int, count: int, found: Sequence[TokenLogprobs]) -> None:
-        """Takes the log-probabilities ``found`` by ``count`` prompt tokens from ``start`` on: of those behind them."""
+        """Stores log-probabilities of prompt tokens.
+
+        Args:
+            start: the position of the first computed token.
+            count: the number of computed tokens.
+            found: the log-probabilities of the tokens from ``start`` + 1 on.
+        """
         assert self._prompt_logprobs is not None
         self._prompt_logprobs[start + 1 : start + 1 + len(found)] = found
         self._scored = max(self._scored, start + count)
@@ -393,7 +399,9 @@ class Generation(Request):
         super().abort()
 
     def finish(self, reason: FinishReason) -> None:
-        """Text that was held back comes out, and may turn out to complete a stop string."""
+        """Ends the request. Text that was held back is released, which may complete a stop string and change the
+        reason.
+        """
         if self._text is not None and self._text.finish() and reason == "length":
             reason = "stop"
         if self._text is not None and self._text.stopped_by is not None:
@@ -413,7 +421,7 @@ class Generation(Request):
         )
 
     def to_output(self) -> RequestOutput:
-        """The whole result; call it after the last ``take_piece``."""
+        """Returns the complete result; call it after the last ``take_piece``."""
         assert self.finish_reason is not None
         answers = [] if self.search is None else self.search.answers[: self.params.n]
         return RequestOutput(
@@ -434,7 +442,7 @@ class Generation(Request):
         )
 
     def _other(self, answer: Answer) -> RequestOutput:
-        """Makes the result of one of a beam search's answers behind the best."""
+        """Returns the result for an answer of a beam search other than the best."""
         text = self._text_of(answer.tokens)
         if text is not None:
             text.finish()
@@ -455,7 +463,7 @@ class Generation(Request):
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished sequence: its score, new tokens, their log-probabilities, and whether an end token ended it."""
+    """A finished sequence of a beam search. ``stopped`` is True if an end token ended it."""
 
     score: float
     tokens: tuple[int, ...]
@@ -465,7 +473,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Branch:
-    """A sequence that goes on: ``parent`` with one token more, of which the sum of log-probabilities is ``total``."""
+    """A continuation in a beam search: ``parent`` with one more token. ``total`` is the sum of log-probabilities."""
 
     parent: Generation
     token: TokenLogprobs
@@ -474,17 +482,20 @@ class Branch:
 
 @dataclass(eq=False)
 class BeamSearch:
-    """Which sequences of a request go on, and which of the finished ones are its answers.
+    """A beam search: it decides which sequences of a request continue, and which finished ones are the answers.
 
-    As in transformers 5 (``generate`` with ``num_beams``, ``length_penalty``, ``early_stopping``), whose order of
-    decisions this follows. A search has no more sequences than beams, each a ``Generation`` of its own for the
-    scheduler. All are one token further before it chooses anew.
+    It follows the decisions of transformers 5 (``generate`` with ``num_beams``, ``length_penalty``,
+    ``early_stopping``). A
+    search has at most as many sequences as beams; each is a ``Generation`` for the scheduler. When all have computed
+    their
+    next token, the search chooses.
 
     Attributes:
-        root: the request that the caller waits for, one of ``members``.
-        new_text: makes what turns an answer's tokens into text; gives None if nobody wants text.
-        members: its sequences, while they run.
-        answers: the finished ones, best first; so many at most as there are beams.
+        root: the request that the caller waits for, the first of ``members``.
+        new_text: returns a decoder for an answer's text, or None if no text is needed.
+        members: the running sequences.
+        answers: the finished sequences, best first, at most as many as beams.
+        finished: True when the search has ended.
     """
 
     params: SamplingParams
@@ -498,7 +509,7 @@ class BeamSearch:
 
     @classmethod
     def begin(cls, root: Generation, vocab_size: int, new_text: Callable[[], OutputText | None] = lambda: None) -> None:
-        """Makes a request the first sequence of a search."""
+        """Makes a request the first sequence of a new beam search."""
         root.search = cls(root.params, root.end_tokens, root.max_tokens, vocab_size, new_text, [root])
 
     def __post_init__(self) -> None:
@@ -511,28 +522,29 @@ class BeamSearch:
 
     @property
     def candidates(self) -> int:
-        """Most probable continuations that it chooses from: enough to go on if many of them are ends."""
+        """The number of best continuations to choose from: enough to continue even if many of them end the text."""
         return max(2, 1 + len(self.end_tokens)) * self.params.num_beams
 
     @property
     def looked_at(self) -> int:
-        """Most probable tokens that it wants to know of each sequence: as many, or all that there are. Where all of
-        them are fewer than the beams, there are fewer sequences at first."""
+        """The number of most probable tokens to compute for each sequence: ``candidates``, or the size of the
+        vocabulary.
+        """
         return min(self.candidates, self.vocab_size)
 
     @property
     def ready(self) -> bool:
-        """Returns True if every sequence of the beam has the candidates of its next token, and the search isn't
-        finished.
-        """
+        """True if all sequences have the candidates for their next token, and the search hasn't ended."""
         return not self.finished and all(member in self._found for member in self.members)
 
     def take(self, member: Generation, top: Sequence[tuple[int, float]]) -> None:
-        """The most probable next tokens of a sequence, best first."""
+        """Stores the most probable next tokens of a sequence, as (token, logprob), best first."""
         self._found[member] = top
 
     def choose(self) -> list[Branch]:
-        """Returns the sequences that continue, best first; none, and ``finished``, at the search's end."""
+        """Returns the sequences that continue, best first. At the end of the search it returns none and sets
+        ``finished``.
+        """
         params, beams = self.params, self.params.num_beams
         continuations = [
             (self._totals.get(member, 0.0) + logprob, member, token, logprob)
@@ -562,11 +574,11 @@ class BeamSearch:
         return [] if self.finished else going
 
     def forget(self) -> None:
-        """Drops the candidates of the current step, since the sequences are computed anew."""
+        """Drops the candidates of the current step, because the sequences will be computed again."""
         self._found.clear()
 
     def advanced(self, member: Generation, branch: Branch) -> None:
-        """``member``, which has the tokens of the branch's parent, goes on as that branch."""
+        """Extends ``member`` by the token of ``branch``; it must already have the tokens of the branch's parent."""
         self._totals[member] = branch.total
         member.extend(branch.token)
 

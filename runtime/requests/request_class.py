@@ -1,4 +1,4 @@
-"""Classes of requests, with the times that each is promised."""
+"""Classes of requests, with targets for their latencies."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RequestClass:
-    """Targets in seconds; None where there is none.
+    """A class of requests. Targets are in seconds; None is no target.
 
     Attributes:
-        name: what requests name.
-        ttft: from the request to its first new token.
-        tpot: for each further token, on average over the answer so far.
-        priority: of requests that bring none of their own; lower goes first.
+        name: the name by which requests choose the class.
+        ttft: the target for the time to the first token.
+        tpot: the target for the mean time per further token.
+        priority: the priority of requests that have none of their own; lower runs first.
     """
 
     name: str = ""

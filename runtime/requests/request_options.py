@@ -1,7 +1,7 @@
-"""The options of a request: one record from the caller's arguments, through an engine's socket, to the request.
+"""The options of a request, as one record that is passed from the caller's arguments through sockets to the request.
 
-Whoever makes a request passes the record on whole. So a further option is a field here, with its check and its line in
-``RequestArguments``, and its reader: the provider of a step's array, for instance, reads ``request.options``.
+The code between passes the record on whole. So a new option is a field here, with its check and its line in
+``RequestArguments``, and code that reads it, such as the provider of a step's array, which reads ``request.options``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .names import checked_name
 
 
 class RequestArguments(TypedDict, total=False):
-    """The options as keyword arguments of the methods of ``LLM``; see ``LLM.generate``.
+    """The options as keyword arguments of ``LLM``'s methods; see ``LLM.generate``.
 
-    ``priority`` may be a sequence, with one for each prompt, where a method takes several prompts.
+    For a method with several prompts, ``priority`` may be a sequence with one value per prompt.
     """
 
     tenant: str

@@ -1,4 +1,4 @@
-"""Parameters of sampling: the choice of the next token, and the end of a text."""
+"""Sampling parameters: how the next token is chosen, and when an answer ends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NOT_WITH_BEAMS = (
 
 
 class _Biases(dict[int, float]):
-    """A mapping that nobody changes, so that parameters can be hashed."""
+    """A mapping that isn't changed, so that parameters can be hashed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -54,68 +54,76 @@ class _Biases(dict[int, float]):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The choice of one request's tokens, and its end. It is greedy unless ``temperature`` is passed.
+    """The parameters of one request: how tokens are chosen, and when the answer ends. Greedy unless ``temperature`` is
+    set.
 
-    The recommendations of the model's makers are in ``LLM.default_params()``, and never applied silently. None for a
-    field means its default, except for ``max_tokens``.
+    The values that the model's makers recommend are in ``LLM.default_params()``; they are never applied silently. None
+    for
+    a field means its default, except for ``max_tokens``.
 
     Attributes:
-        temperature: 0 takes the most probable token; else logits are divided by it, as 32-bit floats.
-        top_k: only the k most probable tokens; 0 or -1 is off.
-        top_p: only the most probable tokens that together have this probability; 1 is off.
-        min_p: only tokens at least this times as probable as the most probable; 0 is off.
-        typical_p: only tokens whose surprise is near what is expected, which together have this probability; 1 is off.
-        top_n_sigma: only tokens whose logit is at most n standard deviations below the greatest one; 0 or -1 is off.
-            The deviation is that of all logits that aren't banned (arXiv 2411.07641).
-        xtc_probability: the chance that a token is drawn without the most probable ones; 0 is off. With a temperature
+        temperature: logits are divided by it, as 32-bit floats; 0 takes the most probable token.
+        top_k: keeps only the k most probable tokens; 0 or -1 is off.
+        top_p: keeps only the most probable tokens that together have this probability; 1 is off.
+        min_p: keeps only tokens with at least this share of the greatest probability; 0 is off.
+        typical_p: keeps only tokens whose surprise is close to the expected one and which together have this
+            probability; 1 is off.
+        top_n_sigma: keeps only tokens whose logit is at most n standard deviations below the greatest one; 0 or -1 is
+            off. The deviation is that of all logits that aren't banned (arXiv 2411.07641).
+        xtc_probability: the chance that the most probable tokens are excluded for a token; 0 is off. With a temperature
             of 0 nothing is excluded.
-        xtc_threshold: the probability that a token needs to count among these. The least probable of them stays, and so
-            do all below it. Above 0.5 nothing is excluded.
-        repetition_penalty: the logits of tokens that the prompt or the answer has already are divided by it where they
-            are above 0, and multiplied where they are below; 1 is off. As in transformers and vLLM.
-        frequency_penalty: times how often the answer has a token is subtracted from its logit; 0 is off.
-        presence_penalty: is subtracted from the logits of tokens that the answer has at all; 0 is off. Both as in
-            OpenAI's API and vLLM; a value below 0 favours what is there.
-        dry_multiplier: DRY, as in llama.cpp: what a token loses of its logit that would continue a repeated sequence
-            of n tokens is ``dry_multiplier * dry_base ** (n - dry_allowed_length)``; 0 is off.
+        xtc_threshold: the probability from which on a token counts as one of those. The least probable of them stays.
+            Above 0.5 nothing is excluded.
+        repetition_penalty: for tokens of the prompt or the answer, positive logits are divided by it and negative
+            logits
+            multiplied; 1 is off. As in transformers and vLLM.
+        frequency_penalty: this, times the number of a token's occurrences in the answer, is subtracted from its logit;
+            0 is off.
+        presence_penalty: subtracted from the logits of tokens that occur in the answer; 0 is off. Both as in OpenAI's
+            API
+            and vLLM; a negative value favours them.
+        dry_multiplier: DRY, as in llama.cpp: a token that would continue a repeated sequence of n tokens loses
+            ``dry_multiplier * dry_base ** (n - dry_allowed_length)`` of its logit; 0 is off.
         dry_base: 1 or more.
         dry_allowed_length: the length of the shortest sequence that is penalized.
-        dry_penalty_last_n: how many of the last tokens are looked at; -1 is all, 0 is off.
-        dry_sequence_breakers: texts that no sequence reaches across, at most 32 of 40 bytes each.
-        logit_bias: token -> what is added to its logit, before the penalties; -inf bans it.
-        allowed_token_ids: the only tokens that may come; () is all.
-        bad_words: texts, or lists of token ids, that may not come. Text is banned as it is tokenized at the beginning
-            of a text and behind a space; a word that is tokenized otherwise may still come, as in vLLM. They have
-            32,768 characters or ids together at most.
-        min_tokens: so many tokens come before one that ends the text can. A stop string ends it at any time.
-        seed: of the random numbers, 0 <= seed < 2**64. None takes ``seed_of(prompt ids)``: one prompt with the same
-            parameters gives the same tokens at every call. Pass different seeds to get different samples.
-        max_tokens: most new tokens; cut where the model's context ends. None: as many as the context and the KV cache
-            have room for.
-        stop: a string, or several, that end the text. It is cut before the one that begins first, however the text is
-            split into tokens; a few more tokens are computed where that one isn't complete before another. At most 128
-            strings, of 4,096 characters together.
+        dry_penalty_last_n: the number of last tokens that DRY considers; -1 is all, 0 is off.
+        dry_sequence_breakers: texts across which no sequence extends, at most 32 of 40 bytes each.
+        logit_bias: token -> value added to its logit, before the penalties; -inf bans it.
+        allowed_token_ids: the only allowed tokens; () allows all.
+        bad_words: banned texts, or lists of token ids. A text is banned as it is tokenized at the beginning of a text
+            and after a space; if it is tokenized otherwise it may still occur, as in vLLM. At most 32,768 characters or
+            ids together.
+        min_tokens: the number of tokens before a token that ends the text is allowed. A stop string may end it earlier.
+        seed: seed of the random numbers, 0 <= seed < 2**64. None takes ``seed_of(prompt ids)``: the same prompt and
+            parameters give the same tokens at every call. Pass different seeds to get different samples.
+        max_tokens: the most new tokens, within the model's context. None allows as many as fit into the context and the
+            KV cache.
+        stop: a string, or several, that end the text. The text is cut before the string that begins first, however it
+            is
+            split into tokens. A few more tokens are computed if another string completes earlier. At most 128 strings,
+            of 4,096 characters together.
         stop_token_ids: tokens that end the text, besides the model's own. Their text is left out.
-        ignore_eos: the model's own end tokens do not end the text.
-        logprobs: None reports none; 0 reports each new token's log-probability, and k also those of the k most probable
-            tokens there.
-        prompt_logprobs: the same for each token of the prompt but the first. The prompt is then computed anew.
-        n: so many answers, each with the tokens that a request alone has with ``sample_seed(seed, i)`` as its seed.
-        best_of: so many answers, of which the ``n`` with the greatest log-probability a token are given, best first.
-        num_beams: with more than 1, a beam search for the ``n`` answers of the greatest score: the sum of their
-            log-probabilities, divided by their length to the power of ``length_penalty``. As in transformers.
+        ignore_eos: True if the model's own end tokens don't end the text.
+        logprobs: 0 reports each new token's log-probability, and k also those of the k most probable tokens. None
+            reports none.
+        prompt_logprobs: the same for each prompt token except the first. The prompt is then computed without the cache.
+        n: the number of answers. Answer i has the tokens of a single request with the seed ``sample_seed(seed, i)``.
+        best_of: the number of answers that are computed; the ``n`` with the greatest mean log-probability are returned,
+            best first.
+        num_beams: with more than 1, a beam search for the ``n`` answers with the greatest score: the sum of their
+            log-probabilities divided by their length to the power of ``length_penalty``. As in transformers.
         length_penalty: above 0 favours longer answers of a beam search.
-        early_stopping: when a beam search ends: True, as soon as there are ``num_beams`` answers; False, when a better
-            one is unlikely; "never", when there can't be a better one.
-        speculate: whether tokens may be computed ahead for this request, where the LLM does so; they are the same.
-        skip_special_tokens: special tokens (``<|im_end|>``) have no text. False: they have, but for one that ends the
-            answer.
-        include_stop_str_in_output: the text has the stop string, or the text of the token, that ended it.
-        detokenize: False makes no text of the tokens; then there are no stop strings.
-        structured_outputs: the form that the answer has: a JSON schema, a pattern, a grammar. End tokens end it even
+        early_stopping: when a beam search ends. True: as soon as there are ``num_beams`` answers. False: when a better
+            answer is unlikely. "never": when a better answer is impossible.
+        speculate: False computes no proposed tokens for this request; the tokens are the same.
+        skip_special_tokens: True leaves special tokens (``<|im_end|>``) out of the text. False includes them, except
+            for one that ends the answer.
+        include_stop_str_in_output: True if the text includes the stop string or token that ended it.
+        detokenize: False produces no text; then stop strings can't be used.
+        structured_outputs: the form of the answer: a JSON schema, a pattern, a grammar. End tokens end it even
             with ``ignore_eos``. It needs ``enginewright[structured]``.
 
-    Other fields that vLLM has are taken where no result depends on them, or where they ask for nothing.
+    vLLM's other fields are accepted if no result depends on them, or if their value changes nothing.
 
     Raises:
         RequestError: a value is out of range, or there is no such field; names the field.
@@ -171,7 +179,9 @@ class SamplingParams:
         self._check_answers()
 
     def _take_values(self) -> None:
-        """Sets each field to a value of Python's own types: None to the default, and -1 to 0 where both are off."""
+        """Replaces each field's value by one of a built-in type: None by the default, and -1 by 0 where both
+        are off.
+        """
         for one in fields(self):
             value = getattr(self, one.name)
             if value is None and one.name != "max_tokens":
@@ -189,7 +199,7 @@ class SamplingParams:
             object.__setattr__(self, "top_n_sigma", 0.0)
 
     def _check_texts(self) -> None:
-        """Checks the sizes of the stop strings and of the sequence breakers."""
+        """Raises RequestError if stop strings or sequence breakers are too many or too long."""
         for name, most in (("stop", MOST_STOP), ("dry_sequence_breakers", MOST_BREAKERS)):
             many = len(getattr(self, name))
             _check(name, many, many <= most, f"{most} strings at most")
@@ -204,7 +214,7 @@ class SamplingParams:
             )
 
     def _check_rules(self) -> None:
-        """Checks the tokens of logit_bias and bad_words, and min_tokens against max_tokens."""
+        """Checks the tokens of logit_bias and bad_words, and min_tokens against max_tokens. Raises RequestError."""
         bias = {_plain(token): _plain(value) for token, value in self.logit_bias.items()}
         for token, value in bias.items():
             number = _is_number(value, -MOST_PENALTY, MOST_PENALTY) or value == -math.inf
@@ -230,7 +240,7 @@ class SamplingParams:
             raise RequestError(f"min_tokens: {self.min_tokens} is more than max_tokens, {self.max_tokens}")
 
     def _check_answers(self) -> None:
-        """Checks the number of answers, and what does not go together with a beam search."""
+        """Checks the number of answers, and fields that can't be combined with a beam search. Raises RequestError."""
         best_of = self.best_of
         enough = best_of is None or _is_int(best_of, self.n, MOST_ANSWERS + 1)
         _check("best_of", best_of, enough, f"None or from n, {self.n}, to {MOST_ANSWERS}")
@@ -257,18 +267,22 @@ class SamplingParams:
 
     @property
     def answers(self) -> int:
-        """The number of samples that are drawn."""
+        """The number of answers that are computed."""
         return self.n if self.best_of is None else self.best_of
 
     def updated(self, **values: Any) -> SamplingParams:
-        """Returns a copy with other values of some fields, which aren't checked: callers' values never come here."""
+        """Returns a copy with other values of some fields. They aren't checked, so they must not come from a
+        caller.
+        """
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__ | values)
         return copy
 
     @classmethod
     def restored(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Returns parameters from all their fields as a socket gives them, unchecked: the sender has checked them."""
+        """Returns parameters from the plain values of all fields, as a socket transfers them. The sender has checked
+        them.
+        """
         fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
         fields["bad_words"] = tuple(tuple(w) if isinstance(w, list) else w for w in fields["bad_words"])
         fields["logit_bias"] = _Biases(fields["logit_bias"])
@@ -280,7 +294,9 @@ class SamplingParams:
 
     @classmethod
     def from_defaults(cls, defaults: Mapping[str, Default], **overrides: object) -> SamplingParams:
-        """From a bundle's generation defaults (``do_sample`` false means greedy) and what the caller says."""
+        """Returns parameters from a bundle's generation defaults and the caller's values; ``do_sample`` false means
+        greedy.
+        """
         fields: dict[str, object] = {k: v for k, v in defaults.items() if k in DEFAULTS_ALWAYS}
         if defaults.get("do_sample", "temperature" in defaults):
             fields["temperature"] = 1.0
@@ -292,9 +308,9 @@ SamplingParams.__init__ = takes_vllm_names(OF_SAMPLING)(SamplingParams.__init__)
 
 
 def fitting_defaults(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a caller's fields, and the defaults that fit them.
+    """Returns the caller's fields, with those defaults that are compatible with them.
 
-    A beam search gets none that it refuses, and ``min_tokens`` is at most ``max_tokens``.
+    A beam search drops the defaults that it doesn't allow, and ``min_tokens`` is limited to ``max_tokens``.
     """
     fields = {**defaults, **overrides}
     beams, most = fields.get("num_beams"), fields.get("max_tokens")
@@ -307,16 +323,16 @@ def fitting_defaults(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) 
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """vLLM's parameters of ``LLM.beam_search``; ``SamplingParams(num_beams=...)`` has more.
+    """vLLM's parameters for ``LLM.beam_search``; ``SamplingParams(num_beams=...)`` has more options.
 
     Attributes:
-        beam_width: how many sequences go on, and how many are given.
-        max_tokens: most new tokens.
-        ignore_eos: the model's own end tokens do not end a sequence.
-        temperature: 0; a beam search draws nothing.
+        beam_width: the number of sequences that continue, and that are returned.
+        max_tokens: the most new tokens.
+        ignore_eos: True if the model's own end tokens don't end a sequence.
+        temperature: must be 0: a beam search draws nothing.
         length_penalty: above 0 favours longer sequences.
-        include_stop_str_in_output: nothing depends on it; an end token is in a sequence's tokens and text.
-        structured_outputs: the form that a sequence has; see there.
+        include_stop_str_in_output: has no effect: an end token is always in a sequence's tokens and text.
+        structured_outputs: the form of a sequence; see ``StructuredOutputsParams``.
 
     Raises:
         RequestError: a value is out of range; names the field.
@@ -337,7 +353,7 @@ class BeamSearchParams:
         self.sampling()
 
     def sampling(self) -> SamplingParams:
-        """Returns the parameters of the search's request. As in vLLM, it ends when no sequence can be better."""
+        """Returns the parameters of the search's request. As in vLLM, it ends when no better sequence is possible."""
         return SamplingParams(
             n=self.beam_width,
             num_beams=self.beam_width,
@@ -352,15 +368,16 @@ class BeamSearchParams:
 
 
 def check_seed(seed: Any) -> int:
-    """A seed as a plain integer, and 0 for None. Raises RequestError for what isn't one."""
+    """Returns a seed as an int, 0 for None. Raises RequestError if it is invalid."""
     _check("seed", seed, seed is None or _is_int(seed, 0, 2**64), "None or in [0, 2**64)")
     return int(seed or 0)
 
 
 def seed_of(prompt: Sequence[int], seed: int = 0) -> int:
-    """The seed of a request that names none: the first 8 bytes, little-endian, of BLAKE2b of its token ids as i32.
+    """Returns the seed of a request without its own seed: the first 8 bytes (little-endian) of BLAKE2b of the ids as
+    i32.
 
-    ``seed``: of the LLM; where it isn't 0, the hash has it as its key, as u64.
+    If ``seed``, the LLM's, isn't 0, it is the key of the hash, as u64.
     """
     data = np.asarray(prompt, "<i4").tobytes()
     key = seed.to_bytes(8, "little") if seed else b""
@@ -368,8 +385,10 @@ def seed_of(prompt: Sequence[int], seed: int = 0) -> int:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample ``index`` of a request: its own for the first; for others the first 8 bytes, little-endian, of
-    BLAKE2b of both as u64."""
+    """Returns the seed of answer ``index`` of a request whose seed is ``seed``.
+
+    That is ``seed`` for the first, and for others the first 8 bytes (little-endian) of BLAKE2b of both numbers as u64.
+    """
     if index == 0:
         return seed
     data = np.array([seed, index], "<u8").tobytes()
@@ -377,7 +396,9 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A number or a string of Python's own type: what a class of the caller's does isn't known to anybody."""
+    """Returns a number or string as a built-in type, without the behaviour of a caller's subclass; other values
+    unchanged.
+    """
     if isinstance(value, bool) or value is None:
         return value
     try:
@@ -396,13 +417,13 @@ def _is_number(value: Any, low: float, high: float) -> bool:
 
 
 def _is_listing(value: Any) -> bool:
-    """Returns True for an iterable with a meaningful order: no mapping, no bytes, no array of rank 0."""
+    """Returns True for an iterable with a defined order: no mapping, no bytes, no array of rank 0."""
     listing = isinstance(value, Iterable) and not isinstance(value, (Mapping, bytes, bytearray, memoryview))
     return listing and bool(getattr(value, "ndim", 1) == 1)
 
 
 def _are_ints(values: tuple[Any, ...]) -> bool:
-    """Returns True for integers of Python's own type, without a loop in Python: a list may have a whole vocabulary."""
+    """Returns True if all values are of type int. It has no Python loop, as there may be a whole vocabulary."""
     return set(map(type, values)) == {int}
 
 

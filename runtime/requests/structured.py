@@ -1,8 +1,8 @@
-"""Structured output: an answer has the form that a schema, a pattern or a grammar allows.
+"""Structured output: answers in the form that a schema, a pattern or a grammar allows.
 
-llguidance (https://github.com/guidance-ai/llguidance, the extra ``structured``) says which tokens may come next. It is
-loaded when the first such request is made. Where it fails its mask is the end token alone, so it is asked for errors
-before each mask is used: a grammar never fails open.
+llguidance (https://github.com/guidance-ai/llguidance, the extra ``structured``) computes which tokens are allowed next.
+It is imported for the first such request. When it fails, its mask allows the end token; so errors are checked before
+each mask is used, and a failed grammar never lets an incomplete answer pass.
 """
 
 from __future__ import annotations
@@ -58,23 +58,24 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The form that an answer has: exactly one of the first six is given. vLLM's class of this name has the same
-    fields.
+    """The form of an answer: exactly one of the first six fields is set. The fields are those of vLLM's class of this
+    name.
 
     Attributes:
         json: a JSON schema, as a mapping or as text, or a pydantic model.
         regex: a regular expression that the whole answer matches, in the dialect of Rust's regex crate.
         choice: texts, one of which is the answer.
         grammar: a Lark grammar, in llguidance's dialect (its docs/syntax.md).
-        json_object: True: some JSON object.
-        structural_tag: JSON text: where a trigger comes, one of the structures with that beginning follows, by its
-            schema, and then its end; the rest is free. {"structures": [{"begin", "schema", "end"}], "triggers": [...]}
-        disable_any_whitespace: JSON is compact.
-        whitespace_pattern: a regular expression of the whitespace in JSON, which there may be wherever JSON has it;
-            ``JSON_WHITESPACE`` by default.
+        json_object: True allows any JSON object.
+        structural_tag: JSON text {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. After a trigger
+            occurs, the answer continues with one of the structures that begin with it: its schema, then its end.
+            Elsewhere text is free.
+        disable_any_whitespace: True if JSON is compact.
+        whitespace_pattern: a regular expression for the whitespace between JSON tokens; the default is
+            ``JSON_WHITESPACE``.
 
     Raises:
-        RequestError: none or several are given, or one isn't what it should be; names the field.
+        RequestError: none or several of the six are set, or a value is invalid; names the field.
     """
 
     json: str | Mapping[str, Any] | type | bool | None = None
@@ -107,7 +108,7 @@ class StructuredOutputsParams:
                 raise _wrong(name, f"{size:,} bytes", f"{MOST_BYTES:,} at most are taken.")
 
     def _check_types(self) -> None:
-        """Checks the fields that are texts or booleans."""
+        """Checks the fields that are texts or booleans. Raises RequestError."""
         for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -119,7 +120,9 @@ class StructuredOutputsParams:
 
     @classmethod
     def checked(cls, value: Any) -> StructuredOutputsParams | None:
-        """One of these from what a caller passes: itself, a mapping of its fields, or None."""
+        """Converts a caller's value: an object of this class, a mapping of its fields, or None. Raises
+        RequestError.
+        """
         if value is None or isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -133,7 +136,9 @@ class StructuredOutputsParams:
 
     @classmethod
     def restored(cls, values: Mapping[str, Any]) -> StructuredOutputsParams:
-        """Returns a form that was checked in another process, from all its fields as a socket gives them."""
+        """Returns an object from the plain values of all fields, as a socket transfers them. The sender has checked
+        them.
+        """
         copy = object.__new__(cls)
         copy.__dict__.update(
             {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
@@ -142,11 +147,11 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """Which of ``KINDS`` it is."""
+        """The name of the field of ``KINDS`` that is set."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     def to_plain(self) -> dict[str, Any]:
-        """Its fields that say something, as JSON has them."""
+        """Returns the fields that are set, as JSON values."""
         return {
             one.name: list(value) if isinstance(value, tuple) else value
             for one in fields(self)
@@ -154,7 +159,7 @@ class StructuredOutputsParams:
         }
 
     def source(self) -> str:
-        """Gives it as llguidance takes it. Raises RequestError."""
+        """Returns the form as a grammar for llguidance. Raises RequestError."""
         from llguidance import LLMatcher
 
         if self.json is not None or self.json_object:
@@ -192,7 +197,7 @@ def _bytes(text: str) -> int:
 
 
 def _schema_text(source: Any) -> str:
-    """A JSON schema as text. Raises RequestError for what isn't one."""
+    """Returns a JSON schema as text. Raises RequestError if the source isn't a valid schema."""
     make = getattr(source, "model_json_schema", None)
     if callable(make):  # a pydantic model
         source = make()
@@ -226,21 +231,22 @@ def _depth(value: Any) -> int:
 
 
 def _held_text(schema: str) -> str:
-    """Returns the schema that answers are held to, as text. The compiler refuses what can't be enforced by name."""
+    """Returns the schema that is enforced, as text. Raises RequestError naming a keyword that can't be enforced."""
     held = hold_schema(json.loads(schema), "structured_outputs.json", lenient=False).schema
     return json.dumps({} if held is True else held)
 
 
 def _bounded(schema: str) -> str:
-    """Returns the schema of a structure, with the whitespace that it may have."""
+    """Returns the schema of a structural tag's structure as text, with the rule for whitespace added."""
     held = hold_schema(json.loads(schema), "structured_outputs.structural_tag").schema
     return json.dumps({**({} if isinstance(held, bool) else held), "x-guidance": JSON_GUIDANCE})
 
 
 def _pattern(texts: Sequence[str], begin: int = 0, level: int = 0) -> str:
-    """Returns a pattern of sorted texts that have ``begin`` characters in common. Common beginnings are factored out.
+    """Returns a pattern that matches any of ``texts``, from index ``begin`` on. Common prefixes are factored out.
 
-    Ten thousand alternatives side by side are more than a parser follows at once.
+    The texts must be sorted and equal up to ``begin``. Without factoring, a parser couldn't follow ten thousand
+    alternatives. ``level`` is the depth of the recursion.
     """
     first, last = texts[0], texts[-1]
     end = begin
@@ -267,7 +273,7 @@ def _literal(text: str) -> str:
 
 
 def _choices(choice: Any) -> tuple[str, ...]:
-    """Returns the texts of ``choice``. Raises RequestError for anything else than a few texts."""
+    """Returns the texts of ``choice``. Raises RequestError if they aren't non-empty texts, or are too many."""
     listed = not isinstance(choice, str) and isinstance(choice, Sequence) and len(choice) > 0
     if not listed or not all(isinstance(one, str) and one for one in choice):
         raise _wrong("choice", choice, "Pass a list of texts, none of them empty.")
@@ -277,7 +283,7 @@ def _choices(choice: Any) -> tuple[str, ...]:
 
 
 def _tags(text: str) -> str:
-    """vLLM's structural tags as a grammar."""
+    """Converts vLLM's structural tags, as JSON text, to a grammar. Raises RequestError."""
     hint = 'Pass {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]} as JSON text.'
     try:
         document = json.loads(text)
@@ -304,10 +310,10 @@ def _tags(text: str) -> str:
 
 
 class Grammar:
-    """Says which tokens one answer may have next.
+    """The state of a grammar for one answer, which determines the tokens that are allowed next.
 
     Attributes:
-        error: why it can't say any more; then no token may come.
+        error: the error after which no token is allowed; None while the grammar works.
     """
 
     def __init__(self, grammars: Grammars, matcher: Any, kind: str, compiled: Compiled | None = None) -> None:
@@ -316,7 +322,7 @@ class Grammar:
         self.error: EnginewrightError | None = None
 
     def copy(self) -> Grammar:
-        """Another one at the same place."""
+        """Returns a copy in the same state."""
         other = Grammar(self._grammars, self._matcher.deep_copy(), self._kind, self._compiled)
         other.error = self.error
         return other
@@ -327,12 +333,12 @@ class Grammar:
         return self.error is None and bool(self._matcher.is_accepting())
 
     def push(self, token: int) -> None:
-        """One more token of the answer."""
+        """Advances the state by a token of the answer."""
         if self.error is None and not self._matcher.consume_token(token):
             self.check()
 
     def forced(self, most: int) -> Sequence[int]:
-        """Gives up to ``most`` tokens that come next, as the form leaves no choice of their text."""
+        """Returns up to ``most`` next tokens if the grammar leaves no choice of text; otherwise none."""
         if self.error is not None:
             return ()
         matcher = self._matcher.deep_copy()  # which keeps an error that this brings up: it costs the proposal alone
@@ -342,12 +348,12 @@ class Grammar:
         return tokens[:most]
 
     def check(self) -> None:
-        """Sets ``error`` where llguidance has failed."""
+        """Sets ``error`` if llguidance has failed."""
         if self.error is None and self._matcher.is_error():
             self.fail(str(self._matcher.get_error()).partition("\n")[0])
 
     def fail(self, said: str) -> None:
-        """Sets ``error``."""
+        """Sets ``error`` to an error with the message ``said``, unless there is one already."""
         if self.error is None:
             self.error = RequestError(
                 f"structured_outputs.{self._kind}: the answer can't be followed any more, and isn't complete: {said}",
@@ -356,14 +362,14 @@ class Grammar:
 
 
 class Compiled:
-    """A compiled grammar at its beginning, and the bytes of memory that it takes."""
+    """A compiled grammar in its initial state, and the bytes of memory that it takes."""
 
     def __init__(self, matcher: Any, size: int) -> None:
         self.matcher, self.bytes = matcher, size
 
 
 class Guided(NamedTuple):
-    """Rows of a step whose tokens a grammar limits: from ``row`` on, one more than the draft has tokens."""
+    """Rows of a step that a grammar limits: ``row``, and one more for each token of the draft."""
 
     grammar: Grammar
     row: int
@@ -371,11 +377,11 @@ class Guided(NamedTuple):
 
 
 class Masks:
-    """The masks of a step: computed by other threads, and complete after ``wait``.
+    """The masks of allowed tokens for a step's rows. Another thread computes them; ``wait`` waits for it.
 
     Attributes:
-        rows: [R], each row's mask; -1 for none.
-        bits: [masks, ceil(V / 32)] uint32.
+        rows: [R], the index of each row's mask; -1 for none.
+        bits: [masks, ceil(V / 32)] uint32, one bit per token.
     """
 
     def __init__(self, guided: Sequence[Guided], rows: int) -> None:
@@ -393,34 +399,40 @@ class Masks:
         self._work: Future[None] = grammars.submit(partial(grammars.fill, places, self.bits))
 
     def wait(self) -> None:
-        """Returns when they are complete."""
+        """Waits until the masks are computed. Raises the error of the thread."""
         self._work.result()
 
     def longer(self, more: int) -> Masks:
-        """Returns masks for ``more`` further rows, which are free."""
+        """Returns the masks with ``more`` additional rows, which have no mask."""
         other = copy(self)
         other.rows = np.concatenate([self.rows, np.full(more, -1, np.int32)])
         return other
 
     def lists(self) -> list[npt.NDArray[np.int32]]:
-        """The tokens that each mask allows."""
+        """Returns the tokens that each mask allows, after waiting."""
         self.wait()
         bits = np.unpackbits(self.bits.view(np.uint8), axis=1, bitorder="little")
         return [np.flatnonzero(row).astype(np.int32) for row in bits]
 
 
 class Grammars:
-    """Compiles grammars for one model's tokens, and computes masks, on threads of its own.
+    """Compiles grammars for one model's tokens, and computes masks, on its own threads.
 
-    A compilation can't be interrupted. So another process tries it first, at a low priority, with limits of time and
-    memory; what it can't do is refused, and it is killed. It says how much memory a grammar takes. Compiled grammars
-    are kept within a budget of bytes; the tenant whose grammars take most of it loses its oldest first.
+    A compilation can't be interrupted. So another process compiles a grammar on trial first, at a low priority and
+    within
+    limits of time and memory, and reports the memory it takes. Compiled grammars are cached within a budget of bytes;
+    the
+    tenant whose grammars take most of it loses its oldest first.
 
     Args:
         tokenizer: the text of the model's tokenizer.json (``Tokenizer.to_json``).
-        vocab_size: of its logits.
+        vocab_size: the number of logits.
         end_tokens: tokens that end an answer.
+        seconds: the limit of processor time for a compilation.
         counters: counts drafts that were dropped.
+
+    Raises:
+        RequestError: the model has no token that ends an answer.
     """
 
     def __init__(
@@ -467,11 +479,13 @@ class Grammars:
         return LLExecutor(max(1, len(os.sched_getaffinity(0)) // 2))
 
     def grammar(self, params: StructuredOutputsParams, tenant: str = "") -> Grammar:
-        """The form of an answer, at its beginning. Called by the caller's thread; a long compilation delays it alone.
+        """Returns a grammar in its initial state, compiled or from the cache. It runs in the caller's thread, not the
+        engine's.
 
         Raises:
-            RequestError: the form can't be met, isn't understood, or takes too long or too much memory to compile.
-            OverloadError: it takes long while others wait for theirs, or running requests hold too much memory.
+            RequestError: the form can't be met, isn't supported, or takes too much time or memory to compile.
+            OverloadError: it is slow to compile and others wait, or the grammars of running requests take too much
+                memory.
             MissingDependencyError: llguidance isn't installed.
         """
         with MissingDependencyError.of("llguidance", "structured_outputs", "structured"):
@@ -514,7 +528,7 @@ class Grammars:
         return compiled
 
     def _niced(self, make: Callable[[], T]) -> Future[T]:
-        """Calls ``make`` on a thread of low priority, which leaves the cores to the steps."""
+        """Calls ``make`` on a thread of low priority, so that steps have the cores first."""
         with self._lock:
             if self._compilers is None:
                 from concurrent.futures import ThreadPoolExecutor
@@ -525,17 +539,24 @@ class Grammars:
         return self._compilers.submit(make)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Does it on another thread, after what was submitted before."""
+        """Calls ``work`` on the thread for masks, after earlier calls. Raises CapacityError if the thread can't
+        start.
+        """
         try:
             return self._workers.submit(work)
         except RuntimeError as e:
             raise CapacityError(f"a thread for masks can't be started: {e}") from e
 
     def fill(self, places: Sequence[tuple[Grammar, int, list[int]]], bits: npt.NDArray[np.uint32]) -> None:
-        """Fills in the masks at the places, and behind them those of their drafts; all bans where a grammar failed.
+        """Computes masks into ``bits``; for a grammar that failed, all tokens are banned.
 
-        A draft may have any tokens, and llguidance stays in an error that one of them brings it into. So drafts are
-        followed on copies: such an error bans the draft's further rows, which drops the draft, and leaves the grammar.
+        A draft may contain any token, and an error that a token causes stays in llguidance's matcher. So drafts are
+        followed on
+        copies of it: an error then bans the rows after the draft's start, which drops the draft but keeps the grammar.
+
+        Args:
+            places: for each grammar, the index of its mask, and the draft, whose tokens have the masks after it.
+            bits: [masks, ceil(V / 32)], the result.
         """
         sound = [place for place in places if place[0].error is None]
         drafted = [(grammar._matcher.deep_copy(), at, draft) for grammar, at, draft in sound if draft]
@@ -567,7 +588,9 @@ class Grammars:
 
 
 def _problems(compute: Callable[..., None], work: Sequence[Any], to: tuple[int, int, int]) -> list[str | None]:
-    """Computes all masks at once, or one by one where that raises; returns what went wrong, for each."""
+    """Calls ``compute`` for all of ``work`` at once, and one by one if that raises; returns an error message for each,
+    or None.
+    """
     problems: list[str | None] = [None] * len(work)
     try:
         if work:
@@ -594,7 +617,7 @@ def _refused(kind: str, problem: str) -> RequestError:
 
 
 def _plainly(problem: str) -> str:
-    """Returns the first line of llguidance's error message, which names the keyword; 400 characters at most."""
+    """Returns the first line of llguidance's error message, which names the keyword; at most 400 characters."""
     lines = [line.strip() for line in problem.strip().splitlines() if line.strip()]
     first = re.sub(r"^at \d+\(\d+\): ", "", lines[0]) if lines else "it can't be compiled"
     if first.endswith("regex parse error:"):

@@ -1,7 +1,7 @@
-"""vLLM's arguments that we haven't: code that was written for it runs, or is told what to write instead.
+"""vLLM's arguments that don't exist here: code written for vLLM runs, or gets an error that says what to write instead.
 
-Each is one of three: another name of ours; one that no result depends on, so that any value is taken; or one that is
-taken at the values that ask for nothing, and refused with a reason at any other. docs/use/vllm-reference.md is made of
+An argument is one of three kinds: renamed here; without effect on results, so that any value is accepted; or accepted
+only at values that change nothing, and otherwise refused with a reason. docs/use/vllm-reference.md is generated from
 these rules.
 """
 
@@ -22,26 +22,28 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Renamed:
-    """Our name of the argument."""
+    """A rule: the argument has another name here."""
 
     ours: str
 
 
 @dataclass(frozen=True)
 class Idle:
-    """No result depends on the argument: any value is taken."""
+    """A rule: no result depends on the argument, so that any value is accepted."""
 
 
 @dataclass(frozen=True)
 class Only:
-    """The values that ask for nothing; why there is no other, and what to do instead."""
+    """A rule: only some values are accepted. ``why`` is the reason for the message, ``hint`` says what to do
+    instead.
+    """
 
     values: tuple[object, ...]
     why: str
     hint: str
 
     def takes(self, value: object) -> bool:
-        """True and 1 are two values."""
+        """Returns True if the value is accepted. True and 1 are different values."""
         return any(value is one or (type(value) is type(one) and value == one) for one in self.values)
 
 
@@ -162,12 +164,13 @@ def takes_vllm_names(
     further: Collection[str] = (),
     open_ended: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the function takes the arguments in ``rules`` too.
+    """Returns a decorator that makes a function accept the arguments in ``rules`` too.
 
     Args:
-        of_params: names that belong into SamplingParams, for a hint.
+        rules: the rule of each argument of vLLM.
+        of_params: names of fields of SamplingParams; an error for one of them says so.
         further: names of arguments that the function takes by ``**``.
-        open_ended: it takes any other name as well; else one is a RequestError that names near ones.
+        open_ended: True if any other name is accepted; False raises RequestError, which suggests a similar name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -205,7 +208,7 @@ def _translated(
     open_ended: bool,
     given: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Our arguments of those that we haven't. Raises RequestError naming one."""
+    """Returns the arguments ``others``, which have vLLM's names, under our names. Raises RequestError naming one."""
     arguments: dict[str, Any] = {}
     for name, value in others.items():
         rule = rules.get(name)
@@ -222,14 +225,14 @@ def _translated(
 
 
 def check_nothing(name: str, value: object, rules: Mapping[str, Rule]) -> None:
-    """Raises RequestError for an argument of vLLM's that asks for something that there isn't."""
+    """Raises RequestError for an argument of vLLM whose value would have an effect that isn't supported."""
     rule = rules[name]
     if isinstance(rule, Only) and not rule.takes(value):
         raise RequestError(f"{name}: {shown(value)} is refused: {rule.why}", hint=rule.hint)
 
 
 def one_of(**names: Any) -> Any:
-    """The value of one argument that has two names. Raises RequestError where both are given."""
+    """Returns the value of an argument with two names; None if it isn't set. Raises RequestError if both are set."""
     values = [value for value in names.values() if value is not None]
     if len(values) > 1:
         raise RequestError(f"{', '.join(names)}: these are two names of one argument", hint="Pass one of them.")
