@@ -95,6 +95,7 @@ class Architecture:
         latent: True if keys and values are made from a latent vector, so that several fields have their widths.
         longrope: True if the rotary frequencies may have divisors for short and for long contexts.
         mixed_layers: True if layers may differ in their numbers of heads and widths.
+        attends: False if no layer has attention.
         harmless: keys that llama.cpp doesn't read for the architecture, or that change nothing here.
         tensor_flags: fields that are True if the first layer has a tensor, by the tensor's name there: "attn_q.bias".
         experts: the fields for the number of experts, for the number of a token's experts and, if the class has one,
@@ -116,6 +117,7 @@ class Architecture:
     latent: bool = False
     longrope: bool = False
     mixed_layers: bool = False
+    attends: bool = True
     harmless: tuple[str, ...] = ()
     tensor_flags: Mapping[str, str] = field(default_factory=dict)
     experts: tuple[str, ...] = ()

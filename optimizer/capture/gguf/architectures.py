@@ -11,7 +11,13 @@ from collections.abc import Mapping
 
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
-from . import dense_architectures, gemma_architectures, layer_norm_architectures, mixture_architectures
+from . import (
+    dense_architectures,
+    gemma_architectures,
+    layer_norm_architectures,
+    mixture_architectures,
+    recurrent_architectures,
+)
 from .architecture import FULL, NORM, RMS, Architecture, Description, Fields, Reading, read_experts
 from .file import GgufFile
 from .keys import Keys
@@ -23,6 +29,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **gemma_architectures.ARCHITECTURES,
     **layer_norm_architectures.ARCHITECTURES,
     **mixture_architectures.ARCHITECTURES,
+    **recurrent_architectures.ARCHITECTURES,
 }
 """Each architecture by its name in general.architecture."""
 
@@ -95,32 +102,22 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
     if layers < 1:
         raise keys.refusal("nextn_predict_layers", f"leaves {layers} layers of {blocks}")
     hidden, context = keys.integer("embedding_length"), keys.integer("context_length")
-    heads = keys.same_for_all("attention.head_count", blocks)
-    kv = max(keys.by_layer("attention.head_count_kv", blocks, heads))
-    if not known.mixed_layers:
-        kv = keys.same_for_all("attention.head_count_kv", blocks, heads)
-    if not heads or not kv or heads % kv:
-        raise keys.refusal("attention.head_count_kv", f"is {kv}, for {heads} heads")
-    head_dim = keys.integer("attention.key_length", hidden // heads)
-    if not known.latent and keys.integer("attention.value_length", hidden // heads) != head_dim:
-        raise keys.refusal("attention.value_length", f"differs from the length of keys, {head_dim}")
-    if not known.free_heads and head_dim * heads != hidden:
-        raise keys.refusal("attention.key_length", f"is {head_dim}, for {heads} heads and {hidden} columns")
+    heads, kv, head_dim = _read_heads(keys, known, blocks, hidden) if known.attends else (0, 0, 0)
     fields: Fields = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "max_position_embeddings": context,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
         "rms_norm_eps": keys.number(NORM if known.layer_norm else RMS),
         "vocab_size": size_of(file, "token_embd.weight"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "intermediate_size": max(keys.by_layer("feed_forward_length", blocks, 0)),
         **known.fixed,
     }
+    if known.attends:
+        fields |= {"num_attention_heads": heads, "num_key_value_heads": kv}
     if not known.mixed_layers:
         keys.same_for_all("feed_forward_length", blocks, 0)
-    if known.free_heads:
+    if known.free_heads and known.attends:
         fields["head_dim"] = head_dim
     ropes: dict[str | None, Rope] = {}
     width = keys.integer("rope.dimension_count", head_dim)
@@ -138,6 +135,22 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
         if width % 2 or not 0 < width <= head_dim:
             raise keys.refusal("rope.dimension_count", f"is {width}, for heads of {head_dim}")
     return Reading(keys, file, blocks, layers, fields, ropes, dict(known.tensors), known.model_type, heads, head_dim)
+
+
+def _read_heads(keys: Keys, known: Architecture, blocks: int, hidden: int) -> tuple[int, int, int]:
+    """Reads the numbers of query heads and of key and value heads, and the width of a head."""
+    heads = keys.same_for_all("attention.head_count", blocks)
+    kv = max(keys.by_layer("attention.head_count_kv", blocks, heads)) or heads
+    if not known.mixed_layers:
+        kv = keys.same_for_all("attention.head_count_kv", blocks, heads)
+    if not heads or not kv or heads % kv:
+        raise keys.refusal("attention.head_count_kv", f"is {kv}, for {heads} heads")
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    if not known.latent and keys.integer("attention.value_length", hidden // heads) != head_dim:
+        raise keys.refusal("attention.value_length", f"differs from the length of keys, {head_dim}")
+    if not known.free_heads and head_dim * heads != hidden:
+        raise keys.refusal("attention.key_length", f"is {head_dim}, for {heads} heads and {hidden} columns")
+    return heads, kv, head_dim
 
 
 def _rope_parameters(r: Reading) -> Fields:

@@ -75,7 +75,8 @@ def _read_smollm3(r: Reading) -> None:
     r.fields["no_rope_layers"] = [int((i + 1) % 4 != 0) for i in range(r.layers)]
 
 
-def read_granite(r: Reading) -> None:
+def read_granite_scales(r: Reading) -> None:
+    """Reads the four factors of Granite models: of embeddings, scores, residuals and logits."""
     r.fields |= {
         "logits_scaling": r.keys.number("logit_scale"),
         "residual_multiplier": r.keys.number("residual_scale", 0.0) or 1.0,
@@ -84,6 +85,11 @@ def read_granite(r: Reading) -> None:
     }
     if not r.fields["logits_scaling"]:
         raise r.keys.refusal("logit_scale", "is 0")
+
+
+def read_granite(r: Reading) -> None:
+    """Reads the keys of Granite models. Raises UnsupportedModelError for one without rotary embeddings."""
+    read_granite_scales(r)
     if not r.keys.flag("rope.scaling.finetuned", True):
         raise r.keys.refusal("rope.scaling.finetuned", "is false: a model without rotary embeddings")
 

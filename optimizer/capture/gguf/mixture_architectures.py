@@ -43,7 +43,8 @@ def _read_routing(r: Reading) -> None:
         raise r.keys.refusal("expert_group_count", f"is {groups}")
 
 
-def _read_qwen2moe(r: Reading) -> None:
+def read_shared_width(r: Reading) -> None:
+    """Reads the width of the expert that all tokens use; without its key it is that of a dense layer."""
     default = r.fields["intermediate_size"]
     r.fields["shared_expert_intermediate_size"] = (
         r.keys.integer("expert_shared_feed_forward_length", default) or default
@@ -129,7 +130,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fixed={**WITHOUT_WINDOW, "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
         free_heads=False,
         experts=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
-        read=_read_qwen2moe,
+        read=read_shared_width,
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",

@@ -44,6 +44,7 @@ class Place:
         part: the tensor's position among those that make up one weight.
         axis: the axis along which they are joined.
         whole: ``name`` has no suffix to be added.
+        flat: the joined parts are one matrix for each head, and the heads' rows follow each other.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Place:
     part: int = 0
     axis: int | None = None
     whole: bool = False
+    flat: bool = False
 
 
 def heads_apart(heads: str) -> Change:
@@ -66,6 +68,52 @@ def heads_apart(heads: str) -> Change:
 def less_one(weight: Any, config: PretrainedConfig) -> Any:
     """Undoes the addition of 1 to the weights of norms."""
     return weight - 1
+
+
+def logarithm(weight: Any, config: PretrainedConfig) -> Any:
+    """Undoes -exp(A_log)."""
+    return np.log(-weight) if isinstance(weight, np.ndarray) else torch.log(-weight)
+
+
+def flat(weight: Any, config: PretrainedConfig) -> Any:
+    """Turns [G, N] and [N, 1] into a vector."""
+    return weight.reshape(-1)
+
+
+def heads_together(weight: Any, config: PretrainedConfig) -> Any:
+    """Turns the rows of all queries, all keys and all values, or of all gates, into [key heads, rows of a head, K]."""
+    heads, keys = int(config.linear_num_key_heads), int(config.linear_key_head_dim)
+    values = int(config.linear_num_value_heads) // heads * int(config.linear_value_head_dim)
+    ends = [0, heads * keys, 2 * heads * keys] if weight.shape[0] != heads * values else [0]
+    widths = [keys, keys, values] if len(ends) > 1 else [values]
+    parts = [
+        weight[end : end + heads * width].reshape(heads, width, -1) for end, width in zip(ends, widths, strict=True)
+    ]
+    return join(parts, 1)
+
+
+def value_heads_together(width: str = "", *, tail: bool = False, axis: int = 0) -> Change:
+    """Undoes an order of value heads in which the heads of one key head aren't neighbours.
+
+    Args:
+        width: the field with the number of rows of a value head; "" for 1.
+        tail: queries and keys are before the values, and stay.
+        axis: the axis of the heads.
+    """
+
+    def change(weight: Any, config: PretrainedConfig) -> Any:
+        keys, values = int(config.linear_num_key_heads), int(config.linear_num_value_heads)
+        size = int(getattr(config, width)) if width else 1
+        if keys == values:
+            return weight
+        begin = weight.shape[axis] - values * size if tail else 0
+        moved = weight[begin:] if tail else weight
+        shape = moved.shape
+        split = (*shape[:axis], values // keys, keys, size, *shape[axis + 1 :])
+        moved = moved.reshape(split).swapaxes(axis, axis + 1).reshape(shape)
+        return join([weight[:begin], moved], 0) if begin else moved
+
+    return change
 
 
 def transposed(weight: Any, config: PretrainedConfig) -> Any:
@@ -177,7 +225,8 @@ def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedCon
     def joined(values: Sequence[Any]) -> Any:
         if axis is None and len(values) > 1:
             raise ValueError("two tensors have one place in the model")
-        return values[0] if axis is None else join(values, axis)
+        whole = values[0] if axis is None else join(values, axis)
+        return whole.reshape(-1, *whole.shape[2:]) if pairs[0][1].flat else whole
 
     def read() -> torch.Tensor:
         value = joined([changed(place, dequantize(tensor)) for tensor, place in pairs])
@@ -193,7 +242,7 @@ def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedCon
     label = "+".join(tensor.name for tensor in tensors)
     code_format = format_of(tensors)
     rows = None
-    if code_format is not None and (axis is None or 0 <= axis < len(shape) - 1):
+    if code_format is not None and (axis is None or pairs[0][1].flat or 0 <= axis < len(shape) - 1):
         changes = [partial(changed, place) for _, place in pairs]
         rows = rows_of(tensors, changes, joined)
     origin = tensors[0].origin

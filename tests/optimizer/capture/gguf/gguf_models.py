@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def build(case: Case, seed: int = 0, **config: Any) -> PreTrainedModel:
             if (
                 "inv_freq" in name
                 or "embed_scale" in name
+                or "mup_vector" in name
                 or not parameter.is_floating_point()
                 or name.endswith("attn.bias")
             ):
@@ -88,8 +90,8 @@ def common_keys(case: Case, model: PreTrainedModel) -> dict[str, Any]:
     def get(name: str, default: Any = None) -> Any:
         return getattr(config, case.names.get(name, name), default)
 
-    heads = get("num_attention_heads")
-    head_dim = case.config.get("head_dim") or get("hidden_size") // heads
+    heads = get("num_attention_heads", 0)
+    head_dim = case.config.get("head_dim") or get("hidden_size") // max(heads, 1)
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
     keys = {
@@ -315,6 +317,87 @@ def _gemma4(name: str, value: Array, config: Any) -> Tensors:
     yield from _experts(name, value, config)
 
 
+def _state(name: str, value: Array, config: Any) -> Tensors:
+    """Tensors of recurrent layers of Mamba and Mamba-2: A for its logarithm, and shapes that ggml broadcasts."""
+    if name.endswith(".A_log"):
+        value = -np.exp(value)
+    if name.endswith((".A_log", ".D")) and config.model_type != "mamba":
+        value = value.reshape(-1, 1)
+    elif name.endswith(".dt_bias"):
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif name.endswith("conv1d.weight"):
+        value = value[:, 0]
+    elif name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+        value = value.reshape(config.n_groups if hasattr(config, "n_groups") else config.mamba_n_groups, -1)
+    yield name, value
+
+
+def _nemotron_h(name: str, value: Array, config: Any) -> Tensors:
+    for renamed, part in _state(name, value, config):
+        yield renamed.replace("model.", "backbone.", 1), part
+
+
+def _granite_hybrid(name: str, value: Array, config: Any) -> Tensors:
+    if "shared_mlp" in name and not config.num_local_experts:
+        parts = zip(np.split(value, 2), ("gate", "up"), strict=True) if "input" in name else [(value, "down")]
+        yield from ((f"blk.{_block(name)}.ffn_{kind}.weight", part) for part, kind in parts)
+    elif ".mamba." in name:
+        yield from _state(name, value, config)
+    else:
+        yield from _granite_moe(name, value, config)
+
+
+def _falcon_h1(name: str, value: Array, config: Any) -> Tensors:
+    if name.endswith("pre_ff_layernorm.weight"):
+        name = f"blk.{_block(name)}.ffn_norm"  # which has no suffix
+    yield from _state(name, value, config)
+
+
+def _lfm2(name: str, value: Array, config: Any) -> Tensors:
+    if name.endswith("expert_bias"):
+        name = f"blk.{_block(name)}.exp_probs_b.bias"
+    yield from _experts(name, value[:, 0] if ".conv.conv." in name else value, config)
+
+
+def _delta(name: str, value: Array, config: Any) -> Tensors:
+    """Tensors of layers with the gated delta rule, in the order of Qwen3-Next's files."""
+    keys, size = config.linear_num_key_heads, config.linear_key_head_dim
+    values = config.linear_num_value_heads // keys * config.linear_value_head_dim
+    if name.endswith("in_proj_qkvz.weight"):
+        heads = value.reshape(keys, 2 * size + 2 * values, -1)
+        ends = np.cumsum([0, size, size, values, values])
+        q, k, v, z = (heads[:, a:b].reshape(-1, value.shape[1]) for a, b in pairwise(ends))
+        yield f"blk.{_block(name)}.attn_qkv.weight", np.concatenate([q, k, v])
+        yield f"blk.{_block(name)}.attn_gate.weight", z
+        return
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        value = value + 1
+    elif name.endswith(".A_log"):
+        value = -np.exp(value)
+    elif name.endswith(".dt_bias"):
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif name.endswith("conv1d.weight"):
+        value = value[:, 0]
+    yield from _experts(name, value, config)
+
+
+def _tiled_delta(name: str, value: Array, config: Any) -> Tensors:
+    """The same in Qwen3.5's files: the first value head of each key head, then the second of each, and so on."""
+    keys, heads, width = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
+    rows = (order[:, None] * width + np.arange(width)).reshape(-1)
+    if ".in_proj_qkv." in name or ".conv1d." in name:
+        first = 2 * keys * config.linear_key_head_dim
+        value = np.concatenate([value[:first], value[first:][rows]])
+    elif ".in_proj_z." in name:
+        value = value[rows]
+    elif name.endswith((".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")):
+        value = value[order]
+    elif ".linear_attn.out_proj." in name:
+        value = value[:, rows]
+    yield from _delta(name, value, config)
+
+
 _GEMMA4: dict[str, Any] = {
     "head_dim": 16,
     "global_head_dim": 24,
@@ -353,6 +436,53 @@ _GPT2_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 _WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+
+_MAMBA2_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 128,
+    "ssm.time_step_rank": 4,
+}
+_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+}
+_NO_HEADS = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), None)
+_NO_HEADS_KEYS = {
+    "attention.head_count": 0,
+    "feed_forward_length": 0,
+    **dict.fromkeys(("attention.head_count_kv", "attention.key_length", "attention.value_length"), None),
+}
+_LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA = {
+    **_LINEAR_FIRST,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+_DELTA_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 192,
+    "attention.recurrent_layers": [True, False],
+    "full_attention_interval": 2,
+}
+_DELTA_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+_SECTIONS = {"rope.dimension_sections": [1, 1, 0, 0]}
+_LFM2 = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
+_LFM2_KEYS = {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3}
 
 CASES: dict[str, Case] = {
     "llama": Case("llama", {"head_dim": 16}, rename=_llama),
@@ -636,5 +766,105 @@ CASES: dict[str, Case] = {
         epsilon=("layer_norm_eps", "attention.layer_norm_epsilon"),
     ),
     "phi2": Case("phi", epsilon=("layer_norm_eps", "attention.layer_norm_epsilon")),
+    "qwen35": Case("qwen3_5_text", _DELTA, _DELTA_KEYS | _SECTIONS, _tiled_delta),
+    "qwen35moe": Case(
+        "qwen3_5_moe_text",
+        {**_DELTA, **_DELTA_EXPERTS, "intermediate_size": None},
+        _DELTA_KEYS | _SECTIONS | _MOE | {"expert_shared_feed_forward_length": 48},
+        _tiled_delta,
+    ),
+    "qwen3next": Case(
+        "qwen3_next",
+        {**_DELTA, **_DELTA_EXPERTS, "norm_topk_prob": True},
+        _DELTA_KEYS | _MOE | {"expert_shared_feed_forward_length": 48},
+        _delta,
+    ),
+    "lfm2": Case(
+        "lfm2",
+        {**_LFM2, "block_auto_adjust_ff_dim": False},
+        _LFM2_KEYS,
+        _lfm2,
+        ("norm_eps", "attention.layer_norm_rms_epsilon"),
+    ),
+    "lfm2moe": Case(
+        "lfm2_moe",
+        {
+            **_LFM2,
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "use_expert_bias": True,
+        },
+        _LFM2_KEYS | _MOE | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+        _lfm2,
+        ("norm_eps", "attention.layer_norm_rms_epsilon"),
+    ),
+    "granitehybrid": Case(
+        "granitemoehybrid",
+        {
+            **_LINEAR_FIRST,
+            **_MAMBA2,
+            "logits_scaling": 4.0,
+            "residual_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+        },
+        {
+            **_GRANITE,
+            **_MAMBA2_KEYS,
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_shared_feed_forward_length": 48,
+            "attention.head_count_kv": [0, 2],
+            "rope.scaling.finetuned": False,
+        },
+        _granite_hybrid,
+    ),
+    "falcon-h1": Case(
+        "falcon_h1",
+        {**_MAMBA2, "head_dim": 16, "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        _MAMBA2_KEYS,
+        _falcon_h1,
+    ),
+    "nemotron_h": Case(
+        "nemotron_h",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": None,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+        },
+        {**_MAMBA2_KEYS, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 0]},
+        _nemotron_h,
+        ("layer_norm_epsilon", "attention.layer_norm_epsilon"),
+    ),
+    "mamba": Case(
+        "mamba",
+        {**_NO_HEADS, "state_size": 16, "time_step_rank": 8},
+        {
+            **_NO_HEADS_KEYS,
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 16,
+            "ssm.inner_size": 128,
+            "ssm.time_step_rank": 8,
+            "ssm.dt_b_c_rms": False,
+        },
+        _state,
+        ("layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
+    ),
+    "mamba2": Case(
+        "mamba2",
+        {**_NO_HEADS, "state_size": 16, "num_heads": 4, "head_dim": 32, "n_groups": 2},
+        _NO_HEADS_KEYS | _MAMBA2_KEYS,
+        _state,
+        ("layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
+    ),
 }
 """A tiny model of each architecture that the reader knows."""
