@@ -459,6 +459,7 @@ _NO_HEADS_KEYS = {
 _LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention"]}
 _DELTA = {
     **_LINEAR_FIRST,
+    "rms_norm_eps": 1e-6,  # llama.cpp has this in the norms of queries and keys too, where the class has 1e-6
     "head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
