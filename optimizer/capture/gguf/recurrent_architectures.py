@@ -53,8 +53,10 @@ def _check_layers(r: Reading, key: str, kinds: Sequence[str], tensors: Mapping[s
     for layer, kind in enumerate(kinds):
         for other, tensor in tensors.items():
             if r.has(f"blk.{layer}.{tensor}") != (kind == other):
-                found = "is there" if kind != other else "is missing"
-                raise r.keys.refusal(key, f"makes layer {layer} one of {kind}, and tensor blk.{layer}.{tensor} {found}")
+                presence = "is there" if kind != other else "is missing"
+                raise r.keys.refusal(
+                    key, f"makes layer {layer} one of {kind}, and tensor blk.{layer}.{tensor} {presence}"
+                )
 
 
 def _read_delta(r: Reading) -> None:

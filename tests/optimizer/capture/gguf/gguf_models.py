@@ -382,7 +382,7 @@ def _delta(name: str, value: Array, config: Any) -> Tensors:
 
 
 def _tiled_delta(name: str, value: Array, config: Any) -> Tensors:
-    """The same in Qwen3.5's files: the first value head of each key head, then the second of each, and so on."""
+    """Tensors of such layers in the order of Qwen3.5's files: the first value head of each key, then the second."""
     keys, heads, width = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
     order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
     rows = (order[:, None] * width + np.arange(width)).reshape(-1)
