@@ -29,7 +29,7 @@ from .architecture import (
     read_window,
 )
 from .rope import Rope
-from .tensors import Place, middle_axis
+from .tensors import Place
 
 
 def _read_llama(r: Reading) -> None:
@@ -48,15 +48,6 @@ def _read_phi3(r: Reading) -> None:
     original = r.keys.integer("rope.scaling.original_context_length", context) or context
     r.fields["original_max_position_embeddings"] = original
     read_factors(r)
-
-
-def _read_lfm2(r: Reading) -> None:
-    kv = r.keys.by_layer("attention.head_count_kv", r.layers, r.heads)
-    r.fields["num_key_value_heads"] = max(kv)
-    r.fields["layer_types"] = [FULL if n else "conv" for n in kv]
-    if len(set(kv) - {0}) > 1:
-        raise r.keys.refusal("attention.head_count_kv", f"is {sorted(set(kv))}: layers that differ in it")
-    r.fields["conv_L_cache"] = r.keys.integer("shortconv.l_cache")
 
 
 def _read_mistral3(r: Reading) -> None:
@@ -171,31 +162,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         free_heads=False,
         longrope=True,
         read=_read_phi3,
-    ),
-    "lfm2": Architecture(
-        "lfm2",
-        {
-            "token_embd": TOP["token_embd"],
-            "token_embd_norm": Place("=model.embedding_norm"),
-            "output": TOP["output"],
-            **ATTENTION,
-            "attn_output": Place("self_attn.out_proj"),
-            "attn_q_norm": Place("self_attn.q_layernorm"),
-            "attn_k_norm": Place("self_attn.k_layernorm"),
-            "attn_norm": Place("operator_norm"),
-            "ffn_norm": Place("ffn_norm"),
-            "ffn_gate": Place("feed_forward.w1"),
-            "ffn_up": Place("feed_forward.w3"),
-            "ffn_down": Place("feed_forward.w2"),
-            "shortconv.conv": Place("conv.conv", middle_axis),
-            "shortconv.in_proj": Place("conv.in_proj"),
-            "shortconv.out_proj": Place("conv.out_proj"),
-        },
-        names={"rms_norm_eps": "norm_eps"},
-        fixed={"block_auto_adjust_ff_dim": False, "conv_bias": False},
-        free_heads=False,
-        mixed_layers=True,
-        read=_read_lfm2,
     ),
     "exaone": Architecture("llama", DENSE),
     "internlm2": Architecture("llama", DENSE_APART, tensor_flags={"attention_bias": "attn_q.bias"}),

@@ -24,7 +24,6 @@ from .tensors import (
     flat,
     heads_together,
     less_one,
-    logarithm,
     middle_axis,
     row_matrix,
     value_heads_together,
@@ -148,19 +147,19 @@ def _read_falcon_h1(r: Reading) -> None:
     }
 
 
-def _kinds_by_heads(r: Reading, tensors: Mapping[str, str]) -> list[str]:
-    """Reads the kind of each layer: those without heads of keys and values are recurrent."""
+def _kinds_by_heads(r: Reading, kind: str, tensor: str) -> list[str]:
+    """Reads the kind of each layer: one without heads of keys and values is of ``kind``, and alone has ``tensor``."""
     key = "attention.head_count_kv"
     heads = r.keys.by_layer(key, r.blocks, r.heads)[: r.layers]
     if len(set(heads) - {0}) > 1:
         raise r.keys.refusal(key, f"is {sorted(set(heads))}: layers that differ in it")
-    kinds = [FULL if n else LINEAR for n in heads]
-    _check_layers(r, key, kinds, tensors)
+    kinds = [FULL if n else kind for n in heads]
+    _check_layers(r, key, kinds, {kind: tensor, FULL: "attn_k.weight"})
     return kinds
 
 
 def _read_granite_hybrid(r: Reading) -> None:
-    r.fields["layer_types"] = _kinds_by_heads(r, {LINEAR: "ssm_in.weight", FULL: "attn_k.weight"})
+    r.fields["layer_types"] = _kinds_by_heads(r, LINEAR, "ssm_in.weight")
     rotates = r.keys.flag("rope.scaling.finetuned", True)
     read_granite_scales(r)
     r.fields["position_embedding_type"] = "rope" if rotates else None
@@ -208,15 +207,16 @@ def _read_nemotron_h(r: Reading) -> None:
         raise r.keys.refusal("rope.scaling.finetuned", "is true: a model with rotary embeddings")
 
 
-def _read_lfm2_mixture(r: Reading) -> None:
+def _read_lfm2(r: Reading) -> None:
     r.fields |= {
-        "layer_types": [
-            "conv" if kind == LINEAR else FULL
-            for kind in _kinds_by_heads(r, {LINEAR: "shortconv.conv.weight", FULL: "attn_k.weight"})
-        ],
+        "layer_types": _kinds_by_heads(r, "conv", "shortconv.conv.weight"),
         "conv_L_cache": r.keys.integer("shortconv.l_cache"),
-        "num_dense_layers": r.keys.integer("leading_dense_block_count", 0),
     }
+
+
+def _read_lfm2_mixture(r: Reading) -> None:
+    _read_lfm2(r)
+    r.fields["num_dense_layers"] = r.keys.integer("leading_dense_block_count", 0)
     if (gating := r.keys.integer("expert_gating_func")) != 2:
         raise r.keys.refusal("expert_gating_func", f"is {gating}")
 
@@ -227,7 +227,7 @@ def _mamba(module: str) -> dict[str, Place]:
         "ssm_in": Place(f"{module}.in_proj"),
         "ssm_conv1d.weight": Place(f"{module}.conv1d.weight", middle_axis, whole=True),
         "ssm_conv1d.bias": Place(f"{module}.conv1d.bias", whole=True),
-        "ssm_a": Place(f"{module}.A_log", logarithm, whole=True),
+        "ssm_a": Place(f"{module}.A_log", whole=True, negated_exp=True),
         "ssm_d": Place(f"{module}.D", flat, whole=True),
         "ssm_out": Place(f"{module}.out_proj"),
     }
@@ -237,7 +237,7 @@ def _mamba2(module: str) -> dict[str, Place]:
     """The places of a recurrent layer of Mamba-2, in the module ``module`` of the layer."""
     return {
         **_mamba(module),
-        "ssm_a": Place(f"{module}.A_log", lambda weight, config: flat(logarithm(weight, config), config), whole=True),
+        "ssm_a": Place(f"{module}.A_log", flat, whole=True, negated_exp=True),
         "ssm_dt.bias": Place(f"{module}.dt_bias", whole=True),
         "ssm_norm.weight": Place(f"{module}.norm.weight", flat, whole=True),
     }
@@ -262,7 +262,7 @@ _DELTA = {
     **_LESS_ONE,
     "ssm_conv1d.weight": Place("linear_attn.conv1d.weight", middle_axis, whole=True),
     "ssm_dt.bias": Place("linear_attn.dt_bias", whole=True),
-    "ssm_a": Place("linear_attn.A_log", logarithm, whole=True),
+    "ssm_a": Place("linear_attn.A_log", whole=True, negated_exp=True),
     "ssm_norm": Place("linear_attn.norm"),
     "ssm_out": Place("linear_attn.out_proj"),
 }
@@ -280,12 +280,25 @@ _DELTA_REORDERED = {
         whole=True,
     ),
     "ssm_dt.bias": Place("linear_attn.dt_bias", value_heads_together(), whole=True),
-    "ssm_a": Place(
-        "linear_attn.A_log",
-        lambda weight, config: value_heads_together()(logarithm(weight, config), config),
-        whole=True,
-    ),
+    "ssm_a": Place("linear_attn.A_log", value_heads_together(), whole=True, negated_exp=True),
     "ssm_out": Place("linear_attn.out_proj", value_heads_together("linear_value_head_dim", axis=1)),
+}
+_LFM2 = {
+    **ATTENTION,
+    "token_embd": TOP["token_embd"],
+    "token_embd_norm": Place("=model.embedding_norm"),
+    "output": TOP["output"],
+    "attn_output": Place("self_attn.out_proj"),
+    "attn_q_norm": Place("self_attn.q_layernorm"),
+    "attn_k_norm": Place("self_attn.k_layernorm"),
+    "attn_norm": Place("operator_norm"),
+    "ffn_norm": Place("ffn_norm"),
+    "ffn_gate": Place("feed_forward.w1"),
+    "ffn_up": Place("feed_forward.w3"),
+    "ffn_down": Place("feed_forward.w2"),
+    "shortconv.conv": Place("conv.conv", middle_axis),
+    "shortconv.in_proj": Place("conv.in_proj"),
+    "shortconv.out_proj": Place("conv.out_proj"),
 }
 _DELTA_EXPERTS = {
     **experts("mlp", "gate"),
@@ -330,27 +343,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=_EXPERTS,
         read=_read_delta_mixture,
     ),
+    "lfm2": Architecture(
+        "lfm2",
+        _LFM2,
+        names={"rms_norm_eps": "norm_eps"},
+        fixed={"block_auto_adjust_ff_dim": False, "conv_bias": False},
+        free_heads=False,
+        mixed_layers=True,
+        read=_read_lfm2,
+    ),
     "lfm2moe": Architecture(
         "lfm2_moe",
-        {
-            "token_embd": TOP["token_embd"],
-            "token_embd_norm": Place("=model.embedding_norm"),
-            "output": TOP["output"],
-            **ATTENTION,
-            "attn_output": Place("self_attn.out_proj"),
-            "attn_q_norm": Place("self_attn.q_layernorm"),
-            "attn_k_norm": Place("self_attn.k_layernorm"),
-            "attn_norm": Place("operator_norm"),
-            "ffn_norm": Place("ffn_norm"),
-            "ffn_gate": Place("feed_forward.w1"),
-            "ffn_up": Place("feed_forward.w3"),
-            "ffn_down": Place("feed_forward.w2"),
-            **experts("feed_forward", "gate"),
-            "exp_probs_b.bias": Place("feed_forward.expert_bias", whole=True),
-            "shortconv.conv": Place("conv.conv", middle_axis),
-            "shortconv.in_proj": Place("conv.in_proj"),
-            "shortconv.out_proj": Place("conv.out_proj"),
-        },
+        {**_LFM2, **experts("feed_forward", "gate"), "exp_probs_b.bias": Place("feed_forward.expert_bias", whole=True)},
         names={"rms_norm_eps": "norm_eps"},
         fixed={"conv_bias": False, "use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
         free_heads=False,

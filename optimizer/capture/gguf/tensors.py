@@ -45,6 +45,7 @@ class Place:
         axis: the axis along which they are joined.
         whole: ``name`` has no suffix to be added.
         flat: the joined parts are one matrix for each head, and the heads' rows follow each other.
+        negated_exp: the file has -exp(w) of the weight w.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Place:
     axis: int | None = None
     whole: bool = False
     flat: bool = False
+    negated_exp: bool = False
 
 
 def heads_apart(heads: str) -> Change:
@@ -68,11 +70,6 @@ def heads_apart(heads: str) -> Change:
 def less_one(weight: Any, config: PretrainedConfig) -> Any:
     """Undoes the addition of 1 to the weights of norms."""
     return weight - 1
-
-
-def logarithm(weight: Any, config: PretrainedConfig) -> Any:
-    """Undoes -exp(A_log)."""
-    return np.log(-weight) if isinstance(weight, np.ndarray) else torch.log(-weight)
 
 
 def flat(weight: Any, config: PretrainedConfig) -> Any:
@@ -229,7 +226,7 @@ def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedCon
         return whole.reshape(-1, *whole.shape[2:]) if pairs[0][1].flat else whole
 
     def read() -> torch.Tensor:
-        value = joined([changed(place, dequantize(tensor)) for tensor, place in pairs])
+        value = joined([changed(place, _values(tensor, place)) for tensor, place in pairs])
         value = np.ascontiguousarray(value, dtype=np.float32)
         result = torch.from_numpy(value if value.flags.writeable else value.copy())
         for tensor in tensors:
@@ -240,7 +237,7 @@ def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedCon
     shapes = [changed(place, torch.empty(shape_of(tensor), device="meta")) for tensor, place in pairs]
     shape = tuple(int(n) for n in joined(shapes).shape)
     label = "+".join(tensor.name for tensor in tensors)
-    code_format = format_of(tensors)
+    code_format = None if pairs[0][1].negated_exp else format_of(tensors)
     rows = None
     if code_format is not None and (axis is None or pairs[0][1].flat or 0 <= axis < len(shape) - 1):
         changes = [partial(changed, place) for _, place in pairs]
@@ -250,6 +247,20 @@ def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedCon
         return Source(label, shape, torch.float32, read, origin)
     codes = partial(read_codes, tensors, rows)
     return SourceCodes(label, shape, torch.float32, read, origin, format=code_format, read_codes=codes)
+
+
+def _values(tensor: GgufTensor, place: Place) -> npt.NDArray[np.float32]:
+    """Reads the values of a weight's part. Raises SourceError for a value that no exponential function has."""
+    values = dequantize(tensor)
+    if not place.negated_exp:
+        return values
+    if not (values < 0).all():
+        raise SourceError(
+            f"{tensor.origin}: tensor {tensor.name} has values of at least 0, or that aren't numbers: "
+            "a state that decays has values below 0",
+            hint="Download or convert the file again.",
+        )
+    return np.log(-values)
 
 
 def values_of(file: GgufFile, name: str) -> npt.NDArray[np.float32] | None:

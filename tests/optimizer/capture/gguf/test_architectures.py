@@ -16,9 +16,10 @@ from enginewright.optimizer.capture.capture_model import build_from_gguf
 from enginewright.optimizer.capture.gguf.architectures import ARCHITECTURES, describe
 from enginewright.optimizer.capture.gguf.file import open_gguf
 from enginewright.optimizer.capture.gguf.model import read_config
-from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.optimizer.export import export
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from .gguf_models import CASES, build, write_model
+from .gguf_models import CASES, build, tensors_of, write_model
 
 TOKENS = 40
 UNDECLARED = {
@@ -135,6 +136,31 @@ def test_keys_that_change_the_numbers_are_honoured(
         assert (logits - expected(plain, ids_of())).abs().max() > 1e-3  # the key matters
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config", "keys"),
+    [
+        ("qwen35", {"linear_num_value_heads": 2}, {"ssm.time_step_rank": 2, "ssm.inner_size": 64}),
+        ("qwen35", {}, {"attention.recurrent_layers": None}),
+        (
+            "granitehybrid",
+            {"num_local_experts": 0, "shared_intermediate_size": 96},
+            {"expert_count": 0, "expert_used_count": 0, "expert_shared_feed_forward_length": None},
+        ),
+        ("granitehybrid", {"position_embedding_type": "rope"}, {"rope.scaling.finetuned": True}),
+        ("falcon-h1", {"mamba_rms_norm": False}, {}),
+        ("falcon-h1", {"attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False}, {}),
+        ("mamba", {"use_conv_bias": False, "use_bias": True}, {}),
+        ("mamba2", {"n_groups": 1}, {"ssm.group_count": 1}),
+    ],
+)
+def test_variants_of_recurrent_architectures(
+    architecture: str, config: dict[str, Any], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    model = build(CASES[architecture], **config)
+    path = write_model(tmp_path / "tiny.gguf", architecture, model, keys=keys)
+    torch.testing.assert_close(logits_of(path, ids_of()), expected(model, ids_of()), **TOLERANCE)
+
+
 def test_gemma_divides_scores_by_the_width_of_its_heads(tmp_path: Path) -> None:
     """The class of transformers has 256 by default, whatever the heads are."""
     model = build(CASES["gemma2"], query_pre_attn_scalar=256)
@@ -216,6 +242,39 @@ def test_keys_that_can_not_be_honoured_are_refused_by_name(
     with pytest.raises(UnsupportedModelError, match=re.escape(f"{architecture}.{key} ")) as caught:
         read_config(open_gguf(path))
     assert str(path) in caught.value.message
+
+
+SIZES_OF_STATES = [
+    (architecture, key)
+    for architecture, case in CASES.items()
+    for key in case.keys
+    if key.startswith(("ssm.", "shortconv.")) and not isinstance(case.keys[key], bool)
+]
+
+
+@pytest.mark.parametrize(("architecture", "key"), SIZES_OF_STATES)
+def test_a_file_that_lies_about_its_states_is_refused_and_nothing_is_written(
+    architecture: str, key: str, tmp_path: Path
+) -> None:
+    model, size = build(CASES[architecture]), CASES[architecture].keys[key]
+    for value in (0, size // 2, 2 * size, 2**31 - 1):
+        path = write_model(tmp_path / "tiny.gguf", architecture, model, keys={key: value})
+        with pytest.raises((SourceError, UnsupportedModelError), match=re.escape(str(path))):
+            export(path, tmp_path / "out" / "tiny.bundle", recipe="f32")
+        assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "value"), [("qwen35", 0.5), ("mamba2", 0.0), ("mamba", float("nan"))], ids=str
+)
+def test_a_state_that_does_not_decay_is_refused_by_its_tensor(architecture: str, value: float, tmp_path: Path) -> None:
+    model = build(CASES[architecture])
+    decays = tensors_of(architecture, model)["blk.0.ssm_a"].copy()
+    decays.reshape(-1)[1] = value
+    path = write_model(tmp_path / "tiny.gguf", architecture, model, tensors={"blk.0.ssm_a": decays})
+    with pytest.raises(SourceError, match=re.escape(f"{path}: tensor blk.0.ssm_a ")):
+        export(path, tmp_path / "out" / "tiny.bundle", recipe="f32")
+    assert not list(tmp_path.glob("out/*"))
 
 
 @pytest.mark.parametrize(
