@@ -1,2 +1,3 @@
-"""The shared parts of GPU targets: Triton kernels, the CUDA driver, sampling. Triton is imported only where it is
-needed."""
+"""Code that the GPU targets share: Triton kernels, the CUDA driver, sampling. Triton is imported only when it
+is used.
+"""

@@ -1,16 +1,17 @@
-"""Triton kernels of ``ew.paged_attention``: for prefill and decode, and those that split a long context's decoding.
+"""Triton kernels of ``ew.paged_attention``, for prompts and for decoding, with contexts split into parts.
 
-A program attends with a *tile*: up to QUERIES neighbouring tokens of one request, with all GROUP heads that share one
-key/value head, so that a key is loaded once for all of them. For decoding, keys are split at multiples of SPLIT_KEYS,
-absolute positions, so that a result doesn't depend on who else is in the batch (Flash-Decoding,
-https://crfm.stanford.edu/2023/10/12/flashdecoding.html); what came of the splits is combined afterwards.
+A program computes the attention of a *tile*: up to QUERIES neighbouring tokens of one request, with all GROUP heads
+that share a key/value head, so that each key is loaded once for all of them. For decoding, keys are split at multiples
+of SPLIT_KEYS (absolute positions), so that a result doesn't depend on the batch (Flash-Decoding,
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html). A second kernel combines the parts.
 
-The grid is made for the longest context that a table has room for; most of its programs find nothing to do. Where
-several kernels can be launched for a step, one lists what there is to do, and programs go through the list.
+The grid is made for the longest context that a table has room for; most programs then have nothing to do. If a step may
+launch several kernels, ``decode_work_kernel`` lists the parts first, and the programs go through the list.
 
-Arguments stand in the order in which TensorRT hands them over: inputs, integers, outputs. Sinks and slopes that a model
-lacks may be any pointer, or None; so may the scales of a float cache, and ``lse`` where nothing is split. Most of what
-a kernel is compiled for is one constant, C (``AttentionConstants``).
+Arguments are in TensorRT's order: inputs, integers, outputs. Any pointer or None may be passed for sinks and slopes
+that
+a model lacks, for the scales of a float cache, and for ``lse`` if nothing is split. The attention kernels' other
+constants are fields of one constant, C (``AttentionConstants``).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .attention_tile import attend_tile
 
 @triton.jit
 def request_of_tile(q_start: tl.tensor, tile: tl.tensor, requests: tl.tensor, QUERIES: tl.constexpr) -> tl.tensor:
-    """The last request b whose tiles begin at or before ``tile``; they begin at q_start[b] // QUERIES + b.
+    """Returns the last request b whose tiles begin at or before ``tile``; they begin at q_start[b] // QUERIES + b.
 
-    So every request has tiles enough, and how many there are, T // QUERIES + B, is known without looking at q_start.
+    So every request has enough tiles, and their total number T // QUERIES + B doesn't depend on q_start.
     """
     low = tile * 0
     high = low + requests
@@ -60,17 +61,23 @@ def paged_attention_kernel(
     SKIP_SINGLES: tl.constexpr = False,
     CLAMP: tl.constexpr = False,
 ) -> None:
-    """q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B, Nkv, splits).
+    """Computes attention of q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B, Nkv,
+    splits).
 
-    ``q_stride`` is between tokens of q, ``blocks`` between requests of the table. SPLIT_KEYS = 0: the result goes to
-    ``out`` [T, Nq, Dv]. Else each split's part, a result of its own, goes to ``out`` float32 [T, Nq, splits, Dv], and
-    the logarithm (base 2) of its softmax's denominator to ``lse`` float32 [T, Nq, splits]: -inf where the split has no
-    key (there ``out`` isn't written). ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type) or "e4m3" (bytes).
-    AHEAD: blocks are looked up a step before their keys are. SKIP_SINGLES: requests of one token are left out.
+    ``q_stride`` is the distance of q's tokens, ``blocks`` the distance of the table's requests, in elements.
 
-    CLAMP: whatever numbers q_start, kv_len and the table hold, the kernel ends soon and reads none but the arguments'
-    memory: q has ``total`` tokens, the caches have ``pool`` blocks. Else both may be None. TensorRT times plugins on
-    inputs that it makes up.
+    If SPLIT_KEYS is 0, the result is written to ``out`` [T, Nq, Dv]. Otherwise each split writes its own result to
+    ``out`` float32 [T, Nq, splits, Dv], and the logarithm (base 2) of its softmax's denominator to ``lse`` float32
+    [T, Nq, splits]. A split without keys writes only -inf to ``lse``.
+
+    ``FORMAT`` of the cache is "float", "int8", "fp8" (a pointer of that type) or "e4m3" (bytes). With AHEAD, blocks are
+    looked up one step before their keys. With SKIP_SINGLES, requests with one token are skipped.
+
+    With CLAMP, the kernel ends soon and reads only its arguments' memory whatever q_start, kv_len and the table
+    contain:
+    q has ``total`` tokens, the caches have ``pool`` blocks. TensorRT needs that, as it times plugins on invented
+    inputs.
+    Without CLAMP, both may be None.
     """
     GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
     tile = tl.program_id(0)
@@ -142,10 +149,11 @@ def listed_attention_kernel(
     q_start: tl.tensor = None,
     MIXED: tl.constexpr = False,
 ) -> None:
-    """The parts that ``decode_work_kernel`` listed in ``work``, as ``paged_attention_kernel`` has them.
+    """Computes the parts that ``decode_work_kernel`` listed in ``work``, as ``paged_attention_kernel`` does; grid (any,
+    Nkv).
 
-    Grid (any, Nkv). Token b is request b's; MIXED: token ``q_start[b]`` is, and its parts are those of b. ``splits``:
-    room for parts in ``out`` and ``lse``, of which those that aren't listed aren't written.
+    Token b belongs to request b; with MIXED, request b has the token ``q_start[b]``, and its results are in row b.
+    ``splits`` is the number of parts per row in ``out`` and ``lse``; parts that aren't listed aren't written.
     """
     kv_head = tl.program_id(1)
     count = tl.load(work)
@@ -177,10 +185,13 @@ def decode_work_kernel(
     q_start: tl.tensor = None,
     MIXED: tl.constexpr = False,
 ) -> None:
-    """kv_len [B] -> work int32 [1 + 2 parts]: the number of parts, then a pair of request and split for each part.
+    """Lists the parts of a decode step: kv_len [B] -> work int32 [1 + 2 parts]: the number of parts, then (request,
+    split) each.
 
-    A part is SPLIT_KEYS keys of a request, from the last WINDOW on. A request of kv_len 0 has none; with MIXED, only
-    requests of exactly one token by ``q_start`` [B + 1] have parts. Grid (B); REQUESTS is a power of 2, B at least.
+    A part is SPLIT_KEYS keys of a request; with WINDOW, only parts with one of the last WINDOW keys are listed. A
+    request
+    with kv_len 0 has no parts; with MIXED, only requests with exactly one token by ``q_start`` [B + 1] have parts. Grid
+    (B); REQUESTS is a power of 2, at least B.
     """
     request = tl.program_id(0)
     index = tl.arange(0, REQUESTS)
@@ -217,10 +228,13 @@ def combine_splits_kernel(
     q_start: tl.tensor = None,
     MIXED: tl.constexpr = False,
 ) -> None:
-    """parts float32 [T, Nq, splits, Dv], lse float32 [T, Nq, splits] -> out [T, Nq, Dv]; grid (T * Nq).
+    """Combines parts float32 [T, Nq, splits, Dv] with lse float32 [T, Nq, splits] to out [T, Nq, Dv]; grid (T * Nq).
 
-    AT_ONCE splits are loaded together. With SPLIT_KEYS, only those that ``decode_work_kernel`` lists of ``kv_len``, and
-    0 where it lists none. MIXED: rows are those of requests, and of one with one token the result goes to that.
+    AT_ONCE splits are loaded together. With SPLIT_KEYS, only the parts that ``decode_work_kernel`` lists for ``kv_len``
+    are
+    read; a row without parts becomes 0. With MIXED, rows are requests: the result of a request with one token is
+    written to
+    that token's row of ``out``, and other requests are skipped.
     """
     row = tl.program_id(0).to(tl.int64)
     to = row

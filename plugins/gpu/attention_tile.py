@@ -1,7 +1,7 @@
-"""Attention of one tile of queries, in a program of the attention kernels: online softmax over a range of keys.
+"""Attention of one tile of queries over a range of keys, with an online softmax; part of the attention kernels.
 
-Keys are visited in tiles of KEYS at absolute positions, by online softmax (Milakov and Gimelshein, 2018,
-https://arxiv.org/abs/1805.02867) in base 2. C is what the kernel is compiled for, see ``AttentionConstants``.
+Keys are processed KEYS at a time, from absolute positions that are multiples of KEYS, by online softmax (Milakov and
+Gimelshein, 2018, https://arxiv.org/abs/1805.02867) in base 2. C has the kernel's constants (``AttentionConstants``).
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -17,8 +17,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _codes_to(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
-    """Converts a cache's codes to the queries' type, exactly but for float32 to 16 bits; without its scale, and "e4m3"
-    divided by 256. Tensor cores take that: no factor has to be multiplied into each element."""
+    """Converts a cache's codes to the queries' type, without their scale; "e4m3" codes are also divided by 256.
+
+    The conversion is exact, except from float32 to 16 bits. Scales are applied to the sums instead of to each element.
+    """
     if FORMAT == "e4m3":
         return e4m3_to_half(codes).to(DTYPE)
     if FORMAT == "fp8":
@@ -37,9 +39,9 @@ def _block_of(
     BLOCK_SIZE: tl.constexpr,
     CLAMP: tl.constexpr,
 ) -> tl.tensor:
-    """The block of the keys from ``start + page * BLOCK_SIZE`` on; 0 where none of them is in low .. high.
+    """Returns the block of the keys from ``start + page * BLOCK_SIZE`` on; 0 if none of them is in [low, high).
 
-    CLAMP: one of the ``pool``, whatever the table says.
+    With CLAMP, the result is limited to the ``pool`` blocks.
     """
     begins = start + page * BLOCK_SIZE
     there = (begins < high) & (begins + BLOCK_SIZE > low)
@@ -60,7 +62,7 @@ def _blocks_of(
     PAGES: tl.constexpr,
     CLAMP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The blocks of the keys from ``start`` on: PAGES of them count."""
+    """Returns the blocks of the keys from ``start`` on; the first PAGES of the four values are used."""
     a = _block_of(table, start, 0, low, high, pool, BLOCK_SIZE, CLAMP) if PAGES >= 1 else start
     b = _block_of(table, start, 1, low, high, pool, BLOCK_SIZE, CLAMP) if PAGES >= 2 else a
     c = _block_of(table, start, 2, low, high, pool, BLOCK_SIZE, CLAMP) if PAGES >= 4 else a
@@ -84,7 +86,9 @@ def _places(
     PAGES: tl.constexpr,
     CLAMP: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the places of keys from ``start`` on, int64 [KEYS] in [P*K]: by blocks a to d, or by table (PAGES 0)."""
+    """Returns the indices in [P*K] of the KEYS keys from ``start`` on, int64; from blocks a to d, or from the table if
+    PAGES is 0.
+    """
     offset = tl.arange(0, KEYS)
     if PAGES == 0:
         key = start + offset
@@ -120,9 +124,10 @@ def _attend(
     C: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """One step of online softmax, over the keys from ``start`` on: the new (largest, total, values).
+    """Processes the KEYS keys from ``start`` on in one step of online softmax; returns the new (largest, total,
+    values).
 
-    ``place`` [KEYS]: theirs in [P*K, Nkv]. Not MASKED: all KEYS are there, and every row sees them.
+    ``place`` [KEYS] has the keys' indices in [P*K, Nkv]. Without MASKED, all KEYS keys exist, and every row sees them.
     """
     d = tl.arange(0, C.WIDTH)
     e = tl.arange(0, C.VALUE_WIDTH)
@@ -222,10 +227,17 @@ def attend_tile(
     C: tl.constexpr,
     CLAMP: tl.constexpr,
 ) -> None:
-    """One tile over the keys from ``low`` to ``high``, of which there are some; arguments as the kernels have them.
+    """Computes attention of one tile over the keys from ``low`` to ``high`` (exclusive), and writes the result.
 
-    ``first_token``: of the request among the step's, ``out_token`` among those of what is written, ``tokens`` of it,
-    ``first`` the tile's among those, ``before`` the keys before all of them, ``sink_split`` the split that has sinks.
+    At least one key is in that range. Arguments not listed here are those of the kernels.
+
+    Args:
+        first_token: the request's first token in the step.
+        out_token: the request's first row in ``out`` and ``lse``.
+        tokens: the number of the request's tokens.
+        first: the tile's first token among them.
+        before: the number of keys before the request's first token.
+        sink_split: the split that includes the sinks.
     """
     GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
     # Blocks of a tile of keys; 0: no whole number, or many, and each key's is looked up.

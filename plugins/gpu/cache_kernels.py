@@ -1,7 +1,7 @@
-"""Triton kernels that write a step's keys and values into the paged cache, and the 8-bit formats that it may have.
+"""Triton kernels that write a step's keys and values into the paged cache, in floats or 8-bit formats.
 
-Arguments stand in the order in which TensorRT hands them over: inputs, integers, outputs. A cache is both an input and
-an output, as the same memory; kernels use the output.
+Arguments are in TensorRT's order: inputs, integers, outputs. A cache is both an input and an output, at the same
+memory; kernels use the output.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import triton.language as tl
 
 @triton.jit
 def e4m3_to_half(codes: tl.tensor) -> tl.tensor:
-    """uint8 codes of e4m3 -> float16 of a 256th of them, exactly; by bits, for GPUs that have no instruction for it.
+    """Converts uint8 codes of e4m3 to float16 divided by 256, exactly and by bits, for GPUs without an instruction for
+    it.
 
-    With its exponent and mantissa moved to a float16's places a code is 2^8 times too small (the biases are 7 and 15).
+    With exponent and mantissa moved to float16's bits, a value is 2^8 times too small (the biases are 7 and 15).
     """
     bits = codes.to(tl.uint16)
     return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
@@ -22,9 +23,9 @@ def e4m3_to_half(codes: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def float_to_e4m3(values: tl.tensor) -> tl.tensor:
-    """float32 within -448 .. 448 -> uint8 codes of e4m3, to the nearest, ties to even.
+    """Rounds float32 values from -448 to 448 to uint8 codes of e4m3, to nearest, ties to even.
 
-    Adding 1.5 * 2^23 steps of the format and taking them off rounds to a whole number of steps.
+    Adding and subtracting 1.5 * 2^23 steps of the format rounds to a whole number of steps.
     """
     exponent = ((values.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
     step = ((tl.maximum(exponent, -6) - 3 + 127) << 23).to(tl.float32, bitcast=True)
@@ -38,7 +39,7 @@ def float_to_e4m3(values: tl.tensor) -> tl.tensor:
 def _heads(
     new: tl.tensor, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr
 ) -> tl.tensor:
-    """A token's ``new`` [Nkv, SIZE] as [HEADS, WIDTH], powers of 2, with 0 where there is none."""
+    """Loads a token's ``new`` [Nkv, SIZE] as [HEADS, WIDTH], which are powers of 2, padded with 0."""
     head = tl.arange(0, HEADS)
     d = tl.arange(0, WIDTH)
     inside = (head < KV_HEADS)[:, None] & (d < SIZE)[None, :]
@@ -57,7 +58,7 @@ def store_heads(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """A token's heads x [HEADS, WIDTH], 0 where there is none, into the cache [P*K, Nkv, SIZE] at ``slot``."""
+    """Writes a token's heads x [HEADS, WIDTH], which are padded with 0, to ``slot`` of the cache [P*K, Nkv, SIZE]."""
     head = tl.arange(0, HEADS)
     d = tl.arange(0, WIDTH)
     place = head[:, None] * SIZE + d[None, :]
@@ -109,10 +110,11 @@ def kv_write_kernel(
     WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ) -> None:
-    """One token a program: k [T, Nkv, D], v [T, Nkv, Dv], slots [T] into [P*K, Nkv, D] and [P*K, Nkv, Dv], in place.
+    """Writes k [T, Nkv, D] and v [T, Nkv, Dv] to ``slots`` [T] of the caches [P*K, Nkv, D] and [P*K, Nkv, Dv]; grid
+    (T).
 
-    A token whose slot isn't within 0 .. capacity-1 is left out: padding has slot -1. ``FORMAT`` is "float", "int8" or
-    "e4m3" (bytes); the latter two have scales [P*K, Nkv], and the meaning of ``ew.quantized_kv_write``.
+    A token whose slot isn't from 0 to capacity-1 is skipped: padding has slot -1. ``FORMAT`` is "float", "int8" or
+    "e4m3" (bytes); the latter two have scales [P*K, Nkv], and follow ``ew.quantized_kv_write``.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

@@ -1,4 +1,6 @@
-"""A kernel's launch: constants, grid and arguments, which are torch's tensors or a driver's memory. Without torch."""
+"""The launch of a kernel: constants, grid and arguments, which are torch tensors or a driver's memory. Doesn't need
+torch.
+"""
 
 from __future__ import annotations
 
@@ -18,47 +20,49 @@ class Operand(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """The type of the elements; ``str`` gives its name."""
+        """The type of the elements; ``str`` of it is its name."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """The sizes."""
+        """The length of each dimension."""
 
     def stride(self, dim: int, /) -> int:
-        """Elements from one to the next along a dimension."""
+        """Returns the distance between neighbours along a dimension, in elements."""
 
     def data_ptr(self) -> int:
-        """Returns the address."""
+        """Returns the address of the first element."""
 
     def storage_offset(self) -> Any:
-        """Elements in front of it, counted from an address that is a multiple of 16."""
+        """Returns the number of elements between the storage's start, a multiple of 16 bytes, and the first
+        element.
+        """
 
     def element_size(self) -> int:
-        """Bytes of an element."""
+        """Returns the size of an element in bytes."""
 
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """An ``Operand`` at an address of a device, rows one after the other."""
+    """A contiguous ``Operand`` at an address of a device."""
 
     address: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     def stride(self, dim: int, /) -> int:
-        """Returns the number of elements from one to the next along a dimension."""
+        """Returns the distance between neighbours along a dimension, in elements."""
         return int(np.prod(self.shape[dim + 1 :], dtype=np.int64))
 
     def data_ptr(self) -> int:
-        """Returns its address."""
+        """Returns the address of the first element."""
         return self.address
 
     def storage_offset(self) -> int:
-        """Returns its offset in elements, as if the array began at address 0."""
+        """Returns the offset in elements, as if the storage began at address 0."""
         return self.address // self.dtype.itemsize
 
     def element_size(self) -> int:
-        """Returns the bytes of an element."""
+        """Returns the size of an element in bytes."""
         return self.dtype.itemsize
 
 
@@ -76,13 +80,14 @@ def in_order(kernel: KernelName, given: Mapping[str, Argument]) -> dict[str, Arg
 
 @dataclass(frozen=True)
 class Call:
-    """A launch.
+    """A launch of a kernel.
 
     Attributes:
-        kernel: which.
-        arguments: name -> tensor, integer of 32 bits, or None, in the kernel's order, constants left out.
+        kernel: the kernel's name.
+        arguments: name -> array, integer of 32 bits, or None, in the kernel's order, without constants.
         constants: name -> value.
-        grid: programs along x, y and z.
+        grid: the number of programs along x, y and z.
+        warps, stages: Triton's options for the kernel.
     """
 
     kernel: KernelName
@@ -93,7 +98,7 @@ class Call:
     stages: int = 1
 
     def spec(self, capability: int) -> KernelSpec:
-        """Returns the specification that the kernel is compiled for; equal for calls that differ in sizes alone."""
+        """Returns the specification that the kernel is compiled for. Calls that differ only in sizes have the same."""
         typed, loose = [], []
         for name, value in self.arguments.items():
             if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Kernels that a bundle carries: code that was compiled ahead, read by the name of what it is for. Without torch."""
+"""Loads and launches the compiled kernels that a bundle contains. Doesn't need torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from .tiles import GPUS, GpuLimits, machine_code_runs
 
 
 def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
-    """A kernel of a bundle. Raises BundleError where it is missing, damaged, or isn't what its name says."""
+    """Reads a kernel of a bundle, without PTX. Raises BundleError if it is missing, damaged, or differs from
+    its name.
+    """
     return read_kernel(folder, stem, read=partial(read_regular, most=MOST_TEXT_BYTES), with_ptx=False)
 
 
@@ -31,10 +33,17 @@ CUBIN, PTX = "machine code", "PTX"
 
 
 def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[int, str]:
-    """A kernel's handle, and whether its machine code was loaded or its PTX: where the driver refuses the former.
+    """Loads a kernel; returns its handle, and ``CUBIN`` or ``PTX``. PTX is used if the driver refuses the machine code.
 
-    ``kernel``: what ``read_by_stem`` read. Raises BundleError for damaged PTX, CapacityError where memory runs out, and
-    TargetError where the GPU can't run the kernel, saying why.
+    Args:
+        device: the GPU.
+        folder: the folder of the kernels.
+        kernel: the result of ``read_by_stem``.
+
+    Raises:
+        BundleError: the PTX is damaged.
+        CapacityError: memory ran out.
+        TargetError: the GPU can't run the kernel; the message has the reason.
     """
     gpu, spec = device.gpu, kernel.spec
     path, number = folder / f"{spec.stem}.cubin", number_of(gpu.capability)
@@ -68,7 +77,7 @@ def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[
 
 
 def assembler_of(cubin: bytes) -> str:
-    """The CUDA whose assembler made a cubin, such as "13.4", as newer ones write into it; "" where it doesn't say."""
+    """Returns the CUDA version whose assembler made a cubin, such as "13.4"; "" if the cubin doesn't contain it."""
     match = re.search(rb"Cuda compilation tools, release (\d{1,3}\.\d{1,3})", cubin)
     return "" if match is None else match[1].decode()
 
@@ -78,10 +87,11 @@ _REGISTERS, _MOST_RESIDENT = 65536, 4
 
 
 def resident_programs(kernel: CompiledKernel, gpu: GpuLimits) -> int:
-    """Blocks of a kernel that a multiprocessor has shared memory and registers for at a time, 4 at most.
+    """Returns how many blocks of a kernel a multiprocessor can hold at a time, by shared memory and registers; at most
+    4.
 
-    CUDA takes 1 KiB of shared memory for each block; a multiprocessor has that much more than a block may take. A
-    warp's registers are a multiple of 256.
+    CUDA reserves 1 KiB of shared memory for each block; a multiprocessor has that much more than one block may use. A
+    warp's registers are allocated in multiples of 256.
     """
     by_memory = (gpu.shared_memory + 1024) // (kernel.shared_memory + 1024)
     a_warp = -(-max(kernel.registers, 1) * THREADS_OF_WARP // 256) * 256
@@ -93,14 +103,14 @@ class CarriedKernels:
     """Launches the kernels of a bundle on a GPU's stream.
 
     Args:
-        device: the GPU; None where nothing is bound.
+        device: the GPU; None if kernels are only read, not launched.
         folder: the folder of the kernels.
-        capability: the capability that they were compiled for; 90 for 9.0.
+        capability: the compute capability that they were compiled for; 90 for 9.0.
 
     Attributes:
         forms: the numbers of kernels that were loaded as ``CUBIN`` and as ``PTX``.
 
-    ``bind`` raises BundleError for a kernel that is missing or damaged, and what else ``load_carried`` raises.
+    ``bind`` raises BundleError for a kernel that is missing or damaged, and the errors of ``load_carried``.
     """
 
     def __init__(self, device: Device | None, folder: Path, capability: int) -> None:
@@ -110,11 +120,13 @@ class CarriedKernels:
         self.forms: Counter[str] = Counter()
 
     def loaded(self) -> str:
-        """Says for people: "31 as machine code, 2 as PTX"."""
+        """Returns a summary for users: "31 as machine code, 2 as PTX"."""
         return ", ".join(f"{count} as {form}" for form, count in sorted(self.forms.items(), reverse=True))
 
     def resident(self, call: Call) -> int:
-        """Programs of a call's kernel that a multiprocessor runs at a time. Raises BundleError as ``bind`` does."""
+        """Returns how many programs of a call's kernel a multiprocessor runs at a time. Raises BundleError as ``bind``
+        does.
+        """
         number = self._capability if self._device is None else number_of(self._device.gpu.capability)
         return resident_programs(self._kernel(call), GPUS[number if number in GPUS else self._capability])
 
@@ -135,7 +147,7 @@ class CarriedKernels:
         return self._device.launcher(self._loaded[stem], *sizes, arguments)
 
     def _kernel(self, call: Call) -> CompiledKernel:
-        """Returns the bundle's kernel for a call, which is read once."""
+        """Returns the bundle's kernel for a call, from the cache or read from its files."""
         stem = call.spec(self._capability).stem
         if stem not in self._read:
             self._read[stem] = read_by_stem(self._folder, stem)

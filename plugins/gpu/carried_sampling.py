@@ -1,7 +1,7 @@
-"""Tokens drawn on a GPU from logits that lie there, by kernels that a bundle carries: only ids come back.
+"""Draws tokens on a GPU from logits in its memory, with kernels that a bundle contains: only token ids are copied back.
 
-No torch is needed. Kernels mean what the cpu target's sampler means, and draw with the same random numbers; sums are
-in another order.
+It doesn't need torch. The kernels implement the cpu target's sampler with the same random numbers, but add in another
+order.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class GpuSampler:
         device: the GPU, open for this thread.
         folder: the folder of the bundle's kernels.
         capability: the capability that they were compiled for; 80 for 8.0.
-        rows: the most rows that are drawn from at once; more are drawn from in parts.
-        vocab: tokens of the vocabulary (V).
+        rows: the most rows per launch; more rows are drawn in several launches.
+        vocab: the number of tokens in the vocabulary (V).
 
     Attributes:
-        lacks: sampling parameters whose kernels are missing from the bundle, which is older.
+        lacks: sampling parameters that can't be used, because the older bundle lacks their kernels.
 
     Raises:
         BundleError: a kernel is missing or damaged.
-        TargetError: the driver refuses one.
-        CapacityError: there is no memory for what the kernels leave for one another.
+        TargetError: the driver refuses a kernel.
+        CapacityError: there is no memory for the kernels' intermediate results.
     """
 
     def __init__(self, device: Device, folder: Path, capability: int, rows: int, vocab: int) -> None:
@@ -77,9 +77,9 @@ class GpuSampler:
         self._bound: OrderedDict[tuple[int, int, Drawing], list[Callable[[], object]]] = OrderedDict()
 
     def draw(self, logits: int, sampling: SamplingBatch) -> Int32Array:
-        """A token for each row of logits at an address [R, V]; NO_TOKEN where there is none. Waits for the stream.
+        """Returns a token for each row of the logits [R, V] at an address; NO_TOKEN for a row that can't be drawn from.
 
-        Raises RequestError for an option out of range, as the cpu target's sampler does.
+        It waits for the stream. Raises RequestError for an option out of range, as the cpu target's sampler does.
         """
         count = len(sampling.temperature)
         tokens = np.empty(count, np.int32)
@@ -115,7 +115,9 @@ class GpuSampler:
         return tokens
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
-        """Lists of tokens, in memory that grows; then what was bound to it is bound again."""
+        """Uploads the packed lists; if their memory must grow to ``words``, launches that were bound to the old memory
+        are dropped.
+        """
         if words > self._lists.shape[0]:
             self._device.synchronize()
             self._device.free(self._lists.address)
@@ -125,7 +127,7 @@ class GpuSampler:
         self._device.upload(self._lists.address, lists)
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """Allocates a zeroed array on the device, for `SamplingMemory`."""
+        """Allocates a zeroed array on the device."""
         of = np.dtype(dtype)
         nbytes = of.itemsize * int(np.prod(shape, dtype=np.int64))
         address = self._device.allocate(nbytes)
@@ -135,20 +137,20 @@ class GpuSampler:
 
 @dataclass(frozen=True)
 class OpenedSampler:
-    """``sampler`` is None where the CPU draws; ``where`` says for people where that is, and why."""
+    """The sampler, None if the CPU draws; ``where`` says where tokens are drawn, and why, for users."""
 
     sampler: GpuSampler | None
     where: str
 
 
 def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: Iterable[np.dtype[Any]]) -> OpenedSampler:
-    """A sampler on the GPU, if there can be one.
+    """Opens a sampler on the GPU, if logits and kernels allow it.
 
     Args:
-        device, folder, rows, vocab: see ``GpuSampler``.
-        logits: their types, of each engine.
+        device, folder, rows, vocab: as for ``GpuSampler``.
+        logits: the type of the logits of each engine.
 
-    Raises BundleError for a kernel that is damaged, and CapacityError.
+    Raises BundleError for a damaged kernel, and CapacityError.
     """
     if any(of != _FLOAT32 for of in logits):
         return OpenedSampler(None, "on the CPU: logits aren't 32-bit floats")
@@ -161,7 +163,7 @@ def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: It
 
 
 def _carried(folder: Path, capability: str, vocab: int) -> int | None:
-    """The capability that has kernels there which run best on a GPU of ``capability``; see ``tiles.code_for``."""
+    """Returns the capability whose kernels in the folder run best on a GPU of ``capability``; None if none run."""
     any_call = next(each_sampling_call(DeviceArray(0, _FLOAT32, (1, vocab))))
     there = [of for of in GPUS if (folder / f"{any_call.spec(of).stem}.json").is_file()]
     return code_for(number_of(capability), there)

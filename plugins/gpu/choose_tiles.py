@@ -1,7 +1,7 @@
-"""Chooses the tile of an attention kernel on a GPU: the first that its code fits with, by compiling it.
+"""Chooses the tile of an attention kernel on a GPU: the first one that fits when its code is compiled.
 
-How much shared memory a tile takes and how many registers is the compiler's affair: an estimate of the former was up to
-2.7 times what it came to. Tiles that were timed on a GPU come first (``measured_tiles``), then those of the rule.
+Only the compiler knows how much shared memory and how many registers a tile takes: an estimate of the memory was wrong
+by up to a factor of 2.7. Tiles that were measured on a GPU (``measured_tiles``) are tried first, then those of a rule.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Compile = Callable[[KernelSpec], CompiledKernel]
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """All that an attention layer launches: a write, then one of ``prefill``, or one of ``decode`` and ``combine``.
+    """The kernels of an attention layer: a step launches ``write``, then a ``prefill`` kernel, or ``decode`` and
+    ``combine``.
 
-    Of several the first is the best known.
+    The best known kernel of a tuple is the first.
     """
 
     write: CompiledKernel
@@ -31,7 +32,7 @@ class LayerKernels:
     combine: CompiledKernel
 
     def all(self) -> tuple[CompiledKernel, ...]:
-        """Returns the kernels in the order in which they are launched."""
+        """Returns all kernels, in launch order."""
         return self.write, *self.prefill, *self.decode, self.combine
 
 
@@ -45,19 +46,20 @@ def compile_layer(
     clamp: bool = False,
     compiler: Compile = compile_kernel,
 ) -> LayerKernels:
-    """The kernels of a layer.
+    """Compiles the kernels of an attention layer.
 
     Args:
-        capability: 89 for 8.9.
-        split_keys: keys of a part of the context when decoding.
-        shared_memory: bytes that a block may use at most; None: what the GPU has.
-        most: attention kernels for each phase, to choose among.
-        clamp: True keeps them within their memory whatever their integers are.
-        compiler: ``compile_kernel``, or what stands for it.
+        shape: the layer.
+        capability: the compute capability; 89 for 8.9.
+        split_keys: the keys of one part of the context in decoding.
+        shared_memory: the most bytes that a block may use; None takes the GPU's limit.
+        most: the number of alternative attention kernels for each phase.
+        clamp: True if kernels stay within their memory whatever their integers are.
+        compiler: compiles one kernel.
 
     Raises:
-        TargetError: for a capability that isn't known, or where no tile fits.
-        MissingDependencyError: without Triton.
+        TargetError: the capability is unknown, or no tile fits.
+        MissingDependencyError: Triton isn't installed.
     """
 
     def attention(split_keys: int) -> tuple[CompiledKernel, ...]:
@@ -80,9 +82,9 @@ def compile_layer(
 
 
 def choose_tile(shape: AttentionShape, capability: int, *, decode: bool, compiler: Compile = compile_kernel) -> Tile:
-    """The attention kernel's, by what is compiled where nothing was measured; the same however keys are split.
+    """Returns the tile of the attention kernel: the measured one, or else the first that fits when compiled.
 
-    It fits every GPU that runs this one's machine code. Raises what ``compile_attention`` raises.
+    It fits every GPU that runs this GPU's machine code. Raises the errors of ``compile_attention``.
     """
     case, gpu = shape.tile_case(decode=decode), gpu_of(capability)
     if case in measured_tiles(capability) and gpu.portable_memory == gpu.shared_memory:
@@ -103,10 +105,11 @@ def compile_attention(
     clamp: bool = False,
     compiler: Compile = compile_kernel,
 ) -> tuple[CompiledKernel, ...]:
-    """The attention kernels with the first ``most`` tiles whose code fits and needs no stack.
+    """Compiles the attention kernels with the first ``most`` tiles that fit into shared memory and need no stack.
 
-    Where all need one (float32), that with the least. ``split_keys``: 0 for prompts, else for decoding. Other arguments
-    and errors as ``compile_layer`` has them.
+    If all need a stack (float32), it returns the one with the smallest. ``split_keys`` is 0 for prompts. Other
+    arguments
+    and errors are those of ``compile_layer``.
     """
     gpu = gpu_of(capability)
     limit = gpu.shared_memory if shared_memory is None else min(shared_memory, gpu.shared_memory)

@@ -1,8 +1,8 @@
-"""Compiles the Triton kernels for GPUs that aren't there: PTX, cubin, and what must be known to launch them.
+"""Compiles the Triton kernels without the GPU: PTX, cubin, and the facts that a launch needs.
 
-The same kernel gives the same bytes on every machine with the same Triton: what would tell (paths, line numbers) is
-left out. Triton appends two pointers to scratch memory to a kernel's parameters; where a kernel has no use for them
-they are taken off again, so that it can be launched by its arguments alone.
+The same kernel gives the same bytes on every machine with the same Triton: paths and line numbers are left out. Triton
+appends two pointers to scratch memory to a kernel's parameters; they are removed if the kernel doesn't use them, so
+that a launch needs only the kernel's own arguments.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ THREADS_OF_WARP = 32
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel's machine code and how to launch it.
+    """A kernel's machine code, and how to launch it.
 
-    ``entry`` is its name in the code, ``shared_memory`` the bytes of dynamic shared memory that a launch must give it,
-    ``compiler`` what compiled it. ``registers`` and bytes of ``stack`` are a thread's, as the assembler says: on the
-    stack, in the GPU's memory, is what there weren't enough registers for. Both are 0 where a bundle doesn't say.
+    Attributes:
+        entry: its name in the code.
+        shared_memory: the bytes of dynamic shared memory that a launch must provide.
+        compiler: the name and version of the compiler.
+        registers, stack: registers, and bytes of stack in the GPU's memory, of a thread. Registers that don't fit are
+            on the stack. Both are 0 if a bundle doesn't have the numbers.
     """
 
     spec: KernelSpec
@@ -63,15 +66,16 @@ class CompiledKernel:
         return self.spec.warps * THREADS_OF_WARP
 
     def constant(self, name: str) -> Constant:
-        """Returns a constant that the kernel was compiled with. Raises KeyError for an unknown name."""
+        """Returns the value of a constant that the kernel was compiled with. Raises KeyError for an unknown name."""
         return dict(self.spec.constants)[name]
 
 
 def compile_kernel(spec: KernelSpec) -> CompiledKernel:
-    """Compiles one kernel, or takes it from a folder of ours in Triton's cache (TRITON_CACHE_DIR) where it was before.
+    """Compiles one kernel, or reads it from our folder in Triton's cache (TRITON_CACHE_DIR).
 
-    Raises MissingDependencyError without Triton, TargetError where it can't compile the kernel, or where this process
-    has Triton as an interpreter.
+    Raises MissingDependencyError without Triton; TargetError if Triton can't compile the kernel, or if this process
+    uses
+    Triton as an interpreter.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise TargetError(
@@ -120,7 +124,7 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
 
 
 def check_triton(what: str) -> None:
-    """Raises MissingDependencyError, saying what needs it, without Triton."""
+    """Raises MissingDependencyError if Triton isn't installed; ``what`` names the work that needs it."""
     if importlib.util.find_spec("triton") is None:
         raise MissingDependencyError(
             f"{what} needs triton, which is not installed", hint="Install it with: pip install 'enginewright[cuda]'"
@@ -129,12 +133,14 @@ def check_triton(what: str) -> None:
 
 @cache
 def _version() -> str:
-    """Hashes what is done to a kernel here; Triton's cache knows about itself and about kernels."""
+    """Returns a hash of this module: Triton's cache key covers Triton and the kernels, but not the changes made
+    here.
+    """
     return sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def _compile(spec: KernelSpec, source: Any, cache_folder: Path) -> Any:
-    """Compiles a kernel by Triton, with its last two stages replaced by ours."""
+    """Compiles a kernel with Triton, whose last two stages are replaced by ours."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -157,7 +163,7 @@ def _compile(spec: KernelSpec, source: Any, cache_folder: Path) -> Any:
 
 
 def _without_scratch(spec: KernelSpec, ptx: str, metadata: Mapping[str, Any]) -> str:
-    """The code without Triton's two trailing parameters; TargetError where the kernel uses them."""
+    """Returns the PTX without Triton's two trailing parameters. Raises TargetError if the kernel uses them."""
     entry = metadata["name"]
     declared = re.findall(rf"\.param [^\n]*\b({re.escape(entry)}_param_\d+)\b", ptx)
     last = declared[-2:]
@@ -187,7 +193,7 @@ def _number(pattern: str, said: str) -> int:
 
 
 def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
-    """The machine code; its registers and bytes of stack go to ``metadata``."""
+    """Returns the machine code, and stores the numbers of registers and stack bytes in ``metadata``."""
     from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
     assembler, architecture = get_ptxas(spec.capability).path, sm_arch_from_capability(spec.capability)
@@ -201,7 +207,7 @@ def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
 
 
 def _assemble(spec: KernelSpec, ptx: str, assembler: str, architecture: str, *flags: str) -> tuple[bytes, str]:
-    """PTX to a cubin by Triton's own ptxas, and what ptxas says of it."""
+    """Assembles PTX with Triton's ptxas; returns the cubin and ptxas's log. Raises TargetError."""
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx, encoding="utf-8")
@@ -216,7 +222,7 @@ def _assemble(spec: KernelSpec, ptx: str, assembler: str, architecture: str, *fl
 
 
 def write_kernels(folder: Path, kernels: Iterable[CompiledKernel]) -> list[Path]:
-    """Writes STEM.ptx, STEM.cubin and STEM.json of each into ``folder``; what was written, sorted."""
+    """Writes STEM.ptx, STEM.cubin and STEM.json of each kernel into ``folder``; returns the written paths, sorted."""
     folder.mkdir(parents=True, exist_ok=True)
     written = set()
     for kernel in kernels:
@@ -227,14 +233,14 @@ def write_kernels(folder: Path, kernels: Iterable[CompiledKernel]) -> list[Path]
 
 
 def files_of(kernel: CompiledKernel) -> dict[str, bytes]:
-    """A kernel's three files, by name."""
+    """Returns the contents of a kernel's three files, by file name."""
     stem = kernel.spec.stem
     contents = {".ptx": kernel.ptx.encode(), ".cubin": kernel.cubin, ".json": _metadata(kernel).encode()}
     return {stem + suffix: content for suffix, content in contents.items()}
 
 
 def spec_document(spec: KernelSpec) -> dict[str, Any]:
-    """A spec as JSON has it."""
+    """Returns a specification as JSON values."""
     return {
         "kernel": spec.kernel,
         "capability": spec.capability,
@@ -248,7 +254,7 @@ def spec_document(spec: KernelSpec) -> dict[str, Any]:
 
 
 def spec_of(document: Any) -> KernelSpec:
-    """Returns the specification that ``spec_document`` wrote, or that is in a kernel's metadata."""
+    """Returns the specification in a document of ``spec_document``, or in a kernel's metadata."""
     return KernelSpec(
         kernel=document["kernel"],
         capability=document["capability"],
@@ -279,9 +285,15 @@ def _metadata(kernel: CompiledKernel) -> str:
 def read_kernel(
     folder: Path, stem: str, *, read: Callable[[Path], bytes] = Path.read_bytes, with_ptx: bool = True
 ) -> CompiledKernel:
-    """A kernel that ``write_kernels`` wrote, by the name of its files; ``read`` gives a file's bytes.
+    """Reads a kernel that ``write_kernels`` wrote.
 
-    Raises BundleError where it is missing, damaged or isn't what its name says.
+    Args:
+        folder: the folder of the files.
+        stem: the name of the files, without suffix.
+        read: returns the bytes of a file.
+        with_ptx: False leaves ``ptx`` empty.
+
+    Raises BundleError if it is missing or damaged, or if its specification doesn't match its name.
     """
     path = folder / f"{stem}.json"
     try:
@@ -306,11 +318,11 @@ def read_kernel(
 def read_attention(
     folder: Path, shape: AttentionShape, capability: int, split_keys: int, *, clamp: bool = False
 ) -> tuple[CompiledKernel, ...]:
-    """The attention kernels that ``folder`` has for a layer, whatever their tiles are: who exports chooses those.
+    """Reads all attention kernels in ``folder`` for a layer, which may have different tiles.
 
-    ``split_keys``: 0, or how many keys a part has when decoding; ``clamp``: as ``attention_spec`` has it.
+    ``split_keys`` is 0 for prompts, otherwise the keys of a part in decoding; ``clamp`` is as for ``attention_spec``.
 
-    Raises BundleError where there is none, or one is damaged.
+    Raises BundleError if there is none, or one is damaged.
     """
     any_tile = Tile(1, FEWEST_ROWS, FEWEST_ROWS, 1, 1)
     spec = attention_spec(shape, capability, any_tile, split_keys, clamp=clamp)

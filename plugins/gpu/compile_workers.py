@@ -1,6 +1,6 @@
-"""Compiles kernels in processes of their own, side by side. A process is run as ``python -m``, and answers in JSON.
+"""Compiles kernels in several processes (``python -m`` of this module), which answer in JSON.
 
-What comes out doesn't depend on how many there are: a kernel's code depends on its spec alone.
+The result doesn't depend on the number of processes: a kernel's code depends only on its specification.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Result = TypeVar("Result")
 
 
 class KernelCompiler:
-    """Compiles each spec once, however often it is asked for. A context manager: at its end the processes are gone.
+    """Compiles each specification once, in parallel. It is a context manager, whose end kills the processes.
 
     Args:
-        workers: processes at most; they start as there is work. With 1 this process compiles.
-        compiler: a function that compiles a kernel in this process, in place of ``compile_kernel`` in others.
+        workers: the most processes; they start when there is work. With 1, this process compiles.
+        compiler: compiles a kernel in this process; None uses ``compile_kernel`` in the processes.
 
-    Raises MissingDependencyError without Triton, before anything is asked for.
+    Raises MissingDependencyError without Triton.
     """
 
     def __init__(self, workers: int, compiler: Callable[[KernelSpec], CompiledKernel] | None = None) -> None:
@@ -64,18 +64,18 @@ class KernelCompiler:
         self._closed = False
 
     def start(self, spec: KernelSpec) -> Future[CompiledKernel]:
-        """The kernel, when it is compiled. Its errors are those of ``compile_kernel``."""
+        """Starts to compile a kernel; returns its future, whose errors are those of ``compile_kernel``."""
         with self._lock:
             if spec not in self._started:
                 self._started[spec] = self._compiling.submit(self._compile, spec)
             return self._started[spec]
 
     def compile(self, spec: KernelSpec) -> CompiledKernel:
-        """Waits for the kernel. Raises what ``compile_kernel`` raises."""
+        """Compiles a kernel and waits for it. Raises the errors of ``compile_kernel``."""
         return self.start(spec).result()
 
     def each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Calls a function that compiles for each item, several at a time; results in the items' order."""
+        """Calls ``function``, which compiles kernels, for several items at a time; yields the results in order."""
         return self._asking.map(function, items)
 
     def __enter__(self) -> KernelCompiler:
@@ -124,7 +124,10 @@ class _Worker:
             )
 
     def compile(self, spec: KernelSpec) -> CompiledKernel:
-        """Raises what ``compile_kernel`` raises there, TargetError for a process that ends, CapacityError if killed."""
+        """Compiles a kernel in the process. Raises the errors of ``compile_kernel``.
+
+        Raises TargetError if the process ends, and CapacityError if it is killed.
+        """
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
@@ -143,11 +146,11 @@ class _Worker:
         return read_kernel(self._folder, spec.stem)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the process."""
         self._child.kill()
 
     def close(self) -> None:
-        """Waits for its end, once it was killed, and closes what was open to it."""
+        """Waits for the killed process to end, and closes its pipes."""
         self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
@@ -172,7 +175,7 @@ class _Worker:
 
 
 def main(folder: Path) -> None:
-    """Compiles the kernel of each line into ``folder``."""
+    """Compiles the kernel of each line of stdin into ``folder``, and prints an answer for each."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for kernels without an export
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)

@@ -1,7 +1,7 @@
-"""The CUDA driver through ctypes: the GPUs there are, and memory, one stream, graphs and kernels of one of them.
+"""The CUDA driver through ctypes: lists GPUs, and gives access to the memory, stream, graphs and kernels of one GPU.
 
-The library (libcuda.so.1) comes with NVIDIA's driver, so that nothing has to be installed for it. No other module calls
-CUDA: what runs engines is written against the protocols here, and tested with a driver in memory.
+The library (libcuda.so.1) comes with NVIDIA's driver, so nothing else must be installed. No other module calls CUDA:
+code that runs engines uses the protocols here, and is tested with a fake driver.
 
 Functions and numbers: CUDA Driver API, version 12 and later; names that end in _v2 are those that cuda.h maps to.
 """
@@ -33,7 +33,7 @@ Argument = int | np.int32 | np.float32
 
 @dataclass(frozen=True)
 class InstalledGpu:
-    """A GPU. ``capability`` is written "8.9", ``memory_bytes`` is all that it has."""
+    """A GPU of this machine. ``capability`` is written "8.9"; ``memory_bytes`` is its total memory."""
 
     index: int
     name: str
@@ -42,106 +42,105 @@ class InstalledGpu:
 
 
 class Graph(Protocol):
-    """Work that was captured, to be launched as one. It reads and writes the addresses that it was captured with."""
+    """Captured work that is launched as one. It reads and writes the addresses of the capture."""
 
     def launch(self) -> None:
-        """Puts it on the device's stream."""
+        """Queues the graph on the device's stream."""
 
     def close(self) -> None:
-        """Frees it."""
+        """Frees the graph."""
 
 
 class Device(Protocol):
-    """An open GPU with one stream, on which everything runs in order.
+    """An open GPU with one stream, on which all work runs in order.
 
-    It belongs to the thread that opened it, or that called ``enter`` last.
-
-    All raise CapacityError where memory runs out, and EnginewrightError for what else the driver refuses.
+    It can be used only in the thread that opened it or that called ``enter`` last. All methods raise CapacityError if
+    memory runs out, and EnginewrightError for other errors of the driver.
     """
 
     @property
     def gpu(self) -> InstalledGpu:
-        """The GPU of the context."""
+        """The GPU that is open."""
 
     @property
     def stream(self) -> int:
         """The stream's handle, as TensorRT takes it."""
 
     def free_bytes(self) -> int:
-        """Memory that isn't taken."""
+        """Returns the bytes of free memory."""
 
     def allocate(self, nbytes: int) -> int:
-        """Allocates that many bytes of any contents, and returns their address."""
+        """Allocates uninitialized memory of ``nbytes`` bytes, and returns its address."""
 
     def free(self, address: int) -> None:
-        """Gives them back."""
+        """Frees the memory at an address that ``allocate`` returned."""
 
     def zero(self, address: int, nbytes: int) -> None:
-        """Makes bytes zero."""
+        """Sets bytes to zero."""
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        """Copies from memory of this device to memory of it, on the stream."""
+        """Queues a copy within this device's memory on the stream."""
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Copies a contiguous array; it may change as soon as this returns."""
+        """Copies a contiguous array to the device; the array may change once this has returned."""
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Memory of the host that ``upload_pinned`` copies from; gone when the device is closed."""
+        """Allocates memory of the host for ``upload_pinned``; it is freed when the device is closed."""
 
     def upload_pinned(self, address: int, array: npt.NDArray[np.uint8]) -> None:
-        """Copies a part of ``pinned`` memory, which must stay as it is until the stream has come there."""
+        """Queues a copy from ``pinned`` memory, which must not change until the stream has executed the copy."""
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Fills a contiguous array, when all before it on the stream is done."""
+        """Copies device memory into a contiguous array, after all earlier work of the stream."""
 
     def synchronize(self) -> None:
-        """Waits for the stream."""
+        """Waits until the stream has finished its work."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Returns the work that ``work`` puts on the stream as a graph, without running it."""
+        """Returns the work that ``work`` queues on the stream as a graph, without running it."""
 
     def load_kernel(self, code: bytes, entry: str, shared_memory: int) -> int:
-        """Loads a kernel of a cubin, which uses that many bytes of shared memory."""
+        """Loads a kernel from a cubin or PTX, with a limit of ``shared_memory`` bytes, and returns its handle."""
 
     def launch(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
     ) -> None:
-        """Puts a kernel on the stream, in blocks of ``threads`` threads along x."""
+        """Queues a kernel on the stream, in blocks of ``threads`` threads along x."""
 
     def launcher(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
     ) -> Callable[[], None]:
-        """Returns a function that launches a kernel with these arguments, which are packed once."""
+        """Returns a function that launches a kernel with these arguments; it is faster than ``launch``."""
 
     def enter(self) -> None:
-        """Makes its context the calling thread's."""
+        """Makes the calling thread the one that may use the device."""
 
     def empty(self) -> None:
-        """Frees all that was allocated and loaded. The stream stays, and the device can be used again."""
+        """Frees all memory and kernels. The stream stays, and the device can be used again."""
 
     def close(self) -> None:
-        """Frees all that was allocated, and the stream."""
+        """Frees all memory, kernels and the stream."""
 
 
 class Cuda(Protocol):
-    """A driver that was found."""
+    """The CUDA driver of this machine."""
 
     @property
     def version(self) -> str:
-        """The newest CUDA that it runs, such as "13.0"."""
+        """The newest CUDA version that the driver runs, such as "13.0"."""
 
     @property
     def gpus(self) -> tuple[InstalledGpu, ...]:
-        """The GPUs in the driver's order; CUDA_VISIBLE_DEVICES hides some."""
+        """Returns the GPUs in the driver's order, without those that CUDA_VISIBLE_DEVICES hides."""
 
     def open(self, gpu: InstalledGpu) -> Device:
         """Opens a GPU for the calling thread."""
 
 
 def load_cuda(library: str = LIBRARY) -> Cuda:
-    """The driver of this machine.
+    """Loads the driver of this machine.
 
-    Raises TargetError where there is none, or it can't start; says what was looked for.
+    Raises TargetError if there is none, or if it can't start.
     """
     try:
         functions = ctypes.CDLL(library)
@@ -188,7 +187,7 @@ class _Cuda:
 
 
 class _Calls:
-    """Calls the driver's functions by name; a status that isn't 0 is an error."""
+    """Calls the driver's functions by name, and raises an error if the status isn't 0."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
@@ -217,7 +216,7 @@ def _device(call: _Calls, index: int) -> ctypes.c_int:
 
 
 class _Device:
-    """A GPU in its primary context, which TensorRT uses too."""
+    """Implements ``Device`` with the GPU's primary context, which TensorRT uses too."""
 
     def __init__(self, call: _Calls, gpu: InstalledGpu) -> None:
         self._call = call
@@ -363,12 +362,12 @@ class _Device:
 
 
 def cache_budget(gpu: str, free: int, what: str, used: int, share: float) -> int:
-    """Returns the bytes for caches by default: a share of the GPU's free memory that something else leaves.
+    """Returns the default bytes for KV caches: a share of the free memory that is left after other uses.
 
     Args:
-        gpu: the GPU's name.
+        gpu: the GPU's name, for the message.
         free: the free bytes of its memory.
-        what: the name of what else goes into the memory, for the error.
+        what: what else needs memory, such as weights, for the message.
         used: the bytes that it needs.
         share: the share of the rest, from 0 to 1.
 

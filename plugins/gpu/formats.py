@@ -1,4 +1,6 @@
-"""Compute capabilities of NVIDIA's GPUs: how they are written, which GPU has which, and what formats each has."""
+"""Compute capabilities of NVIDIA's GPUs: their spelling, the products that have each, and the formats that each
+supports.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ _LEAST: dict[str, str] = {name: of.least_gpu for name, of in FORMATS.items() if 
 
 
 def parse_capability(text: str) -> str:
-    """ "8.9" of "8.9", "89", "sm89", "sm_89", "SM89", "L40S" or "RTX 4090". Raises TargetError if it is none known."""
+    """Returns "8.9" for "8.9", "89", "sm89", "sm_89", "SM89", "L40S" or "RTX 4090". Raises TargetError for an unknown
+    name.
+    """
     match = _WRITTEN.fullmatch(text.strip())
     name = f"{match[1]}.{match[2]}" if match else _CAPABILITIES.get(_key(text), "")
     if name not in KNOWN:
@@ -57,7 +61,7 @@ def parse_capability(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    """A product's name in one spelling: rtx4090 of "NVIDIA GeForce RTX 4090"."""
+    """Normalizes a product's name: rtx4090 for "NVIDIA GeForce RTX 4090"."""
     words = re.split(r"[\s_-]+", text.strip().lower())
     return "".join(word for word in words if word not in _BESIDES and not re.fullmatch(r"\d+gb", word))
 
@@ -67,13 +71,13 @@ _CAPABILITIES = {_key(name): capability for capability, names in _PRODUCTS.items
 
 
 def parse_capabilities(texts: Iterable[str]) -> tuple[str, ...]:
-    """Each of them, also several in one text with commas between, in rising order and once. Raises TargetError."""
+    """Parses capabilities or comma-separated lists of them; returns each once, in rising order. Raises TargetError."""
     capabilities = {parse_capability(part) for text in texts for part in text.split(",")}
     return tuple(name for name in KNOWN if name in capabilities)
 
 
 def check_formats(capabilities: Sequence[str], formats: Iterable[str]) -> None:
-    """Raises TargetError naming the GPU that lacks one of ``formats``, such as fp8 on 8.6."""
+    """Raises TargetError naming the capabilities that don't support one of ``formats``, such as fp8 on 8.6."""
     for name in formats:
         least = _LEAST.get(name)
         lacking = [c for c in capabilities if least is not None and KNOWN.index(c) < KNOWN.index(least)]

@@ -1,5 +1,4 @@
-"""Checks that a process can still use its GPU: after some errors of CUDA every later call fails until the process
-ends."""
+"""Detects when a process has lost its GPU: after some CUDA errors, every later call fails until the process ends."""
 
 from __future__ import annotations
 
@@ -12,29 +11,32 @@ from enginewright.runtime.shared.errors import EnginewrightError, RequestError, 
 
 
 class GpuHealth:
-    """Has the GPU probed after an error, and remembers when it is lost.
+    """Probes the GPU after each error, and remembers if it is lost.
 
-    An illegal address, a failed launch or an uncorrectable error of memory ends the process' CUDA context. Running out
-    of memory doesn't, nor does a wrong request: then the probe succeeds, and the next step runs.
+    An illegal address, a failed launch or an uncorrectable memory error destroys the process's CUDA context. After
+    other
+    errors, such as out of memory, the probe succeeds and the next step can run.
 
     Args:
-        probe: waits for all that was put on the GPU, and raises what CUDA says.
+        probe: waits for all work of the GPU, and raises CUDA's error.
 
     Attributes:
-        lost: why no step can run any more; "" where one can.
+        lost: the reason why no step can run any more; "" if steps can run.
     """
 
     def __init__(self, probe: Callable[[], object]) -> None:
         self._probe, self.lost = probe, ""
 
     def check(self) -> None:
-        """Raises EnginewrightError where the GPU is lost."""
+        """Raises EnginewrightError if the GPU is lost."""
         if self.lost:
             raise EnginewrightError(self.lost, hint="Open the bundle again in another process.")
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within, an error has the GPU probed. Raises it, or where the GPU is lost what ``check`` raises."""
+        """Probes the GPU if the context's block raises. Raises that error, or the error of ``check`` if the GPU is
+        lost.
+        """
         self.check()
         try:
             yield
@@ -50,7 +52,7 @@ class GpuHealth:
 
 
 class WatchedStep:
-    """A step that was submitted, whose result is taken while its GPU is ``watched``. See ``executors.base.Pending``."""
+    """A submitted step whose result is read within ``watched``. It implements ``executors.base.Pending``."""
 
     def __init__(self, health: GpuHealth, pending: Pending) -> None:
         self._health, self._pending = health, pending

@@ -1,7 +1,7 @@
-"""Runs calls by Triton: on a CUDA device, or on the CPU in Triton's interpreter.
+"""Launches calls with Triton's JIT: on a CUDA device, or on the CPU in Triton's interpreter.
 
-The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported. For bfloat16 three of its
-functions are replaced; see ``interpret_bfloat16``.
+The interpreter is used if TRITON_INTERPRET=1 was set before Triton was imported. Three of its functions are replaced
+to correct bfloat16; see ``interpret_bfloat16``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .tiles import Tile, attention_tiles, gpu_of
 
 
 class JitLauncher:
-    """Runs calls by Triton: on the device of their tensors, or interpreted where the environment says so.
+    """Launches calls with Triton: on the device of their tensors, or interpreted if the environment says so.
 
     Args:
-        capability: the compute capability of the GPU, which tiles are chosen for; of none 80.
+        capability: the compute capability that tiles are chosen for.
         interpreted: True if kernels are interpreted, without a GPU.
     """
 
@@ -31,15 +31,15 @@ class JitLauncher:
         self._capability, self._interpreted = capability, interpreted
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Returns the tile for a shape."""
+        """Returns the tile for an attention layer."""
         return tile_of(shape, self._capability, decode=decode, interpreted=self._interpreted)
 
     def resident(self, call: Call) -> int:
-        """Programs of a multiprocessor; a guess, where nothing is known of the code."""
+        """Returns 4 as an estimate of the programs that a multiprocessor runs at a time."""
         return 4
 
     def bind(self, call: Call) -> Callable[[], object]:
-        """Returns a function that runs a call, at any time."""
+        """Returns a function that launches the call."""
         interpret_bfloat16()
         function: Any = kernel_function(call.kernel)[call.grid]
         constants = taken_constants(call.kernel, call.constants)
@@ -49,7 +49,7 @@ class JitLauncher:
 
 @cache
 def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
-    """Returns the tile for a shape: any for the interpreter, otherwise that of ``choose_tile``."""
+    """Returns the tile for an attention layer; the interpreter gets the first, without compiling."""
     if interpreted:
         return next(attention_tiles(shape.tile_case(decode=decode), gpu_of(capability)))
     return choose_tile(shape, capability, decode=decode)
@@ -57,10 +57,11 @@ def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted
 
 @cache
 def interpret_bfloat16() -> None:
-    """Makes the interpreter's bfloat16 right, which is bits in arrays of uint16 there.
+    """Corrects bfloat16 in Triton's interpreter, which stores its bits in arrays of uint16.
 
-    It multiplies those bits as integers, takes an integer for bits that it converts, and where rounding to bfloat16
-    carries into the exponent it may lose a factor of 2.
+    Without the correction it multiplies the bits as integers, treats integers as bits when it converts them, and may
+    lose a
+    factor of 2 when rounding to bfloat16 carries into the exponent.
     """
     from triton.language import bfloat16, float32
     from triton.runtime import interpreter

@@ -35,11 +35,11 @@ def kv_write(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> None:
-    """``ew.kv_write``, or ``ew.quantized_kv_write`` where there are scales [P, K, Nkv], in place.
+    """Runs ``ew.kv_write``, or ``ew.quantized_kv_write`` if there are scales [P, K, Nkv], in place.
 
-    k [T, Nkv, D] and v [T, Nkv, Dv] may be views of wider rows, caches [P, K, Nkv, D] and [P, K, Nkv, Dv] are
-    contiguous. Where the reference raises for a slot outside the cache, such tokens (padding: -1) are left out. Raises
-    ValueError for tensors that don't fit together.
+    k [T, Nkv, D] and v [T, Nkv, Dv] may be views of wider rows; the caches [P, K, Nkv, D] and [P, K, Nkv, Dv] are
+    contiguous. Tokens with a slot outside the cache (padding: -1) are skipped; the reference op raises for them. Raises
+    ValueError for tensors that don't match.
     """
     caches = _checked(LayerCaches(k_cache, v_cache, k_scales, v_scales))
     for new, to in ((k, k_cache), (v, v_cache)):
@@ -59,24 +59,26 @@ def paged_attention(
     out: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """``ew.paged_attention``, or ``ew.quantized_paged_attention`` where there are scales [P, K, Nkv]: [T, Nq, Dv].
+    """Runs ``ew.paged_attention``, or ``ew.quantized_paged_attention`` if there are scales [P, K, Nkv]; returns [T, Nq,
+    Dv].
 
-    q [T, Nq, D] may be a view of wider rows; the rest is contiguous. A float cache has the type of q, or any if q is
-    float32; sums are float32. A batch of one token a request is decoded: by default in parts of 512 keys.
+    q [T, Nq, D] may be a view of wider rows; the other tensors are contiguous. A float cache has the type of q, or any
+    type if q is float32; sums are float32. A batch with one token per request is decoded, by default in parts of 512
+    keys.
 
     Args:
         q: the queries.
         caches: keys and values.
-        batch: the requests; ``decodes`` is found out.
-        rule: how scores are made.
-        parts: with ``work``, of ``decode_work`` for these contexts, this window and these ``split_keys``, request b has
-            token b or a kv_len of 0 (whose result is 0), and there are 4 ``workers`` a multiprocessor by default.
-            ``scratch`` is contiguous, of any type, with ``scratch_bytes`` bytes or more.
-        out: [T, Nq, Dv], contiguous and of q's type, takes the result. With it and ``scratch`` nothing is allocated, as
-            in a CUDA graph's capture.
-        tile: None for the best known.
+        batch: the requests; ``decodes`` is computed here.
+        rule: the scale, window and other rules of scores.
+        parts: the split into parts. ``work`` must be the result of ``decode_work`` for these contexts, window and
+            ``split_keys``; then request b has token b, or a kv_len of 0 (whose result is 0). ``workers`` defaults to 4
+            per multiprocessor. ``scratch`` is contiguous, of any type, with at least ``scratch_bytes`` bytes.
+        out: the result [T, Nq, Dv], contiguous and of q's type; None allocates it. With ``out`` and ``scratch`` nothing
+            is allocated, as a CUDA graph's capture needs it.
+        tile: the tile; None takes the best known.
 
-    Raises ValueError for tensors that don't fit together, TargetError for what AttentionShape refuses.
+    Raises ValueError for tensors that don't match, TargetError for a layer that AttentionShape refuses.
     """
     split_keys, work, workers = parts.split_keys, parts.work, parts.workers
     k_cache, v_cache = caches.keys, caches.values
@@ -119,7 +121,9 @@ def paged_attention(
 
 
 def _memory(scratch: torch.Tensor | None, needed: int, device: torch.device) -> torch.Tensor:
-    """Returns ``needed`` bytes of scratch memory as float32, new if there is none. Raises ValueError for too little."""
+    """Returns ``needed`` bytes of ``scratch``, or of new memory if it is None, as float32. Raises ValueError if it is
+    too small.
+    """
     if scratch is None or not needed:
         scratch = torch.empty(needed, dtype=torch.uint8, device=device)
     elif not scratch.is_contiguous() or scratch.nbytes < needed or scratch.data_ptr() % 16:
@@ -131,7 +135,7 @@ def _memory(scratch: torch.Tensor | None, needed: int, device: torch.device) -> 
 
 
 def _check_work(work: torch.Tensor, requests: int, splits: int) -> None:
-    """Raises ValueError if ``work`` isn't that of a decode step of some requests, 0 for a step of another kind."""
+    """Raises ValueError if ``work`` can't be the list of a decode step; ``requests`` is 0 if the step isn't one."""
     if not requests or work.dtype != torch.int32 or work.numel() < work_size(requests, splits):
         raise ValueError(f"paged_attention: work {work.dtype} {tuple(work.shape)} isn't of a step of {requests} tokens")
 
@@ -145,11 +149,19 @@ def decode_work(
     split_keys: int = SPLIT_KEYS,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Lists the work of attention in a step of one token a request: int32, the number of parts, then (request, part) of
-    each.
+    """Lists the parts of attention in a decode step, as int32: the number of parts, then (request, part) of each.
 
-    Made on the device, so that one CUDA graph does for all contexts: ``blocks`` is the room of a request in the table.
-    All layers of one window share it. ``out``: int32, of ``work_size`` integers or more.
+    The list is computed on the device, so that one CUDA graph works for all contexts. All layers with the same window
+    share
+    it.
+
+    Args:
+        kv_len: the context of each request, [B].
+        blocks: the most blocks of a request in the table.
+        block_size: tokens of a block.
+        window: the layers' window; 0 for none.
+        split_keys: the keys of a part.
+        out: int32, of at least ``work_size`` integers; None allocates it.
     """
     (requests,) = kv_len.shape
     size = work_size(requests, splits_of(blocks, block_size, split_keys))
@@ -162,14 +174,16 @@ def decode_work(
 
 
 def _workers(v_cache: torch.Tensor) -> int:
-    """Programs for each key/value head, so that every multiprocessor has four of them in all."""
+    """Returns the number of programs for each key/value head that gives four programs per multiprocessor in total."""
     if v_cache.device.type != "cuda":
         return 3
     return max(1, 4 * torch.cuda.get_device_properties(v_cache.device).multi_processor_count // v_cache.shape[2])
 
 
 def scratch_bytes(shape: AttentionShape, tokens: int, blocks: int, split_keys: int = SPLIT_KEYS) -> int:
-    """Bytes of the parts of ``tokens`` tokens, over tables of ``blocks`` blocks; 0 where one part has all keys."""
+    """Returns the bytes of scratch memory for ``tokens`` tokens and tables of ``blocks`` blocks; 0 if there is one
+    part.
+    """
     return 4 * attention_scratch(tokens, shape.heads, shape.value_size, blocks, shape.block_size, split_keys)
 
 
@@ -178,7 +192,7 @@ def _run(call: Call) -> None:
 
 
 def _gpu_of(x: torch.Tensor) -> GpuLimits:
-    """The GPU that ``x`` is on; the next older one that is known where its own capability isn't."""
+    """Returns the limits of the GPU of tensor ``x``; for an unknown capability, those of the next older known one."""
     if x.device.type != "cuda":
         return _INTERPRETED
     major, minor = torch.cuda.get_device_capability(x.device)
@@ -187,7 +201,7 @@ def _gpu_of(x: torch.Tensor) -> GpuLimits:
 
 
 def _checked(caches: LayerCaches) -> LayerCaches:
-    """Raises ValueError for caches that no kernel takes."""
+    """Returns the caches. Raises ValueError if no kernel supports them."""
     keys, values = caches.keys, caches.values
     if keys.dtype != values.dtype or not keys.is_contiguous() or not values.is_contiguous():
         raise ValueError("caches of keys and values are of one type, and contiguous")

@@ -1,7 +1,8 @@
-"""Triton kernels that change logits before tokens are drawn: penalties, biases, bans, in the cpu sampler's order.
+"""Triton kernels that change logits before sampling: penalties, biases and bans, in the order of the cpu sampler.
 
-Lists of tokens are in one array ``lists``. Row r's are at start[r] .. start[r + 1], where start is [R + 1]; with n =
-start[R] - start[0], what goes with a token lies n behind it. Tokens that aren't in the vocabulary are left out.
+All lists of tokens are in one array ``lists``. Row r's tokens are at start[r] to start[r + 1], where start is [R + 1].
+With n = start[R] - start[0], the value that belongs to a token (such as its bias) is n elements after it. Tokens
+outside the vocabulary are ignored.
 
 Shape letters: R rows, V tokens, C pieces of PIECE tokens.
 """
@@ -21,7 +22,7 @@ def _finite(logits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _penalized(logits: tl.tensor, penalty: tl.tensor) -> tl.tensor:
-    """Penalizes logits; those that can't be drawn stay so."""
+    """Returns logits with a repetition penalty; -infinity stays."""
     y = _finite(tl.where(logits < 0, logits * penalty, logits / penalty))
     return tl.where((tl.abs(logits) == float("inf")) | (logits != logits), logits, y)
 
@@ -37,9 +38,11 @@ def penalize_kernel(
     V: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """The logits of seen tokens, penalized -> ``out`` float32 [R, V], which has the logits; grid (R).
+    """Writes the penalized logits of seen tokens to ``out`` float32 [R, V], which already has all logits; grid (R).
 
-    ``seen``: tokens of row r at seen_start[r] .. seen_start[r + 1]; one that comes twice is written twice, the same.
+    ``seen`` has the tokens of row r at seen_start[r] to seen_start[r + 1]. A token that occurs twice is written twice
+    with
+    the same value.
     """
     row = tl.program_id(0)
     penalty = tl.load(penalties + row)
@@ -55,7 +58,7 @@ def penalize_kernel(
 
 @triton.jit
 def widen_kernel(logits: tl.tensor, out: tl.tensor, STRIDE: tl.constexpr, V: tl.constexpr, PIECE: tl.constexpr) -> None:
-    """logits [R, V] -> out float32 [R, V]; grid (R, C)."""
+    """Converts logits [R, V] to out float32 [R, V]; grid (R, C)."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     x = tl.load(logits + row * STRIDE + token, mask=token < V, other=0.0).to(tl.float32)
@@ -79,12 +82,15 @@ def edit_kernel(
     V: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """All that lists say of a row's logits -> ``out`` float32 [R, V], which has the logits; grid (R).
+    """Applies all lists to the rows of ``out`` float32 [R, V], which already has the logits; grid (R).
 
-    One after the other: tokens that aren't allowed get -infinity, where a row has a list of those that are; biases are
-    added; the repetition penalty, then those by counts. What goes with a biased token is its bias as float32's bits,
-    with a counted one how often it came; behind the seen ones is room for their logits, since one that comes twice is
-    penalized once. A token comes once in the other lists. Rows whose ``tokens`` is negative are left as they are.
+    In this order: if a row has a list of allowed tokens, all others become -infinity; biases are added; the repetition
+    penalty is applied; the penalties by count are applied. The value of a biased token is its bias as bits of a
+    float32,
+    that of a counted token its count. The values of seen tokens are scratch memory for their logits, because a token
+    that
+    occurs twice is penalized once. In the other lists a token occurs once. Rows whose ``tokens`` is negative are
+    skipped.
     """
     row = tl.program_id(0)
     rows = tl.num_programs(0)

@@ -1,6 +1,6 @@
-"""The launches of TensorRT's plugins: kernels, grid, threads, shared memory, integers. Without TensorRT.
+"""The launches of TensorRT's plugins: kernels, grid, threads, shared memory, integers. Doesn't need TensorRT.
 
-Sizes are ints or TensorRT's symbolic shapes, which take an int on their right only.
+Sizes are ints or TensorRT's symbolic shapes, which accept an int only as the right operand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TACTICS = 1
 
 @dataclass(frozen=True)
 class Launch(Generic[Number]):
-    """The launch of a kernel; ``integers`` are its arguments between inputs and outputs."""
+    """The launch of a kernel. ``integers`` are its arguments between inputs and outputs."""
 
     grid: tuple[Number | int, Number | int, Number | int]
     threads: int
@@ -36,9 +36,10 @@ class Launch(Generic[Number]):
 def plugin_attention(
     shape: AttentionShape, capability: int, split_keys: int, compiler: Compile = compile_kernel
 ) -> tuple[CompiledKernel, ...]:
-    """The attention kernels to choose from: for prefill (``split_keys`` 0), or for decoding in parts of that many keys.
+    """Compiles the attention kernels to choose from: for prompts (``split_keys`` 0), or for decoding in parts of so
+    many keys.
 
-    Raises TargetError for a GPU that isn't known, or where no tile fits.
+    Raises TargetError for an unknown GPU, or if no tile fits.
     """
     return compile_attention(
         shape,
@@ -59,9 +60,9 @@ def plugin_kernels(
     *,
     large_tiles: bool = False,
 ) -> LayerKernels:
-    """The kernels that the plugins may launch: what a bundle must hold for a layer of this shape.
+    """Compiles all kernels that the plugins may launch for a layer of this shape; the bundle contains them.
 
-    ``large_tiles``: they may use all shared memory that every GPU has which runs them, and not ``SHARED_MEMORY``.
+    ``large_tiles``: True allows as much shared memory as every GPU has that runs them, False ``SHARED_MEMORY``.
     """
     return compile_layer(
         shape,
@@ -75,7 +76,7 @@ def plugin_kernels(
 
 
 def write_launch(kernel: CompiledKernel, shape: AttentionShape, tokens: Number, pool: Number) -> Launch[Number]:
-    """``kv_write`` of T tokens into a pool of P blocks."""
+    """Returns the launch of ``kv_write`` for T tokens and a pool of P blocks."""
     integers = (pool * shape.block_size, *shape.row_sizes)
     return Launch((tokens, 1, 1), kernel.threads, kernel.shared_memory, integers)
 
@@ -83,7 +84,9 @@ def write_launch(kernel: CompiledKernel, shape: AttentionShape, tokens: Number, 
 def attention_launch(
     kernel: CompiledKernel, shape: AttentionShape, tokens: Number, requests: Number, blocks: Number, pool: Number
 ) -> Launch[Number]:
-    """``paged_attention`` of T tokens of B requests, whose table has room for ``blocks`` of P blocks each."""
+    """Returns the launch of ``paged_attention`` for T tokens of B requests, a table of ``blocks`` blocks each, a pool
+    of P.
+    """
     split_keys, queries = kernel.constant("SPLIT_KEYS"), kernel.constant("QUERIES")
     assert isinstance(split_keys, int) and isinstance(queries, int)
     splits = splits_of(blocks, shape.block_size, split_keys) if split_keys else 1
@@ -95,5 +98,5 @@ def attention_launch(
 
 
 def combine_launch(kernel: CompiledKernel, heads: int, tokens: Number, splits: Number) -> Launch[Number]:
-    """``combine_splits`` of T tokens."""
+    """Returns the launch of ``combine_splits`` for T tokens."""
     return Launch((tokens * heads, 1, 1), kernel.threads, kernel.shared_memory, (splits,))

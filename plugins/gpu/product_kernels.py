@@ -1,10 +1,11 @@
-"""The Triton product with weights as they are stored: 8-bit and 4-bit integers, 8-bit floats, experts' in any type.
+"""The Triton product with stored weights: 8-bit and 4-bit integers, 8-bit floats, and experts' weights in any type.
 
-x [M, K] @ weight [N, K]^T. What a weight holds is exact in 16-bit floats, and scales are applied to float32 sums of one
-group, offsets to the sums of x: so no weight is rounded to another float. (If ROUNDED, and where a group isn't a
-multiple of a step along K, weights are rounded to the type of x.)
+It computes x [M, K] @ weight [N, K]^T. Stored values are exact in 16-bit floats; scales are applied to float32 sums
+over
+a group, and offsets to the sums of x, so that no weight is rounded to another float. Exceptions are ROUNDED, and groups
+that aren't a multiple of a step along K: then weights are rounded to the type of x.
 
-With many rows a library multiplies faster than this kernel: for it ``unpack_kernel`` makes floats of a weight.
+With many rows, a library multiplies faster than this kernel: ``unpack_kernel`` converts a weight to floats for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from .step_kernels import activated, stored_to_float
 
 @triton.jit
 def nibbles_to_floats(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
-    """The two values in each byte of codes uint8 [.., D] -> [.., D, 2] of DTYPE: exact in all types of 16 bits."""
+    """Converts the two values in each byte of codes uint8 [.., D] to [.., D, 2] of DTYPE; exact in all 16-bit
+    types.
+    """
     if tl.bfloat16 == DTYPE or tl.float16 == DTYPE:
         # Two floats in 32 bits. The last bits of a float that is 128 (1024) have a place value of 1.
         SIGN: tl.constexpr = 8 if FORMAT == "int4" else 0
@@ -67,24 +70,31 @@ def product_kernel(
     STAGES: tl.constexpr = None,
     PART: tl.constexpr = 0,
 ) -> None:
-    """ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
+    """Computes ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
 
-    Grid (tiles of ROWS rows, tiles of COLUMNS columns); ``rows`` is M. If GROUPED, row m takes the weight, scales and
-    bias of expert e where starts[e] <= m < starts[e + 1], and there are M // ROWS + experts tiles of rows.
+    Grid (tiles of ROWS rows, tiles of COLUMNS columns); ``rows`` is M. With GROUPED, row m uses the weight, scales and
+    bias of the expert e with starts[e] <= m < starts[e + 1], and there are M // ROWS + experts tiles of rows.
 
-    ``FORMAT``: "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
-    the first in its low half). GROUP: neighbours along K that share a scale, and an offset if OFFSETS; 0: all of K.
+    ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
+    the first in its low half). GROUP is the number of neighbours along K that share a scale, and an offset with
+    OFFSETS;
+    0 means all of K.
 
-    With PART, a multiple of a turn, each program sums PART neighbours along K, those of its number along z, and ``out``
-    float32 [parts, M, N] takes the sums without bias and activation: ``sum_parts_kernel`` makes the result.
+    PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out``
+    float32 [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of
+    the
+    elements of one iteration, which are STEPS products of DEPTH along K.
 
-    With SWAP out^T = weight @ x^T is computed: then Hopper's tensor cores take weights from registers.
+    SWAP: out^T = weight @ x^T is computed instead; then Hopper's tensor cores read weights from registers.
 
-    A turn of the loop is STEPS products of DEPTH along K. If ROUNDED, what a weight stands for is rounded to x's type,
-    as ``unpack_kernel`` does: with many rows that is less work than scaling sums.
+    ROUNDED: dequantized weights are rounded to x's type, as ``unpack_kernel`` does: with many rows that is less work
+    than
+    scaling sums.
 
-    BY_GROUP: rows of a weight that lies as [.., G, N, GROUP], with scales and offsets [.., G, N] (``Stored``); 0: it is
-    [.., N, K], and they [.., N, G]. By group a step reads neighbours, and scales are copied STAGES turns ahead too.
+    BY_GROUP: 0 for a weight [.., N, K] with scales and offsets [.., N, G]; otherwise the distance in rows between
+    groups of
+    a weight [.., G, N, GROUP] with scales and offsets [.., G, N] (``Stored``). Then a step reads neighbours, and scales
+    are copied STAGES iterations ahead too.
     """
     NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
@@ -206,7 +216,7 @@ def sum_parts_kernel(
     ACTIVATION: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """ACTIVATION(the sum of sums float32 [parts, M, N] + bias [N]) -> out [M, N]; always added in the order of parts.
+    """Computes ACTIVATION(the sum of sums float32 [parts, M, N] + bias [N]) -> out [M, N]; parts are added in order.
 
     Grid (M, pieces of WIDTH columns); ``rows`` is M.
     """

@@ -1,4 +1,4 @@
-"""[engines] of a recipe: what targets for NVIDIA's GPUs are given."""
+"""[engines] of a recipe: options of the targets for NVIDIA's GPUs."""
 
 from __future__ import annotations
 

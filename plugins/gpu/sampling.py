@@ -1,4 +1,4 @@
-"""Packs the sampling options of a step for the GPU, and chooses the kernels that they need. Without torch."""
+"""Packs the sampling options of a step for the GPU, and chooses the kernels that they need. Doesn't need torch."""
 
 from __future__ import annotations
 
@@ -42,18 +42,22 @@ are the same."""
 
 
 def missing_kernels(folder: Path, capability: int) -> tuple[SamplingKernel, ...]:
-    """Returns the kernels that a bundle's folder lacks for a GPU, since it is older than they are."""
+    """Returns the sampling kernels that the folder of an older bundle lacks for a GPU."""
     return tuple(kernel for kernel in _CARRIED_LATER if not any(folder.glob(f"{kernel}-sm{capability}-*.json")))
 
 
 def lacks_of(missing: Iterable[SamplingKernel]) -> tuple[str, ...]:
-    """The sampling parameters that can't be used without these kernels, and those that have none."""
+    """Returns the sampling parameters that can't be used without these kernels, and those for which no kernels
+    exist.
+    """
     return tuple(dict.fromkeys([*(name for kernel in missing for name in _CARRIED_LATER[kernel]), *_NO_KERNELS]))
 
 
 def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Returns the starts, in words, of arrays of these lengths that are uploaded as one, at multiples of 16 bytes, and
-    its length."""
+    """Returns the start, in 4-byte words, of each array in one upload of all, and the upload's length.
+
+    Starts are multiples of 16 bytes. ``lengths`` are in words.
+    """
     starts, at = {}, 0
     for name, length in lengths.items():
         starts[name] = at
@@ -62,13 +66,15 @@ def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def option_words(rows: int) -> dict[str, int]:
-    """Returns the words of 32 bits that each option takes for that many rows; the starts of lists have one more row."""
+    """Returns the number of 4-byte words that each option takes for ``rows`` rows. Starts of lists have one more
+    entry.
+    """
     words = {name: rows * option_type(name).itemsize // 4 for name in SAMPLING_OPTIONS}
     return words | dict.fromkeys(SAMPLING_LISTS, rows + 1)
 
 
 def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[str, DeviceArray]:
-    """The options as kernels take them, in an upload at ``address`` that has them at ``places``."""
+    """Returns the arrays of the options for kernels, in an upload at ``address`` with the starts ``places``."""
     arrays = {}
     for name, words in option_words(rows).items():
         of = option_type(name)
@@ -77,7 +83,7 @@ def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[st
 
 
 def each_sampling_call(logits: Operand) -> Iterator[Call]:
-    """Every kernel that any step's sampling may launch, for logits [R, V] that needn't be there."""
+    """Yields a call of every kernel that sampling may launch; the memory of the logits [R, V] needn't exist."""
 
     def new(shape: tuple[int, ...], of: str) -> DeviceArray:
         return DeviceArray(0, np.dtype(of), shape)
@@ -92,7 +98,7 @@ def each_sampling_call(logits: Operand) -> Iterator[Call]:
 
 
 def write_options(staged: Int32Array, places: Mapping[str, int], sampling: SamplingBatch | None, rows: int) -> None:
-    """Writes options of up to ``rows`` rows at ``places``; rows that there aren't take the greatest logit.
+    """Writes the options of ``rows`` rows to ``staged`` at the starts ``places``. Rows without options are greedy.
 
     Raises RequestError for a value out of range, as the cpu target's sampler does.
     """
@@ -113,7 +119,9 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
 
 
 def packed_lists(sampling: SamplingBatch) -> tuple[Int32Array, int]:
-    """All lists of a step as one, and the words of the memory that kernels need for it: see logit_kernels.py."""
+    """Returns all lists of a step as one array, and the words of memory that the kernels need for it (see
+    logit_kernels.py).
+    """
     arrays = sampling.options()
     lists_of_tokens = [arrays[name].view(np.int32) for names in _LISTS.values() for name in names if name in arrays]
     lists = np.concatenate([np.empty(0, np.int32), *lists_of_tokens])
@@ -125,7 +133,7 @@ _LISTS = {name: SAMPLING_LISTS[name] for name in sorted(SAMPLING_LISTS, key="see
 
 
 def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
-    """Returns the start of each list's tokens among the packed ones."""
+    """Returns the start of each list's tokens in the packed array."""
     starts, at = {}, 0
     for start, names in _LISTS.items():
         starts[start] = at
@@ -134,7 +142,7 @@ def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
 
 
 def drawing_of(sampling: SamplingBatch) -> Drawing:
-    """Returns the options of sampling that the rows use."""
+    """Returns which options of sampling the rows use."""
     random = sampling.temperature > 0
     return Drawing(
         penalties=sampling.repetition_penalty is not None and sampling.seen is not None and len(sampling.seen) > 0,
@@ -152,7 +160,7 @@ def drawing_of(sampling: SamplingBatch) -> Drawing:
 
 
 def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
-    """The options of some rows, in their order."""
+    """Returns the options of the given rows, in their order."""
     cut: dict[str, Any] = {
         name: None if (array := getattr(sampling, name)) is None else array[rows] for name in SAMPLING_OPTIONS
     }
@@ -168,7 +176,7 @@ def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> Samplin
 
 
 def option_type(name: str) -> np.dtype[Any]:
-    """Looks up the type of an option on the GPU."""
+    """Returns the type of an option on the GPU."""
     return np.dtype(_TYPES.get(name, "float32"))
 
 

@@ -1,4 +1,4 @@
-"""The calls that draw a step's tokens on a GPU, from logits and options that lie there. Without torch."""
+"""The kernel calls that draw a step's tokens on a GPU, from logits and options in its memory. Doesn't need torch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _PASSES, _NEAREST_PASSES = 8, 12
 
 @dataclass(frozen=True)
 class Drawing:
-    """The options of sampling that the rows of a step use; kernels of unused ones aren't launched.
+    """The options of sampling that the rows of a step use; kernels of unused options aren't launched.
 
     Attributes:
-        penalties: some row has a repetition penalty.
-        random: some row has a temperature above 0.
-        top_k, top_p, min_p: some such row has it.
-        edits: some row has a bias, a ban, tokens that are allowed, or a penalty by counts.
-        dry: some row has tokens that DRY penalizes; then ``edits`` is true as well.
-        typical: some row with a temperature has typical_p.
+        penalties: True if a row has a repetition penalty.
+        random: True if a row has a temperature above 0.
+        top_k, top_p, min_p, typical: True if a row with a temperature above 0 has this option.
+        edits: True if a row has biases, bans, allowed tokens, or penalties by count.
+        dry: True if a row has tokens that DRY penalizes; then ``edits`` is True as well.
     """
 
     penalties: bool = False
@@ -44,7 +43,7 @@ class Drawing:
 class SamplingMemory(Generic[Memory]):
     """The memory that the sampling kernels share, for up to ``rows`` rows of ``vocab`` tokens.
 
-    ``new`` makes memory of a shape, and of a type by the name that numpy and torch have for it.
+    ``new`` allocates zeroed memory of a shape, and of a type by its name in numpy and torch.
     """
 
     def __init__(self, rows: int, vocab: int, new: Callable[[tuple[int, ...], str], Memory]) -> None:
@@ -63,7 +62,7 @@ class SamplingMemory(Generic[Memory]):
 
     @property
     def wide(self) -> Memory:
-        """Float32 [rows, vocab], for logits that change; made when a request first needs it."""
+        """Float32 [rows, vocab], for changed logits; allocated at the first use."""
         if self._wide is None:
             self._wide = self._new((self.rows, self.vocab), "float32")
         return self._wide
@@ -72,10 +71,17 @@ class SamplingMemory(Generic[Memory]):
 def sampling_calls(
     logits: Operand, options: Mapping[str, Operand], memory: SamplingMemory[Memory], drawing: Drawing
 ) -> list[Call]:
-    """Tokens of logits [R, V] -> ``memory.tokens`` [R], NO_TOKEN where a row can't be drawn from.
+    """Returns the calls that draw a token for each row of logits [R, V] into ``memory.tokens`` [R].
 
-    ``options``: on the device, by the names of ``contracts.SAMPLING_OPTIONS`` and SAMPLING_LISTS; seed and counter as
-    int64 [R], and what is in all lists, int32, as ``lists``: see logit_kernels.py.
+    A row that can't be drawn from gets NO_TOKEN.
+
+    Args:
+        logits: on the device.
+        options: arrays on the device, by the names of ``contracts.SAMPLING_OPTIONS`` and SAMPLING_LISTS; seed and
+            counter
+            are int64 [R]. ``lists`` is int32 and has all lists (see logit_kernels.py).
+        memory: the kernels' memory.
+        drawing: the options in use.
     """
     rows, vocab = logits.shape
     if not rows:
@@ -133,7 +139,7 @@ def sampling_calls(
 def _changed(
     logits: Operand, options: Mapping[str, Operand], memory: SamplingMemory[Memory], drawing: Drawing
 ) -> list[Call]:
-    """Logits as float32 in ``memory.wide``, with what lists of tokens do to them."""
+    """Returns the calls that write the logits to ``memory.wide`` as float32, changed by the lists of tokens."""
     rows, vocab = logits.shape
     sized: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
     calls = [Call("widen", {"logits": logits, "out": memory.wide}, sized, (rows, memory.pieces, 1))]
@@ -163,7 +169,9 @@ def _typical(
     memory: SamplingMemory[Memory],
     rows: int,
 ) -> list[Call]:
-    """Makes ``count`` cuts, and those of min_p and typical_p, in the logits of ``heads``."""
+    """Returns the calls that set cut tokens to -infinity in ``memory.wide``: by ``count`` cuts, min_p and
+    typical_p.
+    """
     grid = (rows, memory.pieces, 1)
     spread: dict[str, Argument] = {**heads, "min_ps": options["min_p"], **cuts}
     spread |= {"sums": memory.sums, "moments": memory.moments, "cuts": count}
@@ -181,7 +189,7 @@ def _typical(
 
 
 def _largest(logits: Operand, rows: int, memory: SamplingMemory[Memory]) -> list[Call]:
-    """Each row's greatest logit, and its token."""
+    """Returns the calls that find each row's greatest logit and its token."""
     largest: dict[str, Argument] = {"values": memory.values, "places": memory.places}
     constants: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": memory.vocab, "PIECE": PIECE}
     chosen: dict[str, Argument] = {**largest, "tops": memory.tops, "tokens": memory.tokens}

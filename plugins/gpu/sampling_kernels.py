@@ -1,12 +1,12 @@
-"""Triton kernels that draw tokens from logits on a GPU: what the cpu target's sampler means, in other sums.
+"""Triton kernels that draw tokens from logits on a GPU, like the cpu target's sampler, but with sums in another order.
 
-Tokens are ordered by logit, greatest first, those of equal logits by id. top_k, top_p and min_p each keep a beginning
-of that order, so a cut is one place in it: a logit's key, and the last id among those that have it. A key is searched
-four bits at a time (a radix selection): each pass counts, or weighs, the tokens of 16 ranges, in pieces of the
-vocabulary side by side; the next pass begins by choosing among the ranges.
+Tokens are ordered by logit, greatest first, and equal logits by id. top_k, top_p and min_p each keep a prefix of that
+order, so a cut is one position in it: the key of a logit, and the last id among the tokens with that key. A key is
+searched four bits at a time (radix selection): each pass counts the tokens of 16 ranges, or sums their weights, in
+parallel pieces of the vocabulary; the next pass first chooses among the ranges.
 
-Shape letters: R rows, V tokens, C pieces of PIECE tokens. ``state`` is [R, PASSES + 1, 3] float64: after each pass what
-the key begins with, and how many tokens, and how much weight, lie above it.
+Shape letters: R rows, V tokens, C pieces of PIECE tokens. ``state`` is [R, PASSES + 1, 3] float64: after each pass, the
+key's first bits, and the number and the weight of the tokens above.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NONE = tl.constexpr(-1)  # NO_TOKEN
 
 @triton.jit
 def key_of(logits: tl.tensor) -> tl.tensor:
-    """float32 -> int64 in 0 .. 2^32 - 1, in the same order; -0 and 0 are one."""
+    """Converts float32 to int64 from 0 to 2^32 - 1, in the same order; -0 and 0 have the same key."""
     bits = (logits + 0.0).to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -1 - bits, bits + 2147483648)
 
 
 @triton.jit
 def weigh(logits: tl.tensor, top: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """exp((logits - top) / temperature); 0 for -infinity."""
+    """Returns exp((logits - top) / temperature); 0 for -infinity."""
     return tl.exp((logits - top) / temperature)
 
 
@@ -39,9 +39,9 @@ def largest_kernel(
     V: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """The greatest logit of each piece and the first token that has it -> [R, C] each; grid (R, C).
+    """Finds each piece's greatest logit and the first token with it, [R, C] each; grid (R, C).
 
-    A piece with a NaN or +infinity has NaN as its greatest.
+    For a piece with NaN or +infinity the greatest logit is NaN.
     """
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
@@ -63,7 +63,9 @@ def choose_largest_kernel(
     C: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> None:
-    """[R, C] of ``largest_kernel`` -> each row's greatest, and its token, -1 where nothing can be drawn; grid (R)."""
+    """Reduces the [R, C] of ``largest_kernel`` to each row's greatest logit and its token, -1 if it can't be drawn;
+    grid (R).
+    """
     row = tl.program_id(0)
     piece = tl.arange(0, ROOM)
     x = tl.load(values + row * C + piece, mask=piece < C, other=float("-inf"))
@@ -80,7 +82,7 @@ def choose_largest_kernel(
 def _kept(
     logits: tl.tensor, token: tl.tensor, cut_keys: tl.tensor, cut_tokens: tl.tensor, row: tl.tensor, CUTS: tl.constexpr
 ) -> tl.tensor:
-    """Returns True for tokens that come no later than each of the first CUTS cuts of the row; cuts are [2, R]."""
+    """Returns True for tokens that are within the first CUTS cuts of the row; cuts are [2, R]."""
     key = key_of(logits)
     keep = key >= 0
     rows = tl.num_programs(0)
@@ -106,7 +108,7 @@ def sums_kernel(
     MIN_P: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """The weights that each piece keeps, summed -> sums float64 [R, C]; grid (R, C)."""
+    """Sums the weights of the tokens that the cuts keep in each piece -> sums float64 [R, C]; grid (R, C)."""
     row = tl.program_id(0)
     piece = tl.program_id(1)
     token = piece * PIECE + tl.arange(0, PIECE)
@@ -132,8 +134,10 @@ def range_after(
     C: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Turns a pass's results, [R, C, 16] counts and weights, into the new beginning of the key, the tokens and the
-    weight above it, and the number of tokens in that range."""
+    """Chooses the range of the next four bits from a pass's counts and weights [R, C, 16].
+
+    Returns the key's longer prefix, the number and the weight of the tokens above it, and the number in that range.
+    """
     piece = tl.arange(0, ROOM)
     which = tl.arange(0, 16)
     at = (row * C + piece)[:, None] * 16 + which[None, :]
@@ -167,7 +171,7 @@ def _wanted(
     C: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the number of tokens, or the weight, that a row keeps, float64."""
+    """Returns the number of tokens that top_k keeps in a row, or the weight that top_p keeps, as float64."""
     if BY_WEIGHT:
         piece = tl.arange(0, ROOM)
         total = tl.sum(tl.load(sums + row * C + piece, mask=piece < C, other=0.0), axis=0)
@@ -198,10 +202,11 @@ def narrow_kernel(
     CUTS: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """Counts and weighs the tokens of 16 ranges of the key's next four bits; grid (R, C).
+    """Counts the tokens, and sums their weights, in the 16 ranges of the key's next four bits; grid (R, C).
 
-    ``counts``, ``weights``: [2, R, C, 16], of which a pass reads one half and writes the other. ``number``: the pass,
-    0 .. 7.
+    ``counts`` and ``weights`` are [2, R, C, 16]: a pass reads one half and writes the other. ``number`` is the pass, 0
+    to
+    7.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)
@@ -257,10 +262,10 @@ def cut_kernel(
     BY_WEIGHT: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """After the last pass: the key of the last token that is kept, and the last token with it; grid (R).
+    """Computes a cut after the last pass: the key of the last token that is kept, and its id; grid (R).
 
-    Writes cut 0 (top_k), or cut 1 (top_p, of what the first cut leaves) if BY_WEIGHT. Among tokens with that key, those
-    of the lowest ids are kept, as many as are wanted.
+    It writes cut 0 (top_k), or with BY_WEIGHT cut 1 (top_p, of the tokens that cut 0 keeps). Among tokens with the same
+    key, those with the lowest ids are kept.
     """
     row = tl.program_id(0)
     quota = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
@@ -316,10 +321,11 @@ def draw_kernel(
     MIN_P: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """The token in whose weight the row's random number falls -> ``tokens``; grid (R).
+    """Draws a token for each row with its random number, in proportion to the weights -> ``tokens``; grid (R).
 
-    Rows with temperature 0, and those that nothing can be drawn from, keep what ``choose_largest_kernel`` wrote.
-    ``seeds``, ``counters``: int64, the key and the counter of Philox4x32-10 (Salmon et al., 2011).
+    Rows with temperature 0, and rows that can't be drawn from, keep the token of ``choose_largest_kernel``. ``seeds``
+    and
+    ``counters``, int64, are key and counter of Philox4x32-10 (Salmon et al., 2011).
     """
     row = tl.program_id(0)
     t = tl.load(temperatures + row)

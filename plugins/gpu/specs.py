@@ -1,4 +1,4 @@
-"""The specifications of kernels: arguments, constants and grid, for launching and for compiling ahead. Without Triton.
+"""The specifications of kernels: arguments, constants and grid, for launches and for compilation. Doesn't need Triton.
 
 Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they may be TensorRT's symbolic shapes too.
 """
@@ -62,9 +62,10 @@ Number = TypeVar("Number", bound=Size)
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """An attention layer, as its kernels see it; layers of equal shapes share kernels.
+    """The facts about an attention layer that its kernels depend on; layers with equal shapes share kernels.
 
-    Raises TargetError where heads don't divide, or the cache holds another float type than the queries.
+    Raises TargetError if the query heads aren't a multiple of the key/value heads, or if the types of queries and of a
+    float cache differ.
     """
 
     heads: int
@@ -96,17 +97,20 @@ class AttentionShape:
     def from_shapes(
         cls, q: Sequence[SupportsInt], keys: Sequence[SupportsInt], values: Sequence[SupportsInt], **rest: Any
     ) -> AttentionShape:
-        """Makes it of the shapes of q [T, Nq, D] and of caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; T and P may be
-        anything. ``rest``: the other attributes."""
+        """Makes the shape from those of q [T, Nq, D] and the caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; T and P aren't
+        used.
+
+        ``rest``: the other attributes.
+        """
         return cls(int(q[1]), int(keys[2]), int(q[2]), int(values[3]), int(keys[1]), **rest)
 
     @property
     def row_sizes(self) -> tuple[int, int]:
-        """Elements of a token's key and of its value, over all heads."""
+        """The number of elements of a token's key and of its value, over all heads."""
         return self.kv_heads * self.head_size, self.kv_heads * self.value_size
 
     def grid(self, tiles: Number, splits: Number | int) -> tuple[Number, int, Number | int]:
-        """The grid of programs, each for a tile of queries, a key/value head and a part of the keys."""
+        """Returns the grid: one program for each tile of queries, key/value head and part of the keys."""
         return tiles, self.kv_heads, splits
 
     @property
@@ -116,16 +120,16 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Query heads of a key/value head."""
+        """The number of query heads per key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def width(self) -> int:
-        """Elements that a kernel makes of a head, at most."""
+        """The number of elements to which a kernel pads a head; the larger of keys' and values'."""
         return max(width_of(self.head_size), width_of(self.value_size))
 
     def tile_case(self, *, decode: bool) -> TileCase:
-        """Returns the case that its tile is chosen for: decoding, or prompts."""
+        """Returns the case for the choice of a tile, for decoding or for prompts."""
         return TileCase(max(self.head_size, self.value_size), self.group, self.dtype, self.cache, decode)
 
 
@@ -133,8 +137,14 @@ class AttentionShape:
 class KernelSpec:
     """Everything that a kernel's machine code depends on, apart from the compiler.
 
-    ``arguments`` are (name, Triton's type) in the order in which the kernel takes them; ``aligned`` those integers
-    among them that are multiples of 16, as all addresses are but those of ``unaligned``.
+    Attributes:
+        kernel: the kernel's name.
+        capability: the compute capability; 89 for 8.9.
+        arguments: (name, Triton's type), in the kernel's order.
+        constants: (name, value).
+        aligned: integer arguments that are multiples of 16.
+        warps, stages: Triton's options.
+        unaligned: pointer arguments that needn't be multiples of 16; all others are.
     """
 
     kernel: KernelName
@@ -148,7 +158,7 @@ class KernelSpec:
 
     @property
     def stem(self) -> str:
-        """A file name of its own, the same wherever it is made."""
+        """A file name that is unique to this specification and the same on every machine."""
         return f"{self.kernel}-sm{self.capability}-{sha256(repr(self).encode()).hexdigest()[:16]}"
 
     @property
@@ -161,20 +171,20 @@ class KernelSpec:
 
 
 def read_format(cache: CacheFormat, gpu: GpuLimits) -> str:
-    """The attention kernel's FORMAT: fp8 is converted by instructions where there are some, else by its bits."""
+    """Returns FORMAT for the kernels that read a cache: "e4m3" for fp8 if the GPU has no instruction to convert it."""
     if cache == "fp8":
         return "fp8" if gpu.fp8 else "e4m3"
     return "int8" if cache == "int8" else "float"
 
 
 def write_format(cache: CacheFormat) -> str:
-    """The writing kernel's FORMAT."""
+    """Returns FORMAT for the kernels that write a cache."""
     return {"fp8": "e4m3", "int8": "int8"}.get(cache, "float")
 
 
 @dataclass(frozen=True)
 class AttentionConstants:
-    """The constants of attention kernels, by the names that specs have. A kernel takes all of them as one: C."""
+    """The constants of attention kernels. A kernel gets all of them as one constant, C."""
 
     Q_HEADS: int
     KV_HEADS: int
@@ -197,7 +207,7 @@ class AttentionConstants:
 
 
 def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split_keys: int) -> dict[str, Constant]:
-    """Makes the constants of ``paged_attention_kernel``; ``split_keys`` 0 for a result in one piece."""
+    """Returns the constants of ``paged_attention_kernel``; with ``split_keys`` 0, keys aren't split."""
     constants = AttentionConstants(
         Q_HEADS=shape.heads,
         KV_HEADS=shape.kv_heads,
@@ -222,7 +232,7 @@ def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split
 
 
 def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> dict[str, Any]:
-    """A spec's constants as its kernel takes them."""
+    """Returns a specification's constants as the kernel's function takes them: those of attention as one object C."""
     if kernel not in ("paged_attention", "listed_attention"):
         return dict(constants)
     together = {field.name: constants[field.name] for field in fields(AttentionConstants)}
@@ -231,7 +241,7 @@ def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> di
 
 
 def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:
-    """Makes the constants of ``kv_write_kernel``."""
+    """Returns the constants of ``kv_write_kernel``."""
     return {
         "KV_HEADS": kv_heads,
         "HEAD_SIZE": head_size,
@@ -244,7 +254,7 @@ def write_constants(kv_heads: int, head_size: int, value_size: int, cache: Cache
 
 
 def combine_constants(value_size: int) -> dict[str, Constant]:
-    """Makes the constants of ``combine_splits_kernel``."""
+    """Returns the constants of ``combine_splits_kernel``."""
     return {"VALUE_SIZE": value_size, "VALUE_WIDTH": width_of(value_size), "AT_ONCE": SPLITS_AT_ONCE}
 
 
@@ -269,9 +279,9 @@ ARGUMENTS: Mapping[KernelName, tuple[str, ...]] = {
 def attention_spec(
     shape: AttentionShape, capability: int, tile: Tile, split_keys: int, *, clamp: bool = False
 ) -> KernelSpec:
-    """``paged_attention_kernel`` for ``shape``.
+    """Returns the specification of ``paged_attention_kernel`` for a layer.
 
-    ``clamp``: it stays within its memory whatever its integers are.
+    ``clamp``: True if it stays within its memory whatever its integers are.
     """
     gpu = gpu_of(capability)
     queries, form = _POINTERS[shape.dtype], read_format(shape.cache, gpu)
@@ -286,7 +296,7 @@ def attention_spec(
 
 
 def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:
-    """``kv_write_kernel`` for ``shape``; the caches come as inputs, and again as outputs."""
+    """Returns the specification of ``kv_write_kernel`` for a layer; the caches are inputs, and again outputs."""
     gpu_of(capability)
     caches = _cache_types(shape, _POINTERS[shape.cache])
     types = dict.fromkeys(("k", "v"), _POINTERS[shape.dtype]) | {"slots": "*i32"} | caches
@@ -299,7 +309,7 @@ def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:
 
 
 def combine_spec(shape: AttentionShape, capability: int) -> KernelSpec:
-    """``combine_splits_kernel`` for ``shape``."""
+    """Returns the specification of ``combine_splits_kernel`` for a layer."""
     gpu_of(capability)
     types = {"parts": "*fp32", "lse": "*fp32", "splits": "i32", "out": _POINTERS[shape.dtype]}
     return _spec("combine_splits", capability, types, combine_constants(shape.value_size))
@@ -324,12 +334,14 @@ def _spec(
 
 
 def tiles_of_step(tokens: Number, requests: Number, queries: int) -> Number:
-    """The attention kernel's grid along x: tiles of ``queries`` tokens, enough however T tokens are B requests'."""
+    """Returns the number of tiles of ``queries`` tokens that suffices for T tokens of B requests, however they are
+    divided.
+    """
     return tokens // queries + requests
 
 
 def splits_of(blocks: Number, block_size: Number | int, split_keys: int = SPLIT_KEYS) -> Number:
-    """Parts of the longest context that ``blocks`` blocks can hold."""
+    """Returns the number of parts of the longest context that ``blocks`` blocks can hold."""
     return (blocks * block_size + (split_keys - 1)) // split_keys
 
 
@@ -348,9 +360,9 @@ def attention_scratch(
     *,
     mixed: bool = False,
 ) -> int:
-    """Floats that the parts of ``tokens`` tokens take over tables of ``blocks`` blocks.
+    """Returns the number of floats that the parts of ``tokens`` tokens take, for tables of ``blocks`` blocks.
 
-    0 where that is one part, unless steps may be ``mixed``.
+    It is 0 if there is only one part, unless steps may be ``mixed``.
     """
     splits = splits_of(blocks, block_size, split_keys)
     count = tokens * heads * splits
@@ -381,5 +393,5 @@ _MODULES: Mapping[KernelName, str] = {
 
 
 def kernel_function(name: KernelName) -> Any:
-    """The function that ``triton.jit`` made. Raises ModuleNotFoundError without Triton."""
+    """Returns the function of a kernel that ``triton.jit`` made. Raises ModuleNotFoundError without Triton."""
     return getattr(import_module(f".{_MODULES[name]}", __package__), f"{name}_kernel")

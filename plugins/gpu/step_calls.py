@@ -1,7 +1,7 @@
-"""Calls of the step's kernels: which constants, grid and arguments go with operands, given as torch tensors.
+"""Makes the calls of a step's kernels: constants, grid and arguments for operands, which are torch tensors.
 
-A call is made once for operands of some sizes, and run as often as they are: by Triton (on a GPU, or interpreted), or
-as code that was compiled ahead for its ``spec``. Tensors may be on the device "meta" where only specs are wanted.
+A call is made once for operands of some sizes and launched many times: by Triton (on a GPU, or interpreted), or as code
+that was compiled ahead for its ``spec``. If only specifications are needed, tensors may be on the device "meta".
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ _PIECE = 1024
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight: values [.., N, K] (two to a byte of 4-bit ones), scales and offsets [.., N, G], as a bundle has it.
+    """A stored weight [.., N, K], as in a bundle.
 
-    ``format``: "float", "int8", "fp8", "int4" or "uint4". ``group``: neighbours along K that share a scale; 0: all.
-    ``by_group``: values are [.., G, N, group], scales and offsets [.., G, N] (``laid_by_group``).
+    Attributes:
+        values: [.., N, K], or with two 4-bit values to a byte.
+        format: "float", "int8", "fp8", "int4" or "uint4".
+        scales, offsets: [.., N, G]; None if the format has none.
+        group: the number of neighbours along K that share a scale; 0 for all of K.
+        by_group: True if values are [.., G, N, group], and scales and offsets [.., G, N] (``laid_by_group``).
     """
 
     values: torch.Tensor
@@ -64,11 +68,11 @@ class Stored:
 
     @property
     def distance(self) -> int:
-        """Rows between a group's first one and the next group's; 0 where rows lie whole."""
+        """The number of rows from one group's first row to the next group's; 0 if it isn't stored by group."""
         return self.values.stride(-3) // self.values.stride(-2) if self.by_group else 0
 
     def rows(self, first: int, count: int) -> Stored:
-        """Some rows of a weight [N, K]."""
+        """Returns ``count`` rows of a weight [N, K], from row ``first`` on."""
         dimension = 1 if self.by_group else 0
         arrays = (self.values, self.scales, self.offsets)
         values, scales, offsets = (None if x is None else x.narrow(dimension, first, count) for x in arrays)
@@ -76,14 +80,14 @@ class Stored:
         return replace(self, values=values, scales=scales, offsets=offsets)
 
     def read(self, gpu: GpuLimits) -> tuple[torch.Tensor, str]:
-        """Values and format as a kernel takes them: where there are no instructions for 8-bit floats, their bytes."""
+        """Returns values and format for a kernel. 8-bit floats are passed as bytes if the GPU can't convert them."""
         if self.format == "fp8" and not gpu.fp8:
             return self.values.view(torch.uint8), "e4m3"
         return self.values, self.format
 
 
 def laid_by_group(weight: Stored) -> Stored:
-    """Returns a weight in the order in which products read it fastest, if it has whole groups of a multiple of 32."""
+    """Returns a weight stored by group, which products read fastest, if its groups are whole and a multiple of 32."""
     scales, group = weight.scales, weight.group
     if weight.by_group or scales is None or not group or group % 32:
         return weight
@@ -96,7 +100,7 @@ def laid_by_group(weight: Stored) -> Stored:
 
 
 def embedding_call(ids: torch.Tensor, table: Stored, size: int, out: torch.Tensor, gpu: GpuLimits) -> Call:
-    """ids [T], table [V, size] -> out [T, size]."""
+    """Returns the call that looks up ids [T] in the table [V, size] -> out [T, size]."""
     values, form = table.read(gpu)
     constants: dict[str, Constant] = {
         "ROWS": values.shape[-2],
@@ -123,7 +127,9 @@ def norm_call(
     *,
     layer: bool,
 ) -> Call:
-    """A norm of x [.., C], plus ``residual`` if there is one, whose sum goes to ``total``."""
+    """Returns the call of a norm of x [.., C] + ``residual``; the sum is written to ``total``. RMS norm, or layer norm
+    if ``layer``.
+    """
     size = x.shape[-1]
     constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x)}
     for name, tensor in (("X", x), ("RESIDUAL", residual), ("OUT", out), ("TOTAL", total)):
@@ -135,7 +141,7 @@ def norm_call(
 
 
 def rope_call(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor, *, interleaved: bool) -> Call:
-    """x [T, N, D], table [T, 2F] -> out."""
+    """Returns the call that rotates x [T, N, D] by the table [T, 2F] -> out."""
     tokens, heads, size = x.shape
     constants: dict[str, Constant] = {"HEADS": heads, "SIZE": size, **_strides("X", x), **_strides("OUT", out)}
     constants |= {"FREQUENCIES": table.shape[1] // 2, "INTERLEAVED": interleaved}
@@ -145,7 +151,9 @@ def rope_call(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor, *, interl
 
 @dataclass(frozen=True)
 class LayerCaches:
-    """A layer's caches of keys [P, K, Nkv, D] and values [P, K, Nkv, Dv]; of 8 bits also their scales [P, K, Nkv]."""
+    """A layer's caches of keys [P, K, Nkv, D] and values [P, K, Nkv, Dv], with scales [P, K, Nkv] if they have
+    8 bits.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -154,11 +162,14 @@ class LayerCaches:
 
     @property
     def format(self) -> CacheFormat:
-        """The format as kernels name it."""
+        """The format, by the name that kernels use."""
         return CACHE_FORMATS_OF[self.keys.dtype]
 
     def named(self, gpu: GpuLimits | None, suffix: str = "") -> dict[str, Argument]:
-        """Names them as kernels' arguments. ``gpu`` reads 8-bit floats; for who writes them (None) they are bytes."""
+        """Returns the caches as a kernel's arguments, with ``suffix`` added to their names.
+
+        ``gpu`` is the GPU that reads them; None for kernels that write, which get 8-bit floats as bytes.
+        """
         caches = [self.keys, self.values]
         if self.format == "fp8" and not (gpu is not None and gpu.fp8):
             caches = [cache.view(torch.uint8) for cache in caches]
@@ -183,7 +194,9 @@ def rope_kv_write_call(
     *,
     interleaved: bool,
 ) -> Call:
-    """q [T, Nq, D] rotated -> out; k [T, Nkv, D] rotated, and v [T, Nkv, Dv], into the caches at ``slots``."""
+    """Returns the call that rotates q [T, Nq, D] -> out, and writes rotated k [T, Nkv, D] and v [T, Nkv, Dv] to
+    ``slots``.
+    """
     tokens, heads, size = q.shape
     _, cached, value_size = v.shape
     constants: dict[str, Constant] = {"HEADS": heads, "KV_HEADS": cached, "SIZE": size, "VALUE_SIZE": value_size}
@@ -199,7 +212,9 @@ def rope_kv_write_call(
 
 
 def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches: LayerCaches) -> Call:
-    """k [T, Nkv, D] and v [T, Nkv, Dv] into the caches at ``slots`` [T]; heads of a token are neighbours."""
+    """Returns the call that writes k [T, Nkv, D] and v [T, Nkv, Dv] to ``slots`` [T] of the caches; heads must be
+    contiguous.
+    """
     written = caches.named(None)
     operands: dict[str, Argument] = {"k": k, "v": v, "slots": slots, **written}
     operands |= {f"{name}_before": value for name, value in written.items()}
@@ -213,7 +228,7 @@ def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches:
 
 
 def work_size(requests: int, splits: int) -> int:
-    """Integers of the longest list that ``work_call`` makes."""
+    """Returns the number of integers in the longest list of ``work_call``."""
     return 1 + 2 * requests * splits
 
 
@@ -225,9 +240,10 @@ def work_call(
     split_keys: int = SPLIT_KEYS,
     q_start: torch.Tensor | None = None,
 ) -> Call:
-    """Lists the work of attention in a step of one token a request, kv_len [B] -> work int32 (see ``work_size``).
+    """Returns the call that lists the parts of attention in a decode step: kv_len [B] -> work int32 (see
+    ``work_size``).
 
-    With ``q_start`` [B + 1]: of those requests that have one token.
+    With ``q_start`` [B + 1], only requests with exactly one token are listed.
     """
     requests = len(kv_len)
     constants: dict[str, Constant] = {"WINDOW": window, "SPLIT_KEYS": split_keys, "REQUESTS": power_of_2(most_requests)}
@@ -239,14 +255,14 @@ def work_call(
 
 @dataclass(frozen=True)
 class AttendedBatch:
-    """The requests of a step, and where their keys are.
+    """The requests of a step, and the blocks of their keys.
 
     Attributes:
-        table: blocks of each request, [B, M].
-        q_start: [B + 1].
-        kv_len: [B].
-        decodes: whether each request has one token.
-        mixed: ``AttentionParts.work`` lists the requests with one token, which are decoded; the others are prompts.
+        table: the blocks of each request, [B, M].
+        q_start: the first token of each request, then the number of tokens, [B + 1].
+        kv_len: the number of keys of each request, [B].
+        decodes: True if each request has one token.
+        mixed: True if ``AttentionParts.work`` lists the requests with one token, and the others are prompts.
     """
 
     table: torch.Tensor
@@ -258,7 +274,7 @@ class AttendedBatch:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """The way from queries and keys to scores, as in ``ew.paged_attention``: sinks [Nq], slopes [Nq]."""
+    """The rules for scores, as in ``ew.paged_attention``; sinks and slopes are [Nq]."""
 
     scale: float
     window: int = 0
@@ -269,13 +285,14 @@ class AttentionRule:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """The cut of contexts into parts that are attended to at the same time.
+    """The split of contexts into parts that are computed in parallel.
 
     Attributes:
-        scratch: memory for the parts of steps of one token a request, as much as ``attention_scratch`` says.
-        split_keys: keys of a part, a multiple of 64, or 0 for none; None for the usual number.
-        work: of ``work_call`` for the window; without it each part that a table has room for has a program.
-        workers: programs for each key/value head that go through ``work``; None for as many as the GPU runs at a time.
+        scratch: memory for the parts in steps with one token per request; ``attention_scratch`` has its size.
+        split_keys: the keys of a part, a multiple of 64; 0 doesn't split; None takes the default.
+        work: the list of ``work_call`` for the layer's window; None launches a program for each part in the table.
+        workers: the number of programs per key/value head that go through ``work``; None for as many as the GPU runs at
+            a time.
     """
 
     scratch: torch.Tensor | None = None
@@ -294,7 +311,9 @@ def attention_calls(
     gpu: GpuLimits,
     tiles: TileOf,
 ) -> list[Call]:
-    """Attention of q [T, Nq, D] over the caches by block tables -> out [T, Nq, Dv]. ``tiles`` says which tile."""
+    """Returns the calls of attention of q [T, Nq, D] over the caches -> out [T, Nq, Dv]. ``tiles`` chooses the
+    tile.
+    """
     table, q_start, kv_len, decodes, mixed = batch.table, batch.q_start, batch.kv_len, batch.decodes, batch.mixed
     sinks, slopes, window = rule.sinks, rule.slopes, rule.window
     scratch, split_keys, work = parts_of.scratch, parts_of.split_keys, parts_of.work
@@ -361,7 +380,9 @@ def attention_calls(
 
 
 def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str, up: torch.Tensor | None = None) -> Call:
-    """x [.., 2I] -> out [.., I]. With ``up`` x [.., I] is the first half alone, and up the other, in the same rows."""
+    """Returns the call that computes x [.., 2I] -> out [.., I]. With ``up``, x and up [.., I] are the two halves of
+    the same rows.
+    """
     size = out.shape[-1]
     width = min(power_of_2(size), _PIECE)
     constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x), **_strides("X", x), **_strides("OUT", out)}
@@ -383,9 +404,9 @@ def product_call(
     starts: torch.Tensor | None = None,
     tile: ProductTile | None = None,
 ) -> Call:
-    """activation(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
+    """Returns the call of activation(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
 
-    With ``starts`` [E + 1] of rows that are sorted by expert, weight [E, N, K] and bias [E, N].
+    With ``starts`` [E + 1], rows are sorted by expert, and the weight is [E, N, K], the bias [E, N].
     """
     rows, depth = x.shape
     columns = out.shape[1]
@@ -410,7 +431,7 @@ def product_call(
 
 
 def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
-    """Dequantizes a weight [N, K] -> out [N, K], rounded to its type."""
+    """Returns the call that dequantizes a weight [N, K] -> out [N, K], rounded to out's type."""
     values, form = weight.read(gpu)
     rows, depth = out.shape
     width = min(power_of_2(depth), 256)
@@ -422,7 +443,7 @@ def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
 
 
 def split_scratch(depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:
-    """Floats that ``split_product_calls`` takes at most."""
+    """Returns the most floats of scratch memory that ``split_product_calls`` uses."""
     needed = 0
     for rows in PRODUCT_ROWS:
         if part := part_of_product(rows, depth, columns, form, group, dtype):
@@ -441,11 +462,10 @@ def split_product_calls(
     activation: str = "",
     tile: ProductTile | None = None,
 ) -> list[Call]:
-    """Returns the calls of ``product_call`` for one weight, with K in parts if few rows would keep few multiprocessors
-    busy.
+    """Returns the calls of a product whose K is split into parts if few rows would leave multiprocessors idle.
 
-    Parts are added in their order, so that a result's last bits depend on the number of rows.
-    ``scratch``: float32, ``split_scratch`` of them.
+    The parts are added in order; as their number depends on the number of rows, so do the last bits of a result.
+    ``scratch`` is float32, with ``split_scratch`` elements. Other arguments are those of ``product_call``.
     """
     (rows, depth), columns = x.shape, out.shape[1]
     part = part_of_product(rows, depth, columns, weight.format, weight.group, FLOATS_OF[x.dtype], tile)
@@ -470,12 +490,14 @@ def split_product_calls(
 
 
 def _inner(x: torch.Tensor) -> int:
-    """Returns the rows of the dimension before the last; at rank 2 all rows are in one dimension."""
+    """Returns the size of the dimension before the last; 1 at rank 2."""
     return x.shape[-2] if x.dim() > 2 else 1
 
 
 def _strides(name: str, x: torch.Tensor | None) -> dict[str, Constant]:
-    """Lists the strides of the dimensions before the last: outer and inner. With rank 2 there is no inner one."""
+    """Returns the constants for the strides of the dimensions before the last, outer and inner; at rank 2 the inner is
+    0.
+    """
     if x is None:
         return {f"{name}_OUTER": 0, f"{name}_STRIDE": 0}
     return {f"{name}_OUTER": x.stride(0), f"{name}_STRIDE": x.stride(1) if x.dim() > 2 else 0}

@@ -1,7 +1,7 @@
 """Triton kernels of a step's small ops: embedding, norms, rotations, gated activations.
 
-They compute in float32, whatever an operand's type. Strides and sizes are constants; a "row" is the last dimension.
-Addresses are those of operands' first elements.
+They compute in float32 for any type of operand. Strides and sizes are constants; a "row" is the last dimension.
+Pointers are those of the operands' first elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def stored_to_float(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def nibble_of(codes: tl.tensor, place: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """One of the two values in each byte, int32: that at an even ``place`` is in the low half. "int4" has a sign."""
+    """Returns one of the two values in each byte, int32: the low half if ``place`` is even. "int4" is signed."""
     value = (codes.to(tl.int32) >> ((place % 2) * 4)) & 15
     return ((value ^ 8) - 8) if FORMAT == "int4" else value
 
@@ -41,10 +41,11 @@ def embedding_kernel(
     WIDTH: tl.constexpr,
     BY_GROUP: tl.constexpr,
 ) -> None:
-    """ids [T], table [ROWS, SIZE] -> out [T, SIZE]; grid (T). An id outside the table gives zeros.
+    """Looks up ids [T] in the table [ROWS, SIZE] -> out [T, SIZE]; grid (T). An id outside the table gives zeros.
 
-    ``FORMAT``: that of ``stored_to_float``, or "int4" or "uint4" with two values a byte. GROUP 0: a row is one group.
-    BY_GROUP: see ``product_kernel``.
+    ``FORMAT`` is one of ``stored_to_float``, or "int4" or "uint4" with two values to a byte. GROUP 0: a row is one
+    group.
+    BY_GROUP is as for ``product_kernel``.
     """
     token = tl.program_id(0)
     d = tl.arange(0, WIDTH)
@@ -98,9 +99,10 @@ def norm_kernel(
     BIAS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """RMS norm, or layer norm if LAYER, of x [.., INNER, SIZE] plus, if RESIDUAL, ``residual``; grid (rows).
+    """Computes the RMS norm, or with LAYER the layer norm, of x [.., INNER, SIZE], plus ``residual`` with RESIDUAL;
+    grid (rows).
 
-    ``total`` gets that sum, and it is what is normalized as it is stored there.
+    ``total`` gets the sum of both, and the norm is computed from its rounded values.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, WIDTH)
@@ -136,7 +138,9 @@ def _rotated(
     HEAD_ROOM: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
-    """x [HEADS, SIZE] of a token, with its row [2 F] of the table -> float32 [HEAD_ROOM, WIDTH], 0 outside."""
+    """Returns a token's x [HEADS, SIZE], rotated by its row [2 F] of the table, as float32 [HEAD_ROOM, WIDTH] padded
+    with 0.
+    """
     head = tl.arange(0, HEAD_ROOM)
     d = tl.arange(0, WIDTH)
     inside = (head < HEADS)[:, None] & (d < SIZE)[None, :]
@@ -173,7 +177,9 @@ def rope_kernel(
     HEAD_ROOM: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """x [T, HEADS, SIZE], table [T, 2F] float32 (cosines, then sines) -> out, as ``ew.rope``; grid (T)."""
+    """Rotates x [T, HEADS, SIZE] by the table [T, 2F] float32 (cosines, then sines) -> out, as ``ew.rope``;
+    grid (T).
+    """
     token = tl.program_id(0).to(tl.int64)
     values = _rotated(
         x + token * X_OUTER,
@@ -225,9 +231,9 @@ def rope_kv_write_kernel(
     WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ) -> None:
-    """``ew.rope`` of q into ``out`` and of k into the cache, v into the cache as it is; grid (T, 3).
+    """Rotates q into ``out`` and k into the cache as ``ew.rope``, and writes v into the cache; grid (T, 3).
 
-    Caches as ``kv_write_kernel`` has them, and slots too: padding has -1.
+    Caches and slots are as for ``kv_write_kernel``: padding has slot -1.
     """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -256,7 +262,9 @@ def rope_kv_write_kernel(
 
 @triton.jit
 def activated(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """float32 -> float32: silu, gelu, gelu_tanh, relu, relu2 (its square), sigmoid, tanh, or "" for x itself."""
+    """Applies an activation to float32: silu, gelu, gelu_tanh, relu, relu2 (squared), sigmoid, tanh, or "" for
+    none.
+    """
     if KIND == "silu":
         x = x / (1.0 + tl.exp(-x))
     elif KIND == "gelu":
@@ -288,9 +296,10 @@ def gated_activation_kernel(
     WIDTH: tl.constexpr,
     UP: tl.constexpr = 0,
 ) -> None:
-    """x [.., INNER, 2 SIZE] -> out [.., INNER, SIZE]: KIND(first half) * second half; grid (rows, pieces of WIDTH).
+    """Computes x [.., INNER, 2 SIZE] -> out [.., INNER, SIZE]: KIND(first half) * second half; grid (rows, pieces of
+    WIDTH).
 
-    UP: elements from the one half to the other, if that isn't SIZE.
+    UP is the distance in elements from one half to the other if it isn't SIZE.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)

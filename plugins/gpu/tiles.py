@@ -1,6 +1,6 @@
-"""The sizes of a kernel's tiles, by GPU, type and head size, and the limits of GPUs. Plain numbers, without Triton.
+"""The sizes of kernels' tiles by GPU, type and head size, and the limits of GPUs. Plain numbers, without Triton.
 
-``shared_memory`` is the most that one thread block may use, in bytes: table "Technical Specifications per Compute
+``shared_memory`` is the most bytes that one thread block may use: table "Technical Specifications per Compute
 Capability" of the CUDA C++ Programming Guide.
 """
 
@@ -35,12 +35,13 @@ FEWEST_ROWS = 16
 
 @dataclass(frozen=True)
 class GpuLimits:
-    """One compute capability: 89 is 8.9.
+    """The limits of one compute capability; 89 is 8.9.
 
     Attributes:
-        fp8: has instructions to convert 8-bit floats.
-        ptx: the version of PTX that kernels for it are written in, 84 for 8.4: an old one, as a driver takes none newer
-            than itself. CUDA 12.4 has 8.4, 12.7 8.6 and 12.8 8.7, the first with these GPUs (PTX ISA, "Release Notes").
+        shared_memory: the most bytes of shared memory of a block.
+        fp8: True if it has instructions to convert 8-bit floats.
+        ptx: the version of PTX in which kernels are written, 84 for 8.4. It is an old one, because a driver refuses
+            versions newer than itself. CUDA 12.4 has 8.4, 12.7 8.6 and 12.8 8.7 (PTX ISA, "Release Notes").
     """
 
     capability: int
@@ -50,7 +51,9 @@ class GpuLimits:
 
     @property
     def portable_memory(self) -> int:
-        """The ``shared_memory`` of every GPU that runs this one's machine code: 8.6 runs that of 8.0."""
+        """The ``shared_memory`` that every GPU has which runs this one's machine code; for example, 8.6 runs code for
+        8.0.
+        """
         return min(gpu.shared_memory for gpu in GPUS.values() if machine_code_runs(self.capability, gpu.capability))
 
 
@@ -68,7 +71,7 @@ GPUS = {
 
 
 def gpu_of(capability: int) -> GpuLimits:
-    """Raises TargetError for a capability that kernels aren't compiled for."""
+    """Returns the limits of a compute capability. Raises TargetError if kernels can't be compiled for it."""
     if capability not in GPUS:
         known = ", ".join(map(str, GPUS))
         raise TargetError(
@@ -83,15 +86,17 @@ _BOUND_FROM = 90
 
 
 def machine_code_runs(made_for: int, on: int) -> bool:
-    """Returns True if a cubin for one capability runs on another: of the same major number, and not an older one."""
+    """Returns True if a cubin for capability ``made_for`` runs on ``on``: same major number, not newer; from 9.0 on,
+    equal.
+    """
     return made_for == on or (made_for < _BOUND_FROM and made_for // 10 == on // 10 and made_for <= on)
 
 
 def code_for(on: int, made_for: Iterable[int]) -> int | None:
-    """Returns the one of the compute capabilities ``made_for`` whose compiled code is best for a GPU of capability
-    ``on``.
+    """Returns the capability of ``made_for`` whose compiled code is best for a GPU of capability ``on``; None if none
+    runs.
 
-    Machine code comes before PTX, which a driver translates for later GPUs. Returns None if no code runs on the GPU.
+    Machine code is preferred to PTX, which a driver translates for newer GPUs.
     """
     known = [c for c in made_for if c <= on]
     as_it_is = [c for c in known if machine_code_runs(c, on)]
@@ -102,8 +107,11 @@ def code_for(on: int, made_for: Iterable[int]) -> int | None:
 class Tile:
     """The tile of a program of the attention kernel.
 
-    ``queries`` tokens of a request with all heads of a group, in ``rows`` rows of a product (a power of 2), meet
-    ``keys`` keys at a time.
+    Attributes:
+        queries: the number of a request's tokens.
+        rows: the rows of the product, a power of 2: all heads of a group for each token.
+        keys: the number of keys that are processed at a time.
+        warps, stages: Triton's options.
     """
 
     queries: int
@@ -114,30 +122,32 @@ class Tile:
 
 
 def power_of_2(n: int) -> int:
-    """The smallest power of 2 that is at least ``n``."""
+    """Returns the smallest power of 2 that is at least ``n``."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def width_of(head_size: int) -> int:
-    """Elements that a kernel makes of a head: a power of 2, and at least what a product on tensor cores takes."""
+    """Returns the number of elements to which a kernel pads a head: a power of 2, and at least the tensor cores'
+    minimum.
+    """
     return max(FEWEST_ROWS, power_of_2(head_size))
 
 
 def decode_rows(group: int) -> int:
-    """Rows of a tile of one token."""
+    """Returns the number of rows in a tile of one token."""
     return max(FEWEST_ROWS, power_of_2(group))
 
 
 @dataclass(frozen=True)
 class TileCase:
-    """The case that a tile is chosen for.
+    """The case for which a tile is chosen.
 
     Attributes:
-        head_size: the wider of the sizes of keys and values.
-        group: query heads of a key/value head.
+        head_size: the larger of the sizes of keys and values.
+        group: the number of query heads per key/value head.
         dtype: the type of the queries.
         cache: the format of the cache.
-        decode: True for steps of one token a request.
+        decode: True for steps with one token per request.
     """
 
     head_size: int
@@ -148,23 +158,25 @@ class TileCase:
 
 
 def looks_ahead(tile: Tile, gpu: GpuLimits) -> bool:
-    """Returns True if the kernel looks up blocks a step before it copies their keys, so that copies may be steps ahead.
+    """Returns True if the kernel looks up blocks one step before it copies their keys, so that copies can run ahead.
 
-    Triton 3.9 fails at that where it has the tensor cores of 10.0 multiply.
+    Triton 3.9 fails to compile that with the tensor cores of capability 10.0.
     """
     return gpu.capability != 100 or tile.queries == 1
 
 
 def least_shared_memory(tile: Tile, case: TileCase, gpu: GpuLimits) -> int:
-    """Bytes that a tile takes at least: keys and values, of the step that is attended to and of those copied ahead."""
+    """Returns the least bytes of shared memory that a tile takes, for the keys and values that are copied ahead."""
     copies = tile.stages - 1 if looks_ahead(tile, gpu) else min(tile.stages - 1, 1)
     return copies * tile.keys * 2 * case.head_size * CACHE_BYTES[case.cache]
 
 
 def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = None) -> Iterator[Tile]:
-    """Tiles from the most to the least wanted: a measured one if there is one, then those of the rule.
+    """Yields tiles, best first: the measured one if there is one, then those of the rule.
 
-    Those that can't fit ``shared_memory`` (None: the GPU's) are left out; ``compile_attention`` finds those that do.
+    Tiles that can't fit ``shared_memory`` bytes (None: the GPU's limit) are left out; ``compile_attention`` finds the
+    ones
+    that do fit.
     """
     limit = gpu.shared_memory if shared_memory is None else shared_memory
     known = measured_tiles(gpu.capability).get(case)
@@ -177,12 +189,14 @@ def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = 
 
 
 def _rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (rows, keys, warps, stages): as much as there may be first, and then less and less."""
+    """Yields (rows, keys, warps, stages) from large to small."""
     return _decode_rule(case) if case.decode else _prompt_rule(case, gpu)
 
 
 def _decode_rule(case: TileCase) -> Iterator[tuple[int, int, int, int]]:
-    """Copies ahead (3 stages) come before wide tiles: bytes under way are what counts."""
+    """Yields tiles for decoding. Copying ahead (3 stages) is preferred to wide tiles, as the bytes in flight matter
+    most.
+    """
     width, single = width_of(case.head_size), _is_single(case)
     most = 32 if single or width > 128 else 64 if width > 64 else 128
     deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
@@ -192,7 +206,7 @@ def _decode_rule(case: TileCase) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _prompt_rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int, int]]:
-    """Large tiles come first. Their sums are in registers, of which 8 warps have twice as many as 4."""
+    """Yields tiles for prompts, large ones first. Sums are in registers, of which 8 warps have twice as many as 4."""
     group, width, single = power_of_2(case.group), width_of(case.head_size), _is_single(case)
     most = 32 if single else 128 if width <= 128 and gpu.capability in (90, 100) else 64
     most_rows = 128 if not single and width <= 128 else 64 if width <= 64 or not single else 32
@@ -203,7 +217,7 @@ def _prompt_rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int
 
 
 def _is_single(case: TileCase) -> bool:
-    """Returns True for queries that are multiplied without tensor cores."""
+    """Returns True for float32 queries, which are multiplied without tensor cores."""
     return case.dtype == "f32"
 
 
@@ -215,10 +229,14 @@ def _halves(most: int, least: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ProductTile:
-    """The tile of one program of the product: its rows and columns, and ``depth`` along K at a time.
+    """The tile of one program of the product kernel.
 
-    ``swap``: computed as the transpose of weight @ x^T. ``programs``: K is cut if there are far fewer programs; 0:
-    never. ``rounded``: for weights that are rounded to the type of x.
+    Attributes:
+        rows, columns: of the result.
+        depth: the elements along K per step.
+        swap: True if the transpose is computed: weight @ x^T.
+        programs: K is split if there are far fewer programs than this; 0 never splits.
+        rounded: True if dequantized weights are rounded to the type of x.
     """
 
     rows: int
@@ -271,7 +289,7 @@ for 2,048 a third. With today's tiles nobody has timed 65 to 256 rows: ``benchma
 
 
 def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile:
-    """Chooses the tile for products of that many rows, of this type, with a weight of this format."""
+    """Returns the tile for a product of ``rows`` rows of type ``dtype`` with a weight of format ``form``."""
     if form != "float" and dtype != "f32":
         narrow = NARROW_PRODUCTS[form]
         if (tile := next((tile for tile in narrow if rows <= tile.rows), None)) is not None:
@@ -298,7 +316,7 @@ _LEAST_PART = 512
 def part_of_product(
     rows: int, depth: int, columns: int, form: str, group: int, dtype: FloatType, tile: ProductTile | None = None
 ) -> int:
-    """Elements along K of one program of ``split_product_calls``; 0 where there are programs enough, or K is short."""
+    """Returns the elements along K that one program of ``split_product_calls`` sums; 0 if K isn't split."""
     tile = product_tile(rows, form, dtype) if tile is None else tile
     if form == "float" or rows > tile.rows or not tile.programs:
         return 0
@@ -310,19 +328,19 @@ def part_of_product(
 
 
 def tiles_file(capability: int) -> Path:
-    """Returns the path of a GPU's measured tiles: a line of JSON for each case."""
+    """Returns the path of the file with a GPU's measured tiles, one line of JSON for each case."""
     return Path(__file__).with_name(f"tiles_sm{capability}.jsonl")
 
 
 @cache
 def measured_tiles(capability: int) -> dict[TileCase, Tile]:
-    """Tiles by what they were measured for, of ``tiles_file``; none where there is no such file."""
+    """Returns the measured tiles of a GPU by case; empty if there is no file."""
     path = tiles_file(capability)
     return read_tiles(path) if path.exists() else {}
 
 
 def read_tiles(path: Path) -> dict[TileCase, Tile]:
-    """Reads the file of ``write_tiles``. Raises TargetError, with the line, for anything else."""
+    """Reads a file of ``write_tiles``. Raises TargetError naming the line that is invalid."""
     tiles = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -336,12 +354,12 @@ def read_tiles(path: Path) -> dict[TileCase, Tile]:
 
 
 def write_tiles(path: Path, tiles: Mapping[TileCase, tuple[Tile, dict[str, Any]]]) -> None:
-    """Each case with its tile and what else is known of it (what measured it, how long it took), a line each."""
+    """Writes one line for each case: the case, its tile, and further facts, such as the measured time."""
     lines = [json.dumps({**asdict(case), **asdict(tile), **more}) + "\n" for case, (tile, more) in tiles.items()]
     path.write_text("".join(sorted(lines)), encoding="utf-8")
 
 
 def number_of(capability: str) -> int:
-    """90 of "9.0"."""
+    """Converts a capability's text to a number: "9.0" to 90."""
     major, _, minor = capability.partition(".")
     return 10 * int(major) + int(minor)

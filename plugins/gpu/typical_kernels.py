@@ -1,9 +1,11 @@
-"""Triton kernels that keep the tokens whose surprise is nearest to its mean (typical_p; Meister et al., 2023).
+"""Triton kernels for typical_p: they keep the tokens whose surprise is nearest to its mean (Meister et al., 2023).
 
-The surprise of a token is log(sum) - u, where u = (logit - top) / temperature, so its distance from the mean surprise
-is that of u from the mean of u. As with the other cuts, a key is searched four bits at a time: here of the nearness, in
-48 bits, whose lowest is a distance of 2^-41. All of these kernels take float32 logits [R, V], one row behind the other,
-and cut them: what isn't kept gets -infinity, so that nothing that draws need know of it.
+The surprise of a token is log(sum) - u, where u = (logit - top) / temperature; its distance from the mean surprise is
+the distance of u from the mean of u. As for the other cuts, a key is searched four bits at a time: here the nearness,
+in
+48 bits, the lowest of which is a distance of 2^-41. All kernels take contiguous float32 logits [R, V] and set the
+logits
+of tokens that aren't kept to -infinity, so that kernels that draw need no further test.
 
 Shape letters: R rows, V tokens, C pieces of PIECE tokens. ``state`` is [R, 13, 3] float64; see sampling_kernels.py.
 """
@@ -25,7 +27,9 @@ _STEPS = tl.constexpr(2199023255552.0)  # 2^41 in a distance of 1
 def _nearness(
     logits: tl.tensor, top: tl.tensor, temperature: tl.tensor, sums: tl.tensor, moments: tl.tensor
 ) -> tl.tensor:
-    """float32 -> int64 in 0 .. 2^48 - 1; a token with any weight is less than 128 from the mean."""
+    """Returns the nearness to the mean as int64 from 0 to 2^48 - 1. A token with any weight is less than 128 from the
+    mean.
+    """
     away = tl.abs(logits.to(tl.float64) - top.to(tl.float64) - moments / tl.where(sums > 0, sums, 1.0))
     steps = away * (_STEPS / temperature.to(tl.float64))
     return _NEAREST - tl.minimum(steps, 281474976710655.0).to(tl.int64)
@@ -45,9 +49,11 @@ def spread_kernel(
     V: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """Makes the first ``cuts`` cuts of top_k and top_p, and min_p's, in the logits; grid (R, C).
+    """Applies the first ``cuts`` cuts of top_k and top_p, and min_p, to the logits; grid (R, C).
 
-    Of what each piece keeps: the weights summed -> sums float64 [R, C], and times logit - top -> moments.
+    Of the tokens that each piece keeps, it writes the sum of weights to sums float64 [R, C], and the sum of weight
+    times
+    (logit - top) to moments.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)
@@ -86,10 +92,12 @@ def nearest_kernel(
     ROOM: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """Counts and weighs the tokens of 16 ranges of the nearness's next four bits, as ``narrow_kernel``; grid (R, C).
+    """Counts the tokens, and sums their weights, in 16 ranges of the nearness's next four bits, as ``narrow_kernel``;
+    grid (R, C).
 
-    ``number``: the pass, 0 .. 11; a twelfth cuts the logits, those as near as the last that is wanted left. Rows
-    without a temperature or with a typical_p of 1 are left as they are.
+    ``number`` is the pass, 0 to 11; pass 12 cuts the logits and keeps the tokens that are as near as the last one that
+    is
+    needed. Rows without a temperature, or with a typical_p of 1, aren't changed.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)
