@@ -1,4 +1,4 @@
-"""The ``cuda`` section of a target's manifest: what its kernels were compiled for, and the sizes of its steps."""
+"""The ``cuda`` section of a target's manifest: the GPUs that it has kernels for, and the sizes of its steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from ..gpu.tiles import code_for, number_of
 
 
 class CudaSection(Record, frozen=True, kw_only=True):
-    """The target's section in a bundle's manifest, besides its program.json.
+    """The cuda target's section in a bundle's manifest.
 
     Attributes:
-        compute_capabilities: the capabilities of GPUs with kernels, such as "9.0". See ``kernels_for`` for others.
-        dtype: the type of activations, and of weights and caches that have no other format.
+        compute_capabilities: the capabilities that it has kernels for, such as "9.0". ``kernels_for`` has the rule for
+            other GPUs.
+        dtype: the type of activations, and of weights and caches without another format.
         requests: the most requests of a step.
         chunk: the most tokens of a step.
-        partitions: ways to cut the model, such as "tensor=2", for whose ranks there are kernels.
-        assemblers: capability -> the CUDA whose assembler made its machine code, such as "13.4", if it is known.
+        partitions: partitions, such as "tensor=2", whose ranks it has kernels for.
+        assemblers: capability -> the CUDA version of the assembler of its machine code, such as "13.4", if known.
     """
 
     compute_capabilities: Annotated[tuple[Capability, ...], Meta(min_length=1)]
@@ -35,15 +36,20 @@ class CudaSection(Record, frozen=True, kw_only=True):
     assemblers: dict[Capability, str] = field(default_factory=dict)
 
     def kernels_for(self, capability: str) -> str | None:
-        """The best of ``compute_capabilities`` for a GPU: one whose machine code it runs, else one whose PTX its driver
-        translates; None if none do. See ``tiles.code_for``."""
+        """Returns the best of ``compute_capabilities`` for a GPU; None if no kernels run on it.
+
+        Kernels whose machine code the GPU runs come before kernels whose PTX its driver translates. See
+        ``tiles.code_for``.
+        """
         numbers = {number_of(c): c for c in self.compute_capabilities}
         number = code_for(number_of(capability), numbers)
         return None if number is None else numbers[number]
 
 
 def check_opened(bundle: Bundle, target: str) -> None:
-    """Raises BundleError if a target's program leaves its memory: nothing else looks before a GPU runs it."""
+    """Raises BundleError if a target's program accesses memory out of bounds, which nothing else checks before a GPU
+    runs it.
+    """
     section = bundle.targets[target].section(CudaSection)
     if section is None or target not in bundle.programs:
         return

@@ -1,1 +1,1 @@
-"""ONNX graphs of programs, in the linear form of a step: what the onnx target writes, and others build on."""
+"""ONNX graphs of programs, with KV caches in slots: files of the onnx target, and input of the TensorRT targets."""

@@ -1,14 +1,15 @@
 """The contrib variant: the same graph with onnxruntime's own operators (domain com.microsoft) where they are faster.
 
-Attention is GroupQueryAttention, a residual with the norm behind it SkipSimplifiedLayerNormalization or
-SkipLayerNormalization, SiLU is QuickGelu. What these don't take stays as it is in the standard file, beside them.
-Weights are the same bytes of the same blobs. Products of int4 stay DequantizeLinear and MatMul, of which onnxruntime
-makes MatMulNBits when it loads the file, with the ``accuracy_level`` that is said here.
+Attention becomes GroupQueryAttention, a residual with the norm after it SkipSimplifiedLayerNormalization or
+SkipLayerNormalization, and SiLU QuickGelu. Other calls are as in the standard file. Weights are the same bytes of the
+same blobs. Products of int4 stay DequantizeLinear and MatMul; onnxruntime converts them to MatMulNBits when it loads
+the
+file, with the ``accuracy_level`` that is set here.
 
-Whatever has a meaning that runtimes took differently is said: the window (W tokens, with the query's own), the scale,
-a softmax without one more term (``smooth_softmax``) unless there are sinks. A request has ``write_index + S`` tokens
-behind a step, padding included, so that ``seqlens_k`` (one less) and the longest, ``total_sequence_length``, follow
-from the inputs of the linear form, and no mask is needed.
+Attributes with a default that runtimes interpreted differently are always set: the window (W tokens, including the
+query's own), the scale, and ``smooth_softmax`` (off). After a step, a request has ``write_index + S`` tokens, with
+padding. So ``seqlens_k`` (one less) and the longest, ``total_sequence_length``, follow from the graph's inputs, and no
+mask is needed.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ _NORMS = {"RMSNormalization": "SkipSimplifiedLayerNormalization", "LayerNormaliz
 
 
 def accuracy_level(program: Program) -> AccuracyLevel:
-    """4 where there are products with weights of 4 bits, none with offsets, else 1.
+    """Returns onnxruntime's accuracy level: 4 if there are products with 4-bit weights and none has offsets, otherwise
+    1.
 
-    In the program the other factor is rounded to 8 bits, in groups of the weight's size, and so it is at level 4 (in
-    groups of 32 beside one scale a channel). What offsets add is a product of sums that nothing rounds: beside factors
-    that are rounded, that would be worse than to round neither. Products of experts aren't MatMulNBits, and round
-    nothing at any level.
+    In the program, activations are rounded to 8 bits in groups of the weight's size; level 4 does the same (in groups
+    of 32
+    if there is one scale per channel). With offsets, rounding only one of the two sums would be worse than rounding
+    neither.
+    Products of experts aren't MatMulNBits, and never round.
     """
     products = [bound_arguments(node) for node in program.nodes_of(ew.quantized_linear.default)]
     offsets = [a["weight_offsets"] is not None for a in products if a["weight_bits"] == 4]
@@ -57,11 +60,11 @@ def accuracy_level(program: Program) -> AccuracyLevel:
 
 
 class ContribBuilder(LayoutBuilder):
-    """Adds to the contrib variant.
+    """Builds the contrib variant.
 
     Args:
         program, weights: those of the standard file, which has stored the weights.
-        context: most tokens of a request.
+        context: the most tokens of a request.
     """
 
     def __init__(self, program: Program, weights: ExternalWeights, context: int) -> None:
@@ -135,7 +138,9 @@ class ContribBuilder(LayoutBuilder):
         return self.reshape(y, -1, attention.counts[0], attention.size)
 
     def _view_of_heads(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """A view of an attention's heads beside each other is what the operator gives."""
+        """Emits a reshape. If it merges the heads of an attention, that is what the operator returns, and nothing is
+        emitted.
+        """
         source = next(iter(a.values()))
         sizes = self.expressions(node)
         if source in self._results and len(sizes) == 2 and int(sizes[-1]) == self._width(source):
@@ -143,12 +148,12 @@ class ContribBuilder(LayoutBuilder):
         return self.view(b, node, a)
 
     def _width(self, node: Node) -> int:
-        """Numbers of all heads of a token."""
+        """Returns the number of elements of all heads of a token."""
         _, heads, size = self.expressions(node)
         return int(heads * size)
 
     def _by_request(self, node: Node, width: int) -> str:
-        """A value [T, ..] as [B, S, width]."""
+        """Returns a value [T, ..] as [B, S, width]."""
         source = node.args[0] if node.target in RESHAPES else None
         if isinstance(source, Node) and source in self.by_request and int(self.expressions(source)[-1]) == width:
             node = source
@@ -157,14 +162,14 @@ class ContribBuilder(LayoutBuilder):
         return x if node in self.by_request else self.in_requests(x, width)
 
     def _lengths(self) -> str:
-        """The names of ``seqlens_k`` i32 [B] and ``total_sequence_length`` i32 [1], with a space between."""
+        """Returns the names of ``seqlens_k`` i32 [B] and ``total_sequence_length`` i32 [1], separated by a space."""
         tokens = self.op("Shape", INPUT_IDS, start=1, end=2)
         ends = self.op("Add", WRITE_INDEX, tokens)  # [B]
         last = self.op("Cast", self.op("Sub", ends, self.integers(1)), to=TensorProto.INT32)
         return f"{last} {self.op('Cast', self.op('ReduceMax', ends), to=TensorProto.INT32)}"
 
     def _tables(self, table: Node) -> list[str]:
-        """Cosines and sines of all places of a slot, [C, F] each: constants to who loads the file."""
+        """Returns the cosines and sines of all positions, [C, F] each. onnxruntime folds them to constants."""
         a = bound_arguments(table)
 
         def made(kind: str) -> str:
@@ -180,7 +185,9 @@ class ContribBuilder(LayoutBuilder):
     # ---- tables, norms and activations
 
     def _rows_of_4_bits(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """Rows of a table without offsets. Its bytes are the standard file's, here as the numbers that lie in them."""
+        """Emits the lookup in a 4-bit table without offsets. The bytes are those of the standard file, here with type
+        int4.
+        """
         size, group = int(self.expressions(node)[-1]), int(a["group_size"])
         ids = str(a["ids"].target) == "ids"
         if a["bits"] != 4 or a["offsets"] is not None or group not in _GROUPS or size % group or not ids:
@@ -199,7 +206,9 @@ class ContribBuilder(LayoutBuilder):
         return self.lie_by_request(node, rows_by_id)
 
     def _norm_of_sum(self, kind: str, target: Any) -> Any:
-        """Returns the handler of a norm of a sum, which emits the sum, too. Both must be matrices of the same shape."""
+        """Returns the handler of a norm of a sum, which also returns the sum. Both terms must be matrices of the same
+        shape.
+        """
 
         def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
             x, residual = (self.expressions(a[name]) for name in ("x", "residual"))

@@ -1,8 +1,8 @@
-"""Finds the attentions that onnxruntime's GroupQueryAttention can compute, and the calls around them that go into it.
+"""Finds the attentions that onnxruntime's GroupQueryAttention can compute, and the calls around them that it includes.
 
-It writes this step's keys and values into a request's slot and attends to that much of the slot as the request has:
-TensorScatter, Attention and its mask in one. It may rotate q and k itself, and may take q, k and v as one linear gives
-them. What it wants of its inputs is checked here, because onnxruntime says so when a step runs, and not before
+The operator writes the step's keys and values into a request's slot, and attends to the used part of the slot: it
+replaces TensorScatter, Attention and the mask. It may also rotate q and k, and may take q, k and v as one matrix. The
+requirements on its inputs are checked here, because onnxruntime only checks them when a step runs
 (``onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h``).
 """
 
@@ -26,17 +26,17 @@ _HEADS_BY, _ROTATED_BY, _TABLE_BY = 8, 16, 8
 
 @dataclass(frozen=True)
 class GroupQuery:
-    """An attention that GroupQueryAttention takes.
+    """An attention that GroupQueryAttention can compute.
 
     Attributes:
         node: the ``ew.paged_attention`` call.
-        write: the ``ew.kv_write`` before it, which this is, too.
+        write: the ``ew.kv_write`` call before it, which the operator includes.
         layer: the layer of the cache.
-        counts, size: heads of q, k and v (Nq, Nkv, Nkv), and D.
-        q, k, v: [T, heads, D], before ``table`` rotates q and k.
-        packed: the [T, (Nq + 2 Nkv) D] that all three are columns of, if they are.
-        table: the ``ew.rope_table`` call that q and k are rotated by in it; None: they come as they are to be.
-        interleaved: True if neighbours are rotated together; False for halves.
+        counts, size: the numbers of heads of q, k and v (Nq, Nkv, Nkv), and D.
+        q, k, v: [T, heads, D], before rotation by ``table``.
+        packed: the matrix [T, (Nq + 2 Nkv) D] that q, k and v are columns of; None if there is none.
+        table: the ``ew.rope_table`` call for the rotation inside the operator; None if it doesn't rotate.
+        interleaved: True if neighbouring elements are rotated together; False for halves.
     """
 
     node: Node
@@ -53,8 +53,9 @@ class GroupQuery:
 
 
 def group_queries(program: Program) -> dict[Node, GroupQuery | str]:
-    """Returns the operands of GroupQueryAttention for each ``ew.paged_attention``, or the reason why it can't be
-    one."""
+    """Returns for each ``ew.paged_attention`` the operands of GroupQueryAttention, or the reason why it can't
+    be used.
+    """
     return {node: _group_query(program, node) for node in program.nodes_of(ew.paged_attention.default)}
 
 
@@ -84,7 +85,7 @@ def _group_query(program: Program, node: Node) -> GroupQuery | str:
 
 
 def _is_own(write: object) -> bool:
-    """Returns True if one attention alone reads both caches that a call has written."""
+    """Returns True if ``write`` is an ``ew.kv_write`` whose two results are used by one attention only."""
     if not isinstance(write, Node) or write.target is not ew.kv_write.default:
         return False
     readers = {reader for cache in write.users for reader in cache.users}
@@ -92,8 +93,10 @@ def _is_own(write: object) -> bool:
 
 
 def _rotation(program: Program, q: Node, k: Node, size: int) -> tuple[Node | None, bool]:
-    """Returns the table that rotates both q and k, if it has a request's own positions and an allowed size, and its
-    order."""
+    """Returns the table that rotates both q and k, and True if it is interleaved.
+
+    The table is None if they aren't rotated alike, by the requests' own positions, and with an allowed size.
+    """
     if q.target is not ew.rope.default or k.target is not ew.rope.default:
         return None, False
     first, second = bound_arguments(q), bound_arguments(k)
@@ -110,7 +113,7 @@ def _rotation(program: Program, q: Node, k: Node, size: int) -> tuple[Node | Non
 
 
 def _packed(program: Program, parts: tuple[Node, ...]) -> Node | None:
-    """The matrix whose columns are q, k and v, in this order and no others."""
+    """Returns the matrix whose columns are exactly q, k and v in this order; None if there is none."""
     sources, end = set(), 0
     for part in parts:
         if part.target not in RESHAPES:

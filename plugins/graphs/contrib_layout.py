@@ -1,8 +1,7 @@
-"""Values by request: [B, S, X] in the graph where the program has [T, X].
+"""Graphs in which values are laid out by request: [B, S, X] where the program has [T, X].
 
-GroupQueryAttention takes and gives values by request. Products, norms and all that works along the last dimension, or
-number by number, do not care; so between attentions nothing need be reshaped. What does care gets [N, X], as in a
-standard file.
+GroupQueryAttention reads and writes values by request. Products, norms and other ops along the last dimension work on
+both layouts, so nothing needs a reshape between attentions. Ops that need it get [N, X], as in a standard file.
 """
 
 from __future__ import annotations
@@ -49,10 +48,13 @@ _ALONG_LAST = (
 
 
 class LayoutBuilder(GraphBuilder):
-    """Adds to a graph in which values may lie by request. ``program``, ``weights``: as of a standard file.
+    """A builder of graphs in which values may be laid out by request.
+
+    Args:
+        program, weights: as for a standard file.
 
     Attributes:
-        by_request: the calls whose results do.
+        by_request: the calls whose results are [B, S, X].
     """
 
     def __init__(self, program: Program, weights: ExternalWeights) -> None:
@@ -70,8 +72,7 @@ class LayoutBuilder(GraphBuilder):
     # ---- values
 
     def value(self, node: object) -> str:
-        """Returns a value as [N, X], as in a standard file, unless the call being emitted takes values in their own
-        layout."""
+        """Returns a value as [N, X], or in its own layout within ``taken_as_it_lies``."""
         name = super().value(node)
         if not isinstance(node, Node) or node not in self.by_request or self._as_it_lies:
             return name
@@ -79,19 +80,19 @@ class LayoutBuilder(GraphBuilder):
         return self.once(("rows", name), lambda: self.reshape(name, -1, width))
 
     def lie_by_request(self, node: Node, name: str) -> str:
-        """A tensor [B, S, X] that stands for a call's result [T, X]."""
+        """Records that the result [T, X] of a call is the tensor ``name`` [B, S, X]; returns the name."""
         self.by_request.add(node)
         return name
 
     def in_requests(self, x: str, width: int) -> str:
-        """A tensor of N rows as [B, S, width]."""
+        """Returns a tensor of N rows as [B, S, width]."""
         sizes = self.once("B, S", lambda: self.op("Shape", INPUT_IDS))
         shape = self.once(("by request", width), lambda: self.op("Concat", sizes, self.integers(width), axis=0))
         return self.op("Reshape", x, shape)
 
     @contextmanager
     def taken_as_it_lies(self) -> Iterator[None]:
-        """A context in which values that are laid out by request are read in that layout."""
+        """Makes ``value`` return values in their own layout, within the context."""
         self._as_it_lies = True
         try:
             yield
@@ -99,7 +100,7 @@ class LayoutBuilder(GraphBuilder):
             self._as_it_lies = False
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Adds an op as to a standard file; a reshape of a reshape reads the original value."""
+        """Adds an operator. A reshape of a reshape reads the original tensor."""
         if kind == "Reshape" and name is None:
             source = self._reshapes.get(inputs[0])
             if source is not None and self._says_all(inputs[1]):
@@ -110,14 +111,14 @@ class LayoutBuilder(GraphBuilder):
         return result
 
     def _says_all(self, shape: str) -> bool:
-        """Returns True if a shape states every size by itself; a 0 would copy the input's size."""
+        """Returns True if a shape states all sizes; a 0 would copy a size of the input."""
         tensor = self.initializers.get(shape)
         return tensor is None or bool(np.all(numpy_helper.to_array(tensor)))
 
     # ---- calls
 
     def along_last(self, handler: Handler) -> Handler:
-        """Returns the handler of a call whose result is laid out by request if its inputs, except weights, are."""
+        """Returns a handler that keeps the layout by request if all inputs except weights have it."""
 
         def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
             if not self._can_keep(node, a):
@@ -145,13 +146,13 @@ class LayoutBuilder(GraphBuilder):
         return node.target in _ALONG_LAST or all(n.meta["val"].dim() <= 1 for n in weights)
 
     def row_of_table(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """The handler of a table, whose rows lie by request from the beginning."""
+        """Emits a lookup in a table; the result is laid out by request."""
         row = _HANDLERS[node.target](b, node, a)
         assert isinstance(row, str)
         return self.lie_by_request(node, self.in_requests(row, int(self.expressions(node)[-1])))
 
     def view(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        """The handler of a reshape, for which it is all one how its input lies."""
+        """Emits a reshape, which works for inputs of either layout."""
         with self.taken_as_it_lies():
             return _HANDLERS[node.target](b, node, a)
 

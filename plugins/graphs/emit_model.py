@@ -1,4 +1,4 @@
-"""A Program as a ModelProto: what goes in and out, and each call by its handler."""
+"""Converts a Program to a ModelProto: inputs, outputs, and each call by its handler."""
 
 from __future__ import annotations
 
@@ -71,20 +71,19 @@ def emit_model(
     kernels: int | None = None,
     narrow: NarrowFloats | None = None,
 ) -> LinearIo:
-    """Writes model.onnx at the bundle's root, and its weights into the bundle's.
+    """Writes model.onnx at the bundle's root, its weights, and its variants.
 
     Args:
         program: a program with attention in its paged form.
         writer: the bundle's writer.
-        progress: a function called with the stage "emit", weight by weight.
-        floats: the type that the graph computes in, and its caches have.
-        capacity: places of a slot; None leaves it free.
-        contrib, kernels: the most tokens of a request, for a contrib or a kernels variant next to it; None leaves that
-            out.
-        narrow: floats of a variant of 16 bits beside it; None leaves that out.
+        progress: called with the stage "emit", for each weight.
+        floats: the type in which the graph computes, and of its caches.
+        capacity: the number of positions of a slot; None leaves it free.
+        contrib, kernels: the most tokens of a request, for a contrib or a kernels variant; None writes no such variant.
+        narrow: the type of an additional variant with 16-bit floats; None writes none.
 
     Raises:
-        UnsupportedModelError: an op that standard operators can't express, named with its module.
+        UnsupportedModelError: standard operators can't express an op; the message names its module.
         SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
     """
     progress(ProgressEvent("emit", 0, len(program.weights)))
@@ -105,7 +104,7 @@ def emit_model(
 
 
 def _emit_narrow(program: Program, writer: BundleWriter, progress: Progress, floats: NarrowFloats) -> NarrowFile:
-    """Writes the variant of 16 bits, with weights of its own where they are floats."""
+    """Writes the variant with 16-bit floats, with its own weights if they are floats."""
     weights = ExternalWeights(writer, progress, len(program.weights), suffix=f"onnx.{floats}")
     path = NARROW_FILE.format(floats)
     writer.write_bytes(path, graph_model(GraphBuilder(program, weights, floats)).SerializeToString(deterministic=True))
@@ -113,7 +112,7 @@ def _emit_narrow(program: Program, writer: BundleWriter, progress: Progress, flo
 
 
 def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> VariantFile:
-    """Writes the contrib variant, unless no attention of the program is one of it."""
+    """Writes the contrib variant, unless no attention would use GroupQueryAttention."""
     if len(b.standard) == len(b.attentions):
         return VariantFile(file="", standard=b.standard)
     writer.write_bytes(CONTRIB_FILE, graph_model(b).SerializeToString(deterministic=True))
@@ -154,7 +153,7 @@ def graph_model(b: GraphBuilder) -> onnx.ModelProto:
 
 
 def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelProto:
-    """Returns a builder's nodes as a graph called ``name`` that takes ``inputs`` in this order."""
+    """Returns the builder's graph as a model called ``name`` with ``inputs`` in this order."""
     nodes = _live(b)  # first: it drops constants, too
     values = [b.inputs[input_name] for input_name in inputs]
     domains = sorted({"", *(node.domain for node in nodes)})
@@ -168,10 +167,11 @@ def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelPro
 
 
 def add_shapes(model: onnx.ModelProto, b: GraphBuilder) -> None:
-    """Writes the shapes of what a graph computes into it (``value_info``), as far as onnx infers them.
+    """Adds the shapes of intermediate tensors to a model (``value_info``), as far as onnx infers them.
 
-    A size that it can't infer has the program's expression, in N tokens and R rows, where the tensor is a call's
-    result; else it stays free. What follows operators of other domains, which onnx doesn't know, has no shape.
+    A size that onnx can't infer gets the program's expression, in N tokens and R rows, if the tensor is the result of a
+    call; otherwise it stays free. Tensors after operators of other domains have no shape, because onnx doesn't know
+    those.
     """
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     known = {name: node for node, name in b.names.items() if isinstance(name, str) and node.op == "call_function"}
@@ -196,7 +196,9 @@ def add_shapes(model: onnx.ModelProto, b: GraphBuilder) -> None:
 
 
 def emit_call(b: GraphBuilder, node: Node) -> Any:
-    """The names of a call's results, by its handler. Raises UnsupportedModelError, naming it, if there is none."""
+    """Emits a call by its handler; returns the names of its results. Raises UnsupportedModelError if there is no
+    handler.
+    """
     handler = b.overrides.get(node.target) or HANDLERS.get(node.target)
     if handler is None:
         raise b.unsupported("standard ONNX operators don't express it here")
@@ -206,7 +208,7 @@ def emit_call(b: GraphBuilder, node: Node) -> Any:
 
 
 def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
-    """The nodes that an output needs; drops the constants that only others read."""
+    """Returns the nodes that outputs depend on, and drops constants that no such node uses."""
     needed = set(b.outputs)
     live = []
     for node in reversed(b.nodes):
@@ -218,12 +220,12 @@ def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
 
 
 def _input_order(b: GraphBuilder) -> list[str]:
-    """Returns the inputs in order: those of every model first, then masks, then caches by layer."""
+    """Returns the names of the inputs in order: first those of every model, then masks, then caches by layer."""
     return sorted(b.inputs, key=lambda name: (name.startswith("past_"), name.startswith("mask")))
 
 
 def summed_products(program: Program) -> int:
-    """Over all products with weights, how many terms a result of each is the sum of."""
+    """Returns the sum, over all products with weights, of the number of terms in one element of the result."""
     total = 0
     for node in program.nodes_of(*ops_ew.PRODUCTS, *ops_experts.PRODUCTS, *ops_quantized.PRODUCTS):
         total += int(program.shape(bound_arguments(node)["weight"])[-1])

@@ -1,8 +1,8 @@
-"""The float type of each tensor of a graph that computes in 16 bits.
+"""The float type of each tensor in a graph that computes in 16 bits.
 
-Products, caches, norms (which sum in 32 bits themselves), rotations, and what is added or moved between them have the
-narrow type. Sums, powers, exponentials, softmax and all that positions are computed with have 32 bits, also in a graph
-of bf16 or f16. What works element by element has the type of what it gets, the narrow one if it gets both.
+Products, caches, norms (which add in 32 bits internally), rotations, additions and moves between them use the narrow
+type. Sums, powers, exponentials, softmax and computations with positions use 32 bits, in a graph of bf16 or f16 too. An
+element-wise operator has the type of its operands, the narrow one if they differ.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _NO_FLOATS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equ
 
 
 def operand_type(kind: str, computed: Sequence[int], constant: Sequence[int], narrow: int) -> int | None:
-    """The type that an operator's float operands must have; None: as they are.
+    """Returns the type to which an operator's float operands must be cast; None if they stay as they are.
 
     Args:
         kind: the operator.
-        computed, constant: the float types of its operands, those known when the graph is built apart.
+        computed: the float types of operands that are computed.
+        constant: the float types of operands that are known when the graph is built.
         narrow: the type of the graph.
     """
     if kind == "DequantizeLinear" or not (computed or constant):
@@ -52,7 +53,7 @@ def operand_type(kind: str, computed: Sequence[int], constant: Sequence[int], na
 
 
 def result_type(kind: str, operands: Sequence[int], to: int | None) -> int | None:
-    """The float type that an operator gives; None: no float. ``to``: of a Cast."""
+    """Returns the float type of an operator's result; None if it isn't a float. ``to`` is the type of a Cast."""
     if kind == "Cast":
         return to if to in ELEMENTS.values() else None
     if kind in _NO_FLOATS or not operands:
@@ -61,7 +62,7 @@ def result_type(kind: str, operands: Sequence[int], to: int | None) -> int | Non
 
 
 def narrowed(array: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.generic]:
-    """A constant in another float type; what is beyond its range becomes the last that is in it."""
+    """Converts a constant to a narrower float type; values beyond its range become its greatest or least number."""
     dtype = NUMPY_DTYPES[NAME_OF_ONNX[kind]]
     most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     finite = np.where(np.isfinite(array), np.clip(array, -most, most), array)

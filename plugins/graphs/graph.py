@@ -1,8 +1,8 @@
-"""Builds an ONNX graph from a Program: its nodes, constants, and weights as external data in the bundle.
+"""Builds an ONNX graph from a Program: nodes, constants, and weights as external data in the bundle.
 
-Floats are 32-bit ones and integers 64-bit ones in the graph, whatever the program has; conditions are bool. A graph of
-16-bit floats has casts between what has them and what hasn't (``float_types.py``), which no operator's handler sees.
-Tokens are packed as in the program, N = B*S of them; only attention sees [B, S].
+In the graph, all floats have 32 bits and all integers 64 bits, whatever the program's types are; conditions are bool. A
+graph of 16-bit floats gets casts between the two float types (``float_types.py``), which handlers needn't know. Tokens
+are packed as in the program, N = B*S; only attention uses [B, S].
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _PRODUCTS = frozenset(
 
 
 class GraphBuilder:
-    """Adds to a graph; ``node`` is the call of the program being emitted, which names and errors refer to.
+    """A builder of a graph. ``node`` is the call that is being emitted; node names and errors refer to it.
 
     Args:
-        program: the program that is emitted.
+        program: the program to emit.
         weights: the store that weights are written to.
-        floats: the type that the graph computes in.
-        capacity: places of a slot, C; None leaves it free.
+        floats: the type in which the graph computes.
+        capacity: the number of positions of a slot, C; None leaves it free.
         target: the target's name, for errors.
     """
 
@@ -118,7 +118,7 @@ class GraphBuilder:
         return self._computed[key]
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """The error for the call being emitted: "aten.foo at model.layers.0.mlp: <reason>"."""
+        """Returns the error for the call being emitted: "aten.foo at model.layers.0.mlp: <reason>"."""
         assert self.node is not None
         reason = reason.replace("the onnx target", f"the {self.target} target")
         return UnsupportedModelError(
@@ -129,11 +129,11 @@ class GraphBuilder:
     # ---- float types
 
     def wide(self, name: str) -> str:
-        """A float tensor of the graph with 32 bits."""
+        """Returns a float tensor of the graph as 32-bit floats."""
         return self._in_type(name, TensorProto.FLOAT)
 
     def _float_type(self, name: str) -> int | None:
-        """Looks up the type of a tensor of the graph; None if it has no floats."""
+        """Returns the float type of a tensor of the graph; None if it has no floats."""
         if name in self._types:
             return self._types[name]
         if name in self.inputs:
@@ -145,7 +145,7 @@ class GraphBuilder:
         return kind if kind in ELEMENTS.values() else None
 
     def _operands(self, kind: str, names: Sequence[str]) -> tuple[list[str], list[int]]:
-        """An operator's operands as it takes them, and the types of those that are floats."""
+        """Returns an operator's operands, cast as it needs them, and their float types."""
         types = [self._float_type(name) for name in names]
         computed = [t for name, t in zip(names, types, strict=True) if t is not None and name not in self.initializers]
         constant = [t for name, t in zip(names, types, strict=True) if t is not None and name in self.initializers]
@@ -168,7 +168,7 @@ class GraphBuilder:
     # ---- values
 
     def constant(self, value: npt.NDArray[Any]) -> str:
-        """A small constant in the file itself."""
+        """Adds a small constant to the file, and returns its name."""
         array = np.asarray(value, order="C")
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -178,15 +178,17 @@ class GraphBuilder:
         return self._constants[key]
 
     def integers(self, *values: int) -> str:
-        """Adds a constant i64 [n], the form of shapes and axes, and returns its name."""
+        """Adds a constant i64 [n], for shapes and axes, and returns its name."""
         return self.constant(np.asarray(values, np.int64))
 
     def number(self, value: float, dtype: torch.dtype) -> str:
-        """A constant without dimensions."""
+        """Adds a scalar constant, and returns its name."""
         return self.constant(np.asarray(value, _NUMPY[TYPES[dtype]]))
 
     def value(self, node: object) -> str:
-        """The tensor of a node with one result, in its own type."""
+        """Returns the tensor of a node with one result, in its own type. Raises UnsupportedModelError if there is
+        none.
+        """
         if not isinstance(node, Node):
             raise self.unsupported(f"{node!r} isn't a tensor")
         if node.op == "get_attr":
@@ -197,7 +199,7 @@ class GraphBuilder:
         return name
 
     def cast(self, value: object, dtype: torch.dtype) -> str:
-        """An argument, a tensor or a number, in the type that stands for ``dtype``."""
+        """Returns an argument, a tensor or a number, in the graph's type for ``dtype``."""
         if isinstance(value, (bool, int, float)):
             return self.number(value, dtype)
         name = self.value(value)
@@ -205,13 +207,15 @@ class GraphBuilder:
         return self.to(name, value.meta["val"].dtype, dtype)
 
     def to(self, name: str, before: torch.dtype, after: torch.dtype) -> str:
-        """A tensor of the graph from the type of one dtype into that of another."""
+        """Casts a tensor of the graph from the graph's type for ``before`` to its type for ``after``."""
         if TYPES[before] == TYPES[after]:
             return name
         return self.once(("cast", name, TYPES[after]), lambda: self.op("Cast", name, to=TYPES[after]))
 
     def weight(self, node: Node, form: Form = "rows") -> str:
-        """A weight as external data, floats as f32, or as a constant if it has integers."""
+        """Adds a weight as external data, or as a constant if it has integers; returns the name of a tensor with its
+        values.
+        """
         name = str(node.target)
         dtype = self.program.weights[name].dtype
         if not dtype.is_floating_point:
@@ -225,20 +229,20 @@ class GraphBuilder:
         return self.once((name, form), lambda: self.op("Cast", narrow, to=TensorProto.FLOAT))
 
     def stored(self, name: str, form: Form, stored: Stored) -> str:
-        """Adds a weight as external data, in a type that it is stored in, and returns its name."""
+        """Adds a weight as external data of the type ``stored``, and returns its name."""
         return self.take(self.weights.add(name, self.program.weights[name], form, stored))
 
     def scales(self, name: str, form: Form) -> str:
-        """Adds the scales that a weight is dequantized by, all positive, and returns their name."""
+        """Adds the scales of a quantized weight, all positive, and returns their name."""
         return self.take(self.weights.add(name, self.program.weights[name], form, self.floats, positive=True))
 
     def take(self, tensor: TensorProto) -> str:
-        """Makes a weight of the bundle an initializer of the graph, and returns its name."""
+        """Adds a tensor of the bundle as an initializer, and returns its name."""
         self.initializers[tensor.name] = tensor
         return str(tensor.name)
 
     def _is_multiplied(self, node: Node) -> bool:
-        """Returns True if a weight is a matrix of products, or a table, and nothing else."""
+        """Returns True if a weight is used only as a matrix of products, or as a table."""
         return len(self.program.weights[str(node.target)].shape) > 1 and all(u.target in _PRODUCTS for u in node.users)
 
     def _integers_of(self, name: str) -> str:
@@ -248,12 +252,12 @@ class GraphBuilder:
     # ---- sizes
 
     def expressions(self, node: Node, index: int | None = None) -> tuple[sympy.Expr, ...]:
-        """The shape of a call's result, or of one of several."""
+        """Returns the shape of a call's result; with ``index``, of one of several results."""
         value = node.meta["val"] if index is None else node.meta["val"][index]
         return tuple(self.program.expression(s) for s in value.shape)
 
     def size(self, expr: sympy.Expr) -> str:
-        """A size as i64 [1]: an expression in T and R is computed in the graph."""
+        """Returns a size as i64 [1]; an expression in T and R is computed in the graph."""
         if expr.is_Integer:
             return self.integers(int(expr))
 
@@ -271,15 +275,15 @@ class GraphBuilder:
         return self.once(("size", expr), make)
 
     def tokens(self) -> str:
-        """N as i64 [1]."""
+        """Returns N as i64 [1]."""
         return self.once("N", lambda: self.op("Shape", FLAT_IDS))
 
     def sampled(self) -> str:
-        """R as i64 [1]."""
+        """Returns R as i64 [1]."""
         return self.once("R", lambda: self.op("Shape", ROWS))
 
     def shape(self, sizes: Sequence[sympy.Expr], free: bool = True) -> str:
-        """A shape as i64 [rank]; of a reshape one unknown size may be left ``free``, to be inferred."""
+        """Returns a shape as i64 [rank]. With ``free``, one unknown size may be -1, as a Reshape allows."""
         unknown = [s for s in sizes if not s.is_Integer]
         if not unknown or (free and len(unknown) == 1):
             return self.integers(*(int(s) if s.is_Integer else -1 for s in sizes))
@@ -287,5 +291,5 @@ class GraphBuilder:
         return self.once(("shape", tuple(sizes)), lambda: self.op("Concat", *parts, axis=0))
 
     def reshape(self, name: str, *sizes: int) -> str:
-        """A tensor of another shape, -1 standing for what is left over."""
+        """Reshapes a tensor; a size of -1 is inferred."""
         return self.op("Reshape", name, self.integers(*sizes))

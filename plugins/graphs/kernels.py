@@ -1,8 +1,9 @@
-"""The kernels variant: the contrib variant with products by the cpu target's kernels, as operators for onnxruntime.
+"""The kernels variant: the contrib variant, with products computed by the cpu target's kernels as onnxruntime
+operators.
 
 The library of ``plugins/onnx/kernels`` has one operator, ``Linear`` of domain ``enginewright``, for weights of all
-formats: as the cpu target has them, in panels, with activations rounded as the recipe says. Products of experts, and
-those with a weight that is computed, stay as they are in the contrib variant.
+formats: in panels as in the cpu target, with activations rounded as the recipe says. Products of experts, and products
+with a computed weight, are as in the contrib variant.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _F32 = torch.float32
 
 
 class PanelProducts:
-    """Products of a graph as calls of the kernels.
+    """Emits the products of a graph as calls of the kernels.
 
     Args:
         builder: the builder of the graph.
@@ -70,7 +71,7 @@ class PanelProducts:
         weight_group: int,
         activation_group: int,
     ) -> Value:
-        """``stored``: the weight, its scales and its offsets. x is not rounded before: the operator does that."""
+        """Emits a product of x, which isn't rounded before, with ``stored``: a weight, its scales and its offsets."""
         b, residual = self._builder, a["residual"]
         by_request = b.by_request if isinstance(b, LayoutBuilder) else ()
         lies = x in by_request and (residual is None or residual in by_request)
@@ -98,7 +99,7 @@ class PanelProducts:
         return b.lie_by_request(node, y) if lies and isinstance(b, LayoutBuilder) else y
 
     def _panels(self, weight: Node | None) -> str:
-        """The name of a weight as the kernels read it; "" for none."""
+        """Adds a weight in the kernels' layout, and returns its name; "" for None."""
         if weight is None:
             return ""
         b, name = self._builder, str(weight.target)
@@ -108,7 +109,7 @@ class PanelProducts:
 
 
 class KernelsBuilder(ContribBuilder):
-    """Adds to the kernels variant; arguments as of ``ContribBuilder``."""
+    """Builds the kernels variant; the arguments are those of ``ContribBuilder``."""
 
     def __init__(self, program: Program, weights: ExternalWeights, context: int) -> None:
         super().__init__(program, weights, context)

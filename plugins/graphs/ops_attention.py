@@ -1,4 +1,4 @@
-"""Paged attention in the linear form: TensorScatter into a request's slot, then attention over all of it by a mask."""
+"""Paged attention in ONNX: TensorScatter into a request's slot, then attention over the whole slot with a mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _F32 = torch.float32
 
 
 def _requests(b: GraphBuilder, x: object, heads: int, size: int) -> str:
-    """[N, heads, size] -> [B, heads, S, size]."""
+    """Converts [N, heads, size] to [B, heads, S, size]."""
     batch = b.once("B, S", lambda: b.op("Shape", INPUT_IDS))
     shape = b.once(("heads", heads, size), lambda: b.op("Concat", batch, b.integers(heads, size), axis=0))
     return b.op("Transpose", b.op("Reshape", b.cast(x, _F32), shape), perm=[0, 2, 1, 3])
@@ -39,9 +39,11 @@ def _kv_write(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _mask(b: GraphBuilder, window: int) -> str:
-    """bool [B, 1, S, C]: an input; in a graph with slots of a fixed size computed: the keys up to each token's place.
+    """Returns the mask, bool [B, 1, S, C]: True for keys that a token sees.
 
-    Such a graph is for a GPU, and a mask of 4 prompts of 512 tokens in slots of 8,192 places has 17 MB.
+    It is an input of the graph. With a fixed capacity it is computed in the graph, as for a GPU: the mask of 4 prompts
+    of
+    512 tokens in slots of 8,192 positions has 17 MB.
     """
     if isinstance(b.capacity, int):
         capacity = b.capacity
@@ -52,7 +54,9 @@ def _mask(b: GraphBuilder, window: int) -> str:
 
 
 def _computed_mask(b: GraphBuilder, capacity: int, window: int) -> str:
-    """A token's place is ``write_index`` and its number in the step: position ids end where the model's do."""
+    """Computes the mask from ``write_index`` and a token's index in the step, because position ids are limited by the
+    model.
+    """
     keys = b.once("keys", lambda: b.constant(np.arange(capacity, dtype=np.int64)))  # [C]
     tokens = b.once("S", lambda: b.op("Shape", INPUT_IDS, start=1, end=2))
     steps = b.once("steps", lambda: b.op("Slice", keys, b.integers(0), tokens, b.integers(0)))  # [S]
@@ -80,9 +84,9 @@ def _paged_attention(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _op_by_op(b: GraphBuilder, a: Mapping[str, Any], q: str, keys: str, values: str, mask: str, heads: int) -> str:
-    """Attention with a softcap, sinks or slopes: ONNX's operator has no sinks, and TensorRT takes it without a softcap.
+    """Emits attention from single operators, for softcap, sinks or slopes, which ONNX's or TensorRT's operator lacks.
 
-    A query head's scores are those with its key/value head: the g heads that share one are rows of one product.
+    The g query heads that share a key/value head are rows of one product with it.
     """
     kv_heads = int(b.expressions(a["k_cache"])[2])
     if heads != kv_heads:
@@ -111,7 +115,7 @@ def _op_by_op(b: GraphBuilder, a: Mapping[str, Any], q: str, keys: str, values: 
 
 
 def _by_heads(b: GraphBuilder, heads: int, size: int) -> str:
-    """The shape [B, heads, S, size]."""
+    """Returns the shape [B, heads, S, size]."""
 
     def make() -> str:
         requests = b.once("B", lambda: b.op("Shape", INPUT_IDS, start=0, end=1))
@@ -122,7 +126,7 @@ def _by_heads(b: GraphBuilder, heads: int, size: int) -> str:
 
 
 def _distance(b: GraphBuilder, mask: str) -> str:
-    """Key position less query position, f32 [B, 1, S, C]: a slot begins with its request."""
+    """Returns the key's position minus the query's, f32 [B, 1, S, C]. A slot begins with its request's first token."""
     capacity = b.op("Squeeze", b.op("Shape", mask, start=3, end=4), b.integers(0))
     zero, one = (b.constant(np.asarray(n, np.int64)) for n in (0, 1))
     keys = b.op("Range", zero, capacity, one)  # [C]

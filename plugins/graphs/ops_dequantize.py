@@ -1,7 +1,7 @@
-"""Weights of 8-bit floats: DequantizeLinear, in the order in which a product takes them, or of the rows of a table.
+"""Emits weights of 8-bit floats as DequantizeLinear, transposed for a product or by rows for a table.
 
-``ew.dequantize`` itself emits nothing: what reads it says which of the two is stored. A table is dequantized before its
-rows are gathered: Gather knows no 8-bit floats, and TensorRT takes them nowhere but there.
+``ew.dequantize`` itself emits nothing: its readers choose one of the two. A table is dequantized before its rows are
+gathered, because Gather doesn't support 8-bit floats, and TensorRT supports them only as input of DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ ew = torch.ops.ew
 
 
 def stored_weight(b: GraphBuilder, node: Node, form: Form) -> str:
-    """A weight of the bundle as floats. Raises UnsupportedModelError if the program computes it from its inputs."""
+    """Returns a weight of the bundle as floats. Raises UnsupportedModelError if the program computes it from its
+    inputs.
+    """
     if is_dequantized(node):
         return b.once(("dequantized", node, form), lambda: _dequantized(b, node, form))
     if node.op != "get_attr":
@@ -42,7 +44,7 @@ def _dequantized(b: GraphBuilder, node: Node, form: Form) -> str:
 
 
 def _dequantize(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Emits nothing, since nothing reads the result as a tensor: see ``stored_weight``."""
+    """Emits nothing; readers call ``stored_weight``."""
     return ()
 
 

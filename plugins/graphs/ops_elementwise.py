@@ -20,7 +20,7 @@ def _dtype(node: Node) -> torch.dtype:
 
 
 def _plain(kind: str, arity: int) -> Handler:
-    """An operator whose arguments, in order, are the op's."""
+    """Returns the handler for an op whose first ``arity`` arguments are the operator's inputs, in order."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         arguments = list(a.values())[:arity]
@@ -30,7 +30,7 @@ def _plain(kind: str, arity: int) -> Handler:
 
 
 def _scaled(kind: str) -> Handler:
-    """add and sub: the second argument times ``alpha``."""
+    """Returns the handler for add or sub, whose second argument is multiplied by ``alpha``."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         first, second, alpha = list(a.values())[:3]
@@ -47,7 +47,7 @@ def _reverse_subtract(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def activation(b: GraphBuilder, kind: str, x: str) -> str:
-    """One of ``LINEAR_ACTIVATIONS`` of floats."""
+    """Emits one of ``LINEAR_ACTIVATIONS`` for floats."""
     match kind:
         case "silu":
             return b.op("Mul", x, b.op("Sigmoid", x))
@@ -69,7 +69,7 @@ def _activation(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _chain(*kinds: str) -> Handler:
-    """One operator of what another gives."""
+    """Returns the handler for an op that is a chain of operators with one input each."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         return functools.reduce(lambda x, kind: b.op(kind, x), kinds, b.cast(a["self"], _dtype(node)))
@@ -93,7 +93,7 @@ def _log_of_one_more(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _softplus(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
+    """Computes max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
     if not is_log_of_one_more_exp(a):
         raise b.unsupported(f"the onnx target has no softplus with beta {a['beta']} and threshold {a['threshold']}")
     x, one = b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))
@@ -139,7 +139,7 @@ def _compare(kind: str, inverted: bool = False) -> Handler:
 
 
 def _logical(kind: str) -> Handler:
-    """Handles an op of conditions; ``bitwise_not`` and its kind of integers are something else."""
+    """Returns the handler of an op on conditions. Raises for integers, for which such an op is bitwise."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         if any(_dtype(n) != torch.bool for n in node.all_input_nodes):

@@ -26,9 +26,9 @@ def _embedding(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def product(b: GraphBuilder, x: object, weight: Node) -> str:
-    """x [.., K] times weight [N, K] -> [.., N].
+    """Emits x [.., K] times weight [N, K] -> [.., N].
 
-    A table that something else reads by its rows is multiplied as it lies, so that it is stored once.
+    If the weight is also a table that is read by rows, it is multiplied without transposing, so that it is stored once.
     """
     if weight.op != "get_attr" and not is_dequantized(weight):
         return b.op("MatMul", b.cast(x, _F32), b.op("Transpose", b.value(weight), perm=[1, 0]))
@@ -44,7 +44,7 @@ def product(b: GraphBuilder, x: object, weight: Node) -> str:
 
 
 def finish(b: GraphBuilder, y: str, a: Mapping[str, Any]) -> str:
-    """Adds what a linear's arguments have after its product: bias, activation, residual."""
+    """Adds the bias, activation and residual of a linear's arguments ``a`` to the product ``y``."""
     if a["bias"] is not None:
         y = b.op("Add", y, b.cast(a["bias"], _F32))
     if a["activation"]:
@@ -72,7 +72,7 @@ def _norm(kind: str) -> Handler:
 
 
 def _rope_table(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Cosines and sines [N, 1, F], which rotations read, and beside each other [N, 2F] for whatever else does."""
+    """Emits cosines and sines [N, 1, F] for rotations; returns both side by side, [N, 2F], for other readers."""
     positions = b.op("Unsqueeze", b.cast(a["positions"], _F32), b.integers(1, 2))  # [N, 1, 1]
     angles = b.op("Mul", positions, b.cast(a["inv_freq"], _F32))  # [N, 1, F]
     halves = [b.op(kind, angles) for kind in ("Cos", "Sin")]
@@ -83,7 +83,7 @@ def _rope_table(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _rope(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Tokens are the batch of ONNX's operator, whose sequences then have one place: [N, heads, 1, D]."""
+    """Emits a rotation. Tokens are the batch of ONNX's operator, with sequences of length 1: [N, heads, 1, D]."""
     table = a["table"]
     if table not in b.halves:
         width = int(b.expressions(table)[-1]) // 2

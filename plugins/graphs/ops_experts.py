@@ -1,9 +1,10 @@
-"""Experts, every one of them for every token: standard operators have no product of groups of rows.
+"""Experts, all of them computed for every token, because standard operators have no product of groups of rows.
 
-In the program the tokens' choices are sorted by expert, [N*k, ..]. Here each token goes through all E experts, and what
-it didn't choose is weighted with zero: between ``ew.take_rows`` and ``ew.combine_experts`` a value is *spread*, [E, N,
-..] (the rows of the tokens themselves are [1, N, ..]). That computes E/k times as much, and reads no more weights than
-a batch that is large enough.
+In the program, the tokens' choices are sorted by expert, [N*k, ..]. Here each token goes through all E experts, and the
+results of experts that it didn't choose get the weight zero: between ``ew.take_rows`` and ``ew.combine_experts`` a
+value
+is *spread*, [E, N, ..] (the rows of the tokens themselves are [1, N, ..]). That is E/k times the computation, and reads
+no more weights than a large batch does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _ALONG_LAST = frozenset(ops_of("slice", "split"))
 
 
 def check_spread(b: GraphBuilder, node: Node, arguments: Mapping[str, Any]) -> None:
-    """Marks a call of spread values as one. Raises UnsupportedModelError if it isn't known to be the same to them."""
+    """Marks the call as spread if its inputs are. Raises UnsupportedModelError if the op may differ for spread
+    values.
+    """
     values = [n for n in node.all_input_nodes if n in b.spread]
     if not values or node.target in _TAKES_SPREAD:
         return
@@ -46,7 +49,7 @@ def check_spread(b: GraphBuilder, node: Node, arguments: Mapping[str, Any]) -> N
 
 
 def _routed(node: object, index: int) -> Node | None:
-    """The call of ``ew.route_experts`` whose result of that index a node is."""
+    """Returns the ``ew.route_experts`` call whose result number ``index`` is ``node``; None if it isn't one."""
     if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != index:
         return None
     source = node.args[0]
@@ -54,7 +57,7 @@ def _routed(node: object, index: int) -> Node | None:
 
 
 def _route_experts(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Emits nothing, since nothing is sorted here; readers of the results look at the call's arguments."""
+    """Emits nothing: nothing is sorted here, and readers of the results use the call's arguments."""
     return ("", "", "")
 
 
@@ -68,7 +71,7 @@ def _take_rows(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 def grouped_product(
     b: GraphBuilder, node: Node, x: Any, weight: str, a: Mapping[str, Any], offset: str | None = None
 ) -> str:
-    """Spread x [.., N, K] times the weights [E, K, N'] of all experts, and what comes behind -> [E, N, N'].
+    """Emits a spread x [.., N, K] times the weights [E, K, N'] of all experts, bias and activation -> [E, N, N'].
 
     ``offset``, of the result's shape, is added to the product.
     """
@@ -88,7 +91,9 @@ def _grouped_linear(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _combine_experts(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """[E, N, H] times each token's weight of each expert, summed: a token that chose an expert twice has both."""
+    """Emits the sum of [E, N, H] over experts, weighted by each token's expert weights, which add up for repeated
+    choices.
+    """
     routed = _routed(a["order"], 0)
     if routed is None or a["y"] not in b.spread:
         raise b.unsupported("its rows are not those of tokens' choices")

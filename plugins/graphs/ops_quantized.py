@@ -1,7 +1,7 @@
-"""Weights of 8 and 4 bits: they are dequantized in the graph and multiplied with floats.
+"""Weights of 8 and 4 bits: the graph dequantizes them and multiplies floats.
 
-Activations are not rounded on this target: ``ew.quantize_activation`` gives what it gets. A product is DequantizeLinear
-and MatMul, which onnxruntime makes one of where the groups lie along K.
+Activations aren't rounded on this target: ``ew.quantize_activation`` returns its input. A product is DequantizeLinear
+and MatMul, which onnxruntime merges if groups are along K.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _quantize_activation(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> V
 
 
 def _dequantized(b: GraphBuilder, a: Mapping[str, Any]) -> str:
-    """A weight [.., N, K] as floats [.., K, N], without its offsets."""
+    """Emits a weight [.., N, K] as floats [.., K, N], without its offsets."""
     weight, scales = a["weight"], a["weight_scales"]
     values = b.stored(str(weight.target), "columns", _integers(a["weight_bits"], a["weight_offsets"]))
     factors = b.scales(str(scales.target), "columns")  # [.., G, N]
@@ -53,7 +53,10 @@ def _integers(bits: int, offsets: object) -> Stored:
 
 
 def _offset_product(b: GraphBuilder, x: str, a: Mapping[str, Any], rank: int) -> str | None:
-    """Returns what offsets, if any, add to a product: x summed over each group [.., G], times them [.., G, N]."""
+    """Emits the offsets' contribution to a product: the sums of x over each group [.., G] times the offsets [.., G, N].
+
+    Returns None without offsets.
+    """
     if a["weight_offsets"] is None:
         return None
     groups = int(b.expressions(a["weight_offsets"])[-1])
@@ -78,7 +81,7 @@ def _quantized_grouped_linear(b: GraphBuilder, node: Node, a: Mapping[str, Any])
 
 
 def _quantized_embedding(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Rows of the table, scaled group by group. Those of 4 bits are gathered as the bytes that they lie in."""
+    """Emits a lookup of rows, which are then scaled by group. 4-bit rows are gathered as bytes."""
     ids, scales, offsets = b.value(a["ids"]), a["scales"], a["offsets"]
     size = int(b.expressions(node)[-1])
     group = a["group_size"] or size
@@ -111,7 +114,7 @@ def _quantized_embedding(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> s
 
 
 def _four_bits(b: GraphBuilder, packed: str, size: int) -> str:
-    """u8 [N, H/2], two values in each, as floats [N, H] without sign."""
+    """Unpacks u8 [N, H/2], with two values in each byte, to floats [N, H] from 0 to 15."""
     low = b.op("BitwiseAnd", packed, b.constant(np.asarray(15, np.uint8)))
     high = b.op("BitShift", packed, b.constant(np.asarray(4, np.uint8)), direction="RIGHT")
     halves = [b.op("Unsqueeze", half, b.integers(-1)) for half in (low, high)]

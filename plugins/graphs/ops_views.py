@@ -1,4 +1,4 @@
-"""ATen ops that only move: views, slices, concatenations, and tensors of one number."""
+"""Emits ATen ops that only move data: views, slices, concatenations; and tensors with one repeated number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _same(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _convert(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Floats of any width are one type in the graph, and so are integers."""
+    """Emits a conversion of types. All float types are one type in the graph, and all integer types another."""
     return b.cast(a["self"], node.meta["val"].dtype)
 
 
@@ -114,7 +114,7 @@ def _cat(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _filled(number: float | None) -> Handler:
-    """A tensor of one number."""
+    """Returns the handler for a tensor that is filled with a number; None takes the number from the arguments."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         value = b.number(a["s"] if "s" in a else a["fill_value"] if number is None else number, node.meta["val"].dtype)

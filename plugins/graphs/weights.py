@@ -1,4 +1,4 @@
-"""Weights of an ONNX graph as external data: written one by one into the bundle's blobs, referred to by offset."""
+"""Writes the weights of an ONNX graph into the bundle's blobs, as external data that the graph refers to by offset."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _CHUNK_BYTES = 32 << 20
 
 
 class ExternalWeights:
-    """Writes weights when they are asked for; each of them once in a form and a type.
+    """Writes weights into the bundle when they are first requested, once for each form and type.
 
     Args:
         writer: the bundle's writer.
-        progress: a function called with the stage "emit", weight by weight.
+        progress: called with the stage "emit", for each weight.
         total: the number of weights in the program.
-        suffix: a suffix of their names in the bundle, for weights that another target may have in another type.
+        suffix: a suffix of their names in the bundle, since another target may store the same weight in another type.
     """
 
     def __init__(self, writer: BundleWriter, progress: Progress, total: int, suffix: str = "onnx") -> None:
@@ -59,21 +59,22 @@ class ExternalWeights:
         self._names: set[str] = set()
 
     def add(self, name: str, expr: WeightExpr, form: Form, stored: Stored, *, positive: bool = False) -> TensorProto:
-        """Returns the initializer that stands for a weight of the program, without data of its own.
+        """Returns the initializer for a weight of the program, and writes its data unless that was done before.
 
-        One weight is in memory at a time, or one expert of those that are stored one by one.
+        One weight is in memory at a time, or one expert of a weight that is stored expert by expert.
 
         Args:
             name: the weight's name in the program.
             expr: the weight's values.
             form: the order of its axes.
             stored: the type of its elements.
-            positive: True for the scales of a weight, of which no element may be 0. The scale of a group of zeros
-                becomes the least positive number: TensorRT-RTX refuses others, and the products are the same.
+            positive: True for scales, which may not be 0. The scale of a group of zeros becomes the least positive
+                number:
+                TensorRT-RTX refuses 0, and the products are the same.
 
         Raises:
             SourceError: its values aren't finite.
-            UnsupportedModelError: f16 has no such values.
+            UnsupportedModelError: values are beyond f16's range.
             BundleError, CapacityError: it can't be written.
         """
         key = (name, form, stored)
@@ -84,8 +85,9 @@ class ExternalWeights:
         return self._tensors[key]
 
     def add_panels(self, name: str, expr: WeightExpr, packing: Packing) -> TensorProto:
-        """Returns the initializer of a weight in the kernels' layout. Its bytes are the cpu target's, if the bundle has
-        it."""
+        """Returns the initializer for a weight in the kernels' layout, which shares the bytes of the cpu target's
+        weight if possible.
+        """
         label = f"{name}.{self._suffix}.panels"
         if label not in self._panels:
             use = WeightUse(name=label, dtype=packing.dtype, shape=expr.shape, layout=packing.layout)
@@ -110,7 +112,7 @@ class ExternalWeights:
 
 
 def _external(name: str, entry: TensorEntry, element: int, dims: tuple[int, ...]) -> TensorProto:
-    """A tensor that lies in a blob."""
+    """Returns a tensor that refers to data in a blob."""
     tensor = TensorProto(name=name, data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
     for field, value in (
         ("location", blob_path(entry.blob)),

@@ -1,1 +1,3 @@
-"""The cuda target: a lowered program with 16-bit activations and weights in rows, and its kernels."""
+"""The compiler of the cuda target: a lowered program with 16-bit activations and row-major weights, and its
+kernels.
+"""

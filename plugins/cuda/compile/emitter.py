@@ -1,4 +1,4 @@
-"""The cuda target's emitter: the program, its weights in rows, and its kernels for each kind of GPU."""
+"""The emitter of the cuda target: it writes the program, row-major weights, and the kernels for each kind of GPU."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _REQUESTS, _CHUNK = 256, 2048
 
 
 class CudaEmitter:
-    """Writes targets/cuda/program.json, the weights that it reads, and targets/cuda/kernels."""
+    """Writes targets/cuda/programs, the weights that they use, and targets/cuda/kernels."""
 
     name = "cuda"
 
     def passes(self) -> list[Pass]:
-        """Returns the target's own passes, in order. Activations are floats of 16 bits, whatever the weights."""
+        """Returns the target's own passes, in order. Activations become 16-bit floats for all weight formats."""
         return [RoundKvCache(), DequantizeProducts(), FuseRopeKvWrite()]
 
     def emit(
@@ -56,7 +56,7 @@ class CudaEmitter:
     ) -> TargetManifest:
         """Writes the lowered program, its weights and kernels. Implements `Emitter.emit`.
 
-        Raises MissingDependencyError if triton is missing, too.
+        Also raises MissingDependencyError if Triton isn't installed.
         """
         engines = options.engines
         capabilities, floats = engines.gpus or CUDA_DEFAULT, engines.dtype or FLOATS
@@ -81,9 +81,9 @@ class CudaEmitter:
     def _kernels(
         self, program: LoweredProgram, section: CudaSection, folder: str, writer: BundleWriter, progress: Progress
     ) -> dict[str, str]:
-        """Compiles every kernel that steps may launch, and writes it once for each kind of GPU.
+        """Compiles all kernels that steps may launch, for each compute capability, and writes them.
 
-        Gives the CUDA of the assembler for each capability, where machine code says it.
+        Returns capability -> the CUDA version of the assembler, for capabilities whose machine code contains it.
         """
         from ...gpu.carried_kernels import assembler_of
         from ..serve.exchange import Unjoined
@@ -113,14 +113,16 @@ class CudaEmitter:
 
 
 def _cuts(partitions: Iterable[str]) -> list[Partition]:
-    """Returns the partitions that the target has, of two ranks or more; it doesn't divide keys by tokens."""
+    """Returns the partitions with two ranks or more, without those that divide keys by tokens: the target doesn't
+    support them.
+    """
     return [how for how in map(Partition.parse, partitions) if how.owners == 1 and how.ranks > 1]
 
 
 def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
-    """The program as the cuda target runs it: memory planned, weights under names of their own.
+    """Returns the program lowered for the cuda target: memory planned, and weights with names of the target.
 
-    Raises what ``lower_program`` raises.
+    Raises the errors of ``lower_program``.
     """
     lowering = lower_program(program, Form("the cuda target", panels=False, floats=floats))
     groups = tuple(group.stored_as(floats) for group in lowering.program.cache_groups)

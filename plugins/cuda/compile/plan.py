@@ -1,11 +1,13 @@
-"""Predicts the time of a step on a GPU, by the maker's figures and the shares of them that were measured on an H100.
+"""Predicts the time of a step on a GPU, from the maker's figures and the shares of them that an H100 reached.
 
-Each step of the program takes as long as its bytes need at a share of the memory's bandwidth, or its products at a
-share of the cores' peak, whichever is more (the roofline, as in an export's report), and never less than a kernel
-without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats.
+Each step of the program takes the time of its bytes at a share of the memory bandwidth, or of its products at a share
+of
+the peak, whichever is longer (the roofline, as in an export's report), and at least the time of an empty kernel.
+Weights
+are read as stored, and multiplied as bf16, or as f32 if they are 32-bit floats.
 
-Products with weights of fewer than 16 bits are slower than that. What is read must be converted, and small ones have
-few bytes under way; with many rows a weight is made floats first, which are written.
+Products with weights of fewer than 16 bits are slower. Their values must be converted, and small products have few
+bytes in flight; with many rows, the weight is first written as floats.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning,
 
 
 class GpuModel:
-    """One program on one GPU.
+    """A model of the time that one program takes on one GPU.
 
     Args:
         steps: the program's steps.
-        gpu: which.
-        shares: the shares of the GPU's figures that are reached.
-        halved: True if activations are counted with half their bytes: in a program for CPUs they have 32 bits.
+        gpu: the GPU's figures.
+        shares: the shares of these figures that are reached.
+        halved: True to count half the bytes of activations, for a program of the cpu target, where they have 32 bits.
     """
 
     def __init__(self, steps: CountedSteps, gpu: Gpu, shares: Shares, *, halved: bool) -> None:
@@ -37,21 +39,23 @@ class GpuModel:
         self._uses = {use.name: use for use in steps.program.weights}
 
     def seconds(self, sizes: StepSizes) -> float:
-        """Predicts the seconds of a step of the engine."""
+        """Returns the predicted seconds of a step of the engine."""
         return self.around(sizes) + sum(self.each(sizes))
 
     def each(self, sizes: StepSizes) -> tuple[float, ...]:
-        """Predicts the seconds of each step of the program."""
+        """Returns the predicted seconds of each step of the program."""
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
         of_kind = {kind.key: max(self._parts(kind.step, cost, sizes)) for kind, cost in pairs}
         return tuple(of_kind[key] for key in self._steps.keys)
 
     def around(self, sizes: StepSizes) -> float:
-        """Seconds of the engine for which the GPU waits."""
+        """Returns the seconds between two steps of the engine in which the GPU is idle."""
         return self._shares.between_steps
 
     def bound(self, sizes: StepSizes) -> str:
-        """Returns what most of a step waits for: "memory", "products", or "kernels" that hardly have work."""
+        """Returns what limits most of a step's time: "memory", "products", or "kernels" for launches with
+        little work.
+        """
         spent = {"memory": 0.0, "products": 0.0, "kernels": self._shares.between_steps}
         for kind, cost in zip(self._steps.kinds, self._steps.costs(sizes), strict=True):
             parts = dict(zip(spent, self._parts(kind.step, cost, sizes), strict=True))
@@ -60,7 +64,7 @@ class GpuModel:
         return max(spent, key=lambda name: spent[name])
 
     def _parts(self, step: Step, cost: StepCost, sizes: StepSizes) -> tuple[float, float, float]:
-        """Seconds for memory, for products, and at least."""
+        """Returns a step's seconds for memory, its seconds for products, and the least seconds of a kernel."""
         activations = (cost.activations_read + cost.activations_written) / (2 if self._halved else 1)
         memory = (cost.memory + activations) / (self._gpu.bandwidth * self._shares.bandwidth)
         peak = self._gpu.peaks["f32" if _in_f32(step, cost) else "bf16"] * self._shares.compute
@@ -75,14 +79,16 @@ class GpuModel:
         return memory, products, self._shares.kernel
 
     def _narrow_weight(self, step: Step) -> WeightUse | None:
-        """Returns the weight of a step that multiplies by one of fewer than 16 bits; None for other steps."""
+        """Returns the weight with fewer than 16 bits of a product; None if there is none."""
         if self._halved or counted_as(step) not in ("product", "experts"):  # another target's program says less
             return None
         uses = (self._uses[o.name] for o in step.inputs if o.kind == "weight")
         return next((use for use in uses if DTYPES[use.dtype].bits < 16 and len(use.shape) > 1), None)
 
     def _reached(self, step: Step, weight: WeightUse, sizes: StepSizes) -> float:
-        """The share of the memory's speed at which a product's weight is read, by the bytes that are under way."""
+        """Returns the share of the memory's speed at which a product's weight is read, from the bytes that are in
+        flight.
+        """
         needed = self._gpu.bandwidth * self._shares.latency
         rows = sizes.at(step.outputs[0].shape[0])
         columns, depth = weight.shape[-2:]
@@ -114,7 +120,9 @@ without offsets wasn't timed with 32 rows, and has the share with offsets."""
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:
-    """Returns True if its products have 32-bit floats on both sides (the cpu target multiplies fp8 as such, too)."""
+    """Returns True if both factors of a step's products are 32-bit floats. (The cpu target also multiplies fp8 as
+    f32.)
+    """
     narrow = any(o.kind == "weight" and o.dtype not in ("f32", "f16") for o in step.inputs)
     return "f32" in cost.products and not narrow
 
@@ -125,12 +133,12 @@ def _model(planned: PlannedSteps, device: Device, progress: Progress) -> GpuMode
 
 
 def _formats(program: LoweredProgram) -> frozenset[str]:
-    """Activations alone: its kernels convert fp8 and int4 by bits, where there are no instructions."""
+    """Returns the formats of activations that a GPU must support. Kernels convert fp8 and int4 weights on any GPU."""
     return frozenset({"bf16"} & {o.dtype for step in program.steps for o in step.outputs})
 
 
 def _scratch(program: LoweredProgram, requests: int, context: int) -> int:
-    """Attention cuts contexts into parts, whose results are float32."""
+    """Returns the bytes of scratch memory for the parts of attention, in float32."""
     block = min((group.block_size for group in program.cache_groups), default=1)
     shapes = {s.outputs[0].shape for s in program.steps if s.op == "paged_attention"}
     sizes = {(shape[1].constant, shape[2].constant) for shape in shapes}

@@ -1,4 +1,4 @@
-"""The compiler's half of the cuda target."""
+"""The compiling half of the cuda target."""
 
 from ...emit.target import Target
 from ...engines.gpus import CUDA_DEFAULT, check_kernels

@@ -31,7 +31,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _as_ptx(machine: Machine, section: CudaSection, gpu: InstalledGpu) -> tuple[str, ...]:
-    """Returns why a GPU's driver translates a bundle's kernels from PTX at the first start; () if it doesn't."""
+    """Returns a note for each reason why the driver must translate a bundle's kernels from PTX; () if it needn't."""
     made_for = section.kernels_for(gpu.capability)
     assert made_for is not None
     if not machine_code_runs(number_of(made_for), number_of(gpu.capability)):

@@ -1,9 +1,9 @@
-"""Exchanges between ranks within a step: collectives of torch.distributed on tensors at fixed addresses.
+"""Exchanges data between ranks within a step: collectives of torch.distributed on tensors at fixed addresses.
 
-On GPUs they are NCCL's, which a CUDA graph holds (NCCL 2.9.6 and later). For that a communicator must have been used
-before, as a step runs call by call first; all ranks must launch the same collectives in the same order, as they do that
-run one program; and capture must be "thread_local", since NCCL's own thread asks for events meanwhile. On CPUs, where
-kernels are interpreted, they are gloo's.
+On GPUs they are NCCL's, which a CUDA graph can contain (NCCL 2.9.6 and later). Three conditions must hold. The
+communicator was used before; so a step's first run is without a graph. All ranks launch the same collectives in the
+same order; they run the same program. The capture mode is "thread_local", because NCCL's own thread queries events
+meanwhile. On CPUs, where kernels are interpreted, the collectives are gloo's.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from ...ranks.messages import LostRanksError
 
 
 class Exchange(Protocol):
-    """The collectives that the ops of ranks use. Tensors are contiguous, of the program's device, and at fixed
-    addresses.
+    """The collectives that ops of ranks use, on contiguous tensors at fixed addresses on the program's device.
 
     Attributes:
-        place: this rank's number among those that compute the same steps.
+        place: this rank's index among the ranks of its stage.
     """
 
     place: int
 
     def all_gather(self, received: Tensor, own: Tensor) -> None:
-        """Gathers bytes [n] of each rank into ``received`` [ranks, n]."""
+        """Collects the bytes ``own`` [n] of each rank of the stage in ``received`` [ranks, n], on all of them."""
 
     def gather(self, to: int, received: Tensor, own: Tensor) -> None:
-        """Gathers bytes of each rank at the rank ``to`` alone."""
+        """Collects the bytes ``own`` [n] of each rank of the stage in ``received`` [ranks, n], on rank ``to``
+        alone.
+        """
 
     def add(self, numbers: Tensor) -> None:
-        """Replaces integers by their sums over all ranks."""
+        """Replaces integers by their sums over the ranks of the stage."""
 
     def send(self, own: Tensor, to: Sequence[int]) -> None:
-        """Sends bytes to ranks, which are numbered among all."""
+        """Sends the same bytes to each of the ranks ``to``, which are numbers among all ranks."""
 
     def receive(self, theirs: Sequence[Tensor], sources: Sequence[int]) -> None:
-        """Receives bytes from ranks, which are numbered among all."""
+        """Receives bytes from each of the ranks ``sources``, which are numbers among all ranks."""
 
 
 class Unjoined:
-    """An exchange that only knows the rank's place, for steps that are bound and don't run."""
+    """An exchange that only has the rank's place. It is used to compile kernels; its collectives can't run."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -66,16 +67,16 @@ class Unjoined:
 
 
 class Collectives:
-    """An exchange by process groups: one of all ranks, and one of those that compute the same steps.
+    """An exchange by two process groups: all ranks, and the ranks of one stage.
+
+    Its methods raise LostRanksError if other ranks can't be reached.
 
     Args:
         rank: the number of this rank.
         count: the number of all ranks.
-        stage: the first rank of those that compute the same steps, and how many they are.
-        patience: seconds that a rank waits for others, where no GPU does.
+        stage: the first rank of the stage, and the number of its ranks.
+        patience: seconds to wait for other ranks with gloo; NCCL doesn't use it.
         address: this machine's address, for gloo.
-
-    Its methods raise LostRanksError where others can't be reached.
     """
 
     def __init__(self, rank: int, count: int, stage: tuple[int, int], patience: float, address: str) -> None:
@@ -86,8 +87,9 @@ class Collectives:
         self._same: Any = None
 
     def open(self, store: Store, device: torch.device) -> None:
-        """Joins the groups, when all ranks do: NCCL's where tensors are on a GPU. Raises LostRanksError if one doesn't
-        in time."""
+        """Joins the groups, with NCCL if ``device`` is a GPU. All ranks must call it. Raises LostRanksError after
+        ``patience``.
+        """
         first, count = self._stage
         join = _nccl_group if device.type == "cuda" else self._gloo_group
         with _lost(self._patience):
@@ -102,43 +104,43 @@ class Collectives:
         return ProcessGroupGloo(store, rank, count, options)
 
     def all_gather(self, received: Tensor, own: Tensor) -> None:
-        """Gathers bytes [n] of each rank into ``received`` [ranks, n]."""
+        """Implements ``Exchange``."""
         with _lost(self._patience):
             self._same._allgather_base(received.view(-1), own).wait()
 
     def gather(self, to: int, received: Tensor, own: Tensor) -> None:
-        """Gathers bytes of each rank at the rank ``to`` alone."""
+        """Implements ``Exchange``."""
         options = GatherOptions()
         options.rootRank = to
         with _lost(self._patience):
             self._same.gather([list(received)] if self.place == to else [], [own], options).wait()
 
     def add(self, numbers: Tensor) -> None:
-        """Sums numbers over the ranks, in place."""
+        """Implements ``Exchange``."""
         with _lost(self._patience):
             self._same.allreduce([numbers]).wait()
 
     def send(self, own: Tensor, to: Sequence[int]) -> None:
-        """Sends bytes to other ranks."""
+        """Implements ``Exchange``."""
         with _lost(self._patience):
             for rank in to:
                 self._all.send([own], rank, 0).wait()
 
     def receive(self, theirs: Sequence[Tensor], sources: Sequence[int]) -> None:
-        """Receives bytes from other ranks."""
+        """Implements ``Exchange``."""
         with _lost(self._patience):
             for one, source in zip(theirs, sources, strict=True):
                 self._all.recv([one], source, 0).wait()
 
     def abort(self) -> None:
-        """Ends what waits for a rank that is lost."""
+        """Aborts collectives that wait for a lost rank."""
         for group in (self._all, self._same):
             if group is not None:
                 group.abort()
 
 
 def _nccl_group(store: Store, rank: int, count: int) -> Any:
-    """A group that leaves it to us what happens when a rank is lost: by default NCCL's watchdog ends the process."""
+    """Returns an NCCL group whose watchdog doesn't end the process when a rank is lost, unlike the default."""
     from torch.distributed import ProcessGroupNCCL  # a build of torch with CUDA has it
 
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

@@ -1,4 +1,4 @@
-"""The cuda target: a lowered program on a GPU by torch and Triton. Nothing of the cpu target is loaded."""
+"""The executor of the cuda target: it runs a lowered program on a GPU with torch and Triton."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Part:
 
     Attributes:
         program: the rank's program.
-        gpu: its number among the GPUs that there are kernels for, from 0.
+        gpu: the index of its GPU among those with kernels in the bundle, from 0.
         exchange: the collectives with the other ranks.
     """
 
@@ -57,19 +57,19 @@ class Part:
 
 
 class CudaExecutor:
-    """The executor of the cuda target. A step runs from its submission on; its result waits for the sampled ids.
+    """The executor of the cuda target. A step runs when it is submitted; its result waits for the sampled ids.
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: cache group -> blocks to allocate.
-        context: most tokens of a request.
+        blocks: cache group -> the number of blocks to allocate.
+        context: the most tokens of a request.
         target: the target's name.
-        capture: a function that makes graphs in place of CUDA; None for CUDA's.
+        capture: makes graphs, for tests; None uses CUDA graphs.
         part: the part of one of several ranks; None for a single rank.
 
     Raises:
-        BundleError: the bundle has no such target, or it is damaged.
-        TargetError: torch has no CUDA, or the GPU is of a kind that there are no kernels for.
+        BundleError: the bundle has no such target, or is damaged.
+        TargetError: torch has no CUDA, or the bundle has no kernels for the GPU.
         CapacityError: there is no memory for weights, caches and activations.
     """
 
@@ -128,13 +128,13 @@ class CudaExecutor:
         return self._place.device
 
     def check(self, step: StepInput) -> None:
-        """Raises RequestError for a step that can't be, before anything of it runs."""
+        """Raises RequestError for an invalid step, before any of it runs."""
         self._steps.check(step)
         check_options(step.sampling)
 
     @property
     def lost(self) -> str:
-        """The reason why no step can run any more; "" if one can."""
+        """The reason why no step can run any more; "" if steps can run."""
         return self._health.lost
 
     def submit(self, step: StepInput) -> Pending:
@@ -155,7 +155,7 @@ class CudaExecutor:
         }
 
     def close(self) -> None:
-        """Gives back all that it took of the GPU; a second call does nothing."""
+        """Frees the executor's memory on the GPU; a second call does nothing."""
         if not self._closed:
             self._closed = True
             with suppress(RuntimeError, EnginewrightError) if self.lost else nullcontext():
@@ -165,7 +165,7 @@ class CudaExecutor:
 
 
 class _Interpreted:
-    """Triton's interpreter on the CPU: for tests, and for looking at a model without a GPU. It is slow."""
+    """Triton's interpreter on the CPU in place of a GPU, for tests. It is slow."""
 
     name = "no GPU: kernels interpreted on the CPU"
     device = torch.device("cpu")
@@ -174,19 +174,19 @@ class _Interpreted:
     capture: Capture | None = None
 
     def enter(self) -> None:
-        """Does nothing: there is no device to choose."""
+        """Does nothing: there is no stream."""
 
     def probe(self) -> None:
-        """Always answers."""
+        """Does nothing: the CPU can't be lost."""
 
     def close(self) -> None:
-        """Does nothing: nothing is held."""
+        """Does nothing: there is no memory to free."""
 
     def launcher(self, folder: object, section: object) -> Launcher:
         return JitLauncher()
 
     def lacks(self, folder: object) -> tuple[str, ...]:
-        """Returns no missing sampling parameter: the kernels are this version's."""
+        """Returns (): kernels of this version are interpreted, so none is missing."""
         return ()
 
 
@@ -199,7 +199,7 @@ stream that copied from or to it. A stream that was destroyed makes that fail, a
 
 
 class _OnGpu:
-    """A GPU that the bundle has kernels for, and the stream on which all runs."""
+    """A GPU with kernels in the bundle, and the stream of all work."""
 
     def __init__(self, found: InstalledGpu, capability: str) -> None:
         self.name = f"{found.name} ({found.capability})"
@@ -214,15 +214,15 @@ class _OnGpu:
         self._pool = torch.cuda.graph_pool_handle()
 
     def enter(self) -> None:
-        """Makes its stream the calling thread's."""
+        """Makes its stream the calling thread's current stream."""
         torch.cuda.set_stream(self._stream)
 
     def probe(self) -> None:
-        """Waits for the stream. Raises RuntimeError where the GPU doesn't answer this process any more."""
+        """Waits for the stream. Raises RuntimeError if the GPU is lost to this process."""
         self._stream.synchronize()
 
     def close(self) -> None:
-        """Gives back what torch keeps for later, then kernels; the stream waits for the next executor."""
+        """Frees torch's cached memory and the kernels. The stream is kept for the next executor."""
         torch.cuda.set_stream(torch.cuda.default_stream(self.device))
         torch.cuda.empty_cache()
         self._opened.empty()
@@ -232,11 +232,11 @@ class _OnGpu:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)
 
     def lacks(self, folder: Path) -> tuple[str, ...]:
-        """Sampling parameters whose kernels are missing from the bundle, which is older."""
+        """Returns the sampling parameters whose kernels an older bundle lacks."""
         return lacks_of(missing_kernels(folder, self.gpu.capability))
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Captures work as a graph. Graphs share their temporary memory: one runs at a time."""
+        """Captures work as a graph. All graphs share temporary memory, so only one may run at a time."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
@@ -244,22 +244,22 @@ class _OnGpu:
 
 
 def place_of(section: CudaSection, number: int = 0) -> _Interpreted | _OnGpu:
-    """Returns the place where a bundle's target runs: a GPU, or the CPU if Triton interprets kernels in this process.
+    """Returns where a bundle's target runs: a GPU, or the CPU if Triton interprets kernels in this process.
 
-    ``number``: the GPU's number among those that there are kernels for. Raises TargetError if there is no such GPU.
+    ``number`` is the index of the GPU among those with kernels in the bundle. Raises TargetError if there is none.
     """
     return _Interpreted() if _interprets() else _OnGpu(*gpus_for(section, number + 1)[number])
 
 
 def _interprets() -> bool:
-    """Returns True if Triton interprets kernels in this process: it looks at this variable itself."""
+    """Returns True if Triton interprets kernels in this process, by the environment variable that Triton reads."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def check_ranks(bundle: Bundle, target: str, how: Partition) -> None:
-    """Raises BundleError if a bundle has no kernels for a partition, TargetError where ranks have no GPU each.
+    """Raises BundleError if a bundle has no kernels for a partition, TargetError if there are fewer GPUs than ranks.
 
-    Where Triton interprets its kernels, neither is needed.
+    If Triton interprets kernels, it raises nothing.
     """
     if _interprets():
         return
@@ -274,7 +274,10 @@ def check_ranks(bundle: Bundle, target: str, how: Partition) -> None:
 
 
 def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]:
-    """The GPUs here that there are kernels for, and the capability of those. Raises TargetError if they are fewer."""
+    """Returns this machine's GPUs that the bundle's kernels run on, each with the capability of its kernels.
+
+    Raises TargetError if there are fewer than ``ranks``.
+    """
     if not torch.cuda.is_available():
         what = "is a build without CUDA" if torch.version.cuda is None else "sees no GPU"
         raise TargetError(
@@ -298,7 +301,7 @@ def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]
 
 
 def cuda_section(bundle: Bundle, target: str) -> CudaSection:
-    """Returns a ready target's section of kernels. Raises BundleError without one."""
+    """Returns the cuda section of a ready target. Raises BundleError if it has none."""
     section = bundle.target(target).section(CudaSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no kernels", hint="Export the bundle again.")
@@ -306,17 +309,18 @@ def cuda_section(bundle: Bundle, target: str) -> CudaSection:
 
 
 def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) -> StepLimits:
-    """Computes the limits of steps whose requests have at most ``context`` tokens."""
+    """Returns the limits of steps for requests of at most ``context`` tokens."""
     smallest = min(group.block_size for group in groups)
     blocks = -(-context // smallest)
     return StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
 
 
 def cuda_budget(bundle: Bundle, target: str, context: int, how: Partition = Partition()) -> int:
-    """Bytes for the caches by default, of all ranks together: most of what weights and steps leave of a GPU's free
-    memory. It is looked at on the first GPU; the others must have as much.
+    """Returns the default bytes for the caches of all ranks: most of the GPU's free memory after weights and steps.
 
-    ``context``: most tokens of a request. Raises CapacityError if nothing is left.
+    The free memory of the first GPU is used for all. ``context`` is the most tokens of a request. Raises CapacityError
+    if
+    nothing is left.
     """
     section, programs = cuda_section(bundle, target), rank_programs(bundle, target, how)
     if _interprets():
@@ -335,8 +339,10 @@ def _budget(
     free: int,
     gpu: str,
 ) -> int:
-    """Bytes for the caches of all ranks, with so many free on each one's GPU: as much as the rank has room for that has
-    the least, in blocks."""
+    """Returns the bytes for the caches of all ranks, when each rank's GPU has ``free`` bytes.
+
+    The rank that has room for the fewest blocks determines the number.
+    """
     whole = sum(cache_block_bytes(group) for group in whole_groups(programs, how))
     budgets = []
     for program in programs:

@@ -1,4 +1,4 @@
-"""The cuda target's kernels: which a program launches, and launching those that a bundle carries."""
+"""The kernels of the cuda target: finds those that a program launches, and launches those of a bundle."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ TILES_FILE = "tiles-sm{}.json"
 
 
 class SpecCollector:
-    """A launcher that launches nothing: it notes what calls are compiled for, and tiles.
+    """A launcher that launches nothing: it collects the specifications of kernels and the chosen tiles.
 
-    ``compiler`` is what tiles are chosen by, and ``start`` is called with each spec when it is found.
+    ``compiler`` compiles candidates for tiles; ``start`` is called with each new specification.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SpecCollector:
         self.capability, self._compiler, self._start = capability, compiler, start
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Chooses the tile for a shape by compiling candidates, and records it."""
+        """Returns the tile for an attention layer, chosen by compiling candidates, and records it."""
         if (shape, decode) not in self.tiles:
             self.tiles[shape, decode] = choose_tile(shape, self.capability, decode=decode, compiler=self._compiler)
         return self.tiles[shape, decode]
@@ -69,17 +69,18 @@ class SpecCollector:
         return lambda: None
 
     def resident(self, call: Call) -> int:
-        """Any number does."""
+        """Returns 1, because the number of programs doesn't change a kernel."""
         return 1
 
 
 def specs_of(
     program: LoweredProgram, section: CudaSection, collector: SpecCollector, exchange: Exchange | None = None
 ) -> SpecCollector:
-    """Has ``collector`` note every kernel that steps of a program may launch, sampling included.
+    """Collects every kernel that steps of a program may launch, with sampling, in ``collector``, and returns it.
 
-    Sizes choose tiles and, of steps with one token a request, whether contexts are cut: so steps of many sizes are
-    bound, with tensors that have no memory. ``exchange``: of a rank. Raises what ``compile_attention`` raises.
+    A step's sizes determine tiles, and in decode steps whether contexts are split. So steps of many sizes are bound,
+    with
+    tensors without memory. ``exchange`` is that of a rank. Raises the errors of ``compile_attention``.
     """
     limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=256)
     bound = CudaProgram(
@@ -120,9 +121,9 @@ def _meta_weight(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 
 
 class CarriedLauncher(CarriedKernels):
-    """Launches the kernels of a bundle on a GPU's stream, with the tiles that they were compiled with.
+    """Launches the kernels of a bundle on a GPU's stream, with the tiles that were chosen at the export.
 
-    ``bind`` raises what that of ``CarriedKernels`` raises.
+    ``bind`` raises as ``CarriedKernels.bind`` does.
     """
 
     def __init__(self, device: Device | None, folder: Path, capability: int) -> None:

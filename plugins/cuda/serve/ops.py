@@ -1,7 +1,8 @@
-"""Binds each op of the cuda target: returns the work of a step whose inputs and outputs are these tensors.
+"""The ops of the cuda target. The handler of an op returns the functions that run a step on given input and output
+tensors.
 
-Products with float weights are the libraries' (cuBLASLt through torch); embeddings, norms, rotations, attention and
-products with narrower weights are Triton's; what is left is torch's own.
+Products with float weights use libraries (cuBLASLt through torch). Embeddings, norms, rotations, attention and products
+with narrower weights use Triton kernels; other ops use torch.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ class Launcher(Protocol):
     """A launcher of Triton kernels."""
 
     def bind(self, call: Call) -> Work:
-        """Returns a function that puts the call on the current stream, at any time."""
+        """Returns a function that launches the call on the current stream, any number of times."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Returns the tile for a shape: see ``step_calls.TileOf``."""
+        """Returns the tile for an attention layer."""
 
     def resident(self, call: Call) -> int:
-        """Programs of its kernel that a multiprocessor runs at a time."""
+        """Returns how many programs of the call's kernel a multiprocessor runs at a time."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A layer's caches in a step's hands."""
+    """A layer's caches, as the input of a step."""
 
     group: CacheGroup
     of: LayerCaches
@@ -72,48 +73,49 @@ weights that were made floats."""
 
 
 class Binder(Protocol):
-    """The program whose steps are bound, as ops see it."""
+    """The program whose steps are being bound, as the handlers of ops see it."""
 
     gpu: GpuLimits
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
-        """Returns the list of a decode step's attention, which all layers of a window share; None if there is none.
+        """Returns the list of the parts of a step's attention, which all layers with the same window share; None if
+        there is none.
 
-        The first caller gets the work that makes the list added to ``works``.
+        For the first layer, the launch that fills the list is appended to ``works``.
         """
 
     @property
     def decodes(self) -> bool:
-        """True if each request of the step being bound has one token."""
+        """True if each request of the step has one token."""
 
     @property
     def mixed(self) -> bool:
-        """True if some requests of the step have one token, and are decoded next to prompts."""
+        """True if only some requests of the step have one token; these are decoded."""
 
     def scratch(self) -> Tensor:
-        """Returns float32 scratch memory, for the parts of attention, or of a product."""
+        """Returns float32 scratch memory for the parts of attention or of a product."""
 
     def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns memory for one op at a time, at a fixed address."""
+        """Returns memory of a kind at a fixed address, which one op uses at a time."""
 
     @property
     def exchange(self) -> Exchange:
         """The collectives between ranks. Raises BundleError if there is one rank."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Chooses the tile of the attention kernel."""
+        """Returns the tile of the attention kernel."""
 
     def launch(self, call: Call) -> Work:
-        """The work of one call. It is left out where it has nothing to do."""
+        """Returns a function that launches the call; it does nothing if the grid is empty."""
 
     def resident(self, call: Call) -> int:
-        """Programs of its kernel that the whole GPU runs at a time."""
+        """Returns how many programs of the call's kernel the whole GPU runs at a time."""
 
     def stored(self, step: Step, inputs: Sequence[Any]) -> tuple[Stored, list[Any]]:
-        """The weight of an op of ``STORED``, and what follows it and its scales among the inputs."""
+        """Returns the weight of an op in ``STORED``, and the inputs after the weight, its scales and offsets."""
 
     def bias_like(self, bias: Tensor, out: Tensor) -> Tensor:
-        """A bias [N] in the type of what it is added to, made once."""
+        """Returns a bias [N] in the type of ``out``; the conversion is cached."""
 
 
 STORED: Mapping[str, tuple[int, str]] = {
@@ -149,14 +151,14 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
 
 
 def _unpacks(step: Step, rows: int) -> bool:
-    """Returns True if that many rows are multiplied with floats unpacked from a narrow weight."""
+    """Returns True if a product of so many rows first unpacks its narrow weight to floats."""
     x, weight = step.inputs[:2]
     same = x.dtype == step.outputs[0].dtype != "f32"  # a library multiplies equal types
     return same and rows >= UNPACKED_ROWS and weight.dtype in FORMS and not step.attrs.get("activation")
 
 
 def unpacked_bytes(step: Step, tokens: int) -> dict[Room, int]:
-    """Bytes of ``Binder.room`` that a ``linear`` takes in a step of so many tokens."""
+    """Returns the bytes of ``Binder.room`` for the unpacked weight of a ``linear``, in a step of ``tokens`` tokens."""
     if not _unpacks(step, tokens):
         return {}
     columns, depth = step.outputs[0].shape[1].constant, step.inputs[0].shape[1].constant
@@ -164,13 +166,13 @@ def unpacked_bytes(step: Step, tokens: int) -> dict[Room, int]:
 
 
 def _columns_at_once(columns: int, depth: int) -> int:
-    """Columns of a product whose weight is made floats at a time: a multiple of 256, and equal parts."""
+    """Returns how many output columns' weights are unpacked at a time, in nearly equal parts of a multiple of 256."""
     parts = -(-columns * depth * 2 // _MOST_UNPACKED)
     return min(columns, -(-columns // (parts * 256)) * 256)
 
 
 def _unpacked_product(p: Binder, x: Tensor, weight: Stored, bias: Tensor | None, out: Tensor) -> list[Work]:
-    """A product of many rows by the library, with floats made of some of a weight's rows after the other."""
+    """Returns the work of a product by the library, which unpacks some rows of the weight at a time."""
     depth, works = x.shape[1], list[Work]()
     step = _columns_at_once(out.shape[1], depth)
     added = None if bias is None else p.bias_like(bias, out)
@@ -238,7 +240,9 @@ def _kv_write(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Wo
 
 
 def _heads_together(x: Tensor, works: list[Work]) -> Tensor:
-    """x [T, N, D] with the heads of a token side by side, as the attention's kernels read it; copied if need be."""
+    """Returns x [T, N, D] with contiguous heads, as the attention kernels need it; a copy is appended to ``works`` if
+    needed.
+    """
     if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
         return x
     dense = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -247,10 +251,11 @@ def _heads_together(x: Tensor, works: list[Work]) -> Tensor:
 
 
 def attended_heads(step: Step, cached: CacheGroup) -> tuple[int, int]:
-    """The first of a ``paged_attention``'s query heads, and how many the kernels are given.
+    """Returns the index of the first head among the heads that the kernels get, and the number of those.
 
-    They take as many of each key/value head. Ranks that divide a key/value head's queries may have more of the one than
-    of the other: then the missing ones are given too, and what comes of them is dropped.
+    Kernels need equally many query heads for each key/value head. A rank whose share is uneven passes the missing heads
+    too,
+    as zeros, and drops their results.
     """
     heads, have = step.outputs[0].shape[1].constant, cached.planes[0].heads
     group, first = int(step.attrs.get("group", heads // have)), int(step.attrs.get("first_head", 0))
@@ -260,7 +265,7 @@ def attended_heads(step: Step, cached: CacheGroup) -> tuple[int, int]:
 
 
 def heads_bytes(step: Step, cached: CacheGroup, sizes: tuple[int, int, int]) -> dict[Room, int]:
-    """Bytes of ``Binder.room`` that a ``paged_attention`` takes in a step of so many T, B and R."""
+    """Returns the bytes of each ``Binder.room`` for a ``paged_attention``, in a step with ``sizes`` (T, B, R)."""
     q, out = step.inputs[0], step.outputs[0]
     heads = attended_heads(step, cached)[1]
     tokens = out.shape[0].evaluate(*sizes)
@@ -316,7 +321,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
 
 
 def _among(vector: Tensor | None, first: int, heads: int) -> Tensor | None:
-    """Values of some heads among those of all, the others 0."""
+    """Pads the values of some heads with zeros to ``heads`` heads, of which they begin at ``first``."""
     if vector is None:
         return None
     return torch.nn.functional.pad(vector, (first, heads - first - len(vector)))
@@ -388,11 +393,11 @@ def _combine_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
 
 @dataclass(frozen=True)
 class _Message:
-    """The pieces of a message, one matrix behind the other.
+    """The layout of matrices in one message.
 
     Attributes:
-        places: of each matrix [M, C], the byte that it begins at, M and C.
-        size: bytes of all.
+        places: for each matrix [M, C], its first byte, M and C.
+        size: the bytes of the message.
     """
 
     places: tuple[tuple[int, int, int], ...]
@@ -400,7 +405,7 @@ class _Message:
 
     @classmethod
     def of(cls, rows: Sequence[int], columns: Sequence[int], widths: Sequence[int]) -> _Message:
-        """Lays out matrices of elements of so many bytes; each begins at a multiple of 16."""
+        """Lays out matrices with these rows, columns and bytes per element; each begins at a multiple of 16 bytes."""
         places, at = [], 0
         for m, c, width in zip(rows, columns, widths, strict=True):
             places.append((at, m, c))
@@ -408,7 +413,7 @@ class _Message:
         return cls(tuple(places), at)
 
     def pieces(self, memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        """Views of its matrices in bytes, of the types that these have."""
+        """Returns views of the matrices in ``memory``, with the types of the tensors ``like``."""
         return [
             memory.narrow(0, at, m * c * one.element_size()).view(one.dtype).view(m, c)
             for (at, m, c), one in zip(self.places, like, strict=True)
@@ -416,18 +421,20 @@ class _Message:
 
 
 def _cuts(step: Step) -> list[list[int]]:
-    """Returns the places where the columns of each matrix of an exchange are cut among the ranks."""
+    """Returns for each matrix of an exchange the first column of each rank, then the number of columns."""
     return [[int(cut) for cut in cuts.split(",")] for cuts in str(step.attrs["cuts"]).split(";")]
 
 
 def _messages(cuts: Sequence[Sequence[int]], rows: Sequence[int], widths: Sequence[int]) -> list[_Message]:
-    """Returns the message of each rank. All send as many bytes as the longest has: NCCL's collectives know one size."""
+    """Returns the message of each rank. When they are sent, all have the longest one's size, as NCCL's collectives
+    need it.
+    """
     ranks = range(len(cuts[0]) - 1)
     return [_Message.of(rows, [c[r + 1] - c[r] for c in cuts], widths) for r in ranks]
 
 
 def exchanged_bytes(step: Step, sizes: tuple[int, int, int]) -> dict[Room, int]:
-    """Bytes of ``Binder.room`` that an op of ``EXCHANGED`` takes in a step of so many T, B and R."""
+    """Returns the bytes of each ``Binder.room`` for an op in ``EXCHANGED``, in a step with ``sizes`` (T, B, R)."""
     operands = step.inputs[:1] if step.op == "gather_experts" else step.outputs if step.op == "all_gather" else ()
     operands = operands or (step.inputs if step.op == "send" else step.outputs)
     rows = [o.shape[0].evaluate(*sizes) for o in operands]
@@ -441,7 +448,9 @@ def exchanged_bytes(step: Step, sizes: tuple[int, int, int]) -> dict[Room, int]:
 
 
 def _gathered(p: Binder, step: Step, out: Sequence[Tensor]) -> tuple[Tensor, list[Work]]:
-    """Room for what several ranks send of matrices, [ranks, n], and what puts what others sent into the matrices."""
+    """Returns memory [ranks, n] for the messages of several ranks, and the work that copies their parts to the
+    matrices ``out``.
+    """
     cuts = _cuts(step)
     messages = _messages(cuts, [len(one) for one in out], [one.element_size() for one in out])
     longest = max(message.size for message in messages)
@@ -464,7 +473,7 @@ def _gathered(p: Binder, step: Step, out: Sequence[Tensor]) -> tuple[Tensor, lis
 
 
 def _packed(p: Binder, x: Sequence[Tensor], size: int = 0) -> tuple[Tensor, list[Work]]:
-    """Matrices as one message, of so many bytes or more, and what packs them."""
+    """Returns a message of at least ``size`` bytes for the matrices ``x``, and the work that copies them into it."""
     message = _Message.of([len(one) for one in x], [one.shape[1] for one in x], [one.element_size() for one in x])
     sent = p.room("sent", (size or message.size,), torch.uint8)
     return sent, [partial(to.copy_, one) for to, one in zip(message.pieces(sent, x), x, strict=True)]
@@ -480,8 +489,10 @@ def _all_gather(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[
 
 
 def _gather_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    """Each row is one rank's, which only the GPU knows. So all add their rows to the others' zeros, as integers: the
-    sum has the row's bits."""
+    """Returns the work that gathers rows, each of which one rank computed; only the GPU knows which.
+
+    Each rank sets other rows to zero, and all add their rows as integers: the sum has the exact bits of each row.
+    """
     y, starts = x
     exchange, (cuts,) = p.exchange, _cuts(step)
     lo, hi = cuts[exchange.place], cuts[exchange.place + 1]
@@ -537,7 +548,7 @@ def _elementwise(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Converts to float32, in which small ops compute."""
+    """Converts 16-bit floats to float32, in which small ops compute."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

@@ -1,4 +1,4 @@
-"""A lowered program on a GPU, or on the CPU with interpreted kernels: each step bound to views of one arena."""
+"""A lowered program on a GPU, or on the CPU with interpreted kernels: its memory, and steps bound to views of it."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Place:
-    """A device with the kernels that are made for it.
+    """A device, and the launcher of its kernels.
 
     Attributes:
-        device: "cuda" or one of several; "cpu" with an interpreting launcher; "meta" to see a program's calls alone.
-        gpu: what kernels are made for.
-        launcher: runs them.
-        processors: multiprocessors of the GPU.
+        device: "cuda" or one of several GPUs; "cpu" with an interpreting launcher; "meta" to collect calls only.
+        gpu: the limits of the GPU that kernels are compiled for.
+        launcher: launches kernels.
+        processors: the number of the GPU's multiprocessors.
     """
 
     device: torch.device
@@ -75,12 +75,12 @@ class CudaProgram:
     """A program with its memory: arena, weights, caches, inputs.
 
     Args:
-        program: of the target, in its form: weights in rows, activations in 16 bits.
-        weights: by name, as the bundle has them, on the device; narrow ones are laid by group in it (``lay_narrow``).
+        program: a program lowered for the cuda target.
+        weights: name -> weight of the bundle, on the device. Narrow weights are replaced by ``lay_narrow``.
         place: where it runs.
-        blocks: cache group -> blocks of its pool.
-        limits: of steps.
-        exchange: what a program of several ranks meets the others by.
+        blocks: cache group -> the number of blocks in its pool.
+        limits: the limits of steps.
+        exchange: the collectives, for one of several ranks.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class CudaProgram:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of weights, arena and scratch; not of caches."""
+        """The bytes of weights, arena and scratch memory, without caches."""
         weights = sum(weight.nbytes for weight in self._weights.values())
         rooms = sum(room.nbytes for room in self._rooms.values())
         return weights + self.arena.nbytes + self._scratch.nbytes + rooms
@@ -133,14 +133,15 @@ class CudaProgram:
     def bound(
         self, shape: StepShape, inputs: Mapping[str, Tensor], *, taps: bool = False
     ) -> tuple[list[Work], dict[str, Tensor]]:
-        """Returns what runs a step of these sizes, in order, and its outputs [R, width]; ranks may have none.
+        """Returns the functions that run a step of these sizes, in order, and its outputs [R, width]; a rank may have
+        no outputs.
 
         Args:
-            shape: sizes of the step.
-            inputs: by the names of ``runtime.shared.step_schema``, int32 at addresses that stay.
-            taps: whether hidden states are among the outputs.
+            shape: the step's sizes.
+            inputs: the step's inputs at fixed addresses, by the names in ``runtime.shared.step_schema``.
+            taps: True to add hidden states to the outputs.
 
-        Raises BundleError for a program that isn't of this form.
+        Raises BundleError for a program with an op that the target doesn't have.
         """
         self._sizes = (shape.tokens, shape.requests, shape.rows)
         self._decodes, self._mixed = shape.decodes, shape.mixed
@@ -163,38 +164,38 @@ class CudaProgram:
         return works, outputs
 
     def _tap(self, name: str, output: Operand) -> Tensor:
-        """Returns memory for the rows of a tap, [R, width]: the same for steps of all sizes, as one runs at a time."""
+        """Returns memory for the rows of a tap, [R, width]; steps of all sizes share it."""
         if name not in self._taps:
             shape = (self.limits.rows, output.shape[1].constant)
             self._taps[name] = torch.empty(shape, dtype=TORCH_DTYPES[output.dtype], device=self.device)
         return self._taps[name][: self._sizes[2]]
 
     def _take_rows(self, source: Operand, to: Tensor) -> Work:
-        """Returns what copies the step's rows of a value as soon as it is there."""
+        """Returns a function that copies the step's sampled rows of a value to ``to``."""
         values, rows = self._view(source), self._inputs[ROWS]
         if source.shape[0] == Affine(r=1):
             return lambda: to.copy_(values)
         return lambda: to.copy_(values.index_select(0, rows))
 
     def close(self) -> None:
-        """Drops all memory, weights too."""
+        """Frees all memory, weights too."""
         self._weights, self._inputs = {}, {}
         for held in (self.caches, self._typed, self._biases, self._lists, self._rooms, self._taps):
             held.clear()
         self.arena = self._scratch = torch.empty(0, device=self.device)
 
     def clear(self, group: str, blocks: Sequence[int]) -> None:
-        """Makes these blocks of a group zero."""
+        """Sets blocks of a cache group to zero."""
         for memory in self._memory_of(group):
             memory[list(blocks)] = 0
 
     def copy(self, group: str, source: Sequence[int], to: Sequence[int]) -> None:
-        """Copies blocks of a group."""
+        """Copies blocks ``source`` of a cache group to the blocks ``to``."""
         for memory in self._memory_of(group):
             memory[list(to)] = memory[list(source)]
 
     def _memory_of(self, group: str) -> Iterator[Tensor]:
-        """Bytes of each layer's keys, values and scales, [P, ...]."""
+        """Yields the keys, values and scales of each layer of a cache group as bytes, [P, ...]."""
         for cache in self.caches.values():
             if cache.group.name == group:
                 for tensor in (cache.of.keys, cache.of.values, cache.of.key_scales, cache.of.value_scales):
@@ -231,7 +232,7 @@ class CudaProgram:
         return torch.as_strided(memory, shape, strides, at)
 
     def stored(self, step: Step, inputs: Sequence[Any]) -> tuple[Stored, list[Any]]:
-        """The weight of an op of ``STORED``, and what follows it and its scales among the inputs."""
+        """Implements ``Binder.stored``."""
         first, group = STORED[step.op]
         use = self._uses[step.inputs[first].name]
         form = FORMS.get(use.dtype, "float")
@@ -244,18 +245,18 @@ class CudaProgram:
         return Stored(inputs[first], form, scales, offsets, int(step.attrs.get(group, 0)), laid), rest
 
     def bias_like(self, bias: Tensor, out: Tensor) -> Tensor:
-        """A bias [N] in the type of what it is added to, made once."""
+        """Implements ``Binder.bias_like``."""
         if bias.dtype == out.dtype:
             return bias
         name = f"{bias.data_ptr() if bias.device.type != 'meta' else id(bias)}:{out.dtype}"
         return self._biases.setdefault(name, bias.to(out.dtype))
 
     def scratch(self) -> Tensor:
-        """The scratch memory of bound steps."""
+        """Implements ``Binder.scratch``."""
         return self._scratch
 
     def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns a room's memory as a tensor."""
+        """Implements ``Binder.room``."""
         size = math.prod(shape) * dtype.itemsize
         return self._rooms[name].narrow(0, 0, size).view(dtype).view(*shape)
 
@@ -267,7 +268,7 @@ class CudaProgram:
         return self._exchange
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
-        """Returns the list of a decode step's attention, which all layers of a window share; None if there is none."""
+        """Implements ``Binder.work``."""
         blocks = table.shape[1]
         splits = splits_of(blocks, cache.group.block_size)
         if not self._mixed and (not self._decodes or splits == 1):
@@ -283,39 +284,41 @@ class CudaProgram:
         return self._lists[window]
 
     def launch(self, call: Call) -> Work:
-        """The work of one call. It is left out where it has nothing to do."""
+        """Implements ``Binder.launch``."""
         if math.prod(call.grid) == 0:
             return _nothing
         return self._launcher.bind(call)
 
     def resident(self, call: Call) -> int:
-        """Returns the programs of a call's kernel that the GPU runs at a time."""
+        """Implements ``Binder.resident``."""
         return self.processors * self._launcher.resident(call)
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Chooses the tile of the attention kernel."""
+        """Implements ``Binder.tile``."""
         return self._launcher.tile(shape, decode)
 
     @property
     def decodes(self) -> bool:
-        """True if each request of the step being bound has one token."""
+        """Implements ``Binder.decodes``."""
         return self._decodes
 
     @property
     def mixed(self) -> bool:
-        """True if some requests of the step have one token, and are decoded next to prompts."""
+        """Implements ``Binder.mixed``."""
         return self._mixed
 
 
 def _linked(step: Step) -> frozenset[str]:
-    """The buffers between stages that a step names."""
+    """Returns the names of the buffers between stages that a send or receive step uses."""
     operands = {"send": step.outputs, "receive": step.inputs}.get(step.op, ())
     return frozenset(operand.name for operand in operands)
 
 
 def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dict[int, int], int]:
-    """Returns the starts of a rank's own arena (0) and of its copies of shared regions in one piece of memory, and its
-    size."""
+    """Returns region -> its start in one piece of memory, and the size of that memory.
+
+    Region 0 is the rank's own arena; the others are its copies of regions that ranks share on the cpu target.
+    """
     sizes = limits.tokens, limits.requests, limits.rows
     linked = frozenset[str]().union(*map(_linked, program.steps))
     used = {buffer.region for buffer in program.buffers if buffer.name not in linked}
@@ -327,8 +330,7 @@ def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dic
 
 
 def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
-    """Counts the bytes that ops take for what they compute with: what ranks send and receive, heads in another order,
-    weights made floats."""
+    """Returns the bytes of each ``Room`` that a program's ops need."""
     sizes = limits.tokens, limits.requests, limits.rows
     groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
     rooms: dict[Room, int] = {}
@@ -348,8 +350,11 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
 
 
 def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
-    """Lays narrow weights with their scales as products read them fastest (``laid_by_group``), in place of what
-    ``weights`` has; the names of all that are laid so."""
+    """Replaces narrow weights and their scales in ``weights`` by the order that products read fastest
+    (``laid_by_group``).
+
+    Returns the names of all weights, scales and offsets in that order.
+    """
     uses = {use.name: use for use in program.weights}
     readers: dict[str, tuple[Step, int]] = {}
     otherwise = set[str]()
@@ -382,7 +387,9 @@ def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
 
 
 def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:
-    """Counts the floats of the parts that attention cuts a step's longest contexts into, or products their factors."""
+    """Returns the number of floats of scratch memory for the parts of attention over the longest contexts, or of
+    products.
+    """
     uses = {use.name: use for use in program.weights}
     groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
     needed = [0]
@@ -401,7 +408,7 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:
 
 
 def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int) -> int:
-    """Bytes that steps take beside weights and caches: activations, attention's parts and lists, sampling, logits."""
+    """Returns the bytes that steps need besides weights and caches: activations, attention, sampling, logits."""
     total = _memory_of_regions(program, limits)[1] + sum(room_bytes(program, limits).values())
     total += 4 * scratch_floats(program, limits)
     windows = {int(step.attrs["window"]): step for step in program.steps if step.op == "paged_attention"}
@@ -419,7 +426,7 @@ def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int) -> int:
 
 
 def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
-    """A bundle's weight, a numpy array of any type and shape, on a device: of 4-bit values bytes of two values each."""
+    """Copies a bundle's weight, a numpy array of any type and shape, to a device. 4-bit values stay two to a byte."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
         stored = torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
@@ -443,4 +450,4 @@ def _new_caches(group: CacheGroup, blocks: int, device: torch.device) -> LayerCa
 
 
 def _nothing() -> None:
-    """The work of a call without programs."""
+    """Does nothing: the work of a call with an empty grid."""

@@ -1,8 +1,8 @@
-"""A rank but the first: a process that runs the steps which rank 0 sends, on a GPU of its own.
+"""A rank other than the first: a process that runs the steps that rank 0 sends, on its own GPU.
 
     python -m enginewright.plugins.cuda.serve.rank HOST:PORT RANK
 
-See ``plugins.ranks.rank`` for how it starts and ends. It has no tokenizer, no scheduler and no sampler.
+``plugins.ranks.rank`` describes how it starts and ends. It has no tokenizer, no scheduler and no sampler.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .executor import CudaExecutor, Part
 
 
 class CudaRank(PartSetting, frozen=True, kw_only=True):
-    """The settings of a rank.
+    """The settings of a rank, which rank 0 sends to it.
 
     Attributes:
         context: the most tokens of a request.
-        patience: seconds that a rank waits for a message of another one.
+        patience: seconds to wait for a message of another rank.
         machines: the address of each rank's machine.
-        trust: the trust in the bundle's kernels that rank 0 was given.
+        trust: the caller's ``trust`` for the bundle.
     """
 
     context: int
@@ -43,19 +43,21 @@ class CudaRank(PartSetting, frozen=True, kw_only=True):
 
 
 def cuda_facts(bundle: Bundle, program: LoweredProgram) -> dict[str, str]:
-    """Returns the facts that all ranks must agree on, with those of the cuda target."""
+    """Returns the facts on which all ranks must agree, such as versions and hashes."""
     return facts(bundle, program, {"version of PyTorch": str(torch.__version__)})
 
 
 def part_of(rank: int, program: LoweredProgram, setting: CudaRank) -> tuple[Part, Collectives]:
-    """Returns a rank's part, and its collectives, which haven't joined the others yet."""
+    """Returns a rank's part, and its collectives before ``open``."""
     count = Partition.parse(setting.partition).ranks
     collectives = Collectives(rank, count, program.ranks, setting.patience, setting.machines[rank])
     return Part(program, rank, collectives), collectives
 
 
 def open_part(told: bytes, rank: int) -> Opened:
-    """Opens the part of a rank, by a ``CudaRank``. Raises EnginewrightError."""
+    """Opens the part of a rank from ``told``, a ``CudaRank`` as JSON; returns its mail and its main loop. Raises
+    EnginewrightError.
+    """
     setting = CudaRank.model_validate(msgspec.json.decode(told))
     bundle = Bundle.open(setting.bundle, trust=setting.trust)
     program = rank_programs(bundle, setting.target, Partition.parse(setting.partition))[rank]

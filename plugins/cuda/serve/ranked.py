@@ -1,11 +1,11 @@
 """The cuda target on several ranks: processes of this machine, each with a GPU and a part of the model.
 
-Rank 0 is in this process. ``submit`` sends a step's inputs to all others, and puts rank 0's part on its GPU;
-``result`` waits for the sampled ids. What ranks give each other within a step are NCCL's collectives (``exchange``).
-They are the same on all ranks and come in the same order, since all have the same limits and get the same steps: so
-they also make graphs of the same steps.
+Rank 0 is in this process. ``submit`` sends a step's inputs to the other ranks, and starts rank 0's part on its GPU;
+``result`` waits for the sampled ids. Within a step, ranks exchange data by NCCL's collectives (``exchange``). All ranks
+have the same limits and get the same steps, so they launch the same collectives in the same order, and capture graphs
+of the same steps.
 
-Where kernels are interpreted, all ranks are on the CPU, and gloo's collectives are waited for in ``submit``.
+If kernels are interpreted, all ranks are on the CPU, and ``submit`` waits for gloo's collectives.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _LOOK_SECONDS = 0.25
 
 
 class RankedCudaExecutor:
-    """The executor of several GPUs, one rank each.
+    """The executor of several GPUs, one for each rank.
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: cache group -> blocks to allocate; the same on all ranks.
-        context: most tokens of a request.
-        how: the partition, of two ranks or more.
+        blocks: cache group -> the number of blocks to allocate; the same on all ranks.
+        context: the most tokens of a request.
+        how: the partition, with two ranks or more.
         target: the target's name.
-        patience: seconds that a rank waits for a message of another one.
+        patience: seconds to wait for a message of another rank.
 
     Raises:
-        BundleError, CapacityError: as ``CudaExecutor`` does, of any rank, which is named; also without kernels for the
+        BundleError, CapacityError: as ``CudaExecutor``, with the rank's number; also if there are no kernels for the
             partition.
-        TargetError: as ``CudaExecutor`` does, or there are fewer GPUs than ranks.
-        RequestError: the model can't be cut so.
+        TargetError: as ``CudaExecutor``; also if there are fewer GPUs than ranks.
+        RequestError: the model can't be divided in this way.
         EnginewrightError: a rank died while it started.
     """
 
@@ -119,7 +119,7 @@ class RankedCudaExecutor:
             raise
 
     def finish(self, pending: Pending) -> StepOutput:
-        """Waits for a step. Raises EnginewrightError if a rank was lost meanwhile: what it gave is worth nothing."""
+        """Waits for a step and returns its output. Raises EnginewrightError if a rank was lost meanwhile."""
         self._waiting = time.monotonic()
         try:
             output = pending.result()
@@ -134,8 +134,9 @@ class RankedCudaExecutor:
         return output
 
     def look_after(self) -> bool:
-        """Ends what waits on this GPU for a rank that is lost, or that isn't heard of for too long; False if there is
-        nothing more to look after."""
+        """Aborts collectives on this GPU if a rank is lost or silent for too long. Returns False once a rank is
+        lost.
+        """
         since = self._waiting
         if since and not self._others.problem and time.monotonic() - since > self._patience:
             with contextlib.suppress(EnginewrightError):  # who waits for the step raises it
@@ -146,12 +147,12 @@ class RankedCudaExecutor:
 
     @property
     def lost(self) -> str:
-        """A description of how a rank, or this one's GPU, was lost; "" as long as all are there."""
+        """The reason why a rank, or this process's GPU, was lost; "" if none was."""
         return self._others.problem or self._own.lost
 
     @property
     def places(self) -> ProcessPlaces:
-        """The other ranks' processes."""
+        """The processes of the other ranks."""
         return self._places
 
     def describe(self) -> dict[str, str | int]:
@@ -166,7 +167,7 @@ class RankedCudaExecutor:
 
 
 class _Sent:
-    """A step that all ranks have begun. See ``executors.base.Pending``."""
+    """A step that all ranks have started. It implements ``executors.base.Pending``."""
 
     def __init__(self, executor: RankedCudaExecutor, pending: Pending) -> None:
         self._executor, self._pending = executor, pending

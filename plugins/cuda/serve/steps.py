@@ -1,7 +1,7 @@
-"""Steps of the cuda target: padded, uploaded as one piece, run or replayed as a graph, sampled on the device.
+"""Runs steps of the cuda target: pads, uploads, runs or replays a graph, and samples on the device.
 
-A step is one upload, from memory that stays where it is, then its kernels, then one download of the sampled ids. Steps
-of one token a request are replayed as a CUDA graph from their second time on.
+A step is one upload from fixed memory, its kernels, and one download of the sampled ids. A size of decode steps is
+captured as a CUDA graph at its second step, and replayed from then on.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ MOST_SHAPES = 64
 
 
 class Graph(Protocol):
-    """Work that was captured: ``torch.cuda.CUDAGraph``, or what tests have in its place."""
+    """Captured work: ``torch.cuda.CUDAGraph``, or a fake one in tests."""
 
     def replay(self) -> None:
-        """Runs it again, on the same memory."""
+        """Runs the work again, on the same memory."""
 
 
 _LOGPROB_PIECES = 16
@@ -67,7 +67,7 @@ Capture = Callable[[Callable[[], None]], Graph]
 
 @dataclass
 class _Bound:
-    """A step of one size, ready to run."""
+    """A step of one size that is ready to run."""
 
     places: dict[str, int]
     staged: Tensor
@@ -86,15 +86,16 @@ class CudaSteps:
 
     Args:
         program: the program, with its memory.
-        vocab: tokens of the vocabulary.
-        launcher: the launcher of sampling's kernels.
-        capture: makes graphs; None: none are made.
+        vocab: the number of tokens in the vocabulary.
+        launcher: launches the kernels of sampling.
+        capture: makes graphs; None makes none.
 
     Attributes:
-        graph_launches: steps that were replayed.
-        no_graphs: why none are made any more; "" while they are.
-        late: counts of work in the middle of serving, by name: sizes of steps that were bound, graphs that were
-            captured, and the milliseconds that both took; times that memory ran out.
+        graph_launches: the number of steps that replayed a graph.
+        no_graphs: the reason why no graphs are made any more; "" if they are.
+        late: counts of delays during serving, by name: sizes that were bound, graphs that were captured, milliseconds
+            for
+            both, and times that memory ran out.
     """
 
     def __init__(self, program: CudaProgram, vocab: int, launcher: Launcher, capture: Capture | None) -> None:
@@ -112,8 +113,11 @@ class CudaSteps:
         return self._limits.tokens, self._limits.requests
 
     def start(self, step: StepInput) -> _Started:
-        """Puts a step, and its sampling, on the stream. Raises RequestError for one that can't be, and CapacityError
-        for one that there is no memory for, even where nothing else is bound."""
+        """Starts a step, and its sampling, on the stream.
+
+        Raises RequestError for an invalid step, and CapacityError if there is no memory even after other sizes were
+        dropped.
+        """
         return self._with_memory(lambda: self._start(step))
 
     @torch.inference_mode()
@@ -165,7 +169,7 @@ class CudaSteps:
         return self._started(step, outputs, None)
 
     def check(self, step: StepInput) -> None:
-        """Raises RequestError for a step that can't be; nothing of it has run then."""
+        """Raises RequestError for an invalid step, before any of it runs."""
         if not len(step.ids):
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         blocks = _blocks_of(step)
@@ -176,8 +180,9 @@ class CudaSteps:
             )
 
     def _started(self, step: StepInput, outputs: Mapping[str, Tensor], drawn: Tensor | None) -> _Started:
-        """The rest of a step: ids on their way to the host. What the next step would change of what this one gives is
-        copied."""
+        """Returns the started step: starts the download of the ids, and copies outputs that the next step would
+        overwrite.
+        """
         tokens, ready = None, None
         if drawn is not None:
             tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
@@ -193,7 +198,7 @@ class CudaSteps:
         return _Started(step, copies, tokens, ready, self._with_memory)
 
     def _in_parts(self, step: StepInput) -> _Started:
-        """Requests that don't fit into one step, one part after the other; their outputs together."""
+        """Runs a step with too many tokens or requests as several steps, and combines their outputs."""
         outputs: dict[str, Tensor] = {}
         for members in parts(step.counts, self):
             part, order = part_of(_unsampled(step), members)
@@ -204,7 +209,9 @@ class CudaSteps:
         return self._started(step, outputs, self._draw_apart(outputs.get(LOGITS), step.sampling))
 
     def _by_rows(self, step: StepInput) -> _Started:
-        """More rows than there is room for: the step runs again for the others, which writes the same."""
+        """Runs a step with too many rows of logits several times, each time for some rows. The writes are the same
+        each time.
+        """
         once = _unsampled(step).changed(copies={}, clears={})
         starts = range(0, len(step.rows), self._limits.rows)
         pieces = [self.start(once.changed(rows=step.rows[at : at + self._limits.rows])).outputs for at in starts]
@@ -276,7 +283,9 @@ class CudaSteps:
         self.late["late_ms"] = round(self._late_seconds * 1e3)
 
     def _captured(self, capture: Capture, run: Callable[[], None]) -> Graph | None:
-        """Work as a graph; None where that fails, which is said once: then all steps are launched kernel by kernel."""
+        """Returns a graph of the work. If the capture fails, it warns and returns None, and no graphs are made any
+        more.
+        """
         try:
             return capture(run)
         except (RuntimeError, EnginewrightError) as e:  # what torch raises for an error of CUDA is the former
@@ -290,14 +299,17 @@ class CudaSteps:
             return None
 
     def _upload_memory(self, words: Mapping[str, int]) -> tuple[dict[str, int], Tensor, Tensor]:
-        """Allocates the memory of one upload: the places of arrays of these words, the memory here (pinned for a GPU),
-        and there."""
+        """Allocates the memory of one upload for arrays of these numbers of words.
+
+        Returns the start of each array in words, the memory on the host (pinned for a GPU), and the memory on the
+        device.
+        """
         places, count = places_of(words)
         staged = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return places, staged, torch.zeros(count, dtype=torch.int32, device=self._device)
 
     def _draw(self, bound: _Bound, sampling: SamplingBatch) -> None:
-        """Puts the sampling of a step on the stream: tokens of all its rows, those of padding too."""
+        """Starts the sampling of a step on the stream, for all its rows, with padding."""
         drawing = drawing_of(sampling)
         if drawing.penalties or drawing.edits:
             self._upload_lists(*packed_lists(sampling))
@@ -309,7 +321,7 @@ class CudaSteps:
             work()
 
     def _draw_apart(self, logits: Tensor | None, sampling: SamplingBatch | None) -> Tensor | None:
-        """Tokens of logits that were put together from several steps, [R]; None if none are wanted."""
+        """Draws tokens [R] from logits that were combined from several steps; returns None without sampling."""
         if sampling is None or logits is None or not len(logits):
             return None
         tokens = []
@@ -326,7 +338,9 @@ class CudaSteps:
         return torch.cat(tokens)
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
-        """Lists of tokens, in memory that grows; then what was bound to it is bound again."""
+        """Uploads the packed lists; if their memory must grow to ``words``, work that was bound to the old memory is
+        dropped.
+        """
         if words > len(self._lists):
             self.synchronize()
             self._lists = torch.zeros(1 << (words - 1).bit_length(), dtype=torch.int32, device=self._device)
@@ -338,7 +352,7 @@ class CudaSteps:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
 
     def close(self) -> None:
-        """Waits for what runs, and drops graphs and memory: nothing can be started afterwards."""
+        """Waits for running work, and frees graphs and memory. No step can be started afterwards."""
         self.synchronize()
         self._bound.clear()
         self._program.close()
@@ -346,26 +360,26 @@ class CudaSteps:
         self._lists = self._new((0,), "int32")
 
     def synchronize(self) -> None:
-        """Waits for all that was put on the stream."""
+        """Waits for all work on the stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
 def _blocks_of(step: StepInput) -> int:
-    """Blocks of the longest table."""
+    """Returns the most blocks of a request in a step's tables."""
     return max(int(table.shape[1]) for table in step.block_tables.values())
 
 
 def _unsampled(step: StepInput) -> StepInput:
-    """Returns the step without sampling; its logits are wanted too."""
+    """Returns the step without sampling, with logits as an output."""
     return step.changed(sampling=None, outputs=tuple({LOGITS: None, **dict.fromkeys(step.outputs)}))
 
 
 @contextmanager
 def float32_sums() -> Iterator[None]:
-    """Inside, torch's products add in float32 to the end; by default cuBLAS may add parts of 16 bits.
+    """Makes torch's products add in float32 within the context; by default cuBLAS may add partial sums in 16 bits.
 
-    These are settings of the whole process: they are as they were afterwards.
+    These are settings of the whole process; the context's end restores them.
     """
     products: Any = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
@@ -381,7 +395,7 @@ def float32_sums() -> Iterator[None]:
 
 @dataclass
 class _Started:
-    """A step on its way."""
+    """A step that is running."""
 
     step: StepInput
     outputs: dict[str, Tensor]
@@ -391,7 +405,7 @@ class _Started:
     _done: StepOutput | None = None
 
     def result(self) -> StepOutput:
-        """Waits for it."""
+        """Waits for the step and returns its output."""
         if self._done is None:
             self._done = self._finish()
         return self._done
@@ -411,7 +425,7 @@ class _Started:
 
 
 def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
-    """Returns the sampling options in an upload that has them at ``places``."""
+    """Returns views of the sampling options of ``rows`` rows in an upload with the starts ``places``."""
     return {
         name: uploaded.narrow(0, places[name], words).view(getattr(torch, option_type(name).name))
         for name, words in option_words(rows).items()
@@ -419,9 +433,10 @@ def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict
 
 
 def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, sampling: SamplingBatch) -> None:
-    """Logprobs of the tokens [R] or of those that are scored, and of the most likely ones of each row.
+    """Adds to ``output`` the logprobs of the tokens [R], or of the tokens in ``sampling.scored``, and each row's top
+    logprobs.
 
-    It goes through the rows piece by piece, and takes at most a fifth of the memory that the logits have.
+    It processes some rows at a time, and takes at most a fifth of the logits' memory.
     """
     count = min(sampling.logprobs or 0, logits.shape[1])
     there = torch.from_numpy(tokens).to(logits.device)
@@ -445,8 +460,11 @@ def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, samplin
 
 
 def _most_likely(logprobs: Tensor, count: int) -> Tensor:
-    """The tokens of the greatest logprobs of each row, best first: of equal ones the first, which ``topk`` doesn't
-    promise. A logprob isn't positive: the smaller its bits are without the sign, the greater it is."""
+    """Returns the ``count`` tokens with the greatest logprobs in each row, best first; in a tie the lower id, unlike
+    ``topk``.
+
+    A logprob isn't positive: the smaller its bits without the sign, the greater it is.
+    """
     keys = logprobs.view(torch.int32).long()
     keys.bitwise_and_(0x7FFFFFFF).bitwise_left_shift_(32)
     keys.add_(torch.arange(logprobs.shape[1], device=logprobs.device))

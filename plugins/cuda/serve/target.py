@@ -32,7 +32,8 @@ def _memory(bundle: Bundle, target: str, placement: Placement, context: int) -> 
 
 def _groups(bundle: Bundle, target: str, context: int, placement: Placement) -> tuple[CacheGroup, ...]:
     """Returns the cache groups of all ranks together. Raises RequestError for a partition that this target doesn't
-    have."""
+    support.
+    """
     how = placement.partition
     if how.owners > 1:
         raise RequestError(
