@@ -1,18 +1,19 @@
-"""The ``stablehlo`` section of a target's manifest: its modules, the sizes of each, and what they take and give.
+"""The ``stablehlo`` section of a target's manifest: its modules, their sizes, arguments and results.
 
-A module's function "main", of B requests of S tokens each, in slots that have C places now, and R rows of logits:
+The function "main" of a module for B requests of S tokens each, slots of C positions, and R rows of logits:
 
     input_ids    i64 [B, S]
-    write_index  i64 [B]            where in its slot a request's first token of this step goes
+    write_index  i64 [B]            the position in its slot of a request's first token in this step
     rows         i64 [R]            indices into the B*S tokens
     past         [B*Nkv, C, D]      of each layer of a cache group: keys, then values; in the order of ``caches``
     weights                         in the order of ``weights``
 
     logits       f32 [R, V]
-    present      as the past, whose memory it takes
+    present      as the past, whose memory it reuses
 
-It is a portable artifact: any StableHLO from its version on reads it. One that calls ``kernels`` runs where those are
-(``kernels/``); if attention is among them, a slot is blocks of 32 tokens, as the cpu target's caches are.
+A module is a portable artifact, which any StableHLO of its version or later reads. A module that calls ``kernels`` runs
+only with their library (``kernels/``); if attention is among them, a slot consists of blocks of 32 tokens, as in the
+cpu target's caches.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ SECTION_FOLDER, IREE_FOLDER = "modules", "iree"
 
 
 class ModuleSection(Record, frozen=True, kw_only=True):
-    """One module: steps of these sizes, padded if need be.
+    """A module for steps of fixed sizes; smaller steps are padded.
 
     Attributes:
-        requests, tokens: B, and S of each.
-        places: the places of a slot, C. The last is for rows that rest.
-        rows: rows of logits, R.
+        requests, tokens: B, and S.
+        places: the length of a slot in positions, C. The last position is for rows of padding.
+        rows: the rows of logits, R.
     """
 
     requests: Positive
@@ -61,7 +62,7 @@ class ModuleSection(Record, frozen=True, kw_only=True):
 
     @property
     def file(self) -> str:
-        """The module's path in the target's folder."""
+        """The path of the module in the target's folder."""
         return f"{SECTION_FOLDER}/{self.name}.mlir.bc"
 
     def compiled(self, device: str) -> str:
@@ -70,7 +71,9 @@ class ModuleSection(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Such as "decode-8x640", "prompt-128x640" and, where all its rows are wanted, "score-128x640"."""
+        """The module's name, such as "decode-8x640", "prompt-128x640" or, with logits for all tokens,
+        "score-128x640".
+        """
         if self.tokens == 1:
             return f"decode-{self.requests}x{self.places}"
         return f"{'prompt' if self.rows < self.tokens else 'score'}-{self.tokens}x{self.places}"
@@ -80,9 +83,9 @@ class IreeSection(Record, frozen=True, kw_only=True):
     """The modules that IREE compiled.
 
     Attributes:
-        version: the version of IREE that compiled them; the same must run them.
-        levels: levels of x86-64 that they are compiled for, the plainest first.
-        cuda: compute capabilities that they are compiled for; nothing of ours runs those.
+        version: the version of IREE that compiled them; its runtime must have the same.
+        levels: the levels of x86-64 that they are compiled for, lowest first.
+        cuda: the compute capabilities that they are compiled for; only other programs run those.
     """
 
     version: str
@@ -91,18 +94,18 @@ class IreeSection(Record, frozen=True, kw_only=True):
 
 
 class StableHloSection(Record, frozen=True, kw_only=True):
-    """The modules of a target, and all that running a step needs.
+    """The modules of a target, and the facts that steps need.
 
     Attributes:
         version: the version of StableHLO that the modules are written for.
-        jaxlib: the version that compiled them when they were made.
+        jaxlib: the version of jaxlib at the export.
         modules: modules by phase and size.
-        caches: names of the layers' inputs "past", in the order of the arguments.
-        weights: names of the bundle's weights, in the order of the arguments.
+        caches: the names of the layers' inputs "past", in the order of the arguments.
+        weights: the names of the bundle's weights, in the order of the arguments.
         cache_groups: cache groups in the program's order.
         summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
-        kernels: the functions of ours that modules call.
-        iree: the same modules compiled ahead by IREE; None if they aren't.
+        kernels: the functions of our kernels that modules call.
+        iree: the same modules compiled by IREE; None if they aren't.
     """
 
     version: str
@@ -124,17 +127,17 @@ class StableHloSection(Record, frozen=True, kw_only=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The numbers of places that slots may have, rising; the last is their capacity."""
+        """The lengths of slots in positions, rising; the last is the longest."""
         return tuple(sorted({module.places for module in self.modules}))
 
     @property
     def in_blocks(self) -> bool:
-        """True if attention is our kernels', and caches have their layout."""
+        """True if our kernels compute attention, so that caches have their layout."""
         return ATTENTION in self.kernels
 
     @property
     def requests(self) -> int:
-        """Most of a decode step."""
+        """The most requests of a decode step."""
         return max(module.requests for module in self.modules)
 
 
@@ -150,7 +153,7 @@ def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
 
 
 def described(bundle: Bundle, target: str) -> Iterator[str]:
-    """The modules, and what IREE's compiler made of them, with its size."""
+    """Yields lines that describe the modules, and the files of IREE's compiler with their size."""
     section = bundle.targets[target].section(StableHloSection)
     if section is None:
         return

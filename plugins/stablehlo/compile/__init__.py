@@ -1,1 +1,1 @@
-"""The stablehlo target: modules of fixed sizes in StableHLO, for XLA's compilers (PJRT) and IREE."""
+"""The compiler of the stablehlo target: StableHLO modules of fixed sizes, for XLA's compilers (PJRT) and IREE."""

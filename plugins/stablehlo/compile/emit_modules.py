@@ -1,4 +1,6 @@
-"""A Program as StableHLO modules: the graph in slot form once, then a module for every bucket."""
+"""Converts a Program to StableHLO modules: first to a graph with KV caches in slots, then to a module for every
+bucket.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +54,17 @@ def emit_modules(
 
     Args:
         program: a program with attention in its paged form.
-        modules: their sizes.
+        modules: the sizes of the modules.
         positions: the number of positions of the model.
         writer: the bundle's writer.
-        progress: a function called with the stages "emit", weight by weight, and "modules".
-        options: the target's options: with kernels, products and, if they know it, attention are calls of the cpu
-            target's kernels.
+        progress: called with the stages "emit", for each weight, and "modules".
+        options: the target's options. With kernels, products call the cpu target's kernels, and so does attention if
+            the kernels support it.
 
     Raises:
-        MissingDependencyError: jaxlib is missing, or of another version, or IREE's compiler, where it is asked for.
+        MissingDependencyError: jaxlib is missing or of another version; or IREE's compiler, if it is needed.
         TargetError: IREE's compiler can't compile a module.
-        UnsupportedModelError: an op that standard ONNX operators can't express, or StableHLO here, with its module.
+        UnsupportedModelError: an op can't be expressed in standard ONNX operators or in StableHLO; names its module.
         SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
     """
     stablehlo = load_stablehlo()

@@ -16,7 +16,7 @@ from .sizes import modules_of
 
 
 class StableHloEmitter:
-    """Writes a module for each bucket into targets/stablehlo/modules, and the weights of all, one by one."""
+    """Writes a module for each bucket into targets/stablehlo/modules, and the weights into the bundle."""
 
     name = "stablehlo"
 
@@ -29,7 +29,7 @@ class StableHloEmitter:
     ) -> TargetManifest:
         """Writes the modules of all sizes. Implements `Emitter.emit`.
 
-        Raises MissingDependencyError if jaxlib, onnx or IREE is missing, too.
+        Also raises MissingDependencyError if jaxlib, onnx or IREE isn't installed.
         """
         table = options.section(StableHloOptions)
         block = BLOCK if table.kernels else 1

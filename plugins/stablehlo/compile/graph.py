@@ -1,7 +1,7 @@
 """Translates the onnx target's graph, with the sizes of one bucket, to a StableHLO module.
 
-The graph is the program in slot form (``plugins/steps/linear_io.py``), of standard operators, whose sizes B, S, C and
-R are free. Here they are numbers, so what only reckons with sizes is known, and no operation of the module.
+The graph is the program with caches in slots (``plugins/steps/linear_io.py``), in standard operators. Its sizes B, S, C
+and R are free; here they are numbers. So values that depend only on sizes are computed now, and aren't in the module.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _BITS = {"bf16": "ui16", "f8E4M3FN": "ui8"}
 
 @dataclass(frozen=True)
 class Scaled:
-    """A weight of few bits: its stored values, and what they are times.
+    """A quantized weight: its stored values, and their scales.
 
     Attributes:
-        values: [.., K, N] of integers or 8-bit floats; of 4 bits the bytes that they lie in, in a row.
-        scales: [N] along ``axis``, or of every group of ``block`` along it.
+        values: [.., K, N] of integers or 8-bit floats; 4-bit values are stored bytes in one dimension.
+        scales: [N] along ``axis``, or one for every ``block`` values along it.
         bits: 4 or 8.
     """
 
@@ -48,10 +48,11 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys or values of all slots of a step, [B*Nkv, C, D].
+    """The keys or values of all slots of a step, [B*Nkv, C, D].
 
-    Requests and heads are one axis, the batch of attention's products: with a reshape between, XLA would write the
-    cache once for the result and once more, to a copy, for the product.
+    Requests and heads are one dimension, the batch of attention's products: with a reshape in between, XLA would write
+    the
+    cache once for the result and again, into a copy, for the product.
     """
 
     rows: Tensor
@@ -67,7 +68,7 @@ Handler = Callable[["Graph", "Call"], Any]
 
 @dataclass(frozen=True)
 class Call:
-    """A node of the graph: its operator, its attributes, its inputs' names ("" for one that is left out)."""
+    """A node of the graph: its operator, its attributes, and the names of its inputs ("" for an omitted one)."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -80,12 +81,12 @@ class Call:
 
 
 class Graph:
-    """One module being written.
+    """A translation of one module.
 
     Args:
         model: the graph with free sizes.
         sizes: the sizes of the bucket.
-        positions: the number of positions of the model; later ones are padding.
+        positions: the number of positions of the model; padding has later ones.
     """
 
     def __init__(self, model: onnx.ModelProto, sizes: ModuleSection, positions: int) -> None:
@@ -103,7 +104,9 @@ class Graph:
         self._arguments(positions)
 
     def _arguments(self, positions: int) -> None:
-        """ids, write_index and rows, then caches in the order of their results, then weights."""
+        """Adds the module's arguments: ids, write_index and rows, then caches in the order of their results, then
+        weights.
+        """
         text, s = self.text, self.sizes
         self.values[INPUT_IDS] = text.argument((s.requests, s.tokens), "i64")
         index = self.values[WRITE_INDEX] = text.argument((s.requests,), "i64")
@@ -125,9 +128,9 @@ class Graph:
                 self.values[name] = self._mask(self.window(name))
 
     def _weight(self, name: str, dims: tuple[int, ...], kind: str) -> Tensor:
-        """An argument as the bundle stores it: where two values of 4 bits share a byte, those are in a row.
+        """Adds an argument for a weight as the bundle stores it; 4-bit values are bytes in one dimension.
 
-        Floats that NumPy doesn't have, and so doesn't give away, come as integers of their bits.
+        Floats that NumPy doesn't have are passed as integers with the same bits.
         """
         if kind in ("i4", "ui8"):
             count = math.prod(dims)
@@ -137,7 +140,9 @@ class Graph:
         return self.text.bitcast(stored, kind) if kind in _BITS else stored
 
     def _mask(self, window: int) -> Tensor:
-        """i1 [B, 1, S, C]: the places up to a token's own, ``window`` of them at most (0: all)."""
+        """Returns the mask i1 [B, 1, S, C]: positions up to a token's own, at most the last ``window`` of them (0:
+        all).
+        """
         text, s = self.text, self.sizes
         keys = text.iota((1, 1, 1, s.places), 3)
         places = text.reshape(self._places, (s.requests, 1, s.tokens, 1))
@@ -148,11 +153,11 @@ class Graph:
         return text.binary("and", seen, text.compare("GT", keys, first))
 
     def _caches(self) -> list[str]:
-        """The pasts, each at the place of its present among the results."""
+        """Returns the names of the past caches, in the order of the present caches among the results."""
         return [name.replace("present_", "past_") for name in self._outputs if name != LOGITS]
 
     def translate(self, nodes: Sequence[onnx.NodeProto], handlers: Mapping[str, Handler]) -> str:
-        """The module's text. Raises UnsupportedModelError for an operator without a handler."""
+        """Returns the module's text. Raises UnsupportedModelError for an operator without a handler."""
         for node in nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             self.call = Call(node.op_type, tuple(node.input), tuple(node.output), attributes, node.name)
@@ -168,25 +173,28 @@ class Graph:
     # ---- values
 
     def value(self, name: str) -> Value:
-        """Returns the value of a name; small constants of the graph are known."""
+        """Returns the value of a name, which may be a small constant."""
         if name not in self.values:
             self.values[name] = np.asarray(numpy_helper.to_array(self._initializers[name]))
         return self.values[name]
 
     def known(self, name: str) -> Array:
-        """A value that the module's sizes decide. Raises UnsupportedModelError if tokens decide it."""
+        """Returns a value that depends only on the module's sizes. Raises UnsupportedModelError if it depends on
+        tokens.
+        """
         value = self.value(name)
         if not isinstance(value, np.ndarray):
             raise self.unsupported("its sizes depend on the tokens")
         return value
 
     def integers(self, name: str) -> list[int]:
-        """Returns a value that the module's sizes decide, as a list. Raises UnsupportedModelError if tokens decide
-        it."""
+        """Returns a value that depends only on the module's sizes, as a list. Raises UnsupportedModelError as
+        ``known`` does.
+        """
         return [int(n) for n in self.known(name).reshape(-1)]
 
     def tensor(self, name: str) -> Tensor:
-        """A value in the module; a weight of few bits is scaled first."""
+        """Returns a value of the module; a quantized weight is dequantized."""
         value = self.value(name)
         if isinstance(value, np.ndarray):
             return self.text.constant(value)
@@ -197,17 +205,17 @@ class Graph:
         return value
 
     def stored(self, name: str) -> Tensor:
-        """The argument that a weight comes as."""
+        """Returns the module's argument for a weight."""
         return self._stored[name]
 
     def places(self) -> Tensor:
-        """i64 [B]: where in its slot each request's first token goes."""
+        """Returns i64 [B]: the position in its slot of each request's first token."""
         index = self.values[WRITE_INDEX]
         assert isinstance(index, Tensor)
         return index
 
     def window(self, mask: str) -> int:
-        """Returns the number of places that the mask of this name lets a token see; 0 for all."""
+        """Returns the window of the mask with this name: the number of positions that a token sees; 0 for all."""
         return int(mask.partition("_w")[2] or 0)
 
     def cache(self, name: str) -> Cache:
@@ -220,7 +228,7 @@ class Graph:
         return shape
 
     def dims(self, name: str) -> tuple[int, ...]:
-        """The sizes of a weight, however it is stored."""
+        """Returns the logical shape of a weight."""
         return tuple(self._initializers[name].dims)
 
     def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
@@ -229,7 +237,7 @@ class Graph:
         return self._computed[key]
 
     def scaled(self, weight: Scaled) -> Tensor:
-        """A weight of few bits as floats."""
+        """Dequantizes a weight to floats."""
         text = self.text
         values = text.convert(self.unpacked(weight), "f32")
         scales = text.convert(weight.scales, "f32")
@@ -245,7 +253,7 @@ class Graph:
         return text.binary("multiply", values, text.slice(spread, axis, 0, size))
 
     def unpacked(self, weight: Scaled) -> Tensor:
-        """The stored values, one in each element: two of 4 bits lie in a byte, the first in its low half."""
+        """Returns the stored values, one per element. 4-bit values are two to a byte, the first in the low half."""
         if weight.bits == 8:
             return weight.values
         text = self.text
@@ -262,7 +270,7 @@ class Graph:
         return self.text.convert(x, "i8"), self.text.convert(count, "i8")
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """The error for the node being translated, named with its module."""
+        """Returns the error for the node being translated; its message names the node's module."""
         assert self.call is not None
         where = self.call.label.rpartition("/")[0]
         return UnsupportedModelError(

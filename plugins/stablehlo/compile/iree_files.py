@@ -1,4 +1,4 @@
-"""Modules compiled ahead by IREE's compiler: for levels of x86-64, and for CUDA without a GPU, as files."""
+"""Compiles modules with IREE's compiler: for levels of x86-64, and for CUDA without a GPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _SAYS = 300
 
 
 def compiler_version() -> str:
-    """Looks up the version of IREE's compiler. Raises MissingDependencyError without it."""
+    """Returns the version of IREE's compiler. Raises MissingDependencyError if it isn't installed."""
     _compiler()
     return metadata.version("iree-base-compiler")
 
 
 def compile_for_level(artifact: bytes, name: str, level: LevelName) -> bytes:
-    """A portable artifact as IREE's runtime takes it. ``name``: of the module, for messages. Raises TargetError."""
+    """Compiles a portable artifact for a level of x86-64. ``name`` is the module's, for messages. Raises
+    TargetError.
+    """
     kind = LEVELS[level]
     options = [f"--iree-llvmcpu-target-triple={_HOST}", f"--iree-llvmcpu-target-cpu={kind.cpu}"]
     if kind.features:
@@ -38,12 +40,12 @@ def compile_for_cuda(artifact: bytes, name: str, capability: str) -> bytes:
 
 
 def device_name(capability: str) -> str:
-    """Names the device: "9.0" is "sm_90"."""
+    """Returns the compiler's name of a compute capability: "sm_90" for "9.0"."""
     return f"sm_{capability.replace('.', '')}"
 
 
 def _compile(artifact: bytes, what: str, backend: str, options: list[str]) -> bytes:
-    """Compiles in a process of its own, which gets no name of a file: none is in what it writes."""
+    """Runs the compiler in its own process, on stdin and stdout, so that no file name is in its output."""
     chosen = ["--iree-input-type=stablehlo", f"--iree-hal-target-backends={backend}", "--iree-opt-level=O2", *options]
     done = subprocess.run([str(_compiler()), "-", *chosen, "-o", "-"], input=artifact, capture_output=True)
     if done.returncode != 0 or not done.stdout:
@@ -57,7 +59,7 @@ def _compile(artifact: bytes, what: str, backend: str, options: list[str]) -> by
 
 
 def _compiler() -> Path:
-    """The program. Raises MissingDependencyError."""
+    """Returns the path of the compiler. Raises MissingDependencyError."""
     spec = util.find_spec("iree.compiler") if util.find_spec("iree") is not None else None
     places = spec.submodule_search_locations if spec is not None else None
     program = Path(places[0], "_mlir_libs", "iree-compile") if places else None

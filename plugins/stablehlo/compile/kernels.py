@@ -1,7 +1,8 @@
-"""Products, caches and attention as calls of the cpu target's kernels, by handlers of XLA's (``../kernels``).
+"""Emits products, caches and attention as calls of the cpu target's kernels, through XLA's custom calls
+(``../kernels``).
 
-Weights are in the kernels' panels, and a slot of C places is C / 32 of the kernels' blocks in a row: [B*Nkv, C, D] is
-only the size of its memory then. A module of these runs on a CPU, where the handlers are.
+Weights are in the kernels' panels. A slot of C positions is C / 32 consecutive blocks of the kernels; the shape
+[B*Nkv, C, D] then only states its size. Such a module runs only on a CPU with the library of handlers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from .ops_model import rotation_table
 
 
 def attends(model: onnx.ModelProto) -> bool:
-    """Returns True if only attention that the kernels know reads the caches: with a scale and a window, and no more."""
+    """Returns True if the kernels support all attention of a model: it has a scale and a window, but no other
+    options.
+    """
     masks = {value.name for value in model.graph.input}
     written = {node.output[0]: node for node in model.graph.node if node.op_type == "TensorScatter"}
     for node in model.graph.node:
@@ -32,7 +35,9 @@ def attends(model: onnx.ModelProto) -> bool:
 
 
 def _linear(g: Graph, call: Call) -> Tensor:
-    """Calls a product's kernel: those of scales, offsets and a bias that are there follow each other."""
+    """Emits a call of a product's kernel. Its operands are x and the weight, then scales, offsets and bias if
+    present.
+    """
     _, _, scales, offsets, bias = [*call.inputs, "", "", ""][:5]
     attributes: dict[str, int | float | str] = {
         name: value.decode() if isinstance(value, bytes) else value for name, value in call.attributes.items()

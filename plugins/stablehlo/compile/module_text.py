@@ -1,6 +1,6 @@
-"""Writes a StableHLO module as text: values with static shapes, one method for each operation that steps need.
+"""Writes a StableHLO module as text: values with static shapes, and one method for each operation.
 
-https://openxla.org/stablehlo/spec has the meaning and the syntax of each.
+https://openxla.org/stablehlo/spec defines the operations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLOATS = tuple(DTYPES[name].stablehlo for name in ("f32", "f16", "bf16", "fp8")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the module: its SSA name, sizes and element type."""
+    """A value of the module: its SSA name, shape and element type."""
 
     name: str
     shape: Shape
@@ -35,7 +35,7 @@ class Tensor:
 
     @property
     def type(self) -> str:
-        """Such as "tensor<2x3xf32>"."""
+        """The type as text, such as "tensor<2x3xf32>"."""
         return f"tensor<{''.join(f'{size}x' for size in self.shape)}{self.kind}>"
 
     @property
@@ -44,7 +44,7 @@ class Tensor:
 
 
 class ModuleText:
-    """Collects the body of ``main``: arguments first, then operations, in order."""
+    """Collects the arguments of ``main`` and its operations, in order."""
 
     def __init__(self) -> None:
         self._arguments: list[tuple[Tensor, int | None]] = []
@@ -54,13 +54,15 @@ class ModuleText:
     # ---- the function
 
     def argument(self, shape: Sequence[int], kind: str, aliases: int | None = None) -> Tensor:
-        """The next argument. ``aliases``: the result that may have its memory."""
+        """Adds the next argument. ``aliases`` is the index of the result that may reuse its memory; None for no
+        result.
+        """
         tensor = Tensor(f"%arg{len(self._arguments)}", tuple(shape), kind)
         self._arguments.append((tensor, aliases))
         return tensor
 
     def finish(self, results: Sequence[Tensor]) -> str:
-        """The module, whose function "main" returns ``results``."""
+        """Returns the module's text; its function "main" returns ``results``."""
         arguments = ", ".join(
             f"{tensor.name}: {tensor.type}" + ("" if aliases is None else f" {{tf.aliasing_output = {aliases} : i32}}")
             for tensor, aliases in self._arguments
@@ -79,7 +81,7 @@ class ModuleText:
         return result
 
     def _typed(self, text: str, operands: Sequence[Tensor], shape: Sequence[int], kind: str) -> Tensor:
-        """An operation whose text ends with the types of its operands and of its result."""
+        """Adds an operation; appends the types of its operands and of its result to ``text``."""
         result = Tensor("", tuple(int(size) for size in shape), kind)
         types = ", ".join(operand.type for operand in operands)
         return self._add(f"{text} : ({types}) -> {result.type}", shape, kind)
@@ -87,7 +89,7 @@ class ModuleText:
     # ---- constants
 
     def constant(self, value: npt.ArrayLike, kind: str | None = None) -> Tensor:
-        """A constant, there once."""
+        """Returns a constant; equal constants are added once."""
         array = np.asarray(value)
         kind = kind or KINDS[array.dtype]
         array = np.ascontiguousarray(array, NUMPY[kind]).reshape(array.shape)
@@ -100,7 +102,7 @@ class ModuleText:
         return self._constants[key]
 
     def iota(self, shape: Sequence[int], dim: int, kind: str = "i64") -> Tensor:
-        """0, 1, 2, .. along ``dim``."""
+        """Returns 0, 1, 2, ... along dimension ``dim``."""
         return self._add(f"stablehlo.iota dim = {dim} : {Tensor('', tuple(shape), kind).type}", shape, kind)
 
     # ---- element by element
@@ -114,7 +116,7 @@ class ModuleText:
         return self._add(f"stablehlo.{op} {x.name}, {y.name} : {x.type}", x.shape, x.kind)
 
     def compare(self, direction: str, x: Tensor, y: Tensor) -> Tensor:
-        """``direction``: EQ, NE, LT, LE, GT or GE."""
+        """Compares two tensors; ``direction`` is EQ, NE, LT, LE, GT or GE."""
         x, y = self.together(x, y)
         how = "FLOAT" if x.is_float else "UNSIGNED" if x.kind in ("i1", "ui8") else "SIGNED"
         return self._typed(f"stablehlo.compare {direction}, {x.name}, {y.name}, {how}", (x, y), x.shape, "i1")
@@ -136,7 +138,7 @@ class ModuleText:
         return self._typed(f"stablehlo.bitcast_convert {x.name}", (x,), x.shape, kind)
 
     def together(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """All of the shape that NumPy would give them."""
+        """Returns the tensors broadcast to their common shape, by NumPy's rules."""
         shape = np.broadcast_shapes(*(t.shape for t in tensors))
         return tuple(self.broadcast(t, shape) for t in tensors)
 
@@ -154,7 +156,7 @@ class ModuleText:
         return self._typed(f"stablehlo.broadcast_in_dim {narrow.name}, dims = {dims}", (narrow,), shape, x.kind)
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """``shape`` may have one -1."""
+        """Reshapes a tensor; one size of ``shape`` may be -1."""
         sizes = [int(size) for size in shape]
         if -1 in sizes:
             known = math.prod(size for size in sizes if size != -1)
@@ -170,7 +172,7 @@ class ModuleText:
         return self._typed(f"stablehlo.transpose {x.name}, dims = {dims}", (x,), [x.shape[d] for d in dims], x.kind)
 
     def slice(self, x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
-        """Some places along one axis."""
+        """Returns the elements ``start`` to ``stop`` (exclusive) along one axis, every ``step``-th."""
         if (start, stop, step) == (0, x.shape[axis], 1):
             return x
         bounds = [f"{start}:{stop}:{step}" if i == axis else f"0:{size}" for i, size in enumerate(x.shape)]
@@ -200,7 +202,7 @@ class ModuleText:
         return self._typed(text, (x, update, *starts), x.shape, x.kind)
 
     def take(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        """x[.., indices, ..] along one axis."""
+        """Returns x[.., indices, ..] along one axis."""
         rank, places = len(x.shape), len(indices.shape)
         sizes = [1 if i == axis else size for i, size in enumerate(x.shape)]
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
@@ -226,9 +228,9 @@ class ModuleText:
         *,
         in_place: bool = False,
     ) -> Tensor:
-        """A function of XLA's typed interface ("FFI"), which gives floats: in the memory of its first operand, if said.
+        """Calls a function of XLA's typed interface ("FFI") whose result is a float tensor. Arrays are row-major.
 
-        It takes and gives memory in the order of the axes.
+        With ``in_place``, the result is in the memory of the first operand.
         """
         result = Tensor("", tuple(int(size) for size in shape), "f32")
         config = ", ".join(f"{key} = {_attribute(value)}" for key, value in sorted(attributes.items()))
@@ -247,7 +249,7 @@ class ModuleText:
     def dot(
         self, x: Tensor, y: Tensor, contracting: tuple[int, int], batching: int = 0, kind: str | None = None
     ) -> Tensor:
-        """The sum over one axis of each; their first ``batching`` axes go together."""
+        """Returns the sum of products over one axis of each operand; their first ``batching`` axes are batch axes."""
         batch = list(range(batching))
         left = [s for i, s in enumerate(x.shape) if i >= batching and i != contracting[0]]
         right = [s for i, s in enumerate(y.shape) if i >= batching and i != contracting[1]]
@@ -257,7 +259,7 @@ class ModuleText:
         return self._typed(text, (x, y), [*x.shape[:batching], *left, *right], kind or x.kind)
 
     def reduce(self, op: str, x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
-        """``op``: add or maximum."""
+        """Reduces some axes; ``op`` is add or maximum."""
         axes = sorted(a % len(x.shape) for a in axes)
         least: Any = -np.inf if x.is_float else np.iinfo(NUMPY[x.kind]).min if op == "maximum" else 0
         initial = self.constant(np.asarray(0 if op == "add" else least, NUMPY[x.kind]), x.kind)
@@ -267,7 +269,7 @@ class ModuleText:
         return self.reshape(result, [1 if i in axes else s for i, s in enumerate(x.shape)]) if keep else result
 
     def sort(self, values: Tensor, others: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        """Greatest first, and ``others`` in that order; of equal values the one that came first stays first."""
+        """Sorts values, greatest first, and ``others`` in the same order. The sort is stable."""
         shape = Tensor("", values.shape, values.kind)
         number = len(self._lines)
         one, two = Tensor("", (), values.kind), Tensor("", (), others.kind)
@@ -297,7 +299,7 @@ def _row_major(tensor: Tensor) -> str:
 
 
 def _elements(array: Array, kind: str) -> str:
-    """The text between dense< and >."""
+    """Returns the text of a constant between "dense<" and ">"."""
     if kind == "i1":
         flags = ["true" if value else "false" for value in array.reshape(-1)]
         return flags[0] if len(set(flags)) == 1 and flags else _nested(array.shape, flags)

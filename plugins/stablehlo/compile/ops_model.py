@@ -1,4 +1,4 @@
-"""Emits the ops of decoders: products, norms, rotations, and attention over slots."""
+"""Translates the operators of decoders: products, norms, rotations, and attention over slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ops_plain import number, softmax
 
 
 def _mat_mul(g: Graph, call: Call) -> Tensor:
-    """[.., M, K] x [.., K, N]; what goes together in front is one batch."""
+    """Emits [.., M, K] x [.., K, N]; leading dimensions are batches."""
     text, x, weight = g.text, g.tensor(call.inputs[0]), g.value(call.inputs[1])
     if isinstance(weight, Scaled) and not weight.block and weight.axis == 1 and len(weight.shape) == 2:
         values = text.convert(g.unpacked(weight), "f32")
@@ -32,21 +32,23 @@ def _mat_mul(g: Graph, call: Call) -> Tensor:
 
 
 def _row_product(g: Graph, x: Tensor, values: Tensor) -> Tensor:
-    """One row [1, K] times [K, N], as a sum: XLA converts integers as it adds, and makes no matrix of floats."""
+    """Emits one row [1, K] times [K, N] as a sum: XLA then converts integers while it adds, and stores no matrix of
+    floats.
+    """
     text, (size, width) = g.text, values.shape
     spread = text.broadcast(text.reshape(x, (size, 1)), values.shape)
     return text.reshape(text.reduce("add", text.binary("multiply", spread, values), [0]), (*x.shape[:-1], width))
 
 
 def _gemm(g: Graph, call: Call) -> Tensor:
-    """x [M, K] with a table [N, K]."""
+    """Emits x [M, K] times the transpose of a table [N, K]."""
     if not call.get("transB", 0) or call.get("transA", 0) or len(call.inputs) > 2:
         raise g.unsupported("it isn't a product with a table's rows")
     return g.text.dot(g.tensor(call.inputs[0]), g.tensor(call.inputs[1]), (1, 1))
 
 
 def _dequantize(g: Graph, call: Call) -> Scaled | Tensor:
-    """A weight's values and scales; whoever multiplies with it says how it is scaled."""
+    """Returns a weight's values and scales without computing anything; its readers choose how to dequantize it."""
     values, scales = g.tensor(call.inputs[0]), g.tensor(call.inputs[1])
     if len(call.inputs) > 2:
         raise g.unsupported("its weight has zero points")
@@ -77,10 +79,10 @@ def _layer_norm(g: Graph, call: Call) -> Tensor:
 
 
 def rotation_table(g: Graph, call: Call) -> Tensor:
-    """[T, 2F]: a step's cosines, then its sines.
+    """Emits [T, 2F]: a step's cosines, then its sines.
 
-    It is multiplied by ones on the diagonal, which changes nothing: XLA computes a product once, and what it takes for
-    cheap, as cosines are to it, again for every layer and number.
+    They are multiplied by an identity matrix: XLA computes a product once, but cheap operations, as which it counts
+    cosines, again for every layer and element.
     """
     text, names = g.text, call.inputs[1:3]
 
@@ -94,7 +96,7 @@ def rotation_table(g: Graph, call: Call) -> Tensor:
 
 
 def _rotary_embedding(g: Graph, call: Call) -> Tensor:
-    """x [T, heads, 1, D] by cosines and sines [T, 1, F]: the first 2F numbers, in halves or in pairs."""
+    """Rotates the first 2F elements of x [T, heads, 1, D], in halves or in pairs, by cosines and sines [T, 1, F]."""
     text, x = g.text, g.tensor(call.inputs[0])
     tokens, heads, _, size = x.shape
     width = g.shape(call.inputs[1])[-1]
@@ -124,7 +126,7 @@ def _rotary_embedding(g: Graph, call: Call) -> Tensor:
 
 
 def _tensor_scatter(g: Graph, call: Call) -> Cache:
-    """Each request's keys or values [S, D] of its heads to their places in its slot."""
+    """Writes each request's keys or values [S, D] of its heads to their positions in its slot."""
     text, cache = g.text, g.cache(call.inputs[0])
     update, index = (g.tensor(name) for name in call.inputs[1:])
     rows, (_, heads, tokens, size) = cache.rows, update.shape
@@ -138,9 +140,9 @@ def _tensor_scatter(g: Graph, call: Call) -> Cache:
 
 
 def _attention(g: Graph, call: Call) -> Tensor:
-    """q [B, Nq, S, D], keys and values [B, Nkv, C, D], mask [B, 1, S, C].
+    """Emits attention of q [B, Nq, S, D] over keys and values [B, Nkv, C, D], with a mask [B, 1, S, C].
 
-    Heads that share a key are rows of one product.
+    Query heads that share a key/value head are rows of one product.
     """
     text = g.text
     q, mask = (g.tensor(call.inputs[i]) for i in (0, 3))

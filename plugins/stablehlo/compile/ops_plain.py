@@ -1,4 +1,4 @@
-"""Operators that work element by element, move, or reduce."""
+"""Translates operators that are element-wise, move data, or reduce."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _where(g: Graph, call: Call) -> Tensor:
 
 
 def number(g: Graph, x: Tensor, value: float) -> Tensor:
-    """A constant of a value's type."""
+    """Returns a scalar constant of the type of ``x``."""
     return g.text.constant(np.asarray(value, NUMPY[x.kind]), x.kind)
 
 
@@ -219,7 +219,7 @@ def _reduce(op: str, mean: bool = False) -> Handler:
 
 
 def softmax(g: Graph, x: Tensor, axis: int) -> Tensor:
-    """exp(x - max) over its sum."""
+    """Emits exp(x - max) divided by its sum along an axis."""
     text = g.text
     raised = text.unary("exponential", text.binary("subtract", x, text.reduce("maximum", x, [axis], keep=True)))
     return text.binary("divide", raised, text.reduce("add", raised, [axis], keep=True))
@@ -242,7 +242,7 @@ def _one_hot(g: Graph, call: Call) -> Tensor:
 
 
 def _top_k(g: Graph, call: Call) -> tuple[Tensor, Tensor]:
-    """The greatest first; of equal ones the lower place first."""
+    """Emits the k greatest values, greatest first; in a tie the lower index comes first."""
     x, (count,) = g.tensor(call.inputs[0]), g.integers(call.inputs[1])
     axis = call.get("axis", -1) % len(x.shape)
     if not call.get("largest", 1):
@@ -253,7 +253,9 @@ def _top_k(g: Graph, call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _hits(g: Graph, x: Tensor, index: Tensor, axis: int) -> tuple[Tensor, int]:
-    """i1 [.., k, n]: which of the n places of an axis each of k indices names; and where the n are."""
+    """Returns i1 [.., k, n], True where an index of the k equals a position of the n of an axis; and the dimension of
+    n.
+    """
     text = g.text
     if axis != len(x.shape) - 1 or index.shape[:-1] != x.shape[:-1]:
         raise g.unsupported("it isn't along the last axis")
@@ -262,7 +264,7 @@ def _hits(g: Graph, x: Tensor, index: Tensor, axis: int) -> tuple[Tensor, int]:
 
 
 def _gather_elements(g: Graph, call: Call) -> Tensor:
-    """Gathers from few places, as routers have them: a sum of which all terms but one are 0."""
+    """Emits a gather as a sum of which all terms but one are 0; fast for few positions, as in routers."""
     x, index = (g.tensor(name) for name in call.inputs)
     hits, _ = _hits(g, x, index, call.get("axis", 0) % len(x.shape))
     rows = g.text.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
@@ -270,7 +272,7 @@ def _gather_elements(g: Graph, call: Call) -> Tensor:
 
 
 def _scatter_elements(g: Graph, call: Call) -> Tensor:
-    """Writes one number to every place that is named."""
+    """Writes one number to every indexed position."""
     x, index, updates = (g.tensor(name) for name in call.inputs)
     hits, _ = _hits(g, x, index, call.get("axis", 0) % len(x.shape))
     counted = g.text.reduce("add", g.text.convert(hits, "i32"), [len(x.shape) - 1])  # [.., n]

@@ -1,4 +1,4 @@
-"""The sizes that modules are made for: of a recipe's buckets, or stated defaults."""
+"""The sizes of a target's modules: from the recipe's buckets, or defaults."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _SCORED = 128
 
 
 def slot_lengths(context: int, multiple: int = 1) -> tuple[int, ...]:
-    """Returns the numbers of places that slots may have, for requests of up to ``context`` tokens. The last is
-    ``context`` + 1, rounded up to a multiple."""
+    """Returns the lengths of slots, in positions, for requests of up to ``context`` tokens, rising.
+
+    The last is ``context`` + 1, rounded up to a multiple of ``multiple``.
+    """
     lengths, length, last = [], _SHORTEST, -(-(context + 1) // multiple) * multiple
     while length < last:
         lengths.append(length)
@@ -31,10 +33,10 @@ def slot_lengths(context: int, multiple: int = 1) -> tuple[int, ...]:
 def modules_of(
     engines: EnginesSection, context_length: int, buckets: BucketPlan | None, multiple: int = 1
 ) -> tuple[ModuleSection, ...]:
-    """Returns the modules of decode steps, of prompts and of prompts whose tokens are all scored, for each length of
-    slots.
+    """Returns the modules for each length of slots: decode steps, prompts, and prompts with logits for all tokens.
 
-    ``multiple``: a divisor of the places of a slot. Raises RecipeError naming a size that doesn't fit into the slots.
+    The length of a slot is a multiple of ``multiple``. Raises RecipeError naming a size that doesn't fit into the
+    slots.
     """
     context = engines.context_within(context_length)
     requests, chunks = _sizes_of("batch", buckets), _sizes_of("tokens", buckets)
@@ -55,7 +57,7 @@ def modules_of(
 
 
 def _sizes_of(kind: str, buckets: BucketPlan | None) -> tuple[int, ...]:
-    """Returns a recipe's buckets of one kind, ascending; () without buckets."""
+    """Returns a recipe's buckets of one kind, in rising order; () without buckets."""
     return tuple(b.tokens for b in buckets.buckets if b.kind == kind) if buckets else ()
 
 

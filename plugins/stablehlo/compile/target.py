@@ -1,4 +1,4 @@
-"""The compiler's half of the stablehlo target."""
+"""The compiling half of the stablehlo target."""
 
 from ...emit.target import Target
 from .emitter import StableHloEmitter

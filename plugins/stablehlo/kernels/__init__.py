@@ -1,1 +1,1 @@
-"""Handlers for custom calls of XLA: the cpu target's kernels as a library that jaxlib's PJRT calls."""
+"""The cpu target's kernels as a library of handlers for XLA's custom calls, which jaxlib's PJRT calls."""

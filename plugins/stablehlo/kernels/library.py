@@ -12,7 +12,7 @@ NAME = "libenginewright_xla.so"
 
 
 def find_handlers() -> Path | None:
-    """The library's path; None where it isn't built."""
+    """Returns the library's path; None if it isn't built."""
     return next((path for folder in package.__path__ if (path := Path(folder) / NAME).is_file()), None)
 
 

@@ -20,7 +20,7 @@ from .pjrt_library import TESTED, is_tested, plugins
 
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
-    """XLA runs it, or IREE where the bundle has modules for that."""
+    """Checks whether XLA, or IREE if the bundle has modules for it, can run the target on this machine."""
     section = target.section(StableHloSection) if target is not None else None
     problem, on = _xla(machine, section)
     iree, ahead = _iree(machine, section)
@@ -34,7 +34,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _xla(machine: Machine, section: StableHloSection | None) -> tuple[Problem | None, str]:
-    """Returns the problem of jaxlib, if any, and a note on it."""
+    """Returns the problem with jaxlib, if any, and a note on it."""
     installed = machine.packages.get("jaxlib")
     if installed is None:
         return Problem("jaxlib is not installed", INSTALL_JAXLIB, missing=True), ""
@@ -62,7 +62,7 @@ def _iree(machine: Machine, section: StableHloSection | None) -> tuple[Problem |
 
 
 def iree_problem(section: IreeSection, found: str | None) -> Problem | None:
-    """Modules of another IREE than is installed."""
+    """Returns a problem if ``found``, the installed version of IREE, isn't the modules' version; otherwise None."""
     if found == section.version:
         return None
     hint = f"Install that one: pip install 'iree-base-runtime=={section.version}'; or export the bundle again."
@@ -72,12 +72,12 @@ def iree_problem(section: IreeSection, found: str | None) -> Problem | None:
 
 
 def iree_level_problem(section: IreeSection) -> Problem:
-    """Modules for other processors."""
+    """Returns the problem that the modules are for other processors."""
     names = " and ".join(f"x86-64-{name}" for name in section.levels)
     hint = "Export again with a level that it has in the recipe's [stablehlo] iree, or take provider cpu."
     return Problem(f"its modules for IREE are for {names}, whose instructions this processor doesn't have", hint)
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """Returns values for the fields of ``Machine`` that this target reads; ``problems`` would get errors by field."""
+    """Returns the fields of ``Machine`` that this target uses; errors would be added to ``problems`` by field."""
     return {"xla_handlers": find_handlers() is not None, "pjrt_plugins": tuple(plugins())}

@@ -1,4 +1,4 @@
-"""The stablehlo target: modules of fixed sizes in the linear form, run by jaxlib's PJRT or by IREE's runtime."""
+"""The executor of the stablehlo target: modules of fixed sizes, with caches in slots, run by jaxlib's PJRT or IREE."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from .runs import Part, Plan
 
 
 class StableHloExecutor(SlotExecutor):
-    """The executor of the stablehlo target: blocks are slots, and prefill and decode alternate.
+    """The executor of the stablehlo target. Each request has a slot; prefill and decode steps alternate.
 
-    XLA compiles a module when a step first needs it, which takes seconds for a large model, or it is found compiled.
-    IREE's are compiled by the export.
+    When a step first needs a module, XLA compiles it, which takes seconds for a large model, or reads it from the cache
+    of
+    compiled modules. IREE's modules are compiled at the export.
 
     Args:
         bundle: a bundle with a ready target of such modules.
-        blocks: cache group -> slots to allocate; the same number for each.
-        context: most tokens of a request.
-        threads: the number of threads of XLA's kernels and the sampler; 0 takes one for each core.
-        provider: "cpu", an installed PJRT plugin's name, or "iree"; None: "cpu", or "iree" without jaxlib.
+        blocks: cache group -> the number of slots to allocate; equal for all groups.
+        context: the most tokens of a request.
+        threads: the number of threads of XLA's kernels and the sampler; 0 takes one per core.
+        provider: "cpu", an installed PJRT plugin's name, or "iree"; None takes "cpu", or "iree" without jaxlib.
         target: the target's name.
-        load: the way weights get into memory.
+        load: "map" or "read", the way weights are loaded.
 
     Raises:
-        BundleError: the bundle has no such target, or it is damaged.
-        MissingDependencyError, TargetError: see ``Pjrt`` and ``Iree``.
+        BundleError: the bundle has no such target, or is damaged.
+        MissingDependencyError, TargetError: as for ``Pjrt`` and ``Iree``.
         CapacityError: there is no memory for the slots.
     """
 
@@ -82,24 +83,24 @@ class ModuleClient(Protocol):
         """Returns the executable of a module, for ``run``."""
 
     def view(self, array: Array, *, donated: bool = False) -> Any:
-        """A buffer that is an array's memory; ``donated``: which a run may write to."""
+        """Returns a buffer on an array's memory. ``donated``: a run may write to it."""
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
-        """The results' buffers."""
+        """Runs a module and returns the buffers of its results."""
 
     def array(self, buffer: Any) -> Array:
-        """Returns a buffer's content."""
+        """Returns the contents of a buffer."""
 
     def address(self, buffer: Any) -> int:
         """Returns a buffer's address."""
 
 
 class XlaModules(Pjrt):
-    """Modules that XLA compiles here, or compiled before.
+    """A client whose modules are compiled by XLA, with a cache of compiled modules.
 
     Args:
         section: the target's section.
-        provider: see ``Pjrt``.
+        provider: as for ``Pjrt``.
         threads: the number of threads of the CPU's kernels.
     """
 
@@ -126,7 +127,7 @@ class XlaModules(Pjrt):
 
 
 def open_client(section: StableHloSection, provider: str | None, threads: int) -> ModuleClient:
-    """Raises what ``Pjrt`` and ``Iree`` raise."""
+    """Returns the client for a provider; None chooses one. Raises the errors of ``Pjrt`` and ``Iree``."""
     if provider is None:
         ahead = section.iree is not None and section.iree.levels and iree_version() is not None
         provider = IREE if ahead and util.find_spec("jaxlib") is None else "cpu"
@@ -134,11 +135,12 @@ def open_client(section: StableHloSection, provider: str | None, threads: int) -
 
 
 class ModuleSlots:
-    """The memory of all slots, [slots, Nkv, C, D] for the keys and the values of each layer. Implements
+    """The memory of all slots: [slots, Nkv, C, D] for the keys and the values of each layer. Implements
     `slot_steps.Slots`.
 
-    C is the shortest of the modules' lengths that the longest request needs. A module gets the part of it that is its
-    slots', and writes there.
+    C is the shortest of the modules' lengths that the longest request needs. A module writes to the part of the memory
+    that
+    has its slots.
 
     Raises the errors of ``StableHloExecutor``.
     """
@@ -176,8 +178,7 @@ class ModuleSlots:
         self._allocate(self.length)
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
-        """Sets the length of slots to what the latest requests need, longer or shorter. Implements
-        `slot_steps.Slots.fit`."""
+        """Lengthens or shortens the slots to what the running requests need. Implements `slot_steps.Slots.fit`."""
         self._held[slot_of] = kv_len
         needed = int(self._held.max()) + 1
         length = next((n for n in self._section.lengths if n >= needed), None)
@@ -201,7 +202,7 @@ class ModuleSlots:
                     self._memory[name][slot, :, :tokens] = before[slot, :, :tokens]
 
     def run(self, run: SlotRun) -> FloatArray:
-        """Logits of the wanted tokens of a run: [R, V], valid until the next one."""
+        """Returns the logits [R, V] of the wanted tokens of a run; they are valid until the next run."""
         parts = list(self._plan.parts(run))
         if len(parts) == 1 and len(parts[0].order) == len(run.wanted):
             return self._run(parts[0])[: len(run.wanted)]
@@ -215,7 +216,7 @@ class ModuleSlots:
         return logits[: len(run.wanted)]
 
     def forget(self, slots: Int32Array) -> None:
-        """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
+        """Sets slots to zero, after values that weren't finite: they would affect the slot's next request."""
         for memory in self._memory.values():
             memory[slots] = 0
 
@@ -264,23 +265,23 @@ class ModuleSlots:
         self._plan = Plan(self._section.modules, length, self._count)
 
     def _weight(self, name: str, load: Load) -> Array:
-        """Returns a weight in its stored form; floats that NumPy has no types for are the integers of their bits."""
+        """Returns a weight as stored; floats that NumPy doesn't have become integers with the same bits."""
         stored = in_place(self._bundle.weight(name, load))
         return stored if stored.dtype.isbuiltin == 1 else stored.view(f"u{stored.dtype.itemsize}")
 
 
 def _flat(memory: Array) -> Array:
-    """[B, Nkv, C, D] as [B*Nkv, C, D]: the same memory."""
+    """Returns [B, Nkv, C, D] as [B*Nkv, C, D], without a copy."""
     return memory.reshape(-1, *memory.shape[2:])
 
 
 def _blocks(slot: Array) -> Array:
-    """[Nkv, C, D] whose memory is blocks of our kernels: [C / 32, ..] of it."""
+    """Returns the slot [Nkv, C, D] as the kernels' blocks [C / 32, ..], without a copy."""
     return slot.reshape(slot.shape[1] // BLOCK, -1)
 
 
 def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:
-    """Returns a target's section of modules. Raises BundleError if it isn't there, not ready, or of another kind."""
+    """Returns a target's section. Raises BundleError if the target doesn't exist, isn't ready, or has no modules."""
     section = bundle.target(target).section(StableHloSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no modules", hint="Export the bundle again.")
@@ -288,5 +289,5 @@ def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:
 
 
 def slot_groups(section: StableHloSection, context: int) -> tuple[CacheGroup, ...]:
-    """Returns the cache groups, with slots of that many tokens, and one more, as their blocks."""
+    """Returns the cache groups; a block is a slot of ``context`` + 1 tokens."""
     return tuple(group.to_group(context + 1) for group in section.cache_groups)

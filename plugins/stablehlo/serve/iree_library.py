@@ -1,7 +1,6 @@
-"""IREE's runtime: modules that its compiler made ahead, on the CPU; arrays in and out without copies.
+"""Runs modules that IREE compiled, on the CPU, with arrays that aren't copied.
 
-Neither its compiler nor jaxlib is loaded. Modules say which version they were made by, and run with that one alone:
-what IREE's compiler writes is for its own release.
+It loads neither IREE's compiler nor jaxlib. Modules run only with the runtime of the version that compiled them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _drivers: dict[str, tuple[Any, int]] = {}
 
 
 def load_iree() -> ModuleType:
-    """IREE's runtime. Raises MissingDependencyError."""
+    """Imports IREE's runtime. Raises MissingDependencyError."""
     if iree_version() is None or util.find_spec("iree.runtime") is None:
         raise MissingDependencyError("IREE's runtime (iree-base-runtime) is not installed", hint=INSTALL)
     try:
@@ -47,15 +46,15 @@ def load_iree() -> ModuleType:
 
 
 class Iree:
-    """A device, and the modules for this processor. See ``stablehlo_slots.ModuleClient``.
+    """A client of IREE's runtime on the CPU. Implements ``executor.ModuleClient``.
 
     Args:
         section: the target's section.
-        threads: the number of threads of the kernels; the first client of a process says how many all have.
+        threads: the number of threads of the kernels; the first client of a process sets it for all.
 
     Raises:
-        MissingDependencyError: the runtime is missing.
-        TargetError: its modules are missing from the bundle, or are for other processors or another version.
+        MissingDependencyError: the runtime isn't installed.
+        TargetError: the bundle has no modules for IREE, or only for other processors or another version.
     """
 
     def __init__(self, section: StableHloSection, threads: int) -> None:
@@ -80,8 +79,9 @@ class Iree:
         }
 
     def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
-        """Returns the executable of a module, for ``run``. Raises BundleError for a file that was changed, or isn't
-        IREE's."""
+        """Returns the executable of a module, for ``run``. Raises BundleError for a file that was altered or isn't
+        IREE's.
+        """
         name = f"{target_folder(target)}/{module.compiled(self._level)}"
         content = read_code(bundle, name)
         try:
@@ -99,12 +99,14 @@ class Iree:
         return context, function
 
     def view(self, array: Array, *, donated: bool = False) -> Any:
-        """A buffer that is an array's memory, which must be aligned (``aligned``); a module writes into it if its
-        arguments say so (``tf.aliasing_output``), and it may be given again."""
+        """Returns a buffer on the memory of an aligned array (``aligned``).
+
+        A module writes to it if its arguments say so (``tf.aliasing_output``); then the buffer can be used again.
+        """
         return self._device.from_dlpack_capsule(capsule_of(array))
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
-        """The results' buffers. Raises CapacityError without memory for it."""
+        """Runs a module and returns the buffers of its results. Raises CapacityError without memory."""
         context, function = executable
         inputs, results = self._api.VmVariantList(len(arguments)), self._api.VmVariantList(1)
         for argument in arguments:
@@ -128,8 +130,9 @@ class Iree:
 
 
 def check_section(section: StableHloSection) -> IreeSection:
-    """Returns the modules for IREE. Raises TargetError if there are none, or another version than the installed one
-    made them."""
+    """Returns the section of IREE's modules. Raises TargetError if there are none, or if the installed version
+    differs.
+    """
     if section.iree is None or not section.iree.levels:
         raise TargetError(
             "provider: the bundle has no modules that IREE's runtime runs",
@@ -145,7 +148,7 @@ def _refused(problem: Problem) -> TargetError:
 
 
 def _device(api: ModuleType, threads: int) -> tuple[Any, int]:
-    """(a device, how many threads it has)."""
+    """Returns a device and the number of its threads, which the first call sets for all."""
     with _LOCK:
         if PROVIDER not in _drivers:
             api.flags.parse_flags(f"--task_topology_group_count={threads}")

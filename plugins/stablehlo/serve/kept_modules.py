@@ -1,9 +1,9 @@
-"""Modules that XLA compiled on this machine, kept for the next start.
+"""A cache of modules that XLA compiled on this machine.
 
-Compiling takes up to seconds a module, reading what was compiled a tenth of that. A file holds one: of its artifact,
-the version of jaxlib, the processor, the threads (XLA cuts work into as many parts) and XLA's flags, behind the SHA-256
-of its contents, as XLA trusts what it reads. What is damaged is compiled again. Beyond half a gigabyte, files go that
-were used least recently. See ``runtime_cache.py`` for folders.
+Compiling a module takes up to seconds, reading a compiled one a tenth of that. A file has one module; its name depends
+on the artifact, the version of jaxlib, the processor, the number of threads (XLA divides work by it) and XLA's flags.
+The contents follow their SHA-256, because XLA trusts what it reads. A damaged file is compiled again. Beyond half a
+gigabyte, the least recently used files are deleted. See ``runtime/executors/kept_files.py``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 class KeptModules:
-    """Compiles modules, or finds them compiled. Those of other devices than CPUs are not kept.
+    """Compiles modules, or reads them from the cache. Only modules for CPUs are cached.
 
     Args:
         pjrt: the client.
         threads: the number of its threads.
 
     Attributes:
-        compiled, found: the numbers of modules compiled and found so far.
+        compiled, found: how many modules were compiled, and how many came from the cache.
     """
 
     def __init__(self, pjrt: Pjrt, threads: int) -> None:
@@ -44,7 +44,7 @@ class KeptModules:
         self.compiled = self.found = 0
 
     def load(self, artifact: bytes, name: str) -> Any:
-        """The executable of an artifact. Raises what ``Pjrt.compile`` raises."""
+        """Returns the executable of an artifact. Raises the errors of ``Pjrt.compile``."""
         path = cache_file(FOLDER, hashlib.sha256(artifact).hexdigest(), *self._of) if self._keep else None
         try:
             stored = read_own(path) if path is not None else b""

@@ -1,7 +1,7 @@
-"""jaxlib's PJRT without jax: its CPU client, or a plugin's by name; arrays in and out without copies; compiled modules.
+"""jaxlib's PJRT without jax: its CPU client or a plugin's, with arrays that aren't copied, and compiled modules.
 
 Importing jaxlib's extension module imports neither jax nor torch. Its interface is private and changes between minor
-versions, so it is used by this module alone, and ``jaxlib`` must be of a version that the tests ran with.
+versions, so only this module uses it, and ``jaxlib`` must have a tested version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _ENVIRONMENT = threading.Lock()
 
 
 def load_jaxlib() -> ModuleType:
-    """jaxlib's extension module. Raises MissingDependencyError if it isn't there, or of an untested version."""
+    """Imports jaxlib's extension module. Raises MissingDependencyError if it isn't installed or has an untested
+    version.
+    """
     try:
         version = metadata.version("jaxlib")
     except metadata.PackageNotFoundError as e:
@@ -57,18 +59,18 @@ def load_jaxlib() -> ModuleType:
 
 
 def load_stablehlo() -> ModuleType:
-    """StableHLO's functions on modules, of jaxlib. Raises what ``load_jaxlib`` raises."""
+    """Imports jaxlib's functions on StableHLO modules. Raises the errors of ``load_jaxlib``."""
     load_jaxlib()
     return import_module("jaxlib.mlir._mlir_libs._stablehlo")
 
 
 def is_tested(version: str) -> bool:
-    """Returns True if this module is written against that version of jaxlib."""
+    """Returns True if this module was tested with that version of jaxlib."""
     return version.split(".")[:2] == TESTED.split(".")
 
 
 def plugins() -> dict[str, Path]:
-    """The PJRT plugins that are installed: name -> library. None is loaded, and no code of theirs runs."""
+    """Returns the installed PJRT plugins, name -> library, without loading them or running their code."""
     libraries_by_name: dict[str, Path] = {}
     try:
         spec = util.find_spec(PLUGINS_PACKAGE)
@@ -83,14 +85,14 @@ def plugins() -> dict[str, Path]:
 
 
 class Pjrt:
-    """A client with one device.
+    """A PJRT client with one device.
 
     Args:
         provider: "cpu", or the name of an installed plugin.
         threads: the number of threads of the CPU's kernels.
 
     Raises:
-        MissingDependencyError: jaxlib is missing or of another version.
+        MissingDependencyError: jaxlib isn't installed or has another version.
         TargetError: there is no such plugin, or it doesn't start.
     """
 
@@ -126,7 +128,9 @@ class Pjrt:
             ) from e
 
     def compile(self, artifact: bytes, name: str) -> Any:
-        """A loaded executable. Raises BundleError for what isn't a module, CapacityError without memory."""
+        """Compiles an artifact and returns the executable. Raises BundleError for an invalid module, CapacityError
+        without memory.
+        """
         try:
             return self._client.compile_and_load(artifact, self._api.DeviceList(tuple(self._devices)))
         except (self._api.JaxRuntimeError, RuntimeError, ValueError) as e:
@@ -139,7 +143,7 @@ class Pjrt:
             ) from e
 
     def serialize(self, executable: Any) -> bytes:
-        """A compiled module for a file; b"" where the device's client can't."""
+        """Returns a compiled module as bytes; b"" if the client doesn't support that."""
         try:
             data: bytes = executable.serialize()
             return data
@@ -147,18 +151,20 @@ class Pjrt:
             return b""
 
     def deserialize(self, data: bytes) -> Any:
-        """Loads the bytes of ``serialize``, which are trusted as code is; None for other bytes, or those of another
-        version."""
+        """Loads the bytes of ``serialize``, which must be trusted like code; returns None for invalid bytes or another
+        version's.
+        """
         try:
             return self._client.deserialize_executable(data, self._api.DeviceList(tuple(self._devices)), None)
         except (self._api.JaxRuntimeError, RuntimeError, ValueError):
             return None
 
     def register(self, handlers: Sequence[str]) -> None:
-        """Lets modules call these functions of our kernels.
+        """Registers functions of our kernels, so that modules can call them.
 
-        Raises TargetError for another provider than the CPU, and for a function that there isn't;
-        MissingDependencyError where the library isn't built.
+        Raises TargetError for a provider other than the CPU, or an unknown function; MissingDependencyError if the
+        library
+        isn't built.
         """
         if not handlers:
             return
@@ -180,18 +186,19 @@ class Pjrt:
             self._api.register_custom_call_target(name, _capsule(function), "Host", api_version=1)
 
     def view(self, array: Array, *, donated: bool = False) -> Any:
-        """A buffer that is an array's memory, which must be aligned (``aligned``).
+        """Returns a buffer on the memory of an aligned array (``aligned``).
 
-        ``donated``: the next run that takes it may write to it. PJRT takes memory that isn't its own as an input that
-        nothing else reads only where a copy is asked for; in fact none is made, which ``Executable`` looks at.
+        ``donated``: the next run may write to it. For that PJRT must be asked for a copy, although it makes none;
+        callers check
+        by the address that it didn't.
         """
         copy = True if donated else None
         return self._api.dlpack_managed_tensor_to_buffer(capsule_of(array), self._devices[0], None, copy)
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
-        """The results' buffers.
+        """Runs a module and returns the buffers of its results.
 
-        Raises BundleError for a module that calls our kernels with what they don't take, CapacityError without memory.
+        Raises BundleError if the module calls our kernels with invalid arguments, CapacityError without memory.
         """
         try:
             results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
@@ -209,12 +216,12 @@ class Pjrt:
         return pointer
 
     def array(self, buffer: Any) -> Array:
-        """Returns a buffer's content, as a view of its memory if that is the CPU's."""
+        """Returns the contents of a buffer; on the CPU a view of its memory."""
         return np.from_dlpack(_Shared(self._api.buffer_to_dlpack_managed_tensor(buffer)))
 
 
 class _Shared:
-    """A buffer as ``np.from_dlpack`` takes it."""
+    """A wrapper of a buffer for ``np.from_dlpack``."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -234,7 +241,7 @@ def _capsule(function: ctypes.c_void_p) -> Any:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """XLA's CPU client takes the number of its threads from the environment, when it is made."""
+    """Sets the environment variable from which XLA's CPU client takes its number of threads, within the context."""
     with _ENVIRONMENT:
         before = os.environ.get("NPROC")
         os.environ["NPROC"] = str(count)
@@ -249,7 +256,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the lines that the library writes to stderr when it starts."""
+    """Hides the lines that the library writes to stderr, within the context."""
     before = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:

@@ -1,4 +1,4 @@
-"""Chooses the modules of a run over slots: cuts the run, and pads it to their sizes. Free of any library."""
+"""Chooses the modules for a run over slots: divides the run, and pads its parts to the modules' sizes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _OVERHEAD = 16
 
 @dataclass(frozen=True)
 class Part:
-    """The work of one run of a module.
+    """The part of a run that one module computes.
 
     Attributes:
-        module: the module, whose sizes it has.
+        module: the module.
         first: the first slot.
-        ids: [B, S].
+        ids: the tokens, [B, S].
         index: [B], the position in its slot of each row's first token.
         wanted: [R], indices into the B*S tokens.
-        order: indices of the run's wanted tokens that the first of these are.
+        order: for the first of these, their indices among the run's wanted tokens.
     """
 
     module: ModuleSection
@@ -36,11 +36,11 @@ class Part:
 
 
 class Plan:
-    """The modules for slots of one length.
+    """Chooses among the modules for slots of one length.
 
     Args:
-        modules: all there are.
-        places: the slots' length.
+        modules: all modules of the target.
+        places: the length of the slots.
         slots: the number of slots.
     """
 
@@ -53,7 +53,7 @@ class Plan:
         self._scores = {m.tokens: m for m in fitting if m.rows == m.tokens and m.requests == 1}
 
     def parts(self, run: SlotRun) -> Iterator[Part]:
-        """Yields the parts: a decode step over more slots than a module has in several, prompts by row in chunks."""
+        """Yields the parts of a run. Decode steps are divided by slots; prompts are computed one by one, in chunks."""
         if run.ids.shape[1] == 1:
             yield from self._decode(run)
             return
@@ -61,8 +61,9 @@ class Plan:
             yield from self._prompt(run, row)
 
     def _decode(self, run: SlotRun) -> Iterator[Part]:
-        """Yields parts of decode steps. Rows that are added write to the last place of their slot, which no request
-        uses."""
+        """Yields the parts of a decode step. Rows of padding write to the last position of their slot, which no
+        request uses.
+        """
         most = self._decodes[-1].requests
         for top in range(0, len(run.ids), most):
             count = min(most, len(run.ids) - top)
@@ -95,7 +96,9 @@ class Plan:
             start += size
 
     def _chunks(self, length: int, place: int, columns: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """Sizes whose sum is at least ``length``, each with whether it must give logits of several tokens."""
+        """Yields the size of each chunk of a prompt, and True if it needs logits of several tokens. Sizes add up to
+        ``length`` or more.
+        """
         done = 0
         while done < length:
             left, room = length - done, self._places - place - done
@@ -107,11 +110,11 @@ class Plan:
             done += size
 
     def _best(self, sizes: Sequence[int] | dict[int, ModuleSection], left: int, room: int) -> int:
-        """The chunk to take first, of those that fit into the slot."""
+        """Returns the size of the next chunk, among those that fit into the slot."""
         fitting = sorted(size for size in sizes if size <= room)
 
         def cost(tokens: int) -> tuple[int, int]:
-            """(tokens that are computed, the first chunk) if the rest is cut from the largest down."""
+            """Returns (tokens computed, first chunk) if the rest is divided from the largest size down."""
             above = next((size for size in fitting if size >= tokens), None)
             below = max((size for size in fitting if size < tokens), default=None)
             choices = []
