@@ -152,7 +152,9 @@ def _why_not_linear(program: Program, node: Node) -> str | None:
 
 
 def _moved(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
-    """Returns the elements of one token, [1, ...], after these ops; None if they need sizes that aren't numbers."""
+    """Returns the indices of a token's elements, [1, ...], after these ops; None if they need sizes that aren't
+    numbers.
+    """
     for node in moves:
         if len(node.all_input_nodes) > 1:
             return None

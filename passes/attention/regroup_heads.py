@@ -224,7 +224,7 @@ def _applied(seen: Seen, mixes: HeadMixes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _similarity(seen: Seen, options: KvOptions) -> torch.Tensor:
-    """[Nkv, Nkv]: how alike heads are in what becomes of them, keys and values together."""
+    """Returns the similarity [Nkv, Nkv] of heads, of keys and values together, in their effect."""
     k, v = seen.k.double(), seen.v.double()
     if options.method == "mean" or seen.normed:
         return _cosines(k) + _cosines(v)
@@ -241,7 +241,7 @@ def _cosines(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shared(x: torch.Tensor) -> torch.Tensor:
-    """[N, N]: the size of what two heads have in common, whatever linear map is between them."""
+    """Returns for each two of N heads the size of their common part, whatever linear map is between them: [N, N]."""
     return torch.einsum("tai,tbj->abij", x, x).square().sum((2, 3)).sqrt()
 
 

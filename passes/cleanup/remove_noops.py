@@ -33,7 +33,7 @@ _SPLITS = ops_of("split", "unbind")
 
 @dataclass(frozen=True)
 class When(Pattern):
-    """A call that fits ``pattern`` and of which ``holds`` is true; others aren't candidates."""
+    """Matches a call that fits ``pattern`` and for which ``holds`` returns True."""
 
     pattern: Pattern
     holds: Callable[[Program, Node], bool]
@@ -57,7 +57,7 @@ def _shows_the_same(program: Program, node: Node) -> bool:
 
 
 def _cancels(program: Program, node: Node) -> bool:
-    """Returns True if a transpose exchanges the dimensions that its argument has exchanged."""
+    """Returns True if a transpose undoes the transpose that is its argument."""
     inner, rank = node.args[0], program.value(node).dim()
     assert isinstance(inner, Node)
     return dimension_order(bound_arguments(node), rank) == dimension_order(bound_arguments(inner), rank)
@@ -71,12 +71,12 @@ def _is_piece(program: Program, node: Node) -> bool:
 
 
 def _adjoin(program: Program, node: Node) -> bool:
-    """Returns True if a cat joins slices of one value along the dimension and in the order in which they were cut."""
+    """Returns True if a cat joins adjacent slices of one value, along their dimension and in order."""
     return _joined_bounds(program, node) is not None
 
 
 def _joined_bounds(program: Program, node: Node) -> tuple[Node, int, int, int] | None:
-    """Returns (base, dim, start, stop) of the slice that a cat of adjacent slices is; None for another cat."""
+    """Returns (base, dim, start, stop) of the slice that equals a cat of adjacent slices; None for another cat."""
     arguments = bound_arguments(node)
     parts: list[Node] = arguments["tensors"]
     dim: int = arguments["dim"] % program.value(node).dim()
@@ -100,7 +100,7 @@ def _has_empty_parts(program: Program, node: Node) -> bool:
 
 
 class _GivesX(Rule):
-    """A rule whose pattern is a way to write x."""
+    """A rule whose pattern always equals x, which replaces it."""
 
     def rewrite(self, program: Program, match: Match) -> Node:
         return match.node("x")
@@ -155,14 +155,14 @@ class DropNeutral(_GivesX):
 
 
 class DropView(_GivesX):
-    """A view that shows the same."""
+    """A view that doesn't change the shape."""
 
     name = "drop_view"
     pattern = When(Call(_VIEWS, Bind("x")), _shows_the_same)
 
 
 class JoinViews(Rule):
-    """A view of a view is a view of the first value."""
+    """A view of a view of x becomes a view of x."""
 
     name = "join_views"
     pattern = Call(RESHAPES, Call(RESHAPES, Bind("x")))
@@ -179,7 +179,7 @@ class JoinViews(Rule):
 
 
 class CancelTransposes(_GivesX):
-    """A transpose of the same transpose."""
+    """A transpose of the same transpose of x."""
 
     name = "cancel_transposes"
 
@@ -187,14 +187,14 @@ class CancelTransposes(_GivesX):
 
 
 class CancelUnsqueeze(_GivesX):
-    """Dimension 0 of size 1 put in and taken out again."""
+    """A dimension of size 1 that is added in front and removed again."""
 
     name = "cancel_unsqueeze"
     pattern = Call((aten.select.int, aten.squeeze.dim), Call(aten.unsqueeze.default, Bind("x"), 0), 0)
 
 
 class SplitToSlices(Rule):
-    """One of the results of a split or chunk is a slice, one of an unbind a select."""
+    """A result of a split or chunk becomes a slice, one of an unbind a select."""
 
     name = "split_to_slices"
     pattern = When(Call(operator.getitem, Call(_SPLITS)), _is_piece)
@@ -220,7 +220,7 @@ class SplitToSlices(Rule):
 
 
 class JoinSlices(Rule):
-    """A cat of adjoining slices is a slice, or what they were cut from."""
+    """A cat of adjacent slices becomes one slice, or the value that was sliced."""
 
     name = "join_slices"
     pattern = When(Call(aten.cat.default), _adjoin)
@@ -237,7 +237,7 @@ class JoinSlices(Rule):
 
 
 class DropEmptyParts(Rule):
-    """A cat of nothing, something and nothing is that something (partial rotary that is of a whole head)."""
+    """A cat with only one non-empty part becomes that part, as in partial rotary embedding of whole heads."""
 
     name = "drop_empty_parts"
     pattern = When(Call(aten.cat.default), _has_empty_parts)

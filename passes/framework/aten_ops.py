@@ -1,6 +1,6 @@
-"""The ATen ops that do the same, and the meaning of their arguments, for passes and for all that emit programs.
+"""Groups of ATen ops with the same effect, and the meaning of their arguments, for passes and emitters.
 
-Arguments are given by name, as ``bound_arguments`` has them: defaults are filled in.
+Arguments are passed by name, as ``bound_arguments`` returns them, with defaults filled in.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SPELLINGS: Mapping[str, tuple[OpOverload, ...]] = {
 
 
 def ops_of(*names: str) -> tuple[OpOverload, ...]:
-    """The ops of these names of ``SPELLINGS``."""
+    """Returns the ops that ``SPELLINGS`` lists under these names."""
     return tuple(op for name in names for op in SPELLINGS[name])
 
 
@@ -79,7 +79,9 @@ def of_each(handlers: Mapping[str, T]) -> dict[OpOverload, T]:
 
 
 def dims_of(a: Mapping[str, Any], rank: int) -> list[int]:
-    """The dimensions that a call's ``dim`` names of an argument of ``rank``, ascending; all where there is none."""
+    """Returns the dimensions in a call's ``dim`` for an argument of rank ``rank``, in rising order; all if it
+    is None.
+    """
     dim = a.get("dim")
     if dim is None:
         return list(range(rank))
@@ -87,8 +89,7 @@ def dims_of(a: Mapping[str, Any], rank: int) -> list[int]:
 
 
 def dimension_order(a: Mapping[str, Any], rank: int) -> list[int]:
-    """Returns, for each dimension of a permute's, a transpose's or a t's result, the argument's dimension that it
-    is."""
+    """Returns the argument's dimension for each dimension of the result of a permute, transpose or t."""
     if "dims" in a:
         return [d % rank for d in a["dims"]]
     order = list(range(rank))
@@ -99,14 +100,14 @@ def dimension_order(a: Mapping[str, Any], rank: int) -> list[int]:
 
 
 def activation_kind(node: Node) -> str:
-    """A call of an activation by the name that ``ew.linear`` and ``ew.gated_activation`` have for it."""
+    """Returns the name that ``ew.linear`` and ``ew.gated_activation`` have for the activation of a call."""
     assert isinstance(node.target, OpOverload)
     kind = node.target.overloadpacket.__name__
     return "gelu_tanh" if bound_arguments(node).get("approximate") == "tanh" else kind
 
 
 def is_log_of_one_more_exp(a: Mapping[str, Any]) -> bool:
-    """Returns True if a softplus is log(1 + exp(x)) of every float32 x; above its threshold it returns x itself."""
+    """Returns True if a softplus equals log(1 + exp(x)) for all float32 x; above its threshold a softplus is x."""
     return bool(a["beta"] == 1 and a["threshold"] >= _EXP_IS_ALL)
 
 

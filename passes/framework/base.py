@@ -25,7 +25,7 @@ from .verify_program import verify_program
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that holds of a program, or not: ``check`` gives the reasons why it doesn't."""
+    """A condition on a program. ``check`` returns the reasons why it doesn't hold; none if it holds."""
 
     name: str
     check: Callable[[Program], Sequence[str]]
@@ -37,14 +37,14 @@ class PassContext:
 
     Attributes:
         required: names of passes that must match at least once.
-        recipe: the recipe's options that passes read, with the values that an export gives to those left open.
-        calibration: token ids of some sequences, [S] int32 each, for passes that look at what a model computes.
-        scratch: a folder for results of such a pass that memory can't hold, deleted when the export ends; None for
-            memory.
-        memory_budget: bytes that such a pass may take on top of what the process has; None for no limit.
-        recovered: trained weights, to be exported in place of the source's; None without training.
-        common_formats: True if a target of the export reads only the formats that every target does.
-        progress: a function called with the progress of a long pass: steps done, steps in all, and the place.
+        recipe: the recipe's options for passes, with the export's values for options that were left open.
+        calibration: token ids of some sequences, [S] int32 each, for passes that evaluate the model.
+        scratch: a folder for results of such a pass that don't fit into memory, deleted when the export ends; None if
+            results stay in memory.
+        memory_budget: the most additional bytes of memory that such a pass may use; None for no limit.
+        recovered: trained weights that replace the source's; None without training.
+        common_formats: True if a target of the export supports only the formats that every target does.
+        progress: called with the progress of a long pass: steps done, total steps, and the module's path.
     """
 
     required: frozenset[str] = frozenset()
@@ -59,7 +59,9 @@ class PassContext:
 
 @dataclass
 class PassResult:
-    """The result of ``call``. ``matched`` counts places changed; ``metrics`` are for the report."""
+    """The result of ``Pass.call``: the number of changed places, rejected candidates, and measurements for the
+    report.
+    """
 
     matched: int = 0
     rejected: list[Rejection] = field(default_factory=list)
@@ -68,9 +70,9 @@ class PassResult:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """The record of a run of a pass, for the bundle's manifest (without the time) and the report.
+    """The record of a pass's run, for the bundle's manifest (without the time) and the report.
 
-    ``parameters_removed``: numbers in weights that a pass which reshapes the model has taken away.
+    ``parameters_removed`` is the number of weight values that a pass with ``reshapes`` removed; otherwise 0.
     """
 
     name: str
@@ -84,13 +86,17 @@ class PassRecord:
 
 
 class Pass(ABC):
-    """A rewrite of a Program in place. Subclasses give ``name``, ``requires``, ``ensures`` and ``call``.
+    """A rewrite of a Program in place. Subclasses define ``name``, ``requires``, ``ensures`` and ``call``.
 
-    ``exact``: nothing but rounding may differ after it. A pass that isn't is held to the recipe's budget instead.
-    ``reshapes``: it makes another model of the one there is, as pruning does: what comes after is compared with what
-    it made, and parameters are counted anew.
-    ``after``: of a pass of another package, which pass it runs after; the pipeline is a list for all others.
-    ``repairs``: it compensates for what passes before it have lost: these are not held to the budget one by one.
+    Attributes:
+        name: the pass's name.
+        after: for a pass of another package, the pass after which it runs; the pipeline lists all others in order.
+        exact: True if results change only by rounding. Other passes are held to the recipe's budget of errors.
+        reshapes: True if it makes a different model, as pruning does. Then later passes are compared with its result,
+            and parameters are counted again.
+        repairs: True if it compensates for losses of earlier passes, which then aren't checked against the budget one
+            by one.
+        requires, ensures: conditions that hold before and after it.
     """
 
     name: ClassVar[str]
@@ -107,13 +113,13 @@ class Pass(ABC):
             raise TypeError(f"{cls.__name__} overrides run, which checks what a pass requires and ensures")
 
     def wanted(self, context: PassContext) -> bool:
-        """Returns True if an export has work for it; otherwise it is neither run nor measured."""
+        """Returns True if the export needs the pass; otherwise it is neither run nor measured."""
         return True
 
     def needs_tokens(self, context: PassContext) -> bool:
-        """Returns True if the pass, which is wanted, looks at calibration tokens by the options in ``context``.
+        """Returns True if the pass needs calibration tokens with the options in ``context``.
 
-        An export asks this before there are any, and draws some if a pass of its pipeline needs them.
+        The export calls it before it has tokens, and samples some if a pass needs them.
         """
         return False
 
@@ -123,11 +129,12 @@ class Pass(ABC):
 
     @final
     def run(self, program: Program, context: PassContext) -> PassRecord:
-        """Checks, calls, cleans up after and checks again.
+        """Checks the requirements, calls the pass, removes dead code, and verifies the result.
 
         Raises:
-            PassError: it needs calibration tokens and there are none, a requirement doesn't hold, the pass broke the
-                program or what it ensures, or it had to match and didn't.
+            PassError: calibration tokens are needed and there are none, a requirement doesn't hold, the program is
+                invalid
+                afterwards or lacks what the pass ensures, or a required pass matched nothing.
         """
         start = time.perf_counter()
         if not context.calibration and self.wanted(context) and self.needs_tokens(context):
@@ -171,7 +178,7 @@ def _parameters(program: Program) -> int:
 
 
 def free_of(*targets: Target, name: str) -> Condition:
-    """The condition that no call of these ops is in the program."""
+    """Returns the condition that the program has no call of these ops."""
 
     def check(program: Program) -> list[str]:
         return [describe_node(n) for n in program.nodes_of(*targets)]
@@ -180,7 +187,7 @@ def free_of(*targets: Target, name: str) -> Condition:
 
 
 def contains(*targets: Target, name: str) -> Condition:
-    """The condition that at least one call of these ops is in the program."""
+    """Returns the condition that the program has at least one call of these ops."""
 
     def check(program: Program) -> list[str]:
         return [] if program.nodes_of(*targets) else [f"no {' or '.join(str(t) for t in targets)} in the program"]
@@ -189,6 +196,6 @@ def contains(*targets: Target, name: str) -> Condition:
 
 
 def describe_node(node: Node) -> str:
-    """A node as errors name it: "aten.erf.default at model.layers.0.mlp (node erf_3)"."""
+    """Returns a node's description for errors: "aten.erf.default at model.layers.0.mlp (node erf_3)"."""
     where = ", ".join(node.meta.get("where", ())) or "the model"
     return f"{node.target} at {where} (node {node.name})"

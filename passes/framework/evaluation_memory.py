@@ -20,12 +20,13 @@ references are plain torch.
 def evaluation_bytes(
     program: Program, tokens: int, working: Mapping[Node, int] | None = None, until: Node | None = None
 ) -> int:
-    """Most bytes of activations and of the weight in use at a time, in ``Program.evaluate`` over whole sequences.
+    """Returns the peak bytes of activations and of the weight in use, in ``Program.evaluate`` over whole sequences.
 
     Args:
-        tokens: the number of tokens of all sequences; logits are counted for each if the program gives these.
-        working: bytes that calls take beside their arguments and results, where it isn't the op itself that runs.
-        until: the last call that runs, and doesn't give its result; None: all do.
+        program: the program.
+        tokens: the number of tokens of all sequences; each has logits if the program returns them.
+        working: the bytes that observed calls need besides arguments and results, instead of the op's own.
+        until: the last call that runs, whose result isn't kept; None if all calls run.
     """
     blocks = -(-tokens // KV_BLOCK_SIZE)
     sizes = {named_symbol(s): n for s, n in {"T": tokens, "R": tokens, "B": 1, "M": blocks, "P": blocks}.items()}

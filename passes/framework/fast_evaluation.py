@@ -1,9 +1,9 @@
-"""A faster way to ``Program.evaluate``'s numbers: products of quantized weights as products of floats.
+"""Evaluates programs faster than ``Program.evaluate``: products of quantized weights become products of floats.
 
-The references of the quantized ops add one group of integers after the other, as kernels do; what they give is the
-product of what values and scales stand for, but for rounding. Here that is one product of floats, of a weight that is
-decoded once and kept while there is room, as one of 8-bit floats is. Attention takes the sequences of a step one by
-one, instead of a square of all tokens. Everything else is the op itself.
+The references of the quantized ops add one group of integers after the other, as kernels do. Except for rounding, their
+result is the product of the dequantized values. Here that is one product of floats, with the dequantized weight cached
+while there is room. Attention processes one sequence of a step at a time, instead of a square of all tokens. All other
+ops are computed as usual.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ _ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.defa
 
 
 class WeightCache:
-    """Values of weights, kept while they take no more than ``limit`` bytes together.
+    """A cache of evaluated weights of at most ``limit`` bytes.
 
-    Kept by the expressions themselves: equal ones have equal values, so programs of one model can share a cache. Once
-    it is full the first ones stay, as whoever goes through a program again asks for them first; what the program no
-    longer has makes room.
+    The keys are expressions: equal expressions have equal values, so programs of one model can share a cache. When it
+    is
+    full, the first values stay, because the next evaluation needs them first; values that the running program doesn't
+    use
+    are dropped.
     """
 
     def __init__(self, limit: int = 1 << 30) -> None:
@@ -65,7 +67,9 @@ class WeightCache:
         self._bytes = 0
 
     def get(self, key: tuple[WeightExpr, ...], make: Callable[[], torch.Tensor], program: Program) -> torch.Tensor:
-        """Returns the value kept for ``key``, or the result of ``make``; ``program`` is the one that is running."""
+        """Returns the cached value of ``key``, or the result of ``make``, which is then cached if ``program`` leaves
+        room.
+        """
         cached = self._values.get(key)
         if cached is not None:
             return cached
@@ -77,9 +81,9 @@ class WeightCache:
         return value
 
     def would_keep(self, key: tuple[WeightExpr, ...], size: int, program: Program) -> bool:
-        """Returns True if a computed value of ``size`` bytes is kept for ``key``, or would be.
+        """Returns True if a computed value of ``size`` bytes is cached for ``key``, or would be.
 
-        A value of more than half the limit isn't kept: while it is computed it takes about twice its bytes.
+        A value of more than half the limit isn't cached: computing it takes about twice its bytes.
         """
         return key in self._values or (size <= self.limit // 2 and self._make_room(size, program))
 
@@ -93,7 +97,7 @@ class WeightCache:
         return self._values.get((expr,))
 
     def offer(self, expr: WeightExpr, value: torch.Tensor) -> None:
-        """Takes a value that is in memory anyway, if there is room."""
+        """Caches a value that was evaluated elsewhere, if there is room."""
         size = value.numel() * value.element_size()
         if (expr,) not in self._values and self._bytes + size <= self.limit:
             self._values[expr,] = value
@@ -105,7 +109,7 @@ class WeightCache:
         self._bytes = 0
 
     def forget_all_but(self, program: Program) -> None:
-        """Frees what ``program`` has no use for, nor for making what it has of it."""
+        """Drops values that aren't weights of ``program``, nor parts of a weight that it concatenates."""
         used = {program.weights[name] for name in program.weights}
         used |= {b for e in used if isinstance(e, Concat) and (e,) not in self._values for b in e.bases}
         self._values = {k: v for k, v in self._values.items() if used.issuperset(k)}
@@ -113,13 +117,13 @@ class WeightCache:
 
 
 class FastEvaluation:
-    """``compute`` and ``read`` for ``Program.evaluate``, or ``evaluate`` with both::
+    """A faster ``Program.evaluate``: its ``compute`` and ``read`` can be passed to that, and ``evaluate`` does so::
 
         fast = FastEvaluation(program, WeightCache(1 << 30))
         logits = program.evaluate(inputs, compute=fast.compute, read=fast.read)[0]
 
-    The program may change between runs. ``read`` gives integers and scales of quantized weights as tensors on the
-    device "meta", which have a shape and no values: ``compute`` has the weight that they stand for.
+    The program may change between runs. ``read`` returns integers and scales of quantized weights as tensors on the
+    device "meta", without values; ``compute`` uses the dequantized weight instead.
     """
 
     def __init__(self, program: Program, cache: WeightCache | None = None) -> None:
@@ -133,14 +137,14 @@ class FastEvaluation:
         return self.program.evaluate(inputs, observe, self.compute, self.read)
 
     def read(self, name: str) -> torch.Tensor:
-        """A weight by its name."""
+        """Returns a weight by its name; one of a quantized weight's tensors without values."""
         expr = self.program.weights[name]
         if expr.dtype in _ENCODED:
             return torch.empty(expr.shape, dtype=expr.dtype, device="meta")
         return self._value(name)
 
     def compute(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The value of a call, from its arguments' values."""
+        """Returns the result of a call for the values of its arguments."""
         assert callable(node.target)
         names = bound_arguments(node)
         if node.target in _WEIGHTS and names.keys() <= _UNDERSTOOD:
@@ -156,7 +160,10 @@ class FastEvaluation:
         return node.target(*real, **named)
 
     def _quantized(self, node: Node, names: Mapping[str, Any], given: Mapping[str, Any]) -> torch.Tensor:
-        """``names``: the nodes that are arguments; ``given``: their values."""
+        """Returns the result of an op on a quantized weight.
+
+        ``names`` has the argument nodes by name, ``given`` their values.
+        """
         parts = [names[n] for n in _WEIGHTS[node.target] if names.get(n) is not None]
         group = given["group_size"] if node.target is ew.quantized_embedding.default else given["weight_group"]
         exprs = tuple(self.program.weights[str(n.target)] for n in parts)
@@ -179,11 +186,11 @@ class FastEvaluation:
         return finish_linear(product, given["activation"], given.get("residual"))
 
     def _decoded(self, exprs: tuple[WeightExpr, ...], group: int) -> torch.Tensor:
-        """Returns the floats of a weight that is stored as values, scales and perhaps offsets."""
+        """Returns the dequantized weight of values, scales and perhaps offsets, from the cache if possible."""
         return self.cache.get(exprs, lambda: decoded(*(e.evaluate() for e in exprs), group=group), self.program)
 
     def _real(self, argument: object, value: Any) -> Any:
-        """An argument's value with what ``read`` left out."""
+        """Returns an argument's value, with real values where ``read`` returned none."""
         if isinstance(argument, Node):
             return self._value(str(argument.target)) if argument.op == "get_attr" and value.is_meta else value
         if isinstance(argument, (list, tuple)):
@@ -195,7 +202,7 @@ class FastEvaluation:
         return self.cache.get((expr,), lambda: self._evaluated(expr), self.program)
 
     def _evaluated(self, expr: WeightExpr) -> torch.Tensor:
-        """The value, of values that are in memory still where a pass has put weights together."""
+        """Evaluates a weight; a concatenation uses cached values of its parts."""
         if not isinstance(expr, Concat):
             return expr.evaluate()
         cached = [self.cache.find(base) for base in expr.bases]
@@ -205,7 +212,9 @@ class FastEvaluation:
 def decoded(
     values: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, group: int
 ) -> torch.Tensor:
-    """Returns integers or 8-bit floats [.., K] as float32, by their scales and offsets of groups or blocks."""
+    """Returns integers or 8-bit floats [.., K] dequantized to float32, with scales and offsets by group or in
+    blocks.
+    """
     size = values.shape[-1]
     groups, width = groups_of(size, group), group or size
     whole = torch.nn.functional.pad(values.float(), (0, groups * width - size)) if groups * width > size else values
@@ -219,7 +228,7 @@ def decoded(
 def _linear_in_pieces(
     x: torch.Tensor, parts: Sequence[torch.Tensor], group: int, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product with a weight [N, K] of which no more than ``_PIECE`` floats are in memory at a time."""
+    """Returns the product with a weight [N, K], of which at most ``_PIECE`` floats are in memory at a time."""
     rows = max(1, _PIECE // parts[0].shape[-1])
     pieces = zip(*(part.split(rows) for part in parts), strict=True)
     product = torch.cat([torch.nn.functional.linear(x, decoded(*piece, group=group)) for piece in pieces], -1)
@@ -227,7 +236,7 @@ def _linear_in_pieces(
 
 
 def _attend(target: Any, given: Mapping[str, Any]) -> torch.Tensor:
-    """Attention of one request after the other: no scores between tokens that can't see each other."""
+    """Computes attention request by request, without scores between tokens of different requests."""
     results = []
     for i, (start, stop) in enumerate(request_spans(given)):
         arguments = of_one_request(given, start, stop)

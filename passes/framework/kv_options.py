@@ -1,4 +1,6 @@
-"""A recipe's options of attention: the storage and number of key/value heads, and the context that is read."""
+"""A recipe's options for attention: the format and number of key/value heads, and the part of the context that is
+read.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +41,25 @@ class CacheOptions(Section):
 
 
 class KvHeadsOverride(Section):
-    """A number of heads for the attentions whose path matches ``layers``, a shell pattern such as ``*.layers.3.*``."""
+    """The number of key/value heads for attentions whose path matches ``layers``, a shell pattern:
+    ``*.layers.3.*``.
+    """
 
     layers: str = Field(min_length=1)
     kv_heads: int = Field(ge=1)
 
 
 class KvOptions(Section):
-    """[attention] of a recipe: key/value heads, fewer than the model has, in numbers or by a budget.
+    """[attention] of a recipe: fewer key/value heads than the model has, by number or by a budget.
 
     Attributes:
-        kv_heads: the number of heads of attentions that no override names; None keeps theirs.
-        overrides: the first that matches an attention's path counts.
-        max_kl: the largest KL divergence, in nats a token; heads become as few as it allows.
-        max_cache_bytes_per_token: the most bytes a token, over all layers; the choice costs the least of all within it.
-        method, grouping: the way heads become fewer.
-        tokens: the most tokens that measure a layer in a search; large models take fewer.
+        kv_heads: the number of heads for attentions without an override; None keeps the model's.
+        overrides: numbers for some attentions; the first that matches the path counts.
+        max_kl: the largest KL divergence in nats per token; the fewest heads within it are chosen.
+        max_cache_bytes_per_token: the most cache bytes per token, over all layers; the heads with the least error
+            within it are chosen.
+        method, grouping: how heads are merged.
+        tokens: the most tokens for measuring a layer in a search; large models use fewer.
     """
 
     kv_heads: int | None = Field(default=None, ge=1)
@@ -85,20 +90,20 @@ class KvOptions(Section):
         return self
 
     def heads_of(self, path: str, present: int) -> int:
-        """Returns the number of heads that the attention at ``path`` is to have; it has ``present`` now."""
+        """Returns the number of heads for the attention at ``path``, which has ``present`` heads now."""
         named = next((o.kv_heads for o in self.overrides if fnmatchcase(path, o.layers)), self.kv_heads)
         return present if named is None else named
 
     def check(self, present: Mapping[str, int], recipe: str) -> None:
-        """Checks that the attentions of a model, by path, can have these numbers of heads.
+        """Checks that the attentions of a model can have these numbers of heads.
 
         Args:
-            present: the number of heads that each has.
+            present: the path of each attention -> its number of heads.
             recipe: the recipe's name, for errors.
 
         Raises:
-            RecipeError: a number doesn't divide a layer's or is more; a pattern matches nothing, or earlier ones match
-                it all; or no layer would have fewer.
+            RecipeError: a number is larger than a layer's or doesn't divide it; a pattern matches nothing, or only
+                attentions that earlier patterns match; or no layer would have fewer heads.
         """
         name = f"recipe {recipe}: attention"
         left = set(present)
@@ -138,14 +143,14 @@ class KvOptions(Section):
 
 
 class ContextOptions(Section):
-    """[adaptive_context] of a recipe: attention looks at the part of a long context that matters for a token.
+    """[adaptive_context] of a recipe: attention reads only the part of a long context that matters for a token.
 
-    Keys are chosen in blocks of 32, anew for each token, layer and key/value head. All numbers are of tokens.
+    Keys are chosen in blocks of 32, for each token, layer and key/value head. All numbers count tokens.
 
     Attributes:
-        best: keys that are chosen, of those that are neither first nor last.
-        first, last: keys at the beginning, and right before the token's own block, that are always looked at.
-        below: tokens at earlier positions look at everything.
+        best: the number of keys that are chosen between the first and the last.
+        first, last: the numbers of keys at the beginning, and right before the token's own block, that are always read.
+        below: tokens at earlier positions read all keys.
         whole_layers: the number of layers, from the first on, that read the whole context.
     """
 
@@ -164,7 +169,7 @@ class ContextOptions(Section):
 
     @property
     def choice(self) -> tuple[int, int, int, int]:
-        """``choice`` of ``ew.paged_attention``."""
+        """The argument ``choice`` of ``ew.paged_attention``."""
         first, last, best = (n // KV_BLOCK_SIZE for n in (self.first, self.last, self.best))
         return first, last, best, self.below
 

@@ -13,12 +13,12 @@ AfterPass = Callable[[Program, PassRecord], None]
 
 
 class PassManager:
-    """A list of passes. There is no registration and no priority: the order is the list's.
+    """A list of passes that run in its order.
 
     Args:
-        passes: run one after the other.
-        context: handed to each.
-        after_pass: a function called with the program after each pass, for progress and verification.
+        passes: the passes.
+        context: passed to each.
+        after_pass: called with the program after each pass, for progress and verification.
     """
 
     def __init__(

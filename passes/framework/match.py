@@ -1,13 +1,14 @@
-"""Rules: a pattern, a check that says why not, and a rewrite.
+"""Rules of rewrites: a pattern, a check that returns why a match is rejected, and the rewrite.
 
-A pattern describes a value by the op that makes it and its arguments, down to values that it binds to names::
+A pattern describes a value by its op and arguments, down to values that it binds to names::
 
     square = Call(aten.pow.Tensor_Scalar, Bind("x"), 2)
     inverse = Call(aten.rsqrt.default, Call(aten.add.Tensor, Call(aten.mean.dim, square, [-1], True), Number("eps")))
     norm = Call(aten.mul.Tensor, Bind("x"), inverse)
 
-The same name bound twice must be the same value. add and mul are matched in either order of their arguments.
-Arguments are compared after the op's schema has filled in defaults and names, so spelling doesn't matter.
+If a name is bound twice, both must be the same value. add and mul match with their arguments in either order.
+Arguments are compared after defaults and names were filled in from the op's schema, so that their spelling doesn't
+matter.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COMMUTATIVE: frozenset[Target] = frozenset({aten.add.Tensor, aten.mul.Tensor, at
 
 @dataclass
 class Match:
-    """A match of a pattern: its root, the values that names are bound to, and all nodes that the pattern covers."""
+    """A match of a pattern: its root, the values bound to names, and all nodes that the pattern covers."""
 
     root: Node
     bound: dict[str, Any] = field(default_factory=dict)
@@ -44,12 +45,12 @@ class Match:
         return value
 
     def get(self, name: str) -> Any:
-        """The bound value, or None where an alternative without that name matched."""
+        """Returns the value bound to ``name``, or None if the alternative that matched doesn't bind it."""
         return self.bound.get(name)
 
     @property
     def where(self) -> tuple[str, ...]:
-        """Module paths of all nodes covered, the root's first."""
+        """The module paths of all covered nodes, the root's first."""
         return where_of([self.root, *self.covered])
 
     def copy(self) -> Match:
@@ -57,11 +58,11 @@ class Match:
 
 
 class Pattern(ABC):
-    """A description of values, which a value matches or doesn't."""
+    """A pattern that a value may match."""
 
     @abstractmethod
     def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
-        """Every way in which ``value`` fits, each with what ``match`` had bound and more."""
+        """Yields each way in which ``value`` matches, as ``match`` with further bindings."""
 
     def __or__(self, other: Pattern) -> Pattern:
         return Either(self, other)
@@ -69,7 +70,7 @@ class Pattern(ABC):
 
 @dataclass(frozen=True)
 class Bind(Pattern):
-    """Any node, bound to ``name``; where the name is bound already, that very value."""
+    """Matches any node and binds it to ``name``; if the name is bound already, matches only that node."""
 
     name: str
 
@@ -80,7 +81,7 @@ class Bind(Pattern):
 
 @dataclass(frozen=True)
 class Weight(Pattern):
-    """A ``get_attr`` node, bound to ``name``; ``rank``: its number of dimensions, None for any."""
+    """Matches a ``get_attr`` node and binds it to ``name``. ``rank`` is its number of dimensions, None for any."""
 
     name: str
     rank: int | None = None
@@ -94,7 +95,7 @@ class Weight(Pattern):
 
 @dataclass(frozen=True)
 class Number(Pattern):
-    """A Python number, bound to ``name``."""
+    """Matches a Python number and binds it to ``name``."""
 
     name: str
 
@@ -105,7 +106,7 @@ class Number(Pattern):
 
 @dataclass(frozen=True)
 class Anything(Pattern):
-    """Any argument at all, bound to ``name`` if there is one."""
+    """Matches any argument, and binds it to ``name`` if there is one."""
 
     name: str | None = None
 
@@ -118,7 +119,7 @@ class Anything(Pattern):
 
 @dataclass(frozen=True)
 class Either(Pattern):
-    """A pattern that matches what the pattern ``first`` or the pattern ``second`` matches."""
+    """Matches whatever ``first`` or ``second`` matches."""
 
     first: Pattern
     second: Pattern
@@ -129,9 +130,10 @@ class Either(Pattern):
 
 
 class Call(Pattern):
-    """A call of an op (or one of several) with these arguments, by position or name; arguments not named are free.
+    """Matches a call of an op, or one of several, with these arguments by position or name; other arguments may be
+    anything.
 
-    Plain numbers, lists, None and strings stand for themselves.
+    Plain numbers, lists, None and strings match equal values.
     """
 
     def __init__(self, target: Target | Sequence[Target], *args: Any, **kwargs: Any) -> None:
@@ -167,7 +169,7 @@ class Call(Pattern):
 
 
 def fits(program: Program, pattern: Any, value: Any, match: Match) -> Iterator[Match]:
-    """Matches a pattern, or compares a plain argument."""
+    """Yields the matches of ``value`` with a pattern, or with a plain argument if they are equal."""
     if isinstance(pattern, Pattern):
         yield from pattern.matches(program, value, match)
     elif isinstance(pattern, (list, tuple)):
@@ -197,7 +199,7 @@ def _bind(name: str, value: Any, match: Match) -> Iterator[Match]:
 
 
 class Rule(ABC):
-    """One rewrite. ``name`` appears in reports."""
+    """A rewrite. ``name`` is its name in reports."""
 
     name: ClassVar[str]
     pattern: ClassVar[Pattern]
@@ -208,11 +210,13 @@ class Rule(ABC):
 
     @abstractmethod
     def rewrite(self, program: Program, match: Match) -> Node:
-        """Adds the new nodes (the insertion point is before the root) and returns what takes the root's place."""
+        """Adds the new nodes before the root, and returns the node that replaces the root."""
 
 
 class RewritePass(Pass):
-    """A pass made of rules: each node, in order, is rewritten by the first rule that matches and is not rejected."""
+    """A pass of rules: the first rule that matches a node and doesn't reject it rewrites the node; nodes are visited
+    in order.
+    """
 
     rules: ClassVar[tuple[Rule, ...]]
 
@@ -225,7 +229,7 @@ class RewritePass(Pass):
         return result
 
     def rules_for(self, context: PassContext) -> tuple[Rule, ...]:
-        """The rules of an export; ``rules`` unless a pass's depend on the recipe."""
+        """Returns the rules for an export. The default is ``rules``, whatever the recipe is."""
         return self.rules
 
     def _try_rules(self, program: Program, node: Node, result: PassResult, rules: tuple[Rule, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A program as stable text, for people and for golden tests: names are numbered in order, shapes use T, B, R, M, P."""
+"""Prints a program as stable text, for people and golden tests: names are numbered, and shapes use T, B, R, M, P."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _NAMES = {TORCH_DTYPES[name]: name for name in reversed(tuple(TORCH_DTYPES))}  #
 
 
 def print_program(program: Program, *, provenance: bool = True, node_names: bool = False) -> str:
-    """The program's inputs, calls, result and weights, a line each.
+    """Returns the program's inputs, calls, result and weights as text, one per line.
 
     Args:
-        provenance: append the module path to every call.
-        node_names: results are called as the nodes are, and keep their names from pass to pass, instead of by numbers.
+        program: the program.
+        provenance: True appends the module path to every call.
+        node_names: True names results by their nodes, which keep their names from pass to pass; False numbers them.
     """
     names: dict[Node, str] = {}
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""A recipe's options of pruning: shares of channels and heads, and layers."""
+"""A recipe's options for pruning: shares of channels and heads, and layers to remove."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["channels", "heads"]
 
 
 class PruneOverride(Section):
-    """Shares for the modules whose path, or whose layer's path, matches ``layers``; None is the recipe's own."""
+    """Shares for modules whose path, or whose layer's path, matches ``layers``; None keeps the recipe's own share."""
 
     layers: str = Field(min_length=1)
     channels: float | None = Field(default=None, ge=0, lt=1)
@@ -27,17 +27,18 @@ class PruneOverride(Section):
 
 
 class Pruning(Section):
-    """[prune] of a recipe: what to remove.
+    """[prune] of a recipe: the parts of the model to remove.
 
     Attributes:
-        channels, heads: shares of each layer's.
-        layers: the number of layers to remove, chosen by the cost of leaving them out.
-        drop: patterns of layers that go whatever that costs.
-        overrides: other shares for some layers; the first that matches and says something counts.
-        correct: True if what is kept compensates for what goes, by least squares.
-        max_kl: mean KL per token in nats; shares and ``layers`` are then the most that may go, and what does is
-            searched for.
-        multiple: columns that are left come in multiples of it; see ``fitting``.
+        channels, heads: the shares to remove in each layer.
+        layers: the number of layers to remove; those with the least loss are chosen.
+        drop: patterns of layers that are removed in any case.
+        overrides: other shares for some layers; the first that matches and has that share counts.
+        correct: True if the remaining weights compensate for removed ones by least squares.
+        max_kl: the largest mean KL divergence in nats per token. With it, shares and ``layers`` are only upper limits,
+            and
+            a search chooses what is removed.
+        multiple: the remaining columns are a multiple of this number; see ``fitting``.
     """
 
     channels: float = Field(default=0.0, ge=0, lt=1)
@@ -59,7 +60,7 @@ class Pruning(Section):
         return self
 
     def fitting(self, formats: Iterable[WeightFormat]) -> Self:
-        """Returns these options with a multiple that the groups of all these formats divide, too."""
+        """Returns a copy whose ``multiple`` is also a multiple of the group sizes of these formats."""
         sizes = [self.multiple]
         for f in formats:
             group_sizes = (f.group_size, f.activation_group_size, f.stored.multiple)
@@ -67,7 +68,7 @@ class Pruning(Section):
         return self.model_copy(update={"multiple": lcm(*sizes)})
 
     def share(self, kind: Kind, path: str) -> float:
-        """The share to be removed in the module at ``path``."""
+        """Returns the share to remove in the module at ``path``."""
         for override in self.overrides:
             share: float | None = getattr(override, kind)
             if share is not None and matches(override.layers, path):
@@ -88,12 +89,12 @@ class Pruning(Section):
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Returns True if a shell pattern names a module, or the layer that it is in."""
+    """Returns True if a shell pattern matches a module's path, or the path of its layer."""
     return fnmatchcase(path, pattern) or fnmatchcase(layer_path(path), pattern)
 
 
 def unmatched(pattern: str, paths: list[str], key: str) -> RecipeError:
-    """The error for a pattern that is none of these paths'."""
+    """Returns the error for a pattern that matches none of the paths."""
     known = ", ".join(paths[:3]) + (f" ... {paths[-1]}" if len(paths) > 3 else "")
     return RecipeError(
         f"{key}: the pattern {pattern!r} matches nothing",

@@ -1,4 +1,4 @@
-"""The records of passes for the report of an export. They don't import torch, since reports are read without it."""
+"""The records of passes for the report of an export. They don't import torch, because reports are read without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rejection:
-    """A candidate that a rule's check rejected: the node, where it is in the model, and why."""
+    """A candidate that a rule rejected: the node, its module path, and the reason."""
 
     node: str
     where: str
@@ -25,7 +25,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class AffectedWeight:
-    """A weight of which values were clamped, or groups of small ones became zero; see ``QuantizationCounts``."""
+    """A weight with clamped values, or with groups whose scale became 0; see ``QuantizationCounts``."""
 
     name: str
     saturated: int
@@ -34,8 +34,13 @@ class AffectedWeight:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight whose source had quantized it already: by its name in the program, how the source packs it, and whether
-    the bundle has the source's own values. If it hasn't, it has what they stand for, in the recipe's format."""
+    """A weight that the source has stored quantized.
+
+    Attributes:
+        name: its name in the program.
+        stored: the source's format.
+        kept: True if the bundle has the source's own integers; False if they were dequantized and rounded anew.
+    """
 
     name: str
     stored: str
@@ -44,10 +49,14 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """All weights of a program that became integers together, and those that rounding did more to than round.
+    """The effects of quantizing a program's weights, in total and for weights with effects beyond rounding.
 
-    ``values`` counts weights; ``saturated`` those of 8 bits that were clamped; ``vanished`` groups that became zero, or
-    one number; ``kept`` weights that are the integers of the source, bit for bit.
+    Attributes:
+        values: the number of quantized values.
+        saturated: the number of 8-bit values that were clamped.
+        vanished: the number of groups whose scale became 0.
+        affected: the weights with clamped values or such groups.
+        kept: the number of values that are the source's own integers.
     """
 
     values: int

@@ -1,4 +1,4 @@
-"""A program call by call, from any of which another evaluation can branch off."""
+"""Evaluates a program call by call; from each call on, other evaluations can branch off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Replacement = Callable[[Values], Any]
 
 
 class StepwiseEvaluation:
-    """Evaluates a program over the same tokens, whole or from some call on, as is or with replaced calls::
+    """Evaluates a program over the same tokens several times, whole or from a call on, optionally with replaced calls::
 
         run = StepwiseEvaluation(program, sequences, cache_bytes)
         values = run.start()
@@ -30,9 +30,9 @@ class StepwiseEvaluation:
             run.step(node, values)
 
     Args:
-        program: not changed.
+        program: the program, which isn't changed.
         sequences: token ids, [S] each.
-        cache_bytes: the most bytes of weights that are kept from run to run.
+        cache_bytes: the most bytes of weights that are cached between runs.
     """
 
     def __init__(self, program: Program, sequences: Sequence[torch.Tensor], cache_bytes: int) -> None:
@@ -43,7 +43,7 @@ class StepwiseEvaluation:
         self._inputs = packed_inputs(program, sequences)
 
     def start(self) -> Values:
-        """The values before the first call: of the inputs."""
+        """Returns the values of the inputs, before the first call."""
         return {node: self._inputs[name] for name, node in self.program.inputs.items()}
 
     def arguments(self, node: Node, values: Values) -> tuple[list[Any], dict[str, Any]]:
@@ -55,7 +55,7 @@ class StepwiseEvaluation:
         return [map_arg(a, value) for a in node.args], {k: map_arg(v, value) for k, v in node.kwargs.items()}
 
     def with_argument(self, node: Node, position: int, change: Callable[[Any], Any]) -> Replacement:
-        """A call with another value of one argument."""
+        """Returns a replacement that computes the call with argument ``position`` changed by ``change``."""
 
         def compute(values: Values) -> Any:
             args, kwargs = self.arguments(node, values)
@@ -67,7 +67,10 @@ class StepwiseEvaluation:
     def step(
         self, node: Node, values: Values, replacement: Replacement | None = None, keep: Collection[Node] = ()
     ) -> None:
-        """Computes one call, and forgets what no later one reads, but for ``keep`` and the logits."""
+        """Computes one call and adds its value to ``values``.
+
+        Values that no later call reads are removed, except for ``keep`` and the logits.
+        """
         with torch.no_grad():
             if replacement is not None:
                 values[node] = replacement(values)
@@ -80,7 +83,7 @@ class StepwiseEvaluation:
     def finish(
         self, values: Values, first: int = 0, replacements: Mapping[Node, Replacement] | None = None
     ) -> torch.Tensor:
-        """The logits [R, V] from the call at that index on; ``values`` are used up."""
+        """Computes the calls from index ``first`` on and returns the logits [R, V]. It changes ``values``."""
         for node in self.calls[first:]:
             self.step(node, values, (replacements or {}).get(node))
         logits: torch.Tensor = values[self.program.logits]

@@ -1,4 +1,4 @@
-"""Token sequences for passes: some of many, packed as inputs of a Program, and how far apart logits on them are."""
+"""Token sequences for passes: samples of them, packed inputs for a Program, and the distance between logits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from enginewright.runtime.shared.step_schema import (
 
 
 def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """An input for each placeholder of ``program``: the sequences packed in one step, with nothing in their caches.
+    """Returns an input for each placeholder of ``program``: the sequences packed into one step, with empty caches.
 
     Args:
         program: a program with attention as captured, or paged.
         sequences: token ids, [S] each, at least one token.
 
     Returns:
-        by name; ``rows`` are all tokens, so that the program gives logits [T, V], T being all sequences' length.
+        the inputs by name. ``rows`` has all T tokens, so that the program returns logits [T, V].
     """
     lengths = torch.tensor([len(s) for s in sequences])
     requests = range(len(sequences))
@@ -67,12 +67,15 @@ Item = TypeVar("Item")
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
-    """``count`` of the items, in order: the first, and others at even distances."""
+    """Returns ``count`` evenly spaced items, the first among them."""
     return [items[i * len(items) // count] for i in range(count)]
 
 
 def beginnings(sequences: Sequence[torch.Tensor], most: int, length: int) -> list[torch.Tensor]:
-    """The beginnings of some sequences: ``most`` tokens in sequences of ``length``, of more where these are too few."""
+    """Returns the beginnings of evenly spaced sequences: about ``most`` tokens in total, ``length`` from each.
+
+    If there are too few sequences, longer beginnings are taken.
+    """
     count = min(len(sequences), max(1, most // length))
     return [sequence[: max(1, most // count)] for sequence in spread(sequences, count)]
 
@@ -82,7 +85,7 @@ _ELEMENTS = 1 << 22
 
 
 def mean_kl(reference: torch.Tensor, logits: torch.Tensor) -> float:
-    """KL(reference || logits) per row in nats; [R, V] both."""
+    """Returns the mean KL(reference || logits) per row in nats, for logits [R, V]."""
     total = 0.0
     step = max(1, _ELEMENTS // reference.shape[-1])
     for a, b in zip(reference.split(step), logits.split(step), strict=True):

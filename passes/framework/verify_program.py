@@ -1,7 +1,7 @@
-"""The IR's verifier: runs after every pass.
+"""The verifier of the IR, which runs after every pass.
 
-Checks that the graph is ordered and closed, that every op is functional and known, that each node's recorded shape and
-dtype are what the op gives, that weights exist with the shape the graph believes, and that provenance is complete.
+It checks that the graph is ordered and closed, that every op is functional and known, that each node's recorded shape
+and dtype are those of its op's result, that weights exist with the recorded shape, and that provenance is complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginewright.runtime.shared.errors import PassError
 
 
 def verify_program(program: Program, *, after: str = "capture") -> None:
-    """Raises PassError naming the pass that ran last, the node and what is wrong with it."""
+    """Raises PassError naming the pass that ran last, the invalid node, and the problem."""
     known: set[Node] = set()
     verified: dict[Node, tuple[object, ...]] = {}
     for node in program.graph.nodes:

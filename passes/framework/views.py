@@ -18,7 +18,8 @@ RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def size_arguments(shape: Sequence[sympy.Expr]) -> list[int] | None:
-    """``shape`` as sizes of a view: numbers, and -1 for the one size that is symbolic. None if several are.
+    """Returns ``shape`` as arguments of a view: numbers, and -1 for the one symbolic size. None if several are
+    symbolic.
 
     Sizes written this way need no ``sym_size`` nodes.
     """
@@ -28,9 +29,9 @@ def size_arguments(shape: Sequence[sympy.Expr]) -> list[int] | None:
 
 
 def view_as(program: Program, x: Node, shape: Sequence[sympy.Expr], where: tuple[str, ...]) -> Node | None:
-    """``x`` seen with another shape (itself if it has that one), copied first where its strides don't allow it.
+    """Returns ``x`` with another shape; a copy is viewed if its strides don't allow a view.
 
-    None if more than one size is symbolic.
+    Returns ``x`` itself if it has that shape, None if more than one size is symbolic.
     """
     if tuple(shape) == program.shape(x):
         return x
@@ -53,14 +54,15 @@ def is_viewable(program: Program, x: Node, sizes: Sequence[int]) -> bool:
 
 
 def last_or(dim: int, rank: int) -> int:
-    """``dim`` (not negative) as this package spells dimensions: -1 for the last one."""
+    """Returns ``dim``, or -1 if it is the last dimension, as this package writes dimensions."""
     return -1 if dim == rank - 1 else dim
 
 
 def slice_bounds(program: Program, node: object) -> tuple[Node, int, int, int, int] | None:
-    """(base, dim, start, stop, step) of an ``aten.slice`` along a dimension of known size; None for anything else.
+    """Returns (base, dim, start, stop, step) of an ``aten.slice`` along a dimension of known size; None for other
+    nodes.
 
-    ``dim`` is not negative, and start and stop are within the dimension.
+    ``dim`` isn't negative, and start and stop are within the dimension.
     """
     if not isinstance(node, Node) or node.target is not aten.slice.Tensor:
         return None

@@ -17,7 +17,7 @@ tokens.
 
 
 def chooses(method: Method, weight_format: WeightFormat) -> bool:
-    """Returns True if a method chooses the integers of a format: GPTQ those of fewer than 8 bits, AWQ those of int4."""
+    """Returns True if a method chooses the integers of a format: GPTQ below 8 bits, AWQ for int4."""
     if method == "gptq":
         return weight_format.stored.integers and weight_format.stored.bits < 8
     return method == "awq" and weight_format.storage == "int4"
@@ -31,9 +31,9 @@ class GptqOptions(Section):
     """The options of GPTQ.
 
     Attributes:
-        damping: a number added to the Hessian's diagonal, as a share of the diagonal's mean. The paper has 0.01, which
-            fits what a few thousand tokens show: benchmarks/notes/quantization.md has errors on held-out tokens.
-        activation_order: True takes the columns of the largest inputs first; False takes them as they are stored.
+        damping: a number added to the Hessian's diagonal, as a share of the diagonal's mean. The paper has 0.01;
+            benchmarks/notes/quantization.md has the errors on held-out tokens for a few thousand tokens.
+        activation_order: True processes the columns of the largest inputs first; False processes them in their order.
     """
 
     damping: float = Field(default=0.1, gt=0, le=10, allow_inf_nan=False)
@@ -41,21 +41,26 @@ class GptqOptions(Section):
 
 
 class FormatOverride(Section):
-    """A format for the modules whose path matches ``layers``, a shell pattern such as ``*.mlp.down_proj``."""
+    """A format for modules whose path matches ``layers``, a shell pattern such as ``*.mlp.down_proj``."""
 
     layers: str = Field(min_length=1)
     format: WeightFormat
 
 
 class WeightFormats(Section):
-    """[weights] of a recipe: the first override that matches a module's path counts, else the default.
+    """[weights] of a recipe. The first override that matches a module's path counts, otherwise the default.
 
-    ``embeddings`` is the default of token tables and of the product that gives the logits, where it isn't that of the
-    others. ``keep_blocks``: a weight that its file holds in blocks of a format that can be made keeps it bit for bit,
-    unless an override names it. ``method``: how integers are chosen of the formats that it is for (``chooses``);
-    ``gptq`` has options of that method. ``sparsify``: which weights formats of sparsity 2:4 keep. None is the default
-    of both. ``smooth``: channels are scaled so that rounding what weights are multiplied with costs less. ``rotate``:
-    the values of attention are rotated, to the same end.
+    Attributes:
+        default: the format of weights without an override.
+        embeddings: the default of token tables and of the product that computes logits; None uses ``default``.
+        overrides: formats for some modules.
+        keep_blocks: True if a weight whose file has blocks of a supported format keeps them bit for bit, unless an
+            override names it.
+        method: how integers are chosen, for formats that the method supports (``chooses``); None rounds to the nearest.
+        gptq: options of the method "gptq".
+        sparsify: how the weights that remain in formats of sparsity 2:4 are chosen; None for the default.
+        smooth: True scales channels, so that rounding activations costs less.
+        rotate: True rotates the values of attention, for the same reason.
     """
 
     default: WeightFormat = WeightFormat()
@@ -98,16 +103,14 @@ class WeightFormats(Section):
 
     @property
     def formats(self) -> tuple[WeightFormat, ...]:
-        """Every format that is named."""
+        """All formats in this section."""
         return (self.default, *(o.format for o in self.overrides), *([self.embeddings] if self.embeddings else []))
 
     @property
     def exact(self) -> bool:
-        """True if all weights, and the activations that they are multiplied with, are 32-bit floats, and no weight is
-        sparse.
-        """
+        """True if all weights and activations are 32-bit floats, and no weight is sparse."""
         return not self.keep_blocks and all((f.storage, f.sparsity) == ("f32", "dense") for f in self.formats)
 
     def override_of(self, path: str) -> FormatOverride | None:
-        """The override for the module at ``path``, if there is one."""
+        """Returns the override for the module at ``path``; None if there is none."""
         return next((o for o in self.overrides if fnmatchcase(path, o.layers)), None)

@@ -1,7 +1,8 @@
-"""Weights with adapters merged into them, when they are read: W + w1 (f1(W) - W) + w2 (f2(W) - W) + ...
+"""Weights with merged adapters, lazily: W + w1 (f1(W) - W) + w2 (f2(W) - W) + ...
 
-f is what one adapter makes of a weight, w its weight. A low-rank adapter (LoRA, arXiv 2106.09685) gives W + s B A, one
-with magnitudes (DoRA, arXiv 2402.09353) m (W + s B A) / |W + s B A|, and others give rows or the whole anew.
+f(W) is the weight with one adapter, w the adapter's weight. A low-rank adapter (LoRA, arXiv 2106.09685) gives W + s B
+A,
+one with magnitudes (DoRA, arXiv 2402.09353) m (W + s B A) / |W + s B A|; others replace rows or the whole weight.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from .weights import InPlaceOf, WeightExpr
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """One thing that an adapter does to a weight."""
+    """One change that an adapter makes to a weight."""
 
     @abstractmethod
     def apply(self, value: torch.Tensor) -> torch.Tensor:
-        """The weight after it, float32; ``value``, float32 of the same shape, is never written to."""
+        """Returns the changed weight, float32, for ``value``, float32 of the same shape, which isn't modified."""
 
 
 @dataclass(frozen=True)
 class LowRank(Step):
-    """Adds scale * B A to a weight [N, K], or to each expert's of [E, N, K].
+    """Adds scale * B A to a weight [N, K], or to each expert's weight in [E, N, K].
 
     Attributes:
-        a: [R, K]; of experts [E * R, K], one expert's rows after the other's.
-        b: [N, R]; of experts [N, R * E], an expert's columns E apart.
-        scale: factor of the product.
-        transposed: the weight is [K, N], or [E, K, N]: of a table of tokens, and of the class Conv1D.
+        a: [R, K]; for experts [E * R, K], with the rows of each expert together.
+        b: [N, R]; for experts [N, R * E], with the columns of each expert E apart.
+        scale: the factor of the product.
+        transposed: True if the weight is [K, N] or [E, K, N], as a table of tokens and the class Conv1D have it.
         experts: E; 0 for a matrix.
-        magnitude: [N], the norms that rows have afterwards (DoRA); None leaves them.
+        magnitude: [N], the norms that rows have afterwards (DoRA); None for LoRA.
     """
 
     a: WeightExpr
@@ -52,7 +53,7 @@ class LowRank(Step):
         return adapted.mul_(factors.unsqueeze(axis))
 
     def added(self, value: torch.Tensor, weight: float) -> torch.Tensor:
-        """``value`` plus the product, times ``weight``. Takes the memory of the result, and of the factors."""
+        """Returns ``value`` plus ``weight`` times the product, using only the memory of the result and the factors."""
         left, right = self._factors()
         add = torch.baddbmm if self.experts else torch.addmm
         return add(value, left, right, alpha=self.scale * weight)
@@ -67,7 +68,7 @@ class LowRank(Step):
 
 @dataclass(frozen=True)
 class Added(Step):
-    """Adds a vector, times ``scale``, to one of the same size."""
+    """Adds ``scale`` times a vector to a vector of the same size."""
 
     values: WeightExpr
     scale: float
@@ -78,7 +79,7 @@ class Added(Step):
 
 @dataclass(frozen=True)
 class Replaced(Step):
-    """Takes a tensor of the same shape in place of the weight."""
+    """Replaces the weight by a tensor of the same shape."""
 
     values: WeightExpr
 
@@ -88,7 +89,7 @@ class Replaced(Step):
 
 @dataclass(frozen=True)
 class ReplacedRows(Step):
-    """Takes ``values`` [n, K] in place of the rows ``indices`` of a weight [N, K]."""
+    """Replaces the rows ``indices`` of a weight [N, K] by ``values`` [n, K]."""
 
     values: WeightExpr
     indices: tuple[int, ...]
@@ -99,12 +100,12 @@ class ReplacedRows(Step):
 
 @dataclass(frozen=True)
 class Change:
-    """All that one adapter does to a weight.
+    """All changes that one adapter makes to a weight.
 
     Attributes:
-        adapter: the folder's path, which tells adapters with tensors of the same names apart.
-        weight: factor of the difference that the steps make.
-        steps: at least one step, in order.
+        adapter: the folder's path, since different adapters may have tensors of the same names.
+        weight: the factor of the difference that the steps make.
+        steps: the changes in order, at least one.
     """
 
     adapter: str
@@ -112,7 +113,7 @@ class Change:
     steps: tuple[Step, ...]
 
     def merged(self, base: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """``value`` plus the difference that the steps make to ``base``, times the weight."""
+        """Returns ``value`` plus ``weight`` times the difference that the steps make to ``base``."""
         first = self.steps[0]
         if len(self.steps) == 1 and isinstance(first, LowRank) and first.magnitude is None:
             return first.added(value, self.weight)
@@ -126,7 +127,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Adapted(InPlaceOf):
-    """A float32 weight with adapters merged into it. Rows are of what those of ``base`` are."""
+    """A float32 weight with adapters merged into it. Its rows have the provenance of the rows of ``base``."""
 
     changes: tuple[Change, ...]
 

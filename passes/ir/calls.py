@@ -1,4 +1,4 @@
-"""The calls of a Program: their modules, the values that they read and write, and the linears in a fused product."""
+"""The calls of a Program: their modules, the values that they read and write, and the linears of a fused product."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Epilogue = Literal["", "activation", "residual", "both"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start:stop`` of a product's weight, and so columns of its result: those of the linear at ``path``."""
+    """The rows ``start:stop`` of a product's weight, which came from the linear at ``path``; columns of the result."""
 
     path: str
     start: int
@@ -35,20 +35,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Call:
-    """A node of a Program, or a step of a lowered one.
+    """A node of a Program, or a step of a lowered program.
 
     Attributes:
         key: the node, or the step's index.
         op: the op's name, such as "linear", "add_rms_norm", or the name of another library's op.
         where: module paths.
-        reads: the number of each float argument, and the value that it is; any hashable names one. The number is -1 for
-            an argument in a list or passed by name.
-        writes: the number of each float result, and the value that it is.
+        reads: for each float argument, its number and its value, as any hashable key. The number is -1 for an argument
+            in a list or passed by name.
+        writes: for each float result, its number and its value.
         pieces: the linears of a product of LINEARS; () for other ops.
         epilogue: the epilogue of such a product.
         owner: the module of a norm's weight; "" if the norm has none.
-        views: ("read", argument number) or ("write", result number) -> the part of a value, where values are not always
-            whole.
+        views: ("read", argument number) or ("write", result number) -> the part of the value, in lowered programs.
     """
 
     key: Hashable
@@ -63,7 +62,7 @@ class Call:
 
 
 def calls_of(program: Program) -> list[Call]:
-    """Lists the calls of a program, without those that only pick one of several results."""
+    """Returns the calls of a program, except for those that only select one of several results."""
     return [
         _call(program, node)
         for node in program.graph.nodes
@@ -106,7 +105,7 @@ def _writes(node: Node) -> Iterator[tuple[int, Hashable]]:
 
 
 def bound_arguments(node: Node) -> dict[str, Any]:
-    """A call's arguments by the names of the op's schema, defaults filled in, in schema order."""
+    """Returns a call's arguments by name, in the order of the op's schema, with defaults filled in."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
@@ -132,7 +131,7 @@ def op_name(node: Node) -> str:
 
 
 def value_key(node: Node) -> Hashable:
-    """The key of a node's value: the node, or the call and the result's number if the call has several results."""
+    """Returns the key of a node's value: the node, or (call, number of the result) if the call has several results."""
     if node.target is operator.getitem:
         source, index = node.args
         assert isinstance(source, Node)
@@ -149,22 +148,22 @@ def _is_float(value: object) -> bool:
 
 
 def epilogue_of(activation: bool, residual: bool) -> Epilogue:
-    """The epilogue of a product that applies an activation, then adds a residual, or does one of the two."""
+    """Returns the epilogue of a product with an activation, a residual, both or neither."""
     if activation and residual:
         return "both"
     return "residual" if residual else "activation" if activation else ""
 
 
 def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]]) -> tuple[Piece, ...]:
-    """Finds the linear of each row of a product's weight.
+    """Returns the linears whose rows a product's weight contains.
 
     Args:
-        where: the product's module paths, in any order; some may be of what was fused with the linears.
-        name: the weight's name, as passes name it: "layers.0.q_proj+k_proj.weight".
-        parts: source tensor and number of rows of each part of the weight, in order.
+        where: the product's module paths, in any order; some may be of other calls that were fused with the linears.
+        name: the weight's name in the program, such as "layers.0.q_proj+k_proj.weight".
+        parts: (source tensor, number of rows) of each part of the weight, in order.
 
     Returns:
-        a piece for each linear; () if the linears are unclear.
+        a piece for each linear; () if the linears can't be identified.
     """
     total = sum(size for _, size in parts)
     # Rows of one tensor may come in several pieces, where pruning left some out.
@@ -193,9 +192,8 @@ def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]])
 
 
 def owner_of(where: Sequence[str], tensor: str) -> str | None:
-    """Returns the path of the innermost module that the name of a tensor begins with; None if there is none.
-
-    ``where`` are the paths to choose from.
+    """Returns the longest of the module paths ``where`` with which the name of a tensor begins; None if there
+    is none.
     """
     return max((path for path in where if tensor.startswith(f"{path}.")), key=len, default=None)
 

@@ -14,7 +14,7 @@ from .weights import Shape, WeightExpr
 
 @dataclass(frozen=True)
 class ChosenCodes(Prequantized):
-    """Integers in place of ``base`` [.., N, K], which has the provenance of their rows. Equal if their bits are."""
+    """Integers that replace ``base`` [.., N, K], with the provenance of its rows. Two are equal if their bits are."""
 
     of_source = False
     base: WeightExpr
@@ -24,7 +24,7 @@ class ChosenCodes(Prequantized):
 
     @staticmethod
     def of(base: WeightExpr, code_format: CodeFormat, codes: Codes, file: Path | None = None) -> ChosenCodes:
-        """Kept in ``file``, which is read each time, or without one in memory.
+        """Stores the codes in ``file``, which is read each time that they are needed, or in memory if it is None.
 
         Raises CapacityError naming the file if it can't be written.
         """

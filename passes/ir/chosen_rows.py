@@ -1,4 +1,4 @@
-"""Some rows or columns of a weight: those that pruning leaves, in their order, and what it adds to columns."""
+"""Some rows or columns of a weight: those that remain after pruning, with compensation added to columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .weights import Shape, WeightExpr
 
 @dataclass(frozen=True)
 class Chosen(WeightExpr):
-    """The base at some ``indices`` of one axis, in the order given, each once."""
+    """The base at some ``indices`` of one axis, in this order; no index occurs twice."""
 
     base: WeightExpr
     dim: int
@@ -43,7 +43,7 @@ class Chosen(WeightExpr):
         return self.base.evaluate().index_select(self.dim, torch.tensor(self.indices))
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Lists the parts along its axis: the source's indices, those that follow one another as one part."""
+        """Returns the origins along ``axis``; consecutive indices of a source tensor are one part."""
         parts = self.base.parts(axis)
         if axis != self.dim or sum(p.size for p in parts) != self.base.shape[axis]:
             return parts
@@ -67,7 +67,7 @@ class Mix:
 
     @staticmethod
     def of(values: torch.Tensor, file: Path | None = None) -> Mix:
-        """Keeps the numbers, in ``file`` if there is one. Raises CapacityError if it can't be written."""
+        """Stores the numbers in ``file``, or in memory if it is None. Raises CapacityError if it can't be written."""
         content = values.contiguous().numpy()
         digest = hashlib.sha256(content.data).hexdigest()
         if file is not None:
@@ -80,7 +80,7 @@ class Mix:
 
     @property
     def values(self) -> torch.Tensor:
-        """[removed, kept]."""
+        """Returns the matrix [removed, kept]."""
         if self._values is not None:
             return self._values
         count = self.shape[0] * self.shape[1]
@@ -89,10 +89,11 @@ class Mix:
 
 @dataclass(frozen=True)
 class MixedColumns(WeightExpr):
-    """``base[:, kept] + base[:, removed] @ mix``, [N, kept] float32 of a base [N, K] of any type of floats.
+    """``base[:, kept] + base[:, removed] @ mix``, [N, kept] float32, for a base [N, K] of any float type.
 
-    What is removed is compensated by what is kept, where a product's inputs are alike. A column stands for the kept
-    one: that is its provenance.
+    The kept columns compensate for the removed ones, as a product's inputs are correlated. A column has the provenance
+    of
+    the kept column.
     """
 
     base: WeightExpr
@@ -125,14 +126,14 @@ class MixedColumns(WeightExpr):
 
 
 def others(kept: Sequence[int], size: int) -> torch.Tensor:
-    """The indices below ``size`` that are not kept, in order."""
+    """Returns the indices below ``size`` that are not in ``kept``, in order."""
     left = torch.ones(size, dtype=torch.bool)
     left[list(kept)] = False
     return left.nonzero()[:, 0]
 
 
 def _at(parts: Sequence[Part], indices: Sequence[int]) -> Iterator[Part]:
-    """The parts of single indices. What is mixed into an index goes with it."""
+    """Yields the parts of single indices, with the parts that are mixed into each."""
     owner: list[tuple[int, int]] = []  # part and place within it, for each index
     for number, part in enumerate(parts):
         owner += [(number, i) for i in range(part.size)]
@@ -161,7 +162,7 @@ def _joined(parts: Iterator[Part]) -> Iterator[Part]:
 
 
 def _text(indices: Sequence[int]) -> str:
-    """All of a few, of many their number and a digest."""
+    """Returns up to 8 indices as text; of more, their number and a digest."""
     if len(indices) <= 8:
         return ",".join(map(str, indices))
     return f"{len(indices)} of them, {hashlib.sha256(repr(tuple(indices)).encode()).hexdigest()[:8]}"

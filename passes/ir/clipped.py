@@ -1,10 +1,11 @@
-"""Weights of 4 bits whose groups don't all use their whole range: the largest are clipped so that others are finer.
+"""Weights of 4 bits whose groups may be clipped: the largest values are clamped so that others are finer.
 
-How much each group is clipped is chosen elsewhere (AWQ, Lin et al. 2023, https://arxiv.org/abs/2306.00978, section 3.2
-of its code) and kept as one small number a group; the integers are made when they are asked for.
+The share of its range that each group uses is chosen elsewhere (AWQ, Lin et al. 2023,
+https://arxiv.org/abs/2306.00978, section 3.2 of its code) and stored as one small number per group; the integers are
+computed when they are needed.
 
-    symmetric      scale = share * m / -8, m being the group's value of the largest magnitude: of the 16 integers the
-                   one without a counterpart, -8, is on the side of m
+    symmetric      scale = share * m / -8, where m is the group's value of the largest magnitude: the integer without a
+                   counterpart, -8, is on the side of m
     with offsets   scale = share * (largest - smallest) / 15, offset = share * smallest
 """
 
@@ -33,7 +34,7 @@ _CHUNK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class Choices:
-    """Indices into SHARES, uint8 [.., N, groups]; ``read`` gives them. Equal if their bits are."""
+    """Indices into SHARES, uint8 [.., N, groups]; ``read`` returns them. Two are equal if their bits are."""
 
     shape: Shape
     digest: str
@@ -41,16 +42,16 @@ class Choices:
 
     @staticmethod
     def from_indices(indices: torch.Tensor) -> Choices:
-        """Kept in memory."""
+        """Returns choices that are stored in memory."""
         content = indices.contiguous()
         return Choices(tuple(content.shape), hashlib.sha256(content.numpy().tobytes()).hexdigest(), lambda: content)
 
 
 @dataclass(frozen=True)
 class Clipped(Prequantized):
-    """The weight ``base`` [.., N, K] in 4 bits. Each group along K is scaled to its chosen share of its range.
+    """The weight ``base`` [.., N, K] in 4 bits, with each group along K scaled to the chosen share of its range.
 
-    ``choices`` [.., N, K / group_size]: the index of each group's share.
+    ``choices`` [.., N, K / group_size] has the index of each group's share.
     """
 
     of_source = False
@@ -101,15 +102,15 @@ class Clipped(Prequantized):
 
 
 def share_of(choices: torch.Tensor) -> torch.Tensor:
-    """Indices into SHARES -> float32 shares, of the same shape."""
+    """Converts indices into SHARES to float32 shares of the same shape."""
     shares: torch.Tensor = torch.tensor(SHARES)[choices.long()]
     return shares
 
 
 def round_groups(weight: torch.Tensor, code_format: CodeFormat, share: torch.Tensor | float) -> Codes:
-    """float32 [N, K] -> Codes; ``share`` [N, groups], or one for all. Values are rounded by the scales as stored.
+    """Rounds a weight float32 [N, K] to codes. ``share`` is [N, groups], or one number for all groups.
 
-    Raises PassError if a scale is too large for float16.
+    Values are rounded for the scales as stored. Raises PassError if a scale is too large for float16.
     """
     groups = weight.unflatten(-1, (-1, code_format.group_size))  # [N, C, G]
     values, scales, offsets = _integers(groups, range_of(groups, code_format), share)
@@ -117,7 +118,7 @@ def round_groups(weight: torch.Tensor, code_format: CodeFormat, share: torch.Ten
 
 
 def range_of(groups: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tensor, ...]:
-    """Groups [N, C, G] -> what scales are made of, [N, C] each: m, or smallest and largest."""
+    """Returns the range of groups [N, C, G], [N, C] each: m, or the smallest and the largest value."""
     if code_format.offsets:
         low, high = torch.aminmax(groups, dim=-1)
         return low, high
@@ -126,7 +127,7 @@ def range_of(groups: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tenso
 
 
 def rounded(groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Tensor | float) -> torch.Tensor:
-    """Returns the floats of groups [N, C, G] after rounding them to integers of the range ``of``, in the same shape."""
+    """Returns groups [N, C, G] as floats after rounding them to integers of the range ``of``."""
     values, scales, offsets = _integers(groups, of, share)
     values *= scales.float()[..., None]
     return values if offsets is None else values.add_(offsets.float()[..., None])
@@ -135,7 +136,7 @@ def rounded(groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Ten
 def _integers(
     groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Tensor | float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Values as float32 [N, C, G]; scales and offsets float16 [N, C]."""
+    """Returns the values as float32 [N, C, G], and scales and offsets as float16 [N, C]."""
     if len(of) == 2:
         low, high = of
         scales, offsets = (share * (high - low) / 15).half(), (share * low).half()

@@ -1,4 +1,4 @@
-"""The floats that a weight of integers stands for, lazily."""
+"""The dequantized floats of a weight of integers, lazily."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from .weights import Shape, WeightExpr
 
 @dataclass(frozen=True)
 class Dequantized(WeightExpr):
-    """``values * scales + offsets`` in float32, of one shape with the values.
+    """``values * scales + offsets`` in float32, with the shape of the values.
 
     Attributes:
-        values: [.., N, K], integers or floats of 8 bits.
-        scales, offsets: [.., N, ceil(K/G)]; no offsets: None.
-        group_size: G; 0: all of K is one group.
+        values: [.., N, K], integers or 8-bit floats.
+        scales: [.., N, ceil(K/G)].
+        offsets: like scales; None without offsets.
+        group_size: G; 0 if all of K is one group.
     """
 
     values: WeightExpr

@@ -1,7 +1,7 @@
-"""Remembers the inferred results of calls: layers repeat, and each pass infers the same calls again.
+"""A cache of the inferred results of calls: layers repeat, and each pass infers the same calls again.
 
-A fake value depends on nothing but the op, its numbers, and the recorded properties of its argument tensors. So an
-equal call returns the same value as the first one; values are never changed in place.
+A fake value depends only on the op, its numbers, and the recorded properties of its argument tensors. So equal calls
+share one value; values are never changed in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx.node import Node, Target
 
 
 class Inferences:
-    """Values of calls by what they depend on; programs that are copies of each other share one."""
+    """A cache of the fake values of calls; copies of a program share one."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], Any] = {}
@@ -30,12 +30,12 @@ class Inferences:
         symbols: Collection[sympy.Symbol],
         infer: Callable[[], Any],
     ) -> Any:
-        """The value of a call, by ``infer`` if no equal one was asked for before.
+        """Returns the fake value of a call: that of an earlier equal call, or the result of ``infer``.
 
         Args:
             target, args, kwargs: the call's op and arguments.
-            symbols: the symbols that sizes consist of. A value with others is unique, and isn't kept.
-            infer: makes the value.
+            symbols: the symbols of sizes. A value with other symbols isn't cached.
+            infer: computes the value.
         """
         try:
             key = (target, self._key(args), self._key(tuple(sorted(kwargs.items()))))
@@ -74,7 +74,7 @@ class Inferences:
 
 
 def _consists_of(value: object, symbols: Collection[sympy.Symbol]) -> bool:
-    """Returns True if a value is one fake tensor or several, with sizes in ``symbols`` alone."""
+    """Returns True if a value consists of fake tensors whose sizes have only these symbols."""
     if isinstance(value, (tuple, list)):
         return bool(value) and all(_consists_of(v, symbols) for v in value)
     if not isinstance(value, FakeTensor) or value.constant is not None:

@@ -1,4 +1,4 @@
-"""Tensors that a pass has computed, kept until weights are written: in memory or in a file."""
+"""Tensors that a pass has computed, stored in memory or in a file until weights are written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from enginewright.runtime.shared.errors import CapacityError
 
 
 def keep(tensors: Sequence[torch.Tensor], file: Path | None) -> tuple[str, Callable[[], list[torch.Tensor]]]:
-    """Keeps tensors, which must not change, in ``file``, or without one in memory.
+    """Stores tensors, which must not change, in ``file``, or in memory if it is None.
 
-    Returns the SHA-256 of their bits, and what gives them, reading the file each time that it is called. Raises
+    Returns the SHA-256 of their bits, and a function that returns them; it reads the file at each call. Raises
     CapacityError naming the file if it can't be written.
     """
     contiguous = [tensor.contiguous() for tensor in tensors]

@@ -1,4 +1,6 @@
-"""A weight whose rows (or columns) are linear mixes of another's, by small matrices that a pass has computed."""
+"""A weight whose rows (or columns) are linear combinations of another's, with small matrices that a pass has
+computed.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ Indices = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Mix:
-    """J blocks of N indices each, made of M indices of the base. Equal if their bits are.
+    """J blocks of N indices, each computed from M indices of the base. Two are equal if their bits are.
 
     Attributes:
-        indices: [J][M], of the base.
+        indices: [J][M], indices of the base.
         size: N.
         digest: the digest of the matrices.
-        read: gives them, [J, N, M] float32, each time that it is called.
+        read: returns the matrices, [J, N, M] float32.
     """
 
     indices: Indices
@@ -36,14 +38,15 @@ class Mix:
 
     @staticmethod
     def of(indices: Sequence[Sequence[int]], matrices: torch.Tensor, file: Path | None = None) -> Mix:
-        """Kept in ``file``, which is read each time, or without one in memory.
+        """Stores the matrices in ``file``, which is read each time that they are needed, or in memory if it is None.
 
         Args:
-            indices: [J][M], of the base.
+            indices: [J][M], indices of the base.
             matrices: [J, N, M]; they are rounded to float32.
+            file: the file to write; None for memory.
 
         Raises:
-            PassError: the two don't fit together, or a number isn't finite.
+            PassError: the shapes don't match, or a number isn't finite.
             CapacityError: the file can't be written.
         """
         floats = matrices.float()
@@ -58,10 +61,12 @@ class Mix:
 
 @dataclass(frozen=True)
 class MixedRows(WeightExpr):
-    """Index ``j * N + n`` along ``axis`` is the sum over m of ``matrices[j, n, m]`` times the base's ``indices[j][m]``.
+    """A weight whose index ``j * N + n`` of ``axis`` is the sum over m of ``matrices[j, n, m]`` times ``indices[j][m]``
+    of the base.
 
-    The base may have any type of floats; sums are made in 64 bits, so that their order shows in no bit that is kept,
-    and the result is float32.
+    The base may have any float type. Sums are computed in 64 bits, so that their order doesn't change the result, which
+    is
+    float32.
     """
 
     base: WeightExpr
@@ -92,7 +97,7 @@ class MixedRows(WeightExpr):
         return mixed.view(-1, *rest).movedim(0, self.axis)
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Lists the parts along ``axis``: of each block all that it is made of, mixed into its indices."""
+        """Returns the origins along ``axis``: for each block, all indices of the base that are mixed into it."""
         if axis != self.axis:
             return self.base.parts(axis)
         parts: list[Part] = []
@@ -111,7 +116,7 @@ class MixedRows(WeightExpr):
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """The indices as a few ``start:stop``, in ascending order."""
+    """Returns the indices as ranges (start, stop), in rising order."""
     ordered = sorted(set(indices))
     breaks = [i for i, (a, b) in enumerate(pairwise(ordered), 1) if b != a + 1]
     bounds = [0, *breaks, len(ordered)]
@@ -119,7 +124,7 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Neighbours that go on where the one before ends are one."""
+    """Merges neighbouring parts of a source tensor whose indices are consecutive."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

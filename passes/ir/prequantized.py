@@ -1,7 +1,7 @@
-"""Weights whose integers are known already: taken from a file's blocks, or chosen by a calibrated pass.
+"""Weights whose integers are known already: read from a file's blocks, or chosen by a calibrated pass.
 
-``quantized`` (quantized.py) takes these as they are where they have the format that is wanted. Everything else sees the
-floats that they stand for.
+``quantized`` (quantized.py) uses these integers if they have the needed format. All other code sees the dequantized
+floats.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from .weights import Source, WeightExpr
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight [.., N, K] as integers, or floats of 8 bits, in groups of G along K.
+    """A weight [.., N, K] as integers or 8-bit floats, in groups of G along K. A weight is ``value * scale + offset``.
 
     Attributes:
-        values: int8 [.., N, K]. 8 bits: -128 .. 127. 4 bits: -8 .. 7, and 0 .. 15 where there are offsets; fewer, 5 and
-            6 bits alike. Floats are float8_e4m3fn. Of codebooks: the bytes of blocks without their scale.
-        scales: float16 [.., N, ceil(K/G)]; in blocks, int8 as ``ops.quantization.scales_in_blocks`` gives them.
-        offsets: the same shape and type, or None. A weight is ``value * scale + offset``.
+        values: int8 [.., N, K]. 8 bits: -128 to 127. 4 bits: -8 to 7, or 0 to 15 with offsets; other widths alike.
+            Floats
+            are float8_e4m3fn. For codebooks: the bytes of blocks without their scale.
+        scales: float16 [.., N, ceil(K/G)]; in blocks, int8 as ``ops.quantization.scales_in_blocks`` returns them.
+        offsets: like scales; None without offsets.
     """
 
     values: torch.Tensor
@@ -39,10 +40,12 @@ class Codes:
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """The format of ``Codes``: bits of a value (2 .. 6, or 8), size of a group, and whether groups have offsets.
+    """The format of ``Codes``: the bits of a value (2 to 6, or 8), the size of a group, and True if groups have
+    offsets.
 
-    ``kind``: "int", or the format whose values aren't all integers of that many bits, such as "fp8" and "iq4".
-    ``scale_block``: the number of groups that share a float16; 0 if none do.
+    ``kind`` is "int", or a format with other values, such as "fp8" and "iq4". ``scale_block`` is the number of groups
+    that
+    share a float16; 0 if each group has its own.
     """
 
     bits: int
@@ -53,12 +56,12 @@ class CodeFormat:
 
     @property
     def storage(self) -> Storage:
-        """The weight format that stores them."""
+        """The weight format that stores these codes."""
         return cast("Storage", f"int{self.bits}" if self.kind == "int" else self.kind)
 
     @property
     def in_4_bits(self) -> CodeFormat:
-        """The format that holds the same integers of 2 or 3 bits and is every target's; others are themselves."""
+        """The 4-bit format for integers of 2 or 3 bits, which every target supports; other formats are unchanged."""
         return replace(self, bits=4) if self.kind == "int" and self.bits < 4 and not self.scale_block else self
 
     @property
@@ -68,7 +71,7 @@ class CodeFormat:
 
     @staticmethod
     def of(weight_format: WeightFormat) -> CodeFormat | None:
-        """The integers, or what else is stored with scales, of that format; None if it has none."""
+        """Returns the code format of a weight format; None if it is stored without scales."""
         stored = weight_format.stored
         if not stored.group_sizes:
             return None
@@ -79,9 +82,9 @@ class CodeFormat:
 
 
 class Prequantized(WeightExpr):
-    """A float32 weight [.., N, K] that evaluates to what its codes stand for.
+    """A float32 weight [.., N, K] that evaluates to its dequantized codes.
 
-    ``of_source``: the source has these very integers; no pass has chosen them.
+    ``of_source``: True if the codes are the source's own, not chosen by a pass.
     """
 
     of_source: ClassVar[bool] = True
@@ -92,7 +95,7 @@ class Prequantized(WeightExpr):
 
     @abstractmethod
     def codes(self) -> Codes:
-        """The integers; read or made each time that it is called."""
+        """Returns the codes; they are read or computed at each call."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -104,7 +107,7 @@ class Prequantized(WeightExpr):
 
 @dataclass(frozen=True)
 class SourceCodes(Source, Prequantized):
-    """A float32 tensor that its checkpoint holds as integers, which ``read_codes`` gives; ``read`` gives the floats."""
+    """A float32 tensor that its checkpoint stores as integers: ``read_codes`` returns those, ``read`` the floats."""
 
     format: CodeFormat = field(kw_only=True)
     read_codes: Callable[[], Codes] = field(kw_only=True, compare=False, repr=False)
@@ -118,9 +121,9 @@ class SourceCodes(Source, Prequantized):
 
 
 def decode(codes: Codes, code_format: CodeFormat) -> torch.Tensor:
-    """value * scale + offset in float32: [.., N, K]. The product is rounded, then the sum, as GGUF's tools do it.
+    """Returns value * scale + offset as float32 [.., N, K]. The product is rounded, then the sum, as in GGUF's tools.
 
-    A value that is a code stands for the format's number.
+    A value that is an index stands for the format's number at that index.
     """
     size = codes.values.shape[-1]
     width = code_format.group_size or size

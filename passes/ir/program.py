@@ -1,7 +1,8 @@
 """The Program: a torch.fx graph of ATen and ``ew`` ops, a typed signature, and lazy weights.
 
 Differences to an ExportedProgram: weights are ``get_attr`` nodes that name an entry of the WeightStore; step inputs are
-the only placeholders; every node has ``meta["val"]`` (a fake tensor with symbolic shape) and ``meta["where"]``.
+the only placeholders; every node has ``meta["val"]`` (a fake tensor with symbolic shape) and ``meta["where"]`` (module
+paths).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ Compute = Callable[[Node, Sequence[Any], Mapping[str, Any]], Any]
 
 
 class Program:
-    """A decoder as a graph. Passes change it through the methods here, which keep values and provenance.
+    """A decoder as a graph. Passes change it through these methods, which keep values and provenance consistent.
 
     Args:
-        graph: placeholders are step inputs (and, once lowered, caches); no owning module.
+        graph: a graph whose placeholders are step inputs (and, once lowered, caches), without an owning module.
         weights: the weights that ``get_attr`` nodes name.
         fake_mode: the mode of every ``meta["val"]``.
         symbols: sympy symbol -> one of SYMBOLS.
@@ -65,12 +66,12 @@ class Program:
 
     @property
     def inputs(self) -> dict[str, Node]:
-        """Placeholders by name, in order."""
+        """The placeholders by name, in order."""
         return {str(n.target): n for n in self.graph.nodes if n.op == "placeholder"}
 
     @property
     def output(self) -> Node:
-        """The node that returns; its first argument is a tuple."""
+        """The output node; its first argument is a tuple."""
         node: Node = next(n for n in reversed(self.graph.nodes) if n.op == "output")
         return node
 
@@ -83,22 +84,22 @@ class Program:
         return first
 
     def nodes_of(self, *targets: Target) -> list[Node]:
-        """All calls of these ops, in order."""
+        """Returns all calls of these ops, in order."""
         return [n for n in self.graph.nodes if n.op == "call_function" and n.target in targets]
 
     def value(self, node: Node) -> FakeTensor:
-        """The fake tensor of a node with one tensor result."""
+        """Returns the fake tensor of a node with one tensor result."""
         val = node.meta["val"]
         if not isinstance(val, FakeTensor):
             raise PassError(f"{node.name} has no single tensor value")
         return val
 
     def shape(self, node: Node) -> tuple[sympy.Expr, ...]:
-        """A node's shape as sympy expressions over symbols that are named T, B, R, M and P."""
+        """Returns a node's shape as sympy expressions in T, B, R, M and P."""
         return tuple(self.expression(s) for s in self.value(node).shape)
 
     def expression(self, size: int | torch.SymInt) -> sympy.Expr:
-        """A size as an expression over named symbols."""
+        """Returns a size as an expression in T, B, R, M and P."""
         if isinstance(size, int):
             return sympy.Integer(size)
         shape_env = self.fake_mode.shape_env
@@ -112,11 +113,11 @@ class Program:
         return named
 
     def affine(self, size: int | torch.SymInt) -> Affine:
-        """A size as an Affine of T, B and R. Raises PassError if it isn't one."""
+        """Returns a size as an Affine of T, B and R. Raises PassError if it isn't one."""
         return affine_of(self.expression(size))
 
     def weight_of(self, node: object) -> WeightExpr | None:
-        """The weight that a ``get_attr`` node names, None for any other argument."""
+        """Returns the weight that a ``get_attr`` node names; None for any other argument."""
         if isinstance(node, Node) and node.op == "get_attr":
             return self.weights[str(node.target)]
         return None
@@ -129,9 +130,9 @@ class Program:
             yield
 
     def call(self, target: Callable[..., Any], *args: Argument, where: tuple[str, ...], **kwargs: Argument) -> Node:
-        """Adds a call at the insertion point, with its fake value computed from the arguments'.
+        """Adds a call at the insertion point, with its inferred fake value, and returns the node.
 
-        ``where``: module paths this node stands for. Raises PassError if the op turns the arguments down.
+        ``where`` has the module paths that the node stands for. Raises PassError if the op rejects the arguments.
         """
         node = self.graph.call_function(target, args, kwargs)
         node.meta[WHERE] = where
@@ -144,7 +145,7 @@ class Program:
         return node
 
     def infer(self, node: Node) -> Any:
-        """The fake value of a call, from its arguments' fake values: the same one for equal calls."""
+        """Returns the fake value of a call, from its arguments' fake values; equal calls share one."""
         return self._inferences.get(node.target, node.args, node.kwargs, self.symbols, lambda: self._infer(node))
 
     def _infer(self, node: Node) -> Any:
@@ -157,10 +158,11 @@ class Program:
             raise PassError(f"{node.name}: {node.target} does not accept its arguments: {e}") from e
 
     def weight(self, name: str, expr: WeightExpr | None = None, *, where: tuple[str, ...] | None = None) -> Node:
-        """Returns a ``get_attr`` node for the weight ``name``, which is added first if ``expr`` isn't None.
+        """Returns the ``get_attr`` node of the weight ``name``; with ``expr``, the weight is added first.
 
-        ``where``: module paths that a new node stands for; by default the one that its name begins with. One node a
-        weight: an existing one is returned. New ones stand right after the placeholders.
+        A weight has one node, after the placeholders. ``where`` has the module paths of a new node; the default is the
+        module
+        with which its name begins.
         """
         if expr is not None:
             name = self.weights.add(name, expr)
@@ -177,14 +179,16 @@ class Program:
         return node
 
     def change_weight(self, node: Node, expr: WeightExpr) -> None:
-        """Gives the weight that a ``get_attr`` node names another value, of any shape; calls that read it are inferred
-        anew by whoever changes it."""
+        """Replaces the expression of a ``get_attr`` node's weight; its shape may change.
+
+        The caller must infer the calls that read it again.
+        """
         self.weights.change(str(node.target), expr)
         with self.fake_mode:
             node.meta["val"] = torch.empty(expr.shape, dtype=expr.dtype)
 
     def add_input(self, name: str, value: FakeTensor) -> Node:
-        """A new step input (or cache) after the existing ones."""
+        """Adds a step input (or cache) after the existing ones."""
         if name in self.inputs:
             raise PassError(f"the program has an input {name} already")
         anchor = next(n for n in self.graph.nodes if n.op != "placeholder")
@@ -194,13 +198,15 @@ class Program:
         return node
 
     def replace(self, old: Node, new: Node) -> None:
-        """Every user of ``old`` uses ``new`` instead; ``old`` goes, what only it used goes with the next cleanup."""
+        """Makes all users of ``old`` use ``new``, and removes ``old``. Its unused arguments go with the next
+        cleanup.
+        """
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         if not old.users:
             self.graph.erase_node(old)
 
     def remove_dead_code(self) -> int:
-        """Removes calls, weights and unused weight entries that nothing reads. Returns how many nodes went."""
+        """Removes calls and weights that nothing reads. Returns the number of removed nodes."""
         removed = 0
         for node in reversed(list(self.graph.nodes)):
             if node.op in ("call_function", "get_attr") and not node.users:
@@ -210,7 +216,7 @@ class Program:
         return removed
 
     def copy(self) -> Program:
-        """An independent program; weights are shared, being immutable."""
+        """Returns an independent copy; the immutable weights are shared."""
         graph = torch.fx.Graph()
         mapping: dict[Node, Node] = {}
         for node in self.graph.nodes:
@@ -237,10 +243,9 @@ class Program:
 
         Args:
             inputs: a tensor for each placeholder.
-            observe: a function called with every node and its value; for verifying and bisecting.
-            compute: a function called in place of a call's op, with the node and its arguments' values; for a faster
-                way to the same numbers, or to go through a program call by call. By default the op itself.
-            read: gives a weight by its name; by default it is evaluated anew each time, so that memory holds one.
+            observe: called with every node and its value, for verification and bisection.
+            compute: called instead of a call's op, with the node and its arguments' values; None runs the op.
+            read: returns a weight by its name; None evaluates it at each use, so that memory holds one weight.
 
         Returns:
             the program's results; the first is the logits [R, V].
@@ -284,13 +289,13 @@ def from_exported(
     module_prefix: str,
     symbols: Mapping[sympy.Symbol, str],
 ) -> Program:
-    """A Program from torch.export's result, after ``run_decompositions``.
+    """Returns a Program for the result of torch.export after ``run_decompositions``.
 
     Args:
-        exported: the exported program, whose parameters, buffers and constants become weights, its user inputs
+        exported: the exported program. Its parameters, buffers and constants become weights, its user inputs
             placeholders.
-        weights: an expression for each parameter, buffer and constant, by the name that the exported program has for
-            it less ``module_prefix``; shape and dtype must be those of the exported program.
+        weights: an expression for each parameter, buffer and constant, by its name in the exported program without
+            ``module_prefix``; shape and dtype must be equal.
         module_prefix: the prefix that the wrapper around the model adds to every module path, such as "model_.".
         symbols: names of the shape symbols.
 
@@ -332,7 +337,7 @@ def from_exported(
 
 
 def module_path(node: Node, prefix: str) -> str:
-    """The path of the innermost module that a node was traced in, less ``prefix``."""
+    """Returns the path of the innermost module in which a node was traced, without ``prefix``."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values()]
     path: str = paths[-1] if paths else ""
@@ -342,13 +347,13 @@ def module_path(node: Node, prefix: str) -> str:
 
 
 def named_symbol(name: str) -> sympy.Symbol:
-    """The symbol that stands for T, B, R, M or P in shapes."""
+    """Returns the sympy symbol for one of T, B, R, M and P."""
     return sympy.Symbol(name, positive=True, integer=True)
 
 
 @lru_cache(maxsize=4096)  # sympy's polynomials are slow, and shapes repeat
 def affine_of(expr: sympy.Expr) -> Affine:
-    """``expr`` over T, B and R as an Affine. Raises PassError if it isn't affine in them, with integer coefficients."""
+    """Returns ``expr`` as an Affine of T, B and R. Raises PassError if it isn't affine with integer coefficients."""
     t, b, r = (named_symbol(s) for s in ("T", "B", "R"))
     poly = sympy.Poly(expr, t, b, r) if expr.free_symbols <= {t, b, r} else None
     if poly is None or poly.total_degree() > 1 or not all(c.is_Integer for c in poly.coeffs()):
@@ -361,19 +366,19 @@ def _identifier(name: str) -> str:
 
 
 def tensor_arguments(node: Node) -> Sequence[Node]:
-    """The nodes among a call's arguments that have tensor values (not sizes)."""
+    """Returns the argument nodes of a call that have tensor values (not sizes)."""
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
 
 
 def has_tensors(node: Node) -> bool:
-    """Returns True if a node's value is a tensor, or several. An emitter needs no call for other nodes, since it reads
-    sizes from recorded shapes.
+    """Returns True if a node's value consists of tensors. Emitters skip other nodes: they read sizes from recorded
+    shapes.
     """
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
 
 
 def depends_on(node: Node) -> tuple[object, ...]:
-    """A call's op and arguments, and the values recorded for it and for what it reads."""
+    """Returns a call's op and arguments, and the recorded values of it and of its arguments, to detect changes."""
     values = tuple(n.meta["val"] for n in (node, *node.all_input_nodes))
     return (node.target, node.args, node.kwargs, values)

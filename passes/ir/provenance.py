@@ -1,8 +1,10 @@
-"""The origin of things: module paths of nodes, source tensors and rows of weights.
+"""Provenance: the module paths of nodes, and the source tensors and rows of weights.
 
-Provenance is part of the IR and is verified after every pass; bisecting, sensitivity and layer skipping depend on it. A
-call that stands for several (a fusion) has the paths of all of them. When equal calls are merged into one, it has the
-paths of the first only.
+It is part of the IR and is verified after every pass; bisection, sensitivity and skipping of layers depend on it. A
+call
+that replaces several (a fusion) has the paths of all of them. A call into which equal calls were merged has the paths
+of
+the first only.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ WHERE = "where"
 class Part:
     """Indices ``start:stop`` along ``axis`` of the source tensor called ``source``.
 
-    ``mixed``: into how many indices of the weight they are mixed, where that isn't one each; 0: they are mixed into
-    those of the part before, together with that. So the sizes of a weight's parts always add up to its own.
+    ``mixed`` is the number of indices of the weight into which they are combined; None if each is one index. With 0,
+    they are
+    combined into the indices of the previous part, so that the sizes of a weight's parts always add up to its own.
     """
 
     source: str
@@ -43,7 +46,7 @@ class Part:
 
 
 def where_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
-    """The module paths of several nodes, each once, in order."""
+    """Returns the module paths of several nodes, each once, in order."""
     paths: dict[str, None] = {}
     for node in nodes:
         paths.update(dict.fromkeys(node.meta.get(WHERE, ())))
@@ -51,17 +54,19 @@ def where_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
 
 
 def join_where(where: Iterable[str]) -> str:
-    """Module paths as one text: "model.layers.0.self_attn.q_proj + model.layers.0.self_attn.k_proj"."""
+    """Returns module paths as one text: "model.layers.0.self_attn.q_proj + model.layers.0.self_attn.k_proj"."""
     return " + ".join(where)
 
 
 def op_and_where(node: torch.fx.Node) -> str:
-    """A call as messages name it: "aten.foo at model.layers.0.mlp"."""
+    """Returns a call's description for messages: "aten.foo at model.layers.0.mlp"."""
     where = join_where(node.meta[WHERE]) or "the model's top level"
     return f"{str(node.target).removesuffix('.default')} at {where}"
 
 
 def layer_path(path: str) -> str:
-    """The path up to its first number, "model.layers.3" of "model.layers.3.mlp.down_proj"; "" if it has none."""
+    """Returns the path up to its first number, "model.layers.3" for "model.layers.3.mlp.down_proj"; "" if it
+    has none.
+    """
     match = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", path)
     return match[0] if match else ""

@@ -1,21 +1,23 @@
-"""Weights as integers, or 8-bit floats, with float16 scales, and offsets, lazily: two or three expressions over one
+"""Weights quantized to integers or 8-bit floats, lazily: expressions for values, scales and perhaps offsets of one
 base.
 
 A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
 
-    values   int8 [.., N, K]              8 bits: -127 .. 127; 4 bits: -8 .. 7, with offsets 0 .. 15; 2 .. 6 alike
-             e4m3fn [.., N, K]            floats of 8 bits: -448 .. 448
-    scales   float16 [.., N, ceil(K/G)]   8 bits: the largest magnitude of a group / 127, or of floats / 448, to the
-                                          nearest float16; 4 bits: see round_to_4_bits.py
-    offsets  the same shape               only for 2 .. 5 bits, if the format has them
+    values   int8 [.., N, K]              8 bits: -127 to 127; 4 bits: -8 to 7, with offsets 0 to 15; 2 to 6 alike
+             e4m3fn [.., N, K]            8-bit floats: -448 to 448
+    scales   float16 [.., N, ceil(K/G)]   8 bits: the largest magnitude of a group / 127, or for floats / 448, rounded
+        to
+                                          float16; 4 bits: see round_to_4_bits.py
+    offsets  the same shape               only for 2 to 5 bits, if the format has them
 
-and ``values * scales + offsets`` stands for it. In blocks of scales, these and offsets are int8, as
-``ops.quantization.scales_in_blocks`` gives them. Values are rounded by the scale as it is stored, not by the exact one.
-What is ``Prequantized`` in that very format, or in fewer bits that it is wanted in 4, gives its integers as they are,
-also as some of the rows.
+so that ``values * scales + offsets`` approximates it. In blocks of scales, scales and offsets are int8, as
+``ops.quantization.scales_in_blocks`` returns them. Values are rounded for the scale as stored, not the exact one. A
+``Prequantized`` weight of the same format, or of fewer bits that are to be stored in 4, keeps its integers; so do some
+of
+its rows.
 
-The values need the base, and make the others on their way. These stay with the expressions until they are asked for, so
-that a weight is read once if its scales and offsets are written right after its values.
+Computing the values also computes scales and offsets. These are kept until they are requested, so that a weight is read
+once if its scales and offsets are written right after its values.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ _CHUNK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True)
 class QuantizationCounts:
-    """Counts of what quantizing did to one weight.
+    """The effects of quantizing one weight.
 
     Attributes:
-        values: numbers in the weight.
-        saturated: 8-bit values that the rounded scale would have taken beyond 127 (or 448), and that were clamped.
-            4-bit values are clamped on purpose, where that leaves the least error, and aren't counted.
-        vanished: groups of unequal numbers, so near to each other that their float16 scale is 0.
-        kept: values that are the source's integers, and were not rounded.
+        values: the number of values in the weight.
+        saturated: the number of 8-bit values that would exceed 127 (or 448) with the rounded scale, and were clamped.
+            4-bit values are clamped on purpose where that has the least error, and aren't counted.
+        vanished: the number of groups of unequal values that are so close that their float16 scale is 0.
+        kept: the number of values that are the source's integers.
     """
 
     values: int = 0
@@ -63,13 +65,15 @@ class QuantizationCounts:
         return QuantizationCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def of_part(self, values: int) -> QuantizationCounts:
-        """The counts of ``values`` of these numbers: they are kept if all are, as it is unknown which ones are."""
+        """Returns the counts for ``values`` of the values: ``kept`` is all of them or 0, as it isn't known which were
+        kept.
+        """
         return QuantizationCounts(values, self.saturated, self.vanished, values if self.kept == self.values else 0)
 
 
 @dataclass
 class _Shared:
-    """Results that the expressions of one weight leave for each other and for the report."""
+    """Results that the expressions of one weight share, also with the report."""
 
     codes: dict[str, torch.Tensor] = field(default_factory=dict)
     counts: QuantizationCounts | None = None
@@ -77,9 +81,7 @@ class _Shared:
 
 @dataclass(frozen=True)
 class Quantized(WeightExpr):
-    """The shared fields of values, scales and offsets: the base, the format, and the results that one leaves for the
-    others.
-    """
+    """The common base class of values, scales and offsets: the base weight, the format, and the shared results."""
 
     base: WeightExpr
     format: CodeFormat
@@ -87,14 +89,14 @@ class Quantized(WeightExpr):
 
     @property
     def counts(self) -> QuantizationCounts | None:
-        """Counts of what quantizing did to the base; None until it has been evaluated."""
+        """The effects of quantizing the base; None until it has been evaluated."""
         return self._shared.counts
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         return self.base.parts(axis)
 
     def codes(self) -> Codes:
-        """Values, scales and offsets, made each time that it is called."""
+        """Computes values, scales and offsets."""
         members = pieces(self.base)  # experts that are stored one by one are read so
         if len(members) == 1:
             codes, self._shared.counts = _codes(self.base, self.format)
@@ -123,7 +125,9 @@ class QuantizedValues(Quantized):
         return self.format.dtype
 
     def evaluate(self) -> torch.Tensor:
-        """Raises SourceError if the base isn't finite, PassError if a scale is too large for float16."""
+        """Computes the values. Raises SourceError if the base isn't finite, PassError if a scale is too large for
+        float16.
+        """
         codes = self.codes()
         self._shared.codes["scales"] = codes.scales
         if codes.offsets is not None:
@@ -136,14 +140,14 @@ class QuantizedValues(Quantized):
 
 @dataclass(frozen=True)
 class QuantizedFloats(QuantizedValues):
-    """The floats that values and scales stand for, of a format that no kernel reads."""
+    """The dequantized floats of a quantized weight, for a format that no kernel reads."""
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.float32
 
     def evaluate(self) -> torch.Tensor:
-        """Decodes what ``codes`` gives; raises what ``QuantizedValues.evaluate`` does."""
+        """Dequantizes ``codes``; raises as ``QuantizedValues.evaluate`` does."""
         return decode(self.codes(), self.format)
 
     def describe(self) -> str:
@@ -166,7 +170,7 @@ class QuantizedScales(_Factors):
     """The scales of a quantized weight."""
 
     def evaluate(self) -> torch.Tensor:
-        """Evaluates as ``QuantizedValues.evaluate`` does, or returns the scales that an earlier call of it left."""
+        """Returns the scales that ``QuantizedValues.evaluate`` has left, or computes them with its errors."""
         scales = self._shared.codes.pop("scales", None)
         return self.codes().scales if scales is None else scales
 
@@ -179,7 +183,7 @@ class QuantizedOffsets(_Factors):
     """The offsets of a quantized weight."""
 
     def evaluate(self) -> torch.Tensor:
-        """Evaluates as ``QuantizedScales.evaluate`` does."""
+        """Returns the offsets, as ``QuantizedScales.evaluate`` returns the scales."""
         offsets = self._shared.codes.pop("offsets", None)
         if offsets is None:
             offsets = self.codes().offsets
@@ -193,9 +197,9 @@ class QuantizedOffsets(_Factors):
 def quantized(
     base: WeightExpr, code_format: CodeFormat
 ) -> tuple[QuantizedValues, QuantizedScales, QuantizedOffsets | None]:
-    """Values, scales and, if the format has them, offsets of a weight of floats.
+    """Returns expressions for values, scales and, if the format has them, offsets of a weight of floats.
 
-    Raises PassError for another weight, one without a dimension to group, and groups that can't be made.
+    Raises PassError for a weight that isn't floats or has no dimension to group, or if the groups don't fit.
     """
     size = code_format.group_size
     if len(base.shape) < 2 or size < 0 or not base.dtype.is_floating_point:
@@ -222,7 +226,7 @@ def _factors_shape(shape: Shape, code_format: CodeFormat) -> Shape:
 
 
 def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
-    """Memory for the codes of a weight of that shape."""
+    """Allocates the codes of a weight of that shape."""
     factors = _factors_shape(shape, code_format)
     kind = torch.int8 if code_format.scale_block else torch.half
     offsets = torch.empty(factors, dtype=kind) if code_format.offsets else None
@@ -232,15 +236,15 @@ def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
 
 
 def round_rows(rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
-    """Rows [N, K] float32 by the format's own rounding, which looks at nothing but them."""
+    """Rounds rows [N, K] float32 to a format; the result depends only on the rows."""
     result = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
     return _in_blocks(result, rows, code_format) if code_format.scale_block else result
 
 
 def _in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
-    """Rows [N, K] that were rounded with a float16 for each group, with scales and offsets in blocks instead.
+    """Converts the scales and offsets of rounded rows [N, K] from a float16 per group to blocks.
 
-    Bytes are the nearest to the scales that were found, and values the nearest for what these became.
+    The bytes are the nearest to the original scales, and values are rounded again for the new ones.
     """
     block = code_format.scale_block
     groups = groups_of(rows.shape[1], code_format.group_size)
@@ -280,7 +284,7 @@ def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
 
 
 def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, QuantizationCounts]:
-    """The integers of a weight, as they are where they are known and rounded where they aren't."""
+    """Returns the codes of a weight: known integers unchanged, other values rounded."""
     if not any(kind is not None and code_format in (kind, kind.in_4_bits) for kind in formats_of_rows(expr)):
         return _rounded(expr, code_format)
     match expr:

@@ -1,4 +1,4 @@
-"""Weights that training has moved: tensors of a recovery in the place of expressions over the source's."""
+"""Weights that training has changed: tensors of a recovery that replace expressions over the source's tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .weights import COMPUTED, Cast, InPlaceOf, WeightExpr, WeightStore
 
 @dataclass(frozen=True)
 class Recovered(InPlaceOf):
-    """A float32 tensor in place of ``base``, which has the provenance of its rows.
+    """A float32 tensor that replaces ``base``, with the provenance of its rows.
 
     Attributes:
         name: the name of the weight in the program that was trained.
-        digest: the digest of its bits; two of one name and digest are equal. "" while it is being trained.
-        read: gives the tensor, each time that it is called.
+        digest: the digest of its bits, by which two are compared; "" during training.
+        read: returns the tensor.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Recovered(InPlaceOf):
 
 
 class RecoveredWeights(ABC):
-    """A source of tensors that replace a program's weights: those being trained, or those of a finished recovery."""
+    """A source of tensors that replace a program's weights: during training, or from a finished recovery."""
 
     @abstractmethod
     def replacing(self, weights: Mapping[str, WeightExpr]) -> dict[str, Recovered]:
-        """A tensor for each of ``weights``, which are all that training moves, by the same names.
+        """Returns the trained tensor for each of ``weights``, by name.
 
-        Raises SourceError if they are not those that were trained: a name, a shape, or what the rows are of.
+        Raises SourceError if these aren't the trained weights: a name, a shape or the provenance of rows differs.
         """
 
 
 def before_training(weights: WeightStore) -> WeightStore:
-    """Returns the weights with the source's numbers, for a pass that must choose the same again after training."""
+    """Returns the weights with the source's numbers, for a pass that must make the same choices as before training."""
     store = weights.copy()
     for name in store:
         store.change(name, _untrained(store[name]))
@@ -71,10 +71,11 @@ def _untrained(value: Any) -> Any:
 
 
 def trainable_weights(weights: WeightStore) -> dict[str, tuple[str, ...]]:
-    """The weights that training moves: the first name of each, and all names that equal expressions have (tied ones).
+    """Returns the weights that training changes: the first name of each -> all names of equal expressions (tied
+    weights).
 
-    All floats of the checkpoint: matrices, tables, norms and biases. What the model computes (rotary frequencies) and
-    what holds integers stays as it is.
+    These are all floats of the checkpoint: matrices, tables, norms and biases. Computed values (rotary frequencies) and
+    integers aren't trained.
     """
     names: dict[WeightExpr, list[str]] = {}
     for name in weights:

@@ -1,4 +1,4 @@
-"""A weight whose rows or columns a pass multiplies: by numbers that it has computed, or by a rotation."""
+"""A weight whose rows or columns are multiplied by factors that a pass has computed, or by a rotation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .weights import InPlaceOf, WeightExpr
 
 @dataclass(frozen=True)
 class Factors:
-    """Positive float32 numbers, of the weight's rank, broadcast over it. Equal if their bits are.
+    """Positive float32 factors that broadcast over a weight. Two are equal if their bits are.
 
     Attributes:
         label: a name of the factors, for ``describe``.
@@ -33,7 +33,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Scaled(InPlaceOf):
-    """``base * factors``, or ``base / factors``; the base may have any type of floats, the result is float32."""
+    """``base * factors``, or ``base / factors``; the base may have any float type, the result is float32."""
 
     factors: Factors
     divide: bool = False
@@ -54,7 +54,9 @@ class Scaled(InPlaceOf):
         return f"{self.base.describe()} {'/' if self.divide else '*'} {self.factors.label}"
 
     def member(self, index: int, base: WeightExpr) -> Scaled:
-        """Returns this expression for one index of the first axis, which stays; ``base`` is the base of that index."""
+        """Returns this expression for index ``index`` of the first axis, which keeps size 1; ``base`` is the base of
+        that index.
+        """
         values = self.factors.values
         one = values if values.shape[0] == 1 else values[index : index + 1]
         return Scaled(base, Factors(f"{self.factors.label}[{index}]", one), self.divide)
@@ -62,9 +64,9 @@ class Scaled(InPlaceOf):
 
 @dataclass(frozen=True)
 class Rotated(InPlaceOf):
-    """``base`` with indices ``start:stop`` of its axis -1 or -2 rotated, each ``size`` of them by one Hadamard matrix.
+    """``base`` with indices ``start:stop`` of axis -1 or -2 multiplied by a Hadamard matrix, in blocks of ``size``.
 
-    The matrix is its own inverse. The base may have any type of floats, the result is float32.
+    The matrix is its own inverse. The base may have any float type, the result is float32.
     """
 
     axis: int
@@ -98,7 +100,7 @@ def rotated(value: torch.Tensor, how: Rotated) -> torch.Tensor:
 
 @cache
 def hadamard(size: int) -> torch.Tensor:
-    """The orthogonal Hadamard matrix of a power of two, [size, size] float64, by Sylvester's construction."""
+    """Returns the orthogonal Hadamard matrix [size, size] float64 of a power of two (Sylvester's construction)."""
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))

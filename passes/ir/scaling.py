@@ -1,4 +1,4 @@
-"""The channels of a program's values that a pass has scaled or rotated, as AWQ does, read from the weights."""
+"""Reads from a program's weights how channels of its values were scaled or rotated by passes such as AWQ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Expr = TypeVar("Expr", bound=WeightExpr)
 
 @dataclass(frozen=True)
 class Scaling:
-    """The transformations of a program's values that its weights undo.
+    """The scales and rotations of a program's values.
 
     Attributes:
         scales: the factors [N] of each scaled value [T, N].
@@ -82,7 +82,7 @@ def _add_scales(scaling: Scaling, call: Call, expr: WeightExpr | None) -> None:
 
 
 def _factors(expr: WeightExpr | None) -> Iterator[FloatArray]:
-    """The factors of every ``Scaled`` in a weight, in the weight's rank."""
+    """Yields the factors of every ``Scaled`` in a weight, with the weight's rank."""
     for scaled in _within(Scaled, expr):
         factors: FloatArray = scaled.factors.values.numpy()
         yield np.reciprocal(factors) if scaled.divide else factors
@@ -94,7 +94,7 @@ def _weight(program: Program, call: Call) -> WeightExpr | None:
 
 
 def _within(kind: type[Expr], expr: WeightExpr | None) -> Iterator[Expr]:
-    """The expressions of a class among a weight and its bases, from the outermost in."""
+    """Yields the expressions of class ``kind`` among a weight and its bases, outermost first."""
     while expr is not None:
         if isinstance(expr, kind):
             yield expr

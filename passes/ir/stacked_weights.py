@@ -1,4 +1,4 @@
-"""Weight expressions of more than two dimensions: tensors stacked, such as experts, and their axes exchanged."""
+"""Weight expressions of three dimensions and more: stacked tensors, such as experts, with axes exchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .weights import Cast, Concat, Shape, Slice, WeightExpr
 
 @dataclass(frozen=True)
 class Stack(WeightExpr):
-    """The bases, all of one shape and dtype, side by side along a new axis ``dim``."""
+    """The bases, all of one shape and dtype, stacked along a new axis ``dim``."""
 
     bases: tuple[WeightExpr, ...]
     dim: int = 0
@@ -43,7 +43,7 @@ class Stack(WeightExpr):
         return out
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Lists the parts along the new axis: all of each base, by its first axis."""
+        """Returns the origins along the new axis: all of each base, by its first axis."""
         inner = 0 if axis == self.dim else axis - (axis > self.dim)
         return tuple(part for base in self.bases for part in base.parts(inner))
 
@@ -53,7 +53,7 @@ class Stack(WeightExpr):
 
 @dataclass(frozen=True)
 class SwapAxes(WeightExpr):
-    """The base with two of its axes exchanged; of a weight with two axes, ``Transpose`` does that."""
+    """The base with two axes exchanged; for a matrix, use ``Transpose``."""
 
     base: WeightExpr
     first: int
@@ -65,7 +65,7 @@ class SwapAxes(WeightExpr):
             raise PassError(f"axes {self.first} and {self.second} of a weight of shape {self.base.shape}")
 
     def axis_of_base(self, axis: int) -> int:
-        """Returns the base's axis that is this one."""
+        """Returns the base's axis that becomes ``axis``."""
         return {self.first: self.second, self.second: self.first}.get(axis, axis)
 
     @property
@@ -87,9 +87,9 @@ class SwapAxes(WeightExpr):
 
 
 def pieces(expr: WeightExpr) -> tuple[WeightExpr, ...]:
-    """Expressions that are ``expr`` when concatenated along its first axis, to be evaluated one after the other.
+    """Returns expressions whose concatenation along the first axis is ``expr``, to be evaluated one after the other.
 
-    They are the members of what is stacked, such as experts, which need not be in memory together; else ``expr`` alone.
+    They are the members of a stack, such as experts, so that memory needn't hold all of them; otherwise ``expr`` alone.
     """
     if len(expr.shape) < 3 or not _is_stacked(expr):
         return (expr,)
@@ -113,7 +113,7 @@ def _is_stacked(expr: WeightExpr) -> bool:
 
 
 def _member(expr: WeightExpr, index: int) -> WeightExpr:
-    """One index of the first axis, which stays."""
+    """Returns the expression of one index of the first axis, which keeps size 1."""
     match expr:
         case Stack():
             return Stack((expr.bases[index],))

@@ -1,8 +1,8 @@
-"""Weights of which at most two of every four neighbours along K are kept, the others being zero.
+"""Weights of which at most two of every four neighbours along K aren't zero.
 
-``TwoOfFour`` keeps those of the largest scores, when it is asked for its value; ``Sparsified`` has values that a pass
-has chosen. ``is_two_of_four`` says of an expression whether every value of it has that form, which targets that store
-it compressed ask for; rounding, scaling and clipping a weight keeps its zeros.
+``TwoOfFour`` keeps the two with the largest scores when it is evaluated; ``Sparsified`` has values that a pass has
+chosen. ``is_two_of_four`` tells targets that store such weights compressed if an expression has this form; rounding,
+scaling and clipping a weight keep its zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT = 2
 
 
 def best_two(scores: torch.Tensor) -> torch.Tensor:
-    """Returns True [.., K] for the two largest of every four scores; among equal ones the first are kept."""
+    """Returns True [.., K] for the two largest of every four scores; in a tie for the first ones."""
     quads = scores.unflatten(-1, (-1, QUAD))
     order = torch.sort(quads, dim=-1, descending=True, stable=True).indices[..., :KEPT]
     mask = torch.zeros(quads.shape, dtype=torch.bool).scatter_(-1, order, True)
@@ -37,7 +37,7 @@ def best_two(scores: torch.Tensor) -> torch.Tensor:
 
 
 def scores_of(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """|W| times the importance [K] of its columns, or |W|. A zero never has the score of what isn't one.
+    """Returns |W| times the importance [K] of its columns, or |W| if that is None. Zeros score below all other values.
 
     Sun et al. 2023, https://arxiv.org/abs/2306.11695: the importance of a column is the norm of its inputs.
     """
@@ -50,10 +50,9 @@ def scores_of(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Te
 
 @dataclass(frozen=True)
 class TwoOfFour(InPlaceOf):
-    """``base`` [N, K] with the two best of every four as they are, bit for bit, and zeros for the others.
+    """``base`` [N, K] with the two best of every four unchanged, bit for bit, and zeros for the others.
 
-    ``importance``: [1, K], which |W| is multiplied with; None judges by |W| alone. So a weight that has the form
-    already stays as it is.
+    ``importance`` [1, K] is multiplied with |W|; None uses |W| alone. A weight that already has the form is unchanged.
     """
 
     importance: Factors | None = None
@@ -78,14 +77,14 @@ class TwoOfFour(InPlaceOf):
 
 @dataclass(frozen=True)
 class Sparsified(InPlaceOf):
-    """Float32 values that stand for ``base`` [N, K], two of every four not zero. Equal if their bits are."""
+    """Float32 values that replace ``base`` [N, K], two of every four not zero. Two are equal if their bits are."""
 
     digest: str
     read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
 
     @staticmethod
     def from_values(base: WeightExpr, values: torch.Tensor, file: Path | None = None) -> Sparsified:
-        """Kept in ``file``, which is read each time, or without one in memory.
+        """Stores the values in ``file``, which is read each time that they are needed, or in memory if it is None.
 
         Raises CapacityError naming the file if it can't be written.
         """

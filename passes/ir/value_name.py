@@ -1,4 +1,4 @@
-"""The names of a model's values: a module's path, and which of the module's values is meant."""
+"""The names of a model's values: a module's path, and one of the module's values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ValueName:
 
     Attributes:
         path: the path of the module; "" for the logits.
-        what: which of the module's values.
+        what: which of the module's values it is.
     """
 
     path: str
@@ -41,7 +41,7 @@ class ValueName:
 
     @property
     def layer(self) -> str:
-        """The path of the layer that the module is in, such as "model.layers.3"; "" outside of layers."""
+        """The path of the module's layer, such as "model.layers.3"; "" outside of layers."""
         return layer_path(self.path)
 
 

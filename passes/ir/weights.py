@@ -1,7 +1,7 @@
 """Weights as lazy expressions over source tensors, evaluated one at a time when a target is emitted.
 
-Fusing or folding builds a new expression and costs no memory. Every expression can say which indices of which source
-tensors its rows come from (``parts``).
+Fusing or folding builds a new expression and costs no memory. Every expression knows the source tensors and indices of
+its rows (``parts``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPUTED = "computed:"
 
 
 class WeightExpr(ABC):
-    """A weight that is computed when asked for. Expressions are immutable; equal expressions have equal values."""
+    """A weight that is computed when it is needed. Expressions are immutable; equal expressions have equal values."""
 
     @property
     @abstractmethod
@@ -36,7 +36,7 @@ class WeightExpr(ABC):
 
     @abstractmethod
     def evaluate(self) -> torch.Tensor:
-        """The value, contiguous or not, never to be written to."""
+        """Returns the value, which may not be contiguous and must not be modified."""
 
     @abstractmethod
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
@@ -44,12 +44,14 @@ class WeightExpr(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Stable text for ``print_program``."""
+        """Returns stable text for ``print_program``."""
 
 
 @dataclass(frozen=True)
 class InPlaceOf(WeightExpr):
-    """Values that stand for those of ``base``, float32 unless a subclass says otherwise: rows are of what its are."""
+    """Values that replace those of ``base``, float32 unless a subclass says otherwise; rows have the provenance of the
+    base's.
+    """
 
     base: WeightExpr
 
@@ -67,10 +69,11 @@ class InPlaceOf(WeightExpr):
 
 @dataclass(frozen=True)
 class Source(WeightExpr):
-    """A tensor as the checkpoint has it. ``read`` gives it in ``dtype`` and is called each time it is needed.
+    """A tensor of the checkpoint. ``read`` returns it in ``dtype``, each time it is needed.
 
-    ``origin`` is the file or model that it comes from; such a tensor must be finite. What capture computed has none.
-    ``stored`` says how the file packs it, if not as one tensor of numbers.
+    ``origin`` is its file or model; such a tensor must be finite. It is None for values that capture computed.
+    ``stored``
+    describes how the file packs it, if not as a plain tensor.
     """
 
     name: str
@@ -100,7 +103,7 @@ class Source(WeightExpr):
         return value
 
     def _check_finite(self, value: torch.Tensor) -> None:
-        """Raises SourceError naming the tensor if it has NaN or infinity; one reduction over what was just read."""
+        """Raises SourceError naming the tensor if it contains NaN or infinity."""
         if not value.is_floating_point() or not value.numel():
             return
         wide = value if value.element_size() > 1 else value.float()  # no reductions of 8-bit floats
@@ -122,7 +125,7 @@ class Source(WeightExpr):
 
 
 def sources_of(expr: WeightExpr) -> Iterator[Source]:
-    """The tensors of the checkpoint that a weight is made of, in order; one that is used twice comes twice."""
+    """Yields the tensors of the checkpoint that a weight is computed from, in order, with repetitions."""
     if isinstance(expr, Source):
         yield expr
         return
@@ -158,7 +161,7 @@ class Cast(InPlaceOf):
 
 @dataclass(frozen=True)
 class Slice(WeightExpr):
-    """Indices start:stop of the base along ``dim``."""
+    """The indices ``start:stop`` of the base along ``dim``."""
 
     base: WeightExpr
     dim: int
@@ -205,7 +208,7 @@ class Slice(WeightExpr):
 
 @dataclass(frozen=True)
 class Concat(WeightExpr):
-    """The bases one after the other along ``dim``."""
+    """The bases concatenated along ``dim``."""
 
     bases: tuple[WeightExpr, ...]
     dim: int = 0
@@ -266,10 +269,11 @@ class Transpose(WeightExpr):
 
 @dataclass(frozen=True)
 class Apply(WeightExpr):
-    """An ATen op over weights and numbers, for constant folding, such as a norm's ``1 + weight``.
+    """An ATen op on weights and numbers, from constant folding, such as a norm's ``1 + weight``.
 
-    ``shape_after`` and ``dtype_after`` are the op's result on fake tensors. Provenance: the parts of every argument
-    that has the result's size along the axis; all of an argument that hasn't.
+    ``shape_after`` and ``dtype_after`` are those of the result. Provenance along an axis: the parts of every argument
+    with
+    the result's size there, and all of the other arguments.
     """
 
     op: torch._ops.OpOverload
@@ -327,9 +331,9 @@ class Apply(WeightExpr):
 
 @dataclass(frozen=True)
 class Zeros(WeightExpr):
-    """The bias that a linear lacks, where one is needed: a zero for each row of the weight ``beside``.
+    """A bias of zeros for a linear without one: a zero for each row of the weight ``beside``.
 
-    Provenance: each zero stands for the row that it is added to.
+    Each zero has the provenance of its row.
     """
 
     beside: WeightExpr
@@ -353,13 +357,13 @@ class Zeros(WeightExpr):
 
 
 class WeightStore:
-    """Weights by name. Names are unique and keep their insertion order; values are lazy."""
+    """Weights by name, in insertion order. Names are unique; values are lazy."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, WeightExpr] = {}
 
     def add(self, name: str, expr: WeightExpr) -> str:
-        """Adds ``expr`` and returns its name: ``name``, or ``name.2``, ... if another weight has it already."""
+        """Adds ``expr`` and returns its name: ``name``, or ``name.2``, ... if that is taken."""
         unique, n = name, 1
         while unique in self._by_name:
             if self._by_name[unique] == expr:
@@ -370,13 +374,13 @@ class WeightStore:
         return unique
 
     def change(self, name: str, expr: WeightExpr) -> None:
-        """Another expression under a name that there is."""
+        """Replaces the expression of an existing name."""
         if name not in self._by_name:
             raise PassError(f"there is no weight {name} to change")
         self._by_name[name] = expr
 
     def keep_only(self, names: set[str]) -> None:
-        """Forgets weights that nothing uses any more."""
+        """Removes all weights except ``names``."""
         self._by_name = {k: v for k, v in self._by_name.items() if k in names}
 
     def copy(self) -> WeightStore:

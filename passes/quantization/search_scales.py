@@ -211,12 +211,12 @@ def _bounded(magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def _as_awq(scale: torch.Tensor) -> torch.Tensor:
-    """Normalises scales as AWQ's authors do: the largest is as far above 1 as the least is below."""
+    """Normalises scales as in the code of AWQ: the largest times the smallest is 1."""
     return scale / (scale.max() * scale.min()).sqrt()
 
 
 def _normalised(scale: torch.Tensor) -> torch.Tensor:
-    """Normalises to a geometric mean of 1: a weight of small numbers keeps scales that are normal in float16."""
+    """Normalises scales to a geometric mean of 1, so that small weights keep scales in float16's normal range."""
     return scale / scale.log().mean().exp()
 
 

@@ -1,8 +1,9 @@
-"""Channels scaled so that rounding a product's input to 8 bits costs least: loud channels are divided, their weights
-multiplied, and the inverse goes into what makes the input.
+"""Scales channels so that rounding a product's input to 8 bits costs least: channels with large values are divided, and
+the weights that read them multiplied. The weights that compute the input contain the division.
 
-SmoothQuant, Xiao et al. 2023, https://arxiv.org/abs/2211.10438. The exponent is searched for with weights and
-activations rounded as they will be, as AWQ's is. The program computes the same as before, up to rounding of floats.
+SmoothQuant, Xiao et al. 2023, https://arxiv.org/abs/2211.10438. The exponent is searched for as in AWQ, with weights
+and
+activations rounded as in the final program. The program computes the same as before, up to rounding of floats.
 """
 
 from __future__ import annotations
@@ -28,15 +29,20 @@ ALPHAS = (0.0, 0.3, 0.4, 0.5, 0.6)
 class SmoothActivations(Pass):
     """Scales values that are rounded to 8 bits before products with weights of integers, if the recipe has ``smooth``.
 
-    1. A norm's result: its weight, and bias, take 1/s.
-    2. A gated activation, or a relu: the rows of the linear before take it, of a gated one those of the other half.
-    3. An attention's result: the rows that make its values take it; query heads that share values share s.
-    4. The head's input, where a table of embeddings is the head's weight: the table is stored scaled, and what it gives
-       is divided.
+    The factor 1/s is applied as follows:
 
-    A value that something else reads too, or that nothing before it can scale, stays as it is, which is recorded.
-    Weights of 4 bits that AWQ will scale are left to it. So are those whose integers GPTQ chooses: it gains more by
-    itself, and scales that suit the nearest integers were measured to be in its way.
+    1. To a norm's result: in its weight and bias.
+    2. To a gated activation, or a relu: in the rows of the linear before, for a gated one in the other half's rows.
+    3. To an attention's result: in the rows that compute its values; query heads that share values share s.
+    4. To the head's input, if a table of embeddings is the head's weight: the table is stored scaled, and the result of
+    a
+       lookup is divided.
+
+    A value with other readers, or that no weight before it can scale, is left unchanged, which is recorded. Weights of
+    4
+    bits are left to AWQ if that is the method, and weights whose integers GPTQ chooses are left to GPTQ: it gains more
+    by
+    itself, and scales that suit the nearest integers were measured to hinder it.
     """
 
     name = "smooth_activations"

@@ -1,1 +1,1 @@
-"""Passes that remove what a model computes the least with: layers, heads, channels, and weights two by four."""
+"""Passes that prune a model: layers, heads, channels, and two of every four weights."""

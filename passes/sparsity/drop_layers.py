@@ -1,10 +1,9 @@
 """Removes whole layers: those whose removal changes the model least.
 
-A layer adds to the residual stream, so the model works without it, though less well. The candidates are the layers
-whose stream changes its direction least (1 - cosine, as in ShortGPT: Men et al. 2024,
-https://arxiv.org/abs/2403.03853). One after the other is removed, always the one that adds the least to the KL from the
-whole model. The first and the last layer are candidates too. The other layers keep their numbers, and so do their
-caches.
+A layer adds to the residual stream, so the model works without it, though less well. The candidates are the layers that
+change the direction of the stream least (1 - cosine, as in ShortGPT: Men et al. 2024,
+https://arxiv.org/abs/2403.03853). They are removed one by one: always the one that increases the KL divergence from the
+whole model least. The first and the last layer are candidates too. The other layers keep their numbers and caches.
 """
 
 from __future__ import annotations
