@@ -89,7 +89,7 @@ def run(bundle: Bundle, threads: int) -> dict[Size, float]:
     """Measures seconds by size with ``bench``. Raises what ``bench`` raises."""
     options = BenchOptions("cpu", PROMPTS, BATCHES, CONTEXTS, STEPS, BENCH_ROUNDS, threads, MEMORY)
     result = bench(bundle, options)
-    times: dict[Size, float] = {("prompt", 1, p.tokens): p.ttft.median for p in result.prompts}
+    times: dict[Size, float] = {("prompt", 1, p.tokens): p.ttft.median for p in result.prompts if p.ttft}
     for d in result.decodes:
         assert d.step is not None, d.omitted
         times["decode", d.batch, d.context] = d.step.median

@@ -34,12 +34,16 @@ _ROUNDS, _ROUNDS_OF_READERS = 3, 1
 
 @dataclass
 class _Times:
-    """The times measured so far, in seconds: lists by prompt length, or by (batch, context) for decode steps."""
+    """The times measured so far, in seconds: lists by prompt length, or by (batch, context) for decode steps.
+
+    Attributes:
+        omitted: prompt length, or (batch, context) -> the reason why it isn't measured.
+    """
 
     first: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     after: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     steps: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    omitted: dict[tuple[int, int], str] = field(default_factory=dict)
+    omitted: dict[int | tuple[int, int], str] = field(default_factory=dict)
 
 
 def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Progress = silent) -> BenchResult:
@@ -129,7 +133,13 @@ class _Teller:
 def _round(server: Server, sizes: BenchPlan, times: _Times, teller: _Teller) -> None:
     for tokens in sizes.prompts:
         teller(_prompt_name(tokens))
-        first, after = server.prompt(tokens, sizes.steps)
+        if tokens in times.omitted:
+            continue
+        try:
+            first, after = server.prompt(tokens, sizes.steps)
+        except CapacityError as e:
+            times.omitted[tokens] = e.message
+            continue
         times.first[tokens].append(first)
         times.after[tokens] += after
     for context in sizes.contexts:
@@ -161,6 +171,8 @@ def _measure(meter: LimitMeter) -> None:
 
 
 def _prompt_speed(tokens: int, times: _Times, meter: LimitMeter | None) -> PromptSpeed:
+    if (why := times.omitted.get(tokens)) is not None:
+        return PromptSpeed(tokens, omitted=why)
     first, after = Spread.from_values(times.first[tokens]), Spread.from_values(times.after[tokens])
     limit = None if meter is None else meter.seconds(StepSizes((tokens,), (tokens,)))
     return PromptSpeed(tokens, first, after, tokens / first.median, limit, share_of(limit, first.median))
@@ -194,6 +206,8 @@ def _profiles(
     profiles: list[Profile] = []
     for tokens in sizes.prompts:
         teller(f"profile: {_prompt_name(tokens)}")
+        if tokens in times.omitted:
+            continue
         server.profile_into(profile := StepProfile())
         server.prompt(tokens, 0)
         server.profile_into(None)

@@ -88,6 +88,7 @@ def panels(result: BenchResult) -> list[Panel]:
     prompts = [
         (p.tokens, p.ttft.median, p.limit_seconds, f"{p.tokens:,} tokens: {duration(p.ttft.median)}")
         for p in result.prompts
+        if p.ttft is not None
     ]
     charts = [
         panel_of("Decoding, tokens a second of all requests", "requests", decodes, rate),

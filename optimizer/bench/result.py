@@ -49,14 +49,16 @@ class PromptSpeed:
         tokens_per_second: speed of the prompt, tokens / ttft.
         limit_seconds: least seconds for the prompt by the machine's limits; None if they aren't known.
         share: share of that limit that was reached.
+        omitted: the reason why the prompt wasn't measured; the other fields are None then.
     """
 
     tokens: int
-    ttft: Spread
-    tpot: Spread
-    tokens_per_second: float
+    ttft: Spread | None = None
+    tpot: Spread | None = None
+    tokens_per_second: float | None = None
     limit_seconds: float | None = None
     share: float | None = None
+    omitted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class DecodeSpeed:
         tokens_per_second: new tokens of all requests together.
         bytes_per_second: bytes of weights and KV cache that were read, per second; None if they aren't known.
         limit_seconds, share: as in `PromptSpeed`.
-        omitted: the reason why the step wasn't measured; the other fields are None then.
+        omitted: the reason why the step wasn't measured, as in `PromptSpeed`.
     """
 
     batch: int

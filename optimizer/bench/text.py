@@ -73,6 +73,9 @@ def _share(share: float | None) -> str:
 def _prompts(result: BenchResult) -> Table:
     table = _table("prompt", "time to first token", "tokens/s", "of limit", "time per token after")
     for p in result.prompts:
+        if p.ttft is None or p.tpot is None or p.tokens_per_second is None:
+            table.add_row(f"{p.tokens:,}", _plain(p.omitted or ""))
+            continue
         cells = (f"{p.tokens:,}", _spread(p.ttft), rate(p.tokens_per_second), _share(p.share), _spread(p.tpot))
         table.add_row(*map(_plain, cells))
     return table

@@ -29,6 +29,16 @@ EPILOG = (
 )
 
 
+def _known_isa(value: str | None) -> str | None:
+    """Returns the name. Raises typer.BadParameter for an instruction set that this processor or build doesn't have."""
+    if value is not None:
+        from enginewright.plugins.native.executable import isas
+
+        if value not in isas():
+            raise typer.BadParameter(f"there are no kernels {value!r} here; choose from {', '.join(isas())}")
+    return value
+
+
 @reported
 def command(
     a: Annotated[
@@ -52,9 +62,10 @@ def command(
     target_a: Annotated[str | None, typer.Option("--target-a", help="Which target of the bundle A.")] = None,
     target_b: Annotated[str | None, typer.Option("--target-b", help="Which target of the bundle B.")] = None,
     isa_a: Annotated[
-        str | None, typer.Option("--isa-a", help="Instruction set for A; by default the best there is.")
+        str | None,
+        typer.Option("--isa-a", callback=_known_isa, help="Instruction set for A, such as avx2; default the best."),
     ] = None,
-    isa_b: Annotated[str | None, typer.Option("--isa-b", help="Instruction set for B.")] = None,
+    isa_b: Annotated[str | None, typer.Option("--isa-b", callback=_known_isa, help="The same for B.")] = None,
     text: Annotated[
         list[str] | None, typer.Option("--text", help="Compare on this text; may be repeated. Default: random tokens.")
     ] = None,

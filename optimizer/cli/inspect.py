@@ -44,7 +44,9 @@ def command(
     partition: Annotated[
         str | None, typer.Option("--partition", metavar="tensor=N", help="With --program: as ranks have it.")
     ] = None,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose part --partition shows.")] = 0,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Whose part --partition shows; default the first.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Shows what a bundle holds; with no option, a summary."""
@@ -57,11 +59,13 @@ def command(
         raise typer.BadParameter("--target says whose program --program shows")
     if partition is not None and not program:
         raise typer.BadParameter("--partition says how --program is cut")
+    if rank is not None and partition is None:
+        raise typer.BadParameter("--rank says whose part --partition shows")
     opened = Bundle.open(bundle)
     if program:
         lowered = opened.program(target or MEASURED)
         if partition is not None:
-            lowered = _of_rank(lowered, partition, rank)
+            lowered = _of_rank(lowered, partition, rank or 0)
         if as_json:
             print_json(lowered.model_dump(mode="json", exclude_defaults=True))
         else:

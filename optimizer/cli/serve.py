@@ -138,10 +138,9 @@ def _check_packages(*names: str) -> None:
 
 def _named_models(bundle: str | None, models: Sequence[str] | None, aliases: Sequence[str] | None) -> dict[str, Any]:
     """Returns the options ``models`` and ``aliases``, each if an argument names any; ``bundle`` has its path's name."""
-    named = dict(_named(text, "--model", "NAME=BUNDLE", "chat=smollm2.bundle") for text in models or ())
-    if bundle is not None:
-        named = {_name_of(bundle): bundle} | named
-    further = dict(_named(text, "--alias", "NAME=MODEL", "gpt-4o-mini=chat") for text in aliases or ())
+    pairs = [_named(text, "--model", "NAME=BUNDLE", "chat=smollm2.bundle") for text in models or ()]
+    named = _unique("--model", pairs if bundle is None else [(_name_of(bundle), bundle), *pairs])
+    further = _unique("--alias", [_named(text, "--alias", "NAME=MODEL", "gpt-4o-mini=chat") for text in aliases or ()])
     return ({"models": named} if named else {}) | ({"aliases": further} if further else {})
 
 
@@ -285,6 +284,15 @@ def _named(text: str, flag: str, form: str, example: str) -> tuple[str, str]:
     if not equals or not name or not value:
         raise typer.BadParameter(f"{flag} {text}: not of the form {form}, such as {example}")
     return name, value
+
+
+def _unique(flag: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Returns the pairs by their names. Raises typer.BadParameter naming ``flag`` for a name with two values."""
+    named: dict[str, str] = {}
+    for name, value in pairs:
+        if named.setdefault(name, value) != value:
+            raise typer.BadParameter(f"{flag}: two are called {name}, {named[name]} and {value}; rename one of them")
+    return named
 
 
 def _exported(path: str, recipe: str | None) -> str:

@@ -160,7 +160,7 @@ class ChatTemplate:
         if name in ("tools", "documents"):
             raise RequestError(
                 f"chat: {name}: the model's template doesn't read them ({self._name})",
-                hint="Describe them in a message, or pass chat_template with the text of one that does.",
+                hint="Describe them in a message, or take a model that was trained with them.",
             )
         known = sorted(self._reads - {"messages", "add_generation_prompt", *self._variables})
         hint = f"{meant(name, known)}It reads {', '.join(known) or 'no others'}."
@@ -230,7 +230,7 @@ class ChatTemplate:
         except StoppedError as e:
             raise RequestError(
                 f"chat: the model's template was stopped ({self._name}): {e}",
-                hint="Shorten the messages, or pass chat_template with the text of another template.",
+                hint="Shorten the messages. In Python, chat_template is the text of another template.",
             ) from e
         if kind == "T":
             return text

@@ -57,7 +57,7 @@ _WAITING = 256
 
 def main(number: int) -> None:
     """Serves a bundle until the socket is closed. ``number``: the socket's file descriptor."""
-    for one in (signal.SIGINT, signal.SIGHUP):  # they are the front end's
+    for one in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # they are the front end's, which lets answers end
         signal.signal(one, signal.SIG_IGN)
     link = socket.socket(fileno=number)
     link.set_inheritable(False)

@@ -255,7 +255,7 @@ class Tenants:
             keys = msgspec.convert(document, _File).keys
         except (OSError, ValueError, msgspec.ValidationError) as e:
             why = getattr(e, "strerror", None) or e
-            hint = "docs/use/commands/serve.md shows such a file."
+            hint = "docs/use/server-access.md shows such a file."
             raise RequestError(f"api keys: {self._path}: {why}", hint=hint) from e
         wrong = next((key for key in keys if not _HASH.fullmatch(key.hash)), None)
         if wrong is not None or not keys:

@@ -89,7 +89,7 @@ _OPTIONS_IGNORED = HINTS | frozenset(
 class _Asked(Fields, kw_only=True):
     """The fields that the bodies of ``/api/chat`` and ``/api/generate`` have in common."""
 
-    model: str
+    model: str | None = None
     stream: bool = True
     format: str | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
@@ -111,7 +111,7 @@ class _Asked(Fields, kw_only=True):
 
         Raises RequestError naming the option.
         """
-        fields: dict[str, Any] = {"model": self.model.removesuffix(":latest"), "stream": self.stream}
+        fields: dict[str, Any] = {"model": self.name, "stream": self.stream}
         fields |= {name: value for name, value in _DEFAULTS.items() if name not in model.generation_defaults}
         options = self.options or {}
         for name, value in options.items():
@@ -138,6 +138,11 @@ class _Asked(Fields, kw_only=True):
         elif self.format:
             raise RequestError(f"format: {shown(self.format)} isn't a form", hint='Pass "json" or a schema.')
         return fields
+
+    @property
+    def name(self) -> str | None:
+        """Returns the model's name on this server; None for the first model."""
+        return None if self.model is None else self.model.removesuffix(":latest")
 
     @property
     def effort(self) -> str | None:
@@ -318,7 +323,7 @@ def add_ollama(routes: Routes, front: Front) -> None:
 
     async def generation(request: Request, kind: type[OllamaChatBody] | type[GenerateBody]) -> Response:
         ollama_body, ignored, charge = await front.body(request, kind)
-        name = ollama_body.model.removesuffix(":latest")
+        name = ollama_body.name
         shape = OllamaShape if isinstance(ollama_body, OllamaChatBody) else GenerateShape
         if not (
             ollama_body.messages
@@ -326,15 +331,15 @@ def add_ollama(routes: Routes, front: Front) -> None:
             else ollama_body.prompt or ollama_body.suffix
         ):
             with charge:
-                await front.loaded(front.model(name))
+                model = await front.loaded(front.model(name))
             empty = {"message": {"role": "assistant", "content": ""}} if shape.chat else {"response": ""}
-            line = {"model": ollama_body.model, "created_at": _time(time.time()), **empty}
+            line = {"model": ollama_body.model or model.name, "created_at": _time(time.time()), **empty}
             return json_response(line | {"done": True, "done_reason": "load"})
 
         def order(model: Model) -> Order:
             more: list[str] = []
             body = ollama_body.inner(model.model, more, front.options.unknown_fields == "ignore")
-            return Order(body, partial(shape, ollama_body.model), [*ignored, *more])
+            return Order(body, partial(shape, ollama_body.model or model.name), [*ignored, *more])
 
         return await answer(front, request, charge, name, order)
 

@@ -113,6 +113,13 @@ def test_what_the_memory_has_no_room_for_is_left_out(tiny_bundle: Path) -> None:
     one, three = bench(Bundle.open(tiny_bundle), options).decodes
     assert one.omitted is None and three.step is None
     assert three.omitted == "the KV cache has no room for 3 requests of 9 tokens"
+    options = BenchOptions(prompts=(5, 70), batches=(), steps=2, rounds=2, memory=memory, threads=1, profile=True)
+    result = bench(Bundle.open(tiny_bundle), options)
+    short, long = result.prompts
+    assert short.omitted is None and short.ttft is not None and short.ttft.count == 2
+    assert long.ttft is None and long.omitted is not None and "holds 64" in long.omitted
+    assert [profile.name for profile in result.profiles] == ["prompt of 5"]
+    assert [line.label for panel in panels(result) for line in panel.series]  # the prompt that was measured
 
 
 def test_decode_steps_run_where_they_say(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

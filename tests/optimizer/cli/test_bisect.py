@@ -121,3 +121,8 @@ def test_without_torch_it_says_what_to_install(tiny_bundle: Path) -> None:
 def test_no_such_model(tiny_bundle: Path, tmp_path: Path) -> None:
     done = CLI.invoke(app, ["bisect", str(tmp_path / "nothing"), str(tiny_bundle)])
     assert done.exit_code == 3 and "doesn't exist" in done.output
+
+
+def test_an_instruction_set_that_is_not_there(tiny_bundle: Path) -> None:
+    done = CLI.invoke(app, ["bisect", str(tiny_bundle), "--isa-b", "avx9000"])
+    assert done.exit_code == 2 and "there are no kernels" in done.output and "portable" in done.output

@@ -185,3 +185,9 @@ def test_the_hash_and_what_a_target_carries(tiny_bundle: Path, tmp_path: Path) -
     assert [data["targets"][name]["carries"] for name in ("cpu", "tvm")] == [None, "compiled libraries"]
     refused = CliRunner().invoke(app, ["generate", str(bundle), "hi", "--target", "tvm"])
     assert refused.exit_code == 7 and "--trust code" in refused.output and data["hash"] in refused.output
+
+
+def test_a_rank_without_a_partition_is_refused(tiny_bundle: Path) -> None:
+    for arguments in (("--rank", "1"), ("--program", "--rank", "0")):
+        result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), *arguments])
+        assert result.exit_code == 2 and "--rank says whose part" in result.output

@@ -225,3 +225,9 @@ def test_the_three_tables_are_apart() -> None:
     for kind in (OllamaChatBody, GenerateBody):
         names = {*kind.__struct_fields__}
         assert not names & set(kind.refused) and not names & kind.harmless and not set(kind.refused) & kind.harmless
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a"}, {}])
+def test_without_a_model_s_name_the_first_answers(server: Server, body: dict[str, object]) -> None:
+    reply = server.ask("POST", "/api/generate", {**body, "stream": False, "options": {"num_predict": 2}})
+    assert reply.status == 200 and reply.json["done"] and reply.json["model"] == "tiny-llama"
