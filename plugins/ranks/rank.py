@@ -86,7 +86,8 @@ def _end_with_rank_0(address: str) -> None:
 
 def run_process(open_part: Callable[[bytes, int], Part]) -> None:
     """Runs the rank that the command line names, HOST:PORT RANK; the process ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is rank 0's
+    for one in (signal.SIGINT, signal.SIGTERM):  # they are rank 0's, which may let answers end first
+        signal.signal(one, signal.SIG_IGN)
     address, rank = sys.argv[1:3]
     with contextlib.suppress(RuntimeError):  # rank 0 has gone
         serve_rank(address, int(rank), open_part)

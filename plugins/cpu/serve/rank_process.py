@@ -91,7 +91,8 @@ def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], t
 
 def main() -> None:
     """Reads a ``RankSetting``, writes a ``RankReply``, and runs steps until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is rank 0's
+    for one in (signal.SIGINT, signal.SIGTERM):  # they are rank 0's, which may let answers end first
+        signal.signal(one, signal.SIG_IGN)
     setting = RankSetting.model_validate(msgspec.json.decode(sys.stdin.buffer.readline()))
     _cpu.die_with_parent()
     if os.getppid() != setting.parent:

@@ -79,6 +79,7 @@ def main(number: int) -> None:
         if isinstance(message, Close):
             break
         engine.take(message)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a front end nobody else ends a step that hangs
     engine.stop()
 
 

@@ -51,6 +51,14 @@ OPENED_TEMPLATE = THINKING_TEMPLATE.replace(
 START = "from enginewright.__main__ import main; main()"
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs, and isn't one that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
 @dataclass
 class Reply:
     """A response."""

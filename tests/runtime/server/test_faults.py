@@ -26,7 +26,7 @@ from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.server.http.tenants import Key, Tenant
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import free_memory
-from tests.runtime.server.conftest import START, Reply, Server
+from tests.runtime.server.conftest import START, Reply, Server, alive
 from tests.waiting import wait_until
 
 MakeServer = Callable[..., Server]
@@ -50,6 +50,11 @@ def begin(server: Server, stream: bool = True, buffer: int = 0, **body: object) 
         while not file.readline().startswith(b"data: "):
             pass
     return link, file
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children, of each of its threads."""
+    return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
 
 
 def freeze(server: Server) -> int:
@@ -125,10 +130,8 @@ def test_an_engine_that_loses_a_rank_comes_back(make_server: MakeServer, tiny_bu
     server = make_server(tiny_bundle, "--ranks", "2", "--threads", "1")
     assert server.props()["executor"]["ranks"] == 2
     (engine,) = server.engines()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if f"/proc/{engine}/stat" != str(stat) and stat.read_text().rpartition(") ")[2].split()[1] == str(engine):
-                os.kill(int(stat.parent.name), signal.SIGKILL)
+    for rank in children(engine):
+        os.kill(rank, signal.SIGKILL)
     server.wait(lambda: server.props()["deaths"] == 1 and server.ask("GET", "/health").status == 200)
     assert server.complete("a", max_tokens=2).status == 200
 
@@ -163,13 +166,14 @@ def test_a_stream_s_error_is_an_event(make_server: MakeServer, tiny_bundle: Path
 
 @pytest.mark.matrix
 def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer, tiny_bundle: Path) -> None:
-    server = make_server(tiny_bundle)
+    server = make_server(tiny_bundle, "--ranks", "2", "--threads", "1")
     pid = freeze(server)
     results = []
     thread = threading.Thread(target=lambda: results.append(server.complete("a", **LONG)))
     thread.start()
     server.wait(lambda: server.props()["requests"] == 1)
-    for process in (server.process.pid, pid):  # as to a whole group of processes, by `timeout` or a supervisor
+    assert (ranks := children(pid))
+    for process in (server.process.pid, pid, *ranks):  # as to a whole group of processes, by `timeout` or a supervisor
         os.kill(process, signal.SIGTERM)
     server.wait(lambda: server.ask("GET", "/health").status == 503)
     late = server.complete("b", max_tokens=1)
@@ -178,6 +182,7 @@ def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer
     thread.join()
     assert results[0].status == 200
     assert server.process.wait() == 0
+    wait_until(lambda: not any(map(alive, (pid, *ranks))))
 
     server = make_server(tiny_bundle)
     pid = freeze(server)
@@ -191,13 +196,18 @@ def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer
     link.close()  # type: ignore[attr-defined]
 
 
-def test_a_front_end_that_dies_leaves_no_engine(make_server: MakeServer, tiny_bundle: Path) -> None:
-    server = make_server(tiny_bundle)
-    (pid,) = server.engines()
-    server.process.kill()
-    server.process.wait()
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-        time.sleep(0.05)
+@pytest.mark.parametrize("ended", ["front end", "engine"])
+def test_what_dies_leaves_nothing_below_it(ended: str, make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle, "--ranks", "2", "--threads", "1")
+    (engine,) = server.engines()
+    ranks = children(engine)
+    assert ranks
+    if ended == "engine":
+        os.kill(engine, signal.SIGKILL)
+    else:
+        server.process.kill()
+        server.process.wait()
+    wait_until(lambda: not any(map(alive, (engine, *ranks))))
 
 
 def sockets(server: Server) -> int:

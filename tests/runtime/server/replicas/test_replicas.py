@@ -22,7 +22,7 @@ import pytest
 from enginewright.runtime.server.http.engine_options import replica_options
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.shared.errors import RequestError
-from tests.runtime.server.conftest import START, Reply, Server
+from tests.runtime.server.conftest import START, Reply, Server, alive
 from tests.waiting import wait_until
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray isn't installed")
@@ -41,13 +41,6 @@ def children(pid: int) -> set[int]:
         before = len(pids)
         pids |= {one for one, parent in parents.items() if parent in pids}
     return pids - {pid}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[0]
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager
