@@ -172,7 +172,8 @@ def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer
     thread = threading.Thread(target=lambda: results.append(server.complete("a", **LONG)))
     thread.start()
     server.wait(lambda: server.props()["requests"] == 1)
-    assert (ranks := children(pid))
+    ranks = children(pid)
+    assert ranks
     for process in (server.process.pid, pid, *ranks):  # as to a whole group of processes, by `timeout` or a supervisor
         os.kill(process, signal.SIGTERM)
     server.wait(lambda: server.ask("GET", "/health").status == 503)
