@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import msgspec
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
@@ -399,7 +399,7 @@ class Replicated(Model):
         self._routes.unlink(name)
         if self.state == "closed":
             return
-        if mine or name in self._routes.there:
+        if mine or link.died or name in self._routes.there:
             self.deaths += 1
             _LOG.error("%s: replica %s was lost, with %d requests", self.name, name, len(mine))
         if not self._links and self._next is None:
@@ -472,8 +472,11 @@ class Replicated(Model):
             response.cancel()
             raise
         except (RayError, RayServeException) as e:
+            replica = attempt.ticket.replica or ""
+            if isinstance(e, RayActorError) and (link := self._links.get(replica)) is not None:
+                link.died = True
             if self._attempts.get(wire) is attempt:
-                self._lost(wire, attempt, attempt.ticket.replica or "", last_line(e))
+                self._lost(wire, attempt, replica, last_line(e))
             return
         if answer == ELSEWHERE and self._attempts.get(wire) is attempt:
             self._drop(wire)
@@ -562,6 +565,7 @@ class _FromReplica(Link):
         greeting: the first message of the replica; None before it arrives.
         beat: the newest state that the replica reported.
         heard: time of the last message, in seconds of the monotonic clock.
+        died: True if a call has failed because the replica's process died, which Ray may report before the link ends.
     """
 
     def __init__(self, model: Replicated) -> None:
@@ -570,6 +574,7 @@ class _FromReplica(Link):
         self.greeting: Greeting | None = None
         self.beat = Pulse()
         self.heard = time.monotonic()
+        self.died = False
         self._transport: asyncio.Transport | None = None
         self._limit: asyncio.TimerHandle | None = None
 

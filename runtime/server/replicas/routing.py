@@ -62,6 +62,13 @@ class Ticket:
 
 @dataclass
 class _Linked:
+    """A linked replica.
+
+    Attributes:
+        requests: number of requests for which it is chosen, whether it has taken them or not.
+        last: number of the choice that last fell on it.
+    """
+
     version: str
     most_blocks: int
     blocks: OrderedDict[bytes, None]
@@ -129,10 +136,9 @@ class Routes:
             return {one.version for one in self._linked.values()}
 
     def requests(self, replica: str) -> int:
-        """Returns the number of a replica's requests; 0 if it isn't linked."""
+        """Returns the number of requests that a replica has taken, without those for which it is only chosen."""
         with self._lock:
-            linked = self._linked.get(replica)
-            return 0 if linked is None else linked.requests
+            return sum(ticket.sent and ticket.replica == replica for ticket in self._tickets.values())
 
     def begin(self, number: int, ticket: Ticket) -> None:
         """Adds the request ``number``, for which a replica is to be chosen."""

@@ -59,7 +59,7 @@ def test_an_answer_that_ended_at_its_limit_is_continued(browser: Browser, served
 def test_the_time_to_the_first_token_has_the_wait_for_the_server(browser: Browser) -> None:
     wait = "new Promise((done) => setTimeout(done, 400))"
     browser.run(f"window.real = window.fetch, window.fetch = (...given) => {wait}.then(() => window.real(...given)), 0")
-    parameters(browser, max_tokens="5")
+    parameters(browser, temperature="0", max_tokens="5")  # no draw ends it before
     browser.say("Hello")
     browser.until(f"!{BUSY} && document.querySelector('.about')?.textContent.startsWith('5 tokens')")
     turn = "import('/assets/chat.js').then((page) => page.current.turns.at(-1)"

@@ -81,7 +81,7 @@ class Asked:
 
 
 def frozen_request(server: Server, **body: object) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
-    """A request that a replica has whose engine stands still, as the other one's; the rows of both."""
+    """A request that a replica has taken whose engine stands still, as the other one's; the rows of both."""
     for row in both(server).values():
         os.kill(row["engine_pid"], signal.SIGSTOP)
     request_thread = Asked(lambda: server.complete("a", **LONG, **body))
@@ -106,7 +106,8 @@ def test_two_replicas(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    with serving(tiny_bundle, *SERVE, errors=tmp_path / "stderr") as server:
+    (config := tmp_path / "server.toml").write_text("silence_seconds = 3600.0\n")  # no engine dies of standing still
+    with serving(tiny_bundle, *SERVE, "--config", config, errors=tmp_path / "stderr") as server:
         before = both(server)
         assert not list(tmp_path.rglob("auth_token"))  # which others could read
         assert server.complete("a", **LONG, seed=1, stream=True).text == expected

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -106,6 +107,7 @@ def test_the_table_is_bounded_and_a_begin_outlives_its_end() -> None:
 def test_a_lost_replica_knows_nothing_and_gets_nothing() -> None:
     table = routes()
     first = take(table, 1, SYSTEM)
+    assert table.requests(first) == 1
     table.unlink(first)
     ticket = Ticket(block_names("", SYSTEM), "v1", avoid=frozenset(first))
     table.begin(2, ticket)
@@ -130,8 +132,11 @@ def test_a_request_goes_to_the_bundle_that_it_was_made_for() -> None:
 
 
 def test_of_many_that_come_together_each_sees_those_before_it() -> None:
-    table = routes(replicas="abcd")
+    table, chosen = routes(replicas="abcd"), Counter[str]()
     for n in range(40):
         table.begin(n, Ticket(block_names("", [n] * 64), "v1"))
-        table.order(n, "abcd")  # and Ray hasn't sent any of them yet
-    assert [table.requests(name) for name in "abcd"] == [10] * 4
+        chosen[table.order(n, "abcd")[0]] += 1
+    assert set(chosen.values()) == {10} and len(chosen) == 4
+    assert not any(map(table.requests, "abcd"))  # Ray hasn't sent any of them yet, and may try another replica
+    table.sent(0, "d")
+    assert list(map(table.requests, "abcd")) == [0, 0, 0, 1]
