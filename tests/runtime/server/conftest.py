@@ -101,8 +101,8 @@ class Server:
             lines.append(line)
             if line.rstrip() == "}":
                 break
-        assert lines, f"it ended with {self.process.wait()}: {errors.read_text()}"
-        self.about = json.loads("".join(lines))
+        self.about = json.loads("".join(lines) or "{}")
+        assert "url" in self.about, f"it ended with {self.process.wait()}: {self.about} {errors.read_text()}"
         self.url = self.about["url"]
         self.port = int(self.url.rpartition(":")[2])
 
