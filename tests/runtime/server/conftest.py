@@ -52,7 +52,7 @@ START = "from enginewright.__main__ import main; main()"
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs, and isn't one that nobody has waited for."""
+    """Returns True if a process runs, and False for one that has ended, waited for or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
