@@ -1,1 +1,1 @@
-"""Which requests run in which step. Knows neither torch nor an executor."""
+"""Decides which requests run in each step. It needs neither torch nor an executor."""

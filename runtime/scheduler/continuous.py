@@ -110,7 +110,7 @@ class ContinuousScheduler:
         self.chunks: tuple[Chunk, ...] = ()
 
     def _policy(self) -> Policy:
-        """Makes the policy that the options of scheduling ask for."""
+        """Returns the policy for the options of scheduling."""
         most_running = self.config.most_running(self.caps)
         if not self.config.scheduling:
             return Policy(most_running)
@@ -130,7 +130,7 @@ class ContinuousScheduler:
 
     @property
     def pools(self) -> dict[str, BlockPool]:
-        """Cache group -> its blocks."""
+        """The block pool of each cache group, by the group's name."""
         return self.cache.pools
 
     @property
@@ -145,7 +145,7 @@ class ContinuousScheduler:
 
     @property
     def preemptions(self) -> int:
-        """The number of times that running requests had to give their blocks up."""
+        """The number of times that a request was preempted."""
         return self.counters.values.get("num_preemptions", 0)
 
     def check(self, request: Request) -> None:
@@ -161,7 +161,7 @@ class ContinuousScheduler:
         return self.cache.room(tokens, sequences)
 
     def expected_seconds(self) -> float:
-        """Returns the seconds that the last step should take, from the plan or from similar steps; 0 if unknown."""
+        """Returns the estimated seconds of the last step, from the plan or from similar steps; 0 if unknown."""
         return self.times.seconds(StepSize.from_chunks(self.chunks)) if self.times.known else 0.0
 
     def add(self, request: Request) -> None:
@@ -235,7 +235,7 @@ class ContinuousScheduler:
         return step
 
     def prepare_next(self, batch: Batch) -> None:
-        """Takes the block that each request's next token will need, as long as some are free."""
+        """Allocates the block that each request's next token will need, as long as blocks are free."""
         for chunk in batch.chunks:
             cached = chunk.start + chunk.count + 1
             if cached > chunk.request.capacity and chunk.samples and cached <= chunk.request.most_cached:
@@ -245,7 +245,7 @@ class ContinuousScheduler:
     # After a step
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
-        """Gives the requests of a step its tokens and rows. Returns the requests whose callers get something."""
+        """Passes a step's tokens and rows to its requests. Returns the requests whose callers get new output."""
         self.cache.ran(batch.step)
         self._step_over(batch)
         self._observe_step(batch)
@@ -266,7 +266,7 @@ class ContinuousScheduler:
         return advanced + [root for search in searches if (root := self._branched(search)) is not None]
 
     def _step_over(self, batch: Batch) -> None:
-        """Frees what was held for a step that has run, or never will."""
+        """Frees what was reserved for a step that has run, or never will."""
         self.cache.landed(batch.step)
         self.queues.step_over(chunk.request for chunk in batch.chunks)
 
@@ -280,20 +280,23 @@ class ContinuousScheduler:
         self.policy.after_step(batch.chunks, tokens, now - batch.began)
 
     def give_up(self, batch: Batch) -> None:
-        """Takes note that a step never ran: its requests are to be failed, and others that it was to copy something for
-        begin again."""
+        """Records that a step never ran: the caller ends its requests, and requests to which it was to copy blocks
+        begin again.
+        """
         of_step = {one for chunk in batch.chunks for one in together(chunk.request)}
         self._compute_again(batch, {}, set(), kept=of_step)
 
     def compute_again(self, batch: Batch, lost: Mapping[str, Collection[int]]) -> None:
-        """Has the requests of a step that failed begin again, and others that hold ``lost`` blocks of a cache group, or
-        blocks that the step was to copy something to: with what is left of what they computed."""
+        """Makes the requests of a failed step begin again from what is left of their blocks.
+
+        So do other requests with ``lost`` blocks of a cache group, or with blocks to which the step was to copy.
+        """
         self._compute_again(batch, lost, {one for chunk in batch.chunks for one in together(chunk.request)}, kept=set())
 
     def _compute_again(
         self, batch: Batch, blocks_lost: Mapping[str, Collection[int]], again: set[Request], kept: set[Request]
     ) -> None:
-        """Has ``again`` begin again, and whoever holds blocks that are lost, but those of ``kept``."""
+        """Makes the requests ``again`` begin again, and all others with lost blocks except ``kept``."""
         self.cache.never_ran(batch.step)
         self._step_over(batch)
         lost = {name: {*blocks} for name, blocks in blocks_lost.items()}
@@ -377,6 +380,8 @@ class ContinuousScheduler:
         return together(request)[0]
 
     def forget(self, tenant: str | None) -> int:
-        """Forgets a tenant, or all, in the KV cache and in the proposers; returns how many files that were."""
+        """Deletes a tenant's data, or all, from the KV cache and the proposers; returns the number of deleted
+        files.
+        """
         self.drafts.forget(tenant)
         return self.cache.forget(tenant)

@@ -332,7 +332,7 @@ class Drafts(NoDrafts):
         return [max(proposals, key=lambda proposal: proposal.kind.rank) for proposals in of_each]
 
     def _found(self, own: _History, kind: ProposalKind) -> None:
-        """Takes note that a request has a draft in this step, so that proposers are asked in the next step too.
+        """Records that a request has a draft in this step, so that proposers are asked in the next step too.
 
         Args:
             own: the request's history.
@@ -350,7 +350,7 @@ class Drafts(NoDrafts):
         self._credit.spend(kind, seconds / step.plain_seconds, self._steps)
 
     def _propose(self, proposer: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:
-        """Has a timed proposer propose for those of the requests for which that pays."""
+        """Calls a timed proposer for those requests for which its time is worth the expected gain."""
         able = [(one, most) for one in requests if proposer.takes(one) and (most := self._most(one)) > 0]
         if not able or step.room < 1:
             return

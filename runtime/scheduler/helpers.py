@@ -1,9 +1,11 @@
-"""The table of helpers: what takes the place of a result where one of them raises between two steps.
+"""The table of helpers: the result that replaces the one of a helper that raises between two steps.
 
-Each row is a kind of helper, and for each method what its caller gets instead: as if the helper knew nothing. An error
-costs an estimate, a draft, a block on a disk or a line of a metric, and neither a request nor the engine. A method that
-isn't here is the caller's own matter: the engine's thread calls it for somebody who waits for the result and gets the
-error, such as ``forget``, or ends the request that it was called for.
+Each row is a kind of helper, with the replacement for each method: as if the helper knew nothing. So an error costs an
+estimate, a draft, a block on disk or a line of a metric, but neither a request nor the engine. Methods that aren't
+listed
+are handled by their caller: the engine's thread calls ``forget``, for example, for somebody who waits for the result
+and
+gets the error, and other methods for one request, which then ends.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _ranked_as_it_came(request: Request, running: Sequence[Request]) -> None:
-    """Has the request go first of its priority, among those that came after it."""
+    """Gives the request the first rank of its priority among those that arrived after it."""
     request.rank = (request.priority, request.queued, 0)
 
 
@@ -112,5 +114,5 @@ REFUSES = frozenset({"arrives"})
 
 
 def helper(kind: str, of: T, counters: Counters) -> T:
-    """Wraps a helper of a kind of ``HELPERS``."""
+    """Wraps a helper of a kind in ``HELPERS``."""
     return guarded(kind, of, HELPERS[kind], counters, REFUSES)

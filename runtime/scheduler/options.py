@@ -32,21 +32,23 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    """The order of requests. By default: by priority, and first come, first served within one.
+    """The order of requests. The default is by priority, then first come, first served.
 
     Attributes:
-        classes: name -> targets, such as ``{"chat": {"ttft": "500ms", "tpot": "30ms"}, "batch": {"priority": 1}}``:
-            time to the first token, and for each further one on average. A request names its class
-            (``request_class``); those that don't have the class "default", if there is one.
-        shares: tenant -> weight, such as ``{"gold": 3}``; others have 1. With it, or with ``fair``, each tenant gets
-            its share of the work within a priority (virtual token counters: Sheng et al., OSDI 2024).
-        fair: all tenants have the same share.
-        refuse: a request whose class's targets can't be met, or whose coming would make another miss those it was
-            promised, ends with an OverloadError at once. False: it is served late.
-        max_waiting: so many may wait; more are refused with an OverloadError.
-        patience: a request without a target for its first token waits behind others no longer than this, about.
-        offline: for throughput alone: long steps, and no targets.
-        plan: JSON of ``optimize plan BUNDLE --gpu cpu --json``: how long steps take, until that is measured.
+        classes: name -> targets, such as ``{"chat": {"ttft": "500ms", "tpot": "30ms"}, "batch": {"priority": 1}}``: the
+            time to the first token, and the mean time per further token. A request names its class
+            (``request_class``); others are in the class "default", if there is one.
+        shares: tenant -> weight, such as ``{"gold": 3}``; other tenants have 1. With ``shares`` or ``fair``, each
+            tenant
+            gets its share of the work within a priority (virtual token counters: Sheng et al., OSDI 2024).
+        fair: True if all tenants have the same share.
+        refuse: True if a request ends with an OverloadError at once when its targets can't be met, or when it would
+            make
+            another request miss its targets. False serves it late.
+        max_waiting: the most waiting requests; further ones are refused with an OverloadError.
+        patience: about how long a request without a target for its first token waits for others.
+        offline: True for the highest throughput: long steps, and no targets.
+        plan: the output of ``optimize plan BUNDLE --gpu cpu --json``, for the times of steps until they are measured.
     """
 
     classes: Mapping[str, RequestClass | Mapping[str, Any]] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class Scheduling:
         return self.classes  # type: ignore[return-value]  # see __post_init__
 
     def class_named(self, name: str | None) -> RequestClass:
-        """Returns the class that a request names. Raises RequestError naming it and the known classes."""
+        """Returns the class with a name; None is the default class. Raises RequestError with the known names."""
         if name is None:
             return self._known.get(DEFAULT_CLASS, NO_TARGETS)
         if name not in self._known:
@@ -96,7 +98,7 @@ class Scheduling:
 
 
 def scheduling_of(given: object) -> Scheduling | None:
-    """Makes options of what was passed: None is first come, first served. Raises RequestError naming the option."""
+    """Converts the argument ``scheduling``; None stays None. Raises RequestError naming the option."""
     if isinstance(given, Scheduling):
         return given
     if given is None or (isinstance(given, str) and given == "fcfs"):
@@ -114,7 +116,7 @@ def scheduling_of(given: object) -> Scheduling | None:
 
 
 def parse_seconds(given: object, option: str) -> float:
-    """0.02 of "20ms", "20 ms", "0.02s", "20000us" or 0.02. Raises RequestError naming ``option``."""
+    """Returns seconds: 0.02 for "20ms", "20 ms", "0.02s", "20000us" or 0.02. Raises RequestError naming ``option``."""
     seconds = math.nan
     if isinstance(given, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", given.strip().lower())
@@ -148,7 +150,7 @@ def _class(name: object, settings: object) -> RequestClass:
 
 
 def _checked_shares(shares: Mapping[Any, Any]) -> dict[str, float]:
-    """Returns tenant -> share, of Python's own types. Raises RequestError for a share that is out of range."""
+    """Returns tenant -> share as built-in types. Raises RequestError for a share that is out of range."""
     for tenant, share in shares.items():
         if not isinstance(tenant, str) or not _is_number(share) or not LEAST_SHARE <= share <= 1 / LEAST_SHARE:
             hint = f"A tenant's share is a number above 0, from {LEAST_SHARE:g} to {1 / LEAST_SHARE:g}."

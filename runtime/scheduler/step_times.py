@@ -1,12 +1,13 @@
-"""Estimates of the times of steps on this machine, from measured ones: for the policy, for drafts, and a draft model.
+"""Estimates the times of steps on this machine from measured ones, for the policy, for drafts, and for a draft model.
 
-Kernels aren't straight lines. So every time is a line that was fitted, and how far steps of that size are from it.
+Times of kernels aren't linear in sizes. So an estimate is a fitted line, corrected by the residual of steps of that
+size.
 
-- ``DecodeTimes``: steps in which few requests decode, by their rows. A draft hangs on what one row more takes, from the
-  first step on; so the line begins with what is expected, and follows the last steps.
-- ``StepTimes``: any step. It takes ``a + b rows + c prompt tokens + d context + e products`` seconds: so many requests
-  that decode, the tokens that they read, and for each prompt token those that it sees. The five numbers, none below 0,
-  are fitted to the mean steps of each size, so that sizes that are rare count as much as those that are common. The
+- ``DecodeTimes``: decode steps of few requests, by their rows. A draft depends on the time of one more row, from the
+  first step on; so the line begins with an expectation, and follows the last steps.
+- ``StepTimes``: any step. It takes ``a + b rows + c prompt tokens + d context + e products`` seconds: the requests that
+  decode, the tokens of prompts, the tokens that decoding requests see, and those that prompts' tokens see. The five
+  numbers, none below 0, are fitted to the mean steps of each size, so that rare sizes count as much as common ones. The
   first steps may come from a plan (``optimize plan BUNDLE --json``).
 """
 
@@ -55,25 +56,26 @@ _MOST_ROW_TOKENS = 1000.0
 
 
 def _bounded(seconds: float) -> float | None:
-    """Returns a measured time within the bounds of a step; None for NaN, infinity or less than 0."""
+    """Returns a measured time limited to the bounds of a step; None for NaN, infinity or a negative time."""
     if not 0 <= seconds < math.inf:  # false for NaN
         return None
     return min(max(seconds, LEAST_SECONDS), _MOST_SECONDS)
 
 
 class DecodeTimes:
-    """Predicts what steps of so many rows take in which requests decode. No history makes it raise, or predict NaN,
-    infinity or less than ``LEAST_SECONDS``.
+    """Estimates the times of decode steps by their rows.
 
-    Expected is what ``optimize tune`` measured, or else a line. Numbers of rows that weren't seen lately are as far
-    from what is fitted as the last steps were: what changed is the speed of the machine, then.
+    Whatever it learns from, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Before
+    measurements, the estimate comes from ``optimize tune``, or from a line. Numbers of rows without recent steps get
+    the
+    residual of the last steps, because then the machine's speed has changed.
 
     Args:
-        measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows.
+        measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows, from ``optimize tune``.
 
     Attributes:
-        measured: the same; empty where nobody measured that.
-        known: whether a step was timed.
+        measured: as passed; empty if nothing was measured.
+        known: True if a step was timed.
     """
 
     def __init__(self, measured: Mapping[int, Sequence[float]] | None = None) -> None:
@@ -90,7 +92,7 @@ class DecodeTimes:
         self._all_apart = 1.0  # the same of the last steps of any number of rows
 
     def at(self, context: float) -> None:
-        """Expects steps of requests with so many tokens each, on average."""
+        """Sets the mean number of tokens of the requests in the next steps."""
         if not self.measured or abs(context - self._context) < 32:
             return
         self._context = context
@@ -98,7 +100,7 @@ class DecodeTimes:
         self._expected[1:] = [float(np.interp(context, known, of)) for of in zip(*seconds, strict=True)]
 
     def took(self, rows: int, seconds: float) -> None:
-        """Learns from a step of ``DRAFT_ROWS`` rows at most. Ignores NaN, infinity and less than 0 seconds."""
+        """Learns from a step of at most ``DRAFT_ROWS`` rows. NaN, infinity and negative times are ignored."""
         if (bounded := _bounded(seconds)) is None or not 0 < rows <= DRAFT_ROWS:
             return
         seconds = min(bounded, 2 * self.seconds(rows)) if self.known else bounded  # where something else ran
@@ -125,14 +127,14 @@ class DecodeTimes:
         return max(self._base + self._slope * self._expected[rows], LEAST_SECONDS)
 
     def seconds(self, rows: int) -> float:
-        """Returns the seconds of a step of so many rows; those of ``DRAFT_ROWS`` rows if they are more."""
+        """Returns the estimated seconds of a step of ``rows`` rows, at most ``DRAFT_ROWS``."""
         rows = min(max(rows, 0), DRAFT_ROWS)
         count = self._counts[rows]
         apart = (count * self._apart[rows] + _LIKE_OTHERS * self._all_apart) / (count + _LIKE_OTHERS)
         return max(self._line(rows) * apart, LEAST_SECONDS)
 
     def describe(self) -> dict[str, float]:
-        """Gives microseconds, for ``LLM.info``."""
+        """Returns the estimates in microseconds, for ``LLM.info``."""
         if not self.known:
             return {}
         one = self._line(1)
@@ -140,20 +142,20 @@ class DecodeTimes:
 
 
 def _are_times(seconds: Sequence[float]) -> bool:
-    """Returns True for one time a number of rows, each within the bounds of a step."""
+    """Returns True if there is one time for each number of rows, each within the bounds of a step."""
     return len(seconds) == DRAFT_ROWS and all(_bounded(each) == each for each in seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """Says what decides how long a step takes.
+    """The sizes that determine the time of a step.
 
     Attributes:
-        rows: requests that decode.
-        prompt: tokens of prompts.
-        context: tokens that the decoding requests see, over all of them.
-        products: tokens that the prompts' tokens see, over all of them.
-        steps: over so many steps together.
+        rows: the number of requests that decode.
+        prompt: the number of prompt tokens.
+        context: the tokens that the decoding requests see, in total.
+        products: the tokens that the prompts' tokens see, in total.
+        steps: the number of steps over which the sizes are summed.
     """
 
     rows: float = 0
@@ -164,7 +166,7 @@ class StepSize:
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk]) -> StepSize:
-        """Counts what a step has."""
+        """Returns the sizes of a step with these chunks."""
         rows = prompt = context = products = 0
         for chunk in chunks:
             if chunk.count == 1:
@@ -177,16 +179,18 @@ class StepSize:
 
 
 class StepTimes:
-    """Predicts what steps of any size take. No history makes it raise, or predict NaN, infinity or less than
-    ``LEAST_SECONDS``: a kind of step that wasn't measured yet may have 0 for every number of its own. It is fitted as
-    soon as the first one was measured.
+    """Estimates the times of steps of any size.
+
+    Whatever it learns from, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Numbers
+    for
+    a kind of step that hasn't been measured are 0 until the first such step.
 
     Args:
-        row_seconds: see ``DecodeTimes``.
+        row_seconds: ``measured`` of ``DecodeTimes``.
 
     Attributes:
-        decodes: what steps take in which requests decode, by rows.
-        known: whether anything else can be predicted yet.
+        decodes: the estimates of decode steps by rows.
+        known: True if other steps can be estimated.
     """
 
     def __init__(self, row_seconds: Mapping[int, Sequence[float]] | None = None) -> None:
@@ -200,7 +204,7 @@ class StepTimes:
         self._next_fit = _LEAST_STEPS
 
     def seconds(self, size: StepSize) -> float:
-        """Predicts the seconds of such a step."""
+        """Returns the estimated seconds of a step of this size."""
         return max(self._fitted(size) * self._apart.get(_key(size), 1.0), LEAST_SECONDS)
 
     def _fitted(self, size: StepSize) -> float:
@@ -214,28 +218,28 @@ class StepTimes:
         return max(seconds, LEAST_SECONDS)
 
     def prompt_within(self, seconds: float, rows: int, context: float) -> float:
-        """Says how many tokens of prompts fit into a step of ``seconds`` in which ``rows`` requests decode."""
+        """Returns how many prompt tokens fit into a step of ``seconds`` in which ``rows`` requests decode."""
         left = seconds - self.seconds(StepSize(rows, 0, context))
         return max(left, 0.0) / self._prompt if self._prompt else math.inf
 
     def rows_within(self, seconds: float, context: float) -> int:
-        """Says how many requests with ``context`` tokens each can decode in so long a step; 1 at least."""
+        """Returns how many requests with ``context`` tokens each can decode in a step of ``seconds``; at least 1."""
         each = self._row + context * self._context
         return max(1, int(min((seconds - self._fixed) / each, 1 << 20))) if each else 1 << 20
 
     @property
     def row_tokens(self) -> float:
-        """Says how many prompt tokens cost as much as a token that is decoded in a step with others."""
+        """Returns how many prompt tokens take as long as one decoded token in a step with other requests."""
         return min(self._row / self._prompt, _MOST_ROW_TOKENS) if self._row and self._prompt else 2.0
 
     def describe(self) -> dict[str, float]:
-        """Gives microseconds of a step, and of each of what it has; 0 until they are known."""
+        """Returns the fitted numbers in microseconds; 0 until they are known."""
         values = self._fixed, self._row, self._prompt, self._context, self._product
         names = "step_us", "row_us", "prompt_token_us", "context_token_us", "product_us"
         return {name: value * 1e6 for name, value in zip(names, values, strict=True)}
 
     def observe(self, size: StepSize, seconds: float) -> None:
-        """Learns from a step that took so long. Ignores NaN, infinity and less than 0."""
+        """Learns from a step that took ``seconds``. NaN, infinity and negative times are ignored."""
         if (bounded := _bounded(seconds)) is None:
             return
         # Only a size that was measured says what is too long for it: the fit may know nothing of another one.
@@ -249,7 +253,7 @@ class StepTimes:
             self._next_fit = self._steps + min(self._steps, _MOST_BETWEEN_FITS)
 
     def begin_with(self, plan: Path) -> None:
-        """Takes the steps of a plan of this machine. Raises RequestError if the file has none."""
+        """Begins with the steps of a plan for this machine. Raises RequestError if the file has none."""
         for size, seconds in planned_steps(plan):
             self._add(size, min(max(seconds, LEAST_SECONDS), _MOST_SECONDS))
         self._fit()
@@ -263,9 +267,10 @@ class StepTimes:
         mean[1:] = [before + (now - before) / weight for before, now in zip(mean[1:], of_step, strict=True)]
 
     def _fit(self) -> None:
-        """Fits by least squares of relative errors; a number that comes out negative is 0, the others are fitted.
+        """Fits the numbers by least squares of relative errors. A number that would be negative is 0, and the rest
+        fitted again.
 
-        Every mean is at least ``LEAST_SECONDS``, so that no relative error is infinite.
+        Every mean is at least ``LEAST_SECONDS``, so that relative errors are finite.
         """
         means = np.array(list(self._means.values()))
         left = means[:, 1:6] / means[:, 6:]  # [sizes, 5]
@@ -290,7 +295,7 @@ class StepTimes:
 
 
 def _kind(rows: float, prompt: float) -> tuple[bool, bool]:
-    """Returns the kind of a step: whether it decodes, and whether it reads prompts."""
+    """Returns (True if a step decodes, True if it has prompt tokens)."""
     return rows > 0, prompt > 0
 
 
@@ -299,7 +304,9 @@ def _key(size: StepSize) -> tuple[int, int, int]:
 
 
 def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
-    """Reads the steps of this machine that ``optimize plan --json`` printed. Raises RequestError naming the option."""
+    """Reads the steps of this machine from the output of ``optimize plan --json``. Raises RequestError naming the
+    option.
+    """
     try:
         plans = json.loads(read_regular(plan, most=MOST_JSON_BYTES))["plans"]
         steps = [s for p in plans if p["device"] == PROCESSOR for s in p["steps"]]

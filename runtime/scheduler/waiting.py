@@ -14,13 +14,15 @@ _RANK = attrgetter("rank")
 
 
 class Shares:
-    """The service of each tenant, divided by its weight (virtual token counters: Sheng et al., OSDI 2024).
+    """The service that each tenant has received, divided by its weight (virtual token counters: Sheng et al., OSDI
+    2024).
 
-    Service is counted in prompt tokens. A tenant that comes back after a pause begins with the least service of the
-    tenants that wait, if it had less.
+    Service is counted in prompt tokens. A tenant that returns after a pause begins with at least the least service of
+    the
+    waiting tenants.
 
     Args:
-        weights: tenant -> weight; 1 for a tenant that isn't listed.
+        weights: tenant -> weight; 1 for other tenants.
 
     Attributes:
         counted: requests that have begun -> the number of their new tokens that are counted.
@@ -37,7 +39,7 @@ class Shares:
         return self._had.get(tenant, 0.0)
 
     def joins(self, tenant: str, others: Sequence[str]) -> None:
-        """Takes note that a tenant's first waiting request has arrived.
+        """Registers a tenant whose first waiting request has arrived.
 
         ``others``: the tenants with waiting requests, or the last one that had some.
         """
@@ -125,7 +127,7 @@ class WaitingQueue:
         self._first = None
 
     def look_again(self) -> None:
-        """Chooses the first request again: counters, or its rank, have changed."""
+        """Chooses the first request again, after counters or its rank have changed."""
         self._first = None
 
     def by_rank(self) -> list[Request]:

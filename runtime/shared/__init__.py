@@ -1,1 +1,1 @@
-"""The base of all parts: contracts between them, errors, records in files, the lowered program, costs of its steps."""
+"""The base of all parts: contracts, errors, records of files, the lowered program, and costs of its steps."""

@@ -1,10 +1,10 @@
-"""Gives every buffer of a lowered program a place in one arena, for every batch at once.
+"""Plans memory: assigns every buffer of a lowered program an offset in one arena, for all batches at once.
 
-Sizes are affine in T, B and R, so whether one buffer fits beside another can't be compared in bytes. Buffers whose
-sizes are multiples of one another for every batch (c * T, say) form a class and are packed in units of that class
-(bytes per token); the classes lie one behind the other. Within a class, the largest buffers are placed first, each in
-the smallest gap between the buffers that live at the same time ("greedy by size" with best fit: Pisarchyk and Lee,
-https://arxiv.org/abs/2001.03288). Every coefficient is a multiple of 64 bytes, so every offset is, whatever the batch.
+Sizes are affine in T, B and R, so gaps and buffers can't be compared in bytes. Buffers whose sizes are multiples of one
+another for every batch (c * T, say) form a class and are packed in units of that class (bytes per token); the classes
+follow one another in the arena. Within a class, the largest buffers are placed first, each in the smallest gap between
+buffers that are live at the same time ("greedy by size" with best fit: Pisarchyk and Lee,
+https://arxiv.org/abs/2001.03288). Every coefficient is a multiple of 64 bytes, and so is every offset, for any batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class _Piece:
-    """A buffer in its class: ``units`` of the class's unit, alive from step ``first`` to ``last``, both included."""
+    """A buffer in its class: its size in units of the class, and the first and last step in which it is live
+    (inclusive).
+    """
 
     name: str
     units: int
@@ -35,12 +37,12 @@ MEETINGS = frozenset({"all_gather", "gather_experts"})
 
 
 def plan_arena(program: LoweredProgram) -> LoweredProgram:
-    """The program with an offset for each buffer that is used, and ``arena_bytes``; buffers never used are dropped.
+    """Returns the program with an offset for each used buffer, and ``arena_bytes``; unused buffers are dropped.
 
-    Shared buffers keep their places: see ``plan_region``.
+    Shared buffers keep the offsets of ``plan_region``.
 
     Raises:
-        PassError: a step reads a buffer that none has written, or a buffer's size is negative.
+        PassError: a step reads a buffer before any step writes it, or a buffer's size is negative.
     """
     lives = lifetimes(program)
     unshared = [b for b in program.buffers if b.name in lives and not b.region]
@@ -51,10 +53,11 @@ def plan_arena(program: LoweredProgram) -> LoweredProgram:
 
 
 def plan_region(programs: Sequence[LoweredProgram], region: int) -> tuple[LoweredProgram, ...]:
-    """Gives the buffers in a region that ranks share an offset there, the same in all of their programs.
+    """Assigns the buffers of a region that ranks share an offset in it, the same in all of their programs.
 
-    Between two places where the ranks meet, one may be ahead of another. So such a buffer lives from the meeting
-    before its first use on any rank to the one behind its last.
+    Between two collectives, one rank may be ahead of another. So a buffer is live from the collective before its first
+    use
+    on any rank to the collective after its last use.
 
     Raises PassError as ``plan_arena`` does.
     """
@@ -85,7 +88,7 @@ def _all_meet(step: Step) -> bool:
 
 
 def _placed(buffers: Sequence[Buffer], lives: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Affine], Affine]:
-    """The offset of each buffer, and what they need together."""
+    """Returns the offset of each buffer, and the size of all together."""
     classes: dict[Affine, list[_Piece]] = {}
     for buffer in buffers:
         unit, units = _class_of(buffer)
@@ -100,8 +103,10 @@ def _placed(buffers: Sequence[Buffer], lives: Mapping[str, tuple[int, int]]) -> 
 
 
 def live_bytes(program: LoweredProgram, tokens: int, requests: int, rows: int) -> int:
-    """The most that buffers alive at the same time take in a step of so many T, B and R: no plan for these steps in
-    this order takes less. Sizes are rounded up to ALIGNMENT."""
+    """Returns the most bytes of buffers that are live at the same time in a step of these sizes.
+
+    No plan for these steps in this order takes less. Sizes are rounded up to ALIGNMENT.
+    """
     lives = lifetimes(program)
     changes = [0] * (len(program.steps) + 2)
     for buffer in program.buffers:
@@ -114,7 +119,9 @@ def live_bytes(program: LoweredProgram, tokens: int, requests: int, rows: int) -
 
 
 def lifetimes(program: LoweredProgram) -> dict[str, tuple[int, int]]:
-    """Buffer -> the steps that first write and last touch it (also through views); a result lives to the end."""
+    """Returns for each buffer the steps that first write and last use it (also through views); outputs are live to the
+    end.
+    """
     lives: dict[str, tuple[int, int]] = {}
     for index, step in enumerate(program.steps):
         for operand in step.inputs:
@@ -138,7 +145,7 @@ def lifetimes(program: LoweredProgram) -> dict[str, tuple[int, int]]:
 
 
 def _class_of(buffer: Buffer) -> tuple[Affine, int]:
-    """The class's unit, and how many of it the buffer takes. A mixed size is a unit of its own."""
+    """Returns the unit of the buffer's class, and the buffer's size in that unit. A mixed size is its own unit."""
     size: Affine = buffer.size
     coefficients = size.coefficients()
     if any(c < 0 for c in coefficients):
@@ -153,7 +160,7 @@ def _class_of(buffer: Buffer) -> tuple[Affine, int]:
 
 
 def _pack(pieces: Sequence[_Piece]) -> tuple[dict[str, int], int]:
-    """Places in units, and how many units the class takes."""
+    """Returns the offset of each piece, and the size of the class, in units."""
     placed: list[tuple[int, _Piece]] = []
     total = 0
     for piece in sorted(pieces, key=lambda p: (-p.units, p.first, p.name)):
@@ -168,7 +175,9 @@ def _overlap(a: _Piece, b: _Piece) -> bool:
 
 
 def _best_gap(piece: _Piece, neighbours: Sequence[tuple[int, _Piece]]) -> int:
-    """The start of the smallest gap that fits among ``neighbours`` (sorted by place), or the place behind them."""
+    """Returns the start of the smallest gap that fits among ``neighbours`` (sorted by offset), or the end of the last
+    one.
+    """
     best: tuple[int, int] | None = None
     end = 0
     for at, other in neighbours:

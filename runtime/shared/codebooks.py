@@ -45,11 +45,11 @@ class BitField:
     """Unsigned integers of one width within a block.
 
     Attributes:
-        start: the byte at which its words begin.
-        word: bytes of a word, which is little-endian.
-        width: bits of an integer.
-        per_word: integers in a word, the first in the lowest bits.
-        first: bits of a word below the first integer.
+        start: the first byte of their words.
+        word: the bytes of a word, which is little-endian.
+        width: the bits of an integer.
+        per_word: the number of integers in a word, the first in the lowest bits.
+        first: the number of bits below the first integer of a word.
     """
 
     start: int
@@ -69,16 +69,18 @@ class BitField:
 
 @dataclass(frozen=True)
 class Codebook:
-    """A type of blocks.
+    """A block type with a codebook.
 
     Attributes:
-        magnitudes: the numbers that elements of vectors may be, ascending.
-        length: elements of a vector.
-        members: the vectors, as a bit for each combination of magnitudes, compressed by zlib, in base 85. An element is
-            a digit, the first the lowest, and a vector's index counts the members before it.
-        block_bytes: bytes of a block.
+        magnitudes: the values that elements of vectors may have, rising.
+        length: the number of elements of a vector.
+        members: the set of vectors, with a bit for each combination of magnitudes, compressed by zlib, in base 85. An
+            element is a digit of a combination's number, the first the lowest; a vector's index counts the members
+                before
+            it.
+        block_bytes: the bytes of a block.
         index: the vectors' indices; ``high`` has more bits of each, above these.
-        signs: 8 bits for 8 weights, 1 for less than 0; of a width of 7 the eighth makes their number even.
+        signs: the signs of 8 weights, 1 for negative. With a width of 7, the eighth makes their number even.
         scales: the integers s, of which a block has ``groups``.
         unit: the factor of all weights.
         since: the version of weights/index.json that added it.
@@ -97,7 +99,7 @@ class Codebook:
     since: int = 8
 
     def join(self, values: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> Bytes:
-        """Returns blocks of their bytes without d, [.., blocks * bytes], and of each d, [.., blocks]."""
+        """Joins the bytes of blocks without d, [.., blocks * bytes], and the d of each, [.., blocks], to blocks."""
         blocks = np.empty((*scales.shape, self.block_bytes), np.uint8)
         blocks[..., :2] = scales[..., None].view(np.uint8)
         blocks[..., 2:] = values.view(np.uint8).reshape(*scales.shape, -1)
@@ -125,7 +127,7 @@ class Codebook:
 
 @cache
 def _vectors(codebook: Codebook) -> npt.NDArray[np.float32]:
-    """The vectors of a codebook: [vectors, elements]."""
+    """Returns the vectors of a codebook, [vectors, elements]."""
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(codebook.members)), np.uint8))
     base = len(codebook.magnitudes)
     digits = np.flatnonzero(bits)[:, None] // base ** np.arange(codebook.length) % base
@@ -135,7 +137,7 @@ def _vectors(codebook: Codebook) -> npt.NDArray[np.float32]:
 
 @cache
 def _signs(width: int) -> npt.NDArray[np.float32]:
-    """Signs by their integer: [2^width, 8], 1 and -1."""
+    """Returns the signs 1 and -1 for each integer of ``width`` bits, [2^width, 8]."""
     bits = np.arange(1 << width)[:, None] >> np.arange(_SIGNED) & 1
     if width < _SIGNED:
         bits[:, -1] = bits.sum(-1) & 1

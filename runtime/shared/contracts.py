@@ -1,4 +1,4 @@
-"""The contracts between all parts, free of torch: cache groups, and the input and output of a step.
+"""The contracts between all parts: cache groups, and the input and output of a step. Doesn't need torch.
 
 Shape letters: T tokens in a step; B requests; R sampled rows; P blocks in a KV pool; K slots in a block;
 Nq query heads; Nkv key/value heads; D head size; V vocabulary.
@@ -34,15 +34,15 @@ STATE_TOKENS = 2**20
 
 
 class CachePlane(NamedTuple):
-    """The keys, or the values, of a cache group: an array of each of its layers.
+    """The keys, or the values, of a cache group.
 
     Attributes:
         name: "k" or "v".
-        heads: key/value heads (Nkv).
-        size: channels of a head (D).
-        head_bytes: bytes of a token in one head, scales included.
-        summary_bytes: a token's share of the summary of each block and head: two bf16 of each channel, whose number is
-            rounded up to a multiple of 16. 0 where there are no summaries.
+        heads: the number of key/value heads (Nkv).
+        size: the number of channels of a head (D).
+        head_bytes: the bytes of a token in one head, with scales.
+        summary_bytes: a token's share of the bytes of a block's summary, for one head. A summary has two bf16 for each
+            channel, whose number is rounded up to a multiple of 16. 0 without summaries.
     """
 
     name: str
@@ -58,22 +58,24 @@ class CachePlane(NamedTuple):
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of a token in one head, with its share of a summary."""
+        """The bytes of a token in one head, with its share of a summary."""
         return self.head_bytes + self.summary_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token in all heads, with its shares of summaries."""
+        """The bytes of a token in all heads, with its shares of summaries."""
         return self.heads * self.piece_bytes
 
 
 class CacheGroupShape(Record, frozen=True):
-    """Layers whose KV cache has the same shape and lifetime.
+    """Layers whose KV caches have the same shape and lifetime.
 
-    ``window`` is the sliding window in tokens (a query at p sees keys p-window+1 .. p), 0 for full attention.
-    ``summaries``: each block also has the center and the spread of every channel of its keys, by which some layers
-    choose what they attend to. ``kind``: the kind of cache, if it doesn't hold keys and values
-    (``kv_cache.kinds.table``).
+    Attributes:
+        window: the sliding window in tokens (a query at p sees keys p-window+1 .. p); 0 for full attention.
+        summaries: True if each block also stores the center and spread of every channel of its keys, by which some
+            layers
+            choose blocks.
+        kind: the kind of cache if it doesn't hold keys and values (``kv_cache.kinds.table``).
     """
 
     name: str
@@ -89,7 +91,7 @@ class CacheGroupShape(Record, frozen=True):
 
     @property
     def planes(self) -> tuple[CachePlane, CachePlane]:
-        """The keys and the values of a layer. All that depends on their shape asks these, or ``sizes``."""
+        """The keys and the values of a layer."""
         summary = 2 * -(-self.key_head_size // 16) if self.summaries else 0
         return (
             CachePlane("k", self.kv_heads, self.key_head_size, head_bytes(self.dtype, self.key_head_size), summary),
@@ -101,27 +103,29 @@ class CacheGroupShape(Record, frozen=True):
         return heads // self.kv_heads
 
     def with_heads(self, heads: int) -> Self:
-        """Returns the group with another number of key/value heads, as a rank has it."""
+        """Returns the group with another number of key/value heads, as for one rank."""
         return self.model_copy(update={"kv_heads": heads})
 
 
 class CacheGroup(CacheGroupShape, frozen=True):
-    """Such layers with the size of their blocks: they share one block table. In JSON it is as here."""
+    """A cache group with the size of its blocks. Its layers share one block table. JSON has the same fields."""
 
     block_size: Positive = KV_BLOCK_SIZE
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Key/value heads, channels of a key and of a value, and tokens of a block: Nkv, Dk, Dv, K."""
+        """The number of key/value heads, the channels of a key and of a value, and the tokens of a block: Nkv, Dk, Dv,
+        K.
+        """
         return self.kv_heads, self.key_head_size, self.value_head_size, self.block_size
 
     def stored_as(self, computed: CacheDtype) -> CacheGroup:
-        """The group where keys and values are stored as they are computed, unless its format has scales."""
+        """Returns the group stored in the type in which keys and values are computed, unless its format has scales."""
         return self if self.dtype in SCALED_CACHES else self.model_copy(update={"dtype": computed})
 
 
 def head_bytes(dtype: CacheDtype, size: int) -> int:
-    """Bytes that a KV cache takes for one side of one head of a token: ``size`` values, and their scale."""
+    """Returns the bytes of the keys, or values, of one head of a token: ``size`` values and their scale."""
     return stored_bytes(dtype, size) + (4 if dtype in SCALED_CACHES else 0)
 
 
@@ -154,34 +158,35 @@ SAMPLING_LISTS: Mapping[str, tuple[str, ...]] = {
 
 
 class StepMasks(Protocol):
-    """Which tokens may come in some rows of a step, by the forms of their answers.
+    """The masks of allowed tokens for some rows of a step, from the grammars of their answers.
 
     Attributes:
-        rows: [R], each row's mask; -1 for none.
-        bits: [masks, ceil(V / 32)] uint32, bit i % 32 of word i / 32 for token i. They are filled in while the step
-            runs, so nobody looks at them before ``wait``.
+        rows: [R], the index of each row's mask; -1 for none.
+        bits: [masks, ceil(V / 32)] uint32; bit i % 32 of word i / 32 is for token i. They are computed while the step
+            runs, and valid after ``wait``.
     """
 
     rows: Int32Array
     bits: npt.NDArray[np.uint32]
 
     def wait(self) -> None:
-        """Returns when all are filled in."""
+        """Waits until all masks are computed."""
 
     def longer(self, more: int) -> StepMasks:
-        """Returns masks for ``more`` further rows, which are free."""
+        """Returns the masks with ``more`` additional rows, which have no mask."""
 
     def lists(self) -> list[Int32Array]:
-        """Waits, and gives the tokens that each mask allows."""
+        """Waits, and returns the tokens that each mask allows."""
 
 
 @dataclass
 class SamplingBatch:
-    """Sampling state of the R sampled rows. What each option does, and in which order, is in plugins/native/sampler.h.
+    """The sampling state of the R sampled rows. plugins/native/sampler.h describes each option, and their order.
 
-    ``temperature`` 0 is greedy; SAMPLING_OPTIONS has the values that are off. The random number of a row is a function
-    of (``seed``, ``counter``) alone, where counter is the index of the new token in its request's output, so that a
-    request draws the same tokens in any batch. None: off for every row.
+    ``temperature`` 0 is greedy; SAMPLING_OPTIONS has the values that disable each option. The random number of a row
+    depends only on (``seed``, ``counter``), where counter is the index of the new token in its request's output, so
+    that a
+    request draws the same tokens in any batch. None disables an option for all rows.
     """
 
     temperature: FloatArray
@@ -216,7 +221,7 @@ class SamplingBatch:
     scored: Int32Array | None = None  # the token whose logprob is a row's; NO_TOKEN, or None: the drawn one
 
     def options(self) -> dict[str, Any]:
-        """Name -> array, as the C++ sampler takes them: without those that are off for every row."""
+        """Returns name -> array for the C++ sampler, without options that are disabled for all rows."""
         names = (*_OPTION_NAMES, "scored", "top_allowed")
         arrays: dict[str, Any] = {name: array for name in names if (array := getattr(self, name)) is not None}
         if self.masks is not None:
@@ -224,7 +229,7 @@ class SamplingBatch:
         return arrays
 
     def with_lists(self) -> SamplingBatch:
-        """Makes the batch with ``allowed`` in place of ``masks``, for executors without these."""
+        """Returns the batch with ``allowed`` instead of ``masks``, for executors that don't support masks."""
         if self.masks is None:
             return self
         lists = self.masks.lists()
@@ -247,7 +252,7 @@ class SamplingBatch:
         return replace(batch, masks=None, allowed_start=starts, allowed=np.concatenate(rows).astype(np.int32))
 
     def _without_token_0(self, rows: Sequence[bool]) -> SamplingBatch:
-        """Makes the batch in which some rows have token 0 banned, and no other bias."""
+        """Returns the batch with token 0 banned in some rows, which have no other bias."""
         tokens, values = [], []
         for row, banned in enumerate(rows):
             entries = slice(0, 0)
@@ -264,7 +269,7 @@ class SamplingBatch:
         return replace(self, biased_start=starts, biased=np.concatenate(tokens), bias=np.concatenate(values))
 
     def following(self) -> SamplingBatch:
-        """Makes the batch of the same requests' next tokens: the same arrays, but for the counters."""
+        """Returns the batch for the same requests' next tokens: the same arrays except for the counters."""
         batch = object.__new__(SamplingBatch)
         batch.__dict__.update(self.__dict__)  # a quarter of what copy.copy takes
         batch.counter = self.counter + 1
@@ -277,19 +282,20 @@ _OPTION_NAMES = (*SAMPLING_OPTIONS, *SAMPLING_LISTS, *(name for names in SAMPLIN
 class StepInput:
     """One step over T packed tokens of B requests, the same for every target. ``step_schema`` declares its arrays.
 
-    Request b owns tokens q_start[b]:q_start[b+1]; after the step its cache holds kv_len[b] tokens, so its first token
-    of this step is at position kv_len[b] - (q_start[b+1] - q_start[b]).
+    Request b has the tokens q_start[b]:q_start[b+1]. After the step its cache holds kv_len[b] tokens, so its first
+    token of
+    this step is at position kv_len[b] - (q_start[b+1] - q_start[b]).
 
     Args:
-        arrays: by their names in programs; None takes ``ports``.
+        arrays: the arrays by their names in programs; None takes ``ports``.
         ports: the arrays as keywords, those of cache groups as a mapping by group.
 
     Attributes:
-        arrays: by their names in programs.
-        sampling: what is drawn at the rows; None: no tokens are sampled.
-        outputs: names of the outputs that are wanted at the rows: see ``step_schema.OUTPUTS``.
-        clears: cache group -> [n], blocks to make zero before the step.
-        copies: cache group -> [n, 2], blocks (from, to) to copy one after the other, after that and before the step.
+        arrays: the arrays by their names in programs.
+        sampling: the sampling state of the rows; None if no tokens are sampled.
+        outputs: the names of outputs needed at the rows: see ``step_schema.OUTPUTS``.
+        clears: cache group -> [n], blocks to set to zero before the step.
+        copies: cache group -> [n, 2], blocks (from, to) to copy in order, after that and before the step.
     """
 
     __slots__ = ("arrays", "clears", "copies", "outputs", "sampling")
@@ -322,16 +328,16 @@ class StepInput:
         more: Mapping[str, Array] | None = None,
         **others: Any,
     ) -> StepInput:
-        """Makes a step of requests whose tokens follow each other: positions, where they begin, and their slots.
+        """Returns a step of requests with consecutive tokens; computes positions, q_start and slots.
 
         Args:
             ids: token ids, [T].
-            counts: tokens of each request, [B].
-            kv_len: tokens in its cache after the step, [B].
+            counts: the number of tokens of each request, [B].
+            kv_len: the number of tokens in its cache after the step, [B].
             tables: cache group -> blocks of each request, [B, M].
             groups: the cache groups, with their blocks' sizes.
-            rows: tokens whose outputs are wanted, [R].
-            more: arrays of ports that have a provider, by name.
+            rows: the tokens whose outputs are needed, [R].
+            more: the arrays of ports with a provider, by name.
             others: further arguments of a step, such as ``sampling``.
         """
         lengths = np.asarray(kv_len, np.int32)
@@ -361,57 +367,57 @@ class StepInput:
 
     @property
     def positions(self) -> Int32Array:
-        """The place of each token in its request, [T]."""
+        """The position of each token in its request, [T]."""
         return self.arrays[POSITIONS]  # type: ignore[return-value]
 
     @property
     def q_start(self) -> Int32Array:
-        """The first token of each request, and T, [B+1]."""
+        """The first token of each request, then T, [B+1]."""
         return self.arrays[Q_START]  # type: ignore[return-value]
 
     @property
     def kv_len(self) -> Int32Array:
-        """Tokens of each request after the step, [B]."""
+        """The number of tokens in each request's cache after the step, [B]."""
         return self.arrays[KV_LEN]  # type: ignore[return-value]
 
     @property
     def rows(self) -> Int32Array:
-        """The tokens (indices into T) whose outputs are wanted, [R]."""
+        """The tokens (indices into T) whose outputs are needed, [R]."""
         return self.arrays[ROWS]  # type: ignore[return-value]
 
     @property
     def slots(self) -> dict[str, Int32Array]:
-        """Cache group -> block * K + slot in block of each token, [T]."""
+        """Cache group -> block * K + slot in the block, for each token, [T]."""
         return step_schema.by_group(self.arrays, SLOTS)
 
     @property
     def block_tables(self) -> dict[str, Int32Array]:
-        """Cache group -> blocks of each request, [B, M], padded with -1; -1 also before a window."""
+        """Cache group -> blocks of each request, [B, M], padded with -1; also -1 for blocks before a window."""
         return step_schema.by_group(self.arrays, BLOCK_TABLE)
 
     @property
     def wants_logits(self) -> bool:
-        """True if the logits of the rows are wanted."""
+        """True if the logits of the rows are needed."""
         return LOGITS in self.outputs
 
     @property
     def counts(self) -> Int32Array:
-        """Tokens of each request in this step, [B]."""
+        """The number of tokens of each request in this step, [B]."""
         starts = self.q_start
         return starts[1:] - starts[:-1]
 
     def requests_at(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Returns the request that each of some tokens (indices into T) belongs to."""
+        """Returns the request (index into B) of each of some tokens (indices into T)."""
         return np.searchsorted(self.q_start, rows, side="right") - 1
 
     def changed(self, **changes: Any) -> StepInput:
-        """Makes the step with other arrays, as keywords of the ports, or other attributes."""
+        """Returns a copy with other arrays, as keywords of the ports, or other attributes."""
         others = {name: changes.pop(name, getattr(self, name)) for name in _STEP_OPTIONS}
         return StepInput(self.arrays | step_schema.flat(changes), **others)
 
 
 def _slots(table: Int32Array, owner: Int32Array, positions: Int32Array, size: int) -> Int32Array:
-    """Returns where each token's key and value go: block * K + place in the block, [T]."""
+    """Returns the slot of each token's key and value: block * K + index in the block, [T]."""
     places: Int32Array = table[owner, positions // size] * size + positions % size
     return places
 
@@ -425,7 +431,9 @@ NO_TOKEN = -1
 
 @dataclass
 class StepOutput:
-    """Results of a step: sampled tokens [R], logprobs if wanted, and the outputs of ``StepInput.outputs`` by name."""
+    """The results of a step: sampled tokens [R], logprobs if requested, and the outputs in ``StepInput.outputs`` by
+    name.
+    """
 
     tokens: Int32Array | None  # [R]; NO_TOKEN where the logits can't be sampled from
     outputs: dict[str, FloatArray] = field(default_factory=dict)  # [R, ...] each
@@ -435,12 +443,12 @@ class StepOutput:
 
     @property
     def logits(self) -> FloatArray | None:
-        """The logits [R, V] if they were wanted."""
+        """The logits [R, V]; None if they weren't requested."""
         return self.outputs.get(LOGITS)
 
 
 def as_outputs(logits: FloatArray | None) -> dict[str, FloatArray]:
-    """Returns logits as the outputs of a step; none if there are none."""
+    """Returns logits as the outputs of a step; an empty mapping for None."""
     return {} if logits is None else {LOGITS: logits}
 
 
@@ -450,22 +458,27 @@ DRAFT_ROWS = 16
 
 @dataclass(frozen=True)
 class ExecutorCaps:
-    """The capabilities of an executor, by which the scheduler plans.
+    """The capabilities of an executor, which the scheduler respects.
 
-    ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step,
-    ``max_requests``: most requests (B). ``shared_blocks``: several requests may hold a block, ``StepInput.copies`` are
-    made, ``clears`` too where a number that isn't finite could spread from places that are masked, and tables may have
-    -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is the slot of a
-    whole request, the same in every group, and a new request may go on behind tokens of the one that had it before.
-    ``verifies``: rows of one request behind each other have the bits that they have one by one, whatever their number.
-    ``in_flight``: steps that may be submitted before the result of the first is asked for. No request is in two.
-    ``row_seconds``: tokens of a request -> what steps took on this machine in which it had 1, 2, ... rows; empty where
-    nobody measured that.
-    ``masks``: sampling waits for ``SamplingBatch.masks``, and reads them; others get the tokens as lists.
-    ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
-    ``owners``: ranks that divide keys and values: see ``kv_cache.cache_manager``.
-    ``outputs``: that it can give besides the logits: see ``step_schema.OUTPUTS``.
-    ``ports``: arrays of steps that its program takes besides those of every step (``step_schema.PORTS``).
+    Attributes:
+        ragged: True if prompts and decodes may share a step.
+        max_tokens, max_requests: the most tokens (T) and requests (B) of a step.
+        shared_blocks: True if several requests may share a block. Then ``StepInput.copies`` are supported, ``clears``
+            too
+            if masked numbers that aren't finite could spread, and tables may have -1 for blocks before a group's
+                window.
+        kept_slots: True if a block is the slot of a whole request, the same in every group, and a new request may
+            continue
+            after tokens that the slot's last request left.
+        verifies: True if several rows of a request in one step have the same bits as in separate steps.
+        in_flight: the number of steps that may be submitted before the first result is read; no request is in two.
+        row_seconds: tokens of a request -> measured seconds of steps in which it had 1, 2, ... rows; empty if not
+            measured.
+        masks: True if sampling waits for ``SamplingBatch.masks``; other executors get lists of tokens.
+        lacks: the sampling parameters that it doesn't support; requests with them are refused.
+        owners: the number of ranks that divide keys and values: see ``kv_cache.cache_manager``.
+        outputs: the outputs that it supports besides logits: see ``step_schema.OUTPUTS``.
+        ports: the arrays of steps that its program needs besides those of every step (``step_schema.PORTS``).
     """
 
     ragged: bool = True

@@ -1,6 +1,6 @@
-"""The counters of an engine. A counter is declared once here, counted where its event happens, and shown by `/metrics`.
+"""The counters of an engine. A counter is declared here, counted where its event occurs, and shown by `/metrics`.
 
-The scheduler has one ``Counters`` object, and passes it to its helpers and to what tasks keep, such as compiled
+The scheduler has one ``Counters`` object, and passes it to its helpers and to objects of tasks, such as compiled
 grammars. The engine's process sends the values with its ``Pulse``.
 """
 
@@ -23,11 +23,11 @@ COUNTERS: Mapping[str, str] = {
 
 
 class Counters:
-    """The values of an engine's counters, and the errors of its helpers. Safe from any thread.
+    """The values of an engine's counters, and the errors of its helpers. It is thread-safe.
 
     Attributes:
-        values: counter -> its value; a counter of ``COUNTERS`` that never counted isn't there.
-        helper_errors: helper -> number of its errors; a helper that never failed isn't there.
+        values: counter of ``COUNTERS`` -> its value, without counters at 0.
+        helper_errors: helper -> the number of its errors, without helpers at 0.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Counters:
             self.values[counter] = self.values.get(counter, 0) + number
 
     def caught(self, helper: str, method: str, error: Exception) -> None:
-        """Counts an error of a helper. Logs the first of each method and type with its traceback."""
+        """Counts an error of a helper. The first error of each method and type is logged with its traceback."""
         kind = helper, method, type(error)
         with self._lock:
             self.helper_errors[helper] = self.helper_errors.get(helper, 0) + 1
@@ -54,7 +54,7 @@ class Counters:
             _LOG.error(message, helper, method, shown(error, 300), exc_info=error)
 
     def call(self, helper: str, method: str, call: Callable[[], T], fallback: T) -> T:
-        """Returns what ``call`` returns, or ``fallback`` where it raises, and counts the error."""
+        """Returns the result of ``call``; if it raises, counts the error and returns ``fallback``."""
         try:
             return call()
         except Exception as e:  # noqa: BLE001  see the module

@@ -1,6 +1,6 @@
-"""Types of elements: a row has a type by our name, a column says what one library calls it.
+"""Types of elements: a row for each type, a column for its name in each library.
 
-Nothing of those libraries is imported here: whoever uses one looks the name up in it.
+No library is imported here; code that uses one looks its name up here.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ fp4 are one of the integers that their format lists (``levels``)."""
 
 
 class ElementType(NamedTuple):
-    """One type; "" and 0 where a library lacks it, or we don't use it there.
+    """A type of elements. A column is "" or 0 if the library lacks the type or we don't use it there.
 
     Attributes:
-        bits: of an element as it is stored.
-        numpy: of arrays; of fewer than 8 bits one value is in each int8.
+        bits: the bits of a stored element.
+        numpy: the type of arrays; below 8 bits, one value per int8.
         torch: the attribute of ``torch``.
         onnx: the number in ``TensorProto``.
         tensorrt: the attribute of ``tensorrt.DataType``.
-        stablehlo: its name in the text of a module.
-        tvm: as what kernels that TVM compiles read it.
+        stablehlo: its name in a module's text.
+        tvm: the type as which kernels compiled by TVM read it.
         safetensors: its name in a file.
-        triton: what a pointer points to, in the signature of a kernel.
+        triton: the type of a pointer to it, in a kernel's signature.
     """
 
     bits: int
@@ -81,5 +81,5 @@ NAME_OF_ONNX: Mapping[int, str] = {of.onnx: name for name, of in DTYPES.items() 
 
 
 def stored_bytes(dtype: str, elements: int) -> int:
-    """Bytes of so many elements side by side; those of fewer than 8 bits share them."""
+    """Returns the bytes of contiguous elements; elements of fewer than 8 bits share bytes."""
     return -(-elements * DTYPES[dtype].bits // 8)

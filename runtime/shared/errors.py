@@ -10,7 +10,9 @@ from typing import Any, Self
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value for a message: its repr, cut where it is long. Never raises, whatever the value's own methods do."""
+    """Returns a value's repr for a message, cut to ``most`` characters. Never raises, whatever the value's
+    methods do.
+    """
     try:
         if isinstance(value, (str, bytes, bytearray)):
             value = value[: most + 1]
@@ -42,11 +44,11 @@ def meant(name: object, known: Iterable[str]) -> str:
 
 
 def meant_in(fields: Iterable[str], *missing: str) -> str:
-    """Returns a hint's beginning for a field that is missing while another of nearly its name is there.
+    """Returns the beginning of a hint if a field is missing and another one has nearly its name; otherwise "".
 
     Args:
-        fields: the fields that are there.
-        missing: the missing field, or several of which one would do.
+        fields: the fields that exist.
+        missing: the missing field, or several of which one suffices.
     """
     for name in fields:
         if name not in missing and (near := difflib.get_close_matches(name[:64], missing, 1)):
@@ -89,23 +91,25 @@ class SourceError(EnginewrightError):
 
 
 class SourceWarning(UserWarning):
-    """A source of which a recipe makes less than its user may hope for."""
+    """A warning that an export uses a source less well than its user may expect."""
 
 
 class UnsupportedModelError(EnginewrightError):
-    """A model that can't be compiled: no decoder, an op we lack, attention that went round the interface."""
+    """A model that can't be compiled: no decoder, an unsupported op, or attention that bypasses transformers'
+    interface.
+    """
 
     exit_code = 4
 
 
 class RecipeError(EnginewrightError):
-    """A recipe with an unknown key, a bad value, or a name that isn't there."""
+    """A recipe with an unknown key, a bad value, or an unknown name."""
 
     exit_code = 5
 
 
 class PassError(EnginewrightError):
-    """A pass whose requirement didn't hold, that broke the program, or that had to match and didn't."""
+    """A pass whose requirement didn't hold, that broke the program, or that was required and matched nothing."""
 
     exit_code = 6
 
@@ -117,7 +121,7 @@ class BundleError(EnginewrightError):
 
 
 class TrustError(BundleError):
-    """A bundle that carries code, or another one than was named: nobody has said that its code may run."""
+    """A bundle with code that the caller doesn't allow to run, or whose hash isn't the trusted one."""
 
 
 class RequestError(EnginewrightError, ValueError):
@@ -127,12 +131,12 @@ class RequestError(EnginewrightError, ValueError):
 
 
 class ContextError(RequestError):
-    """A prompt that doesn't fit the model's context.
+    """A prompt that doesn't fit into the model's context.
 
     Attributes:
-        context: tokens of the context, those of an answer included.
-        tokens: of the prompt.
-        exact: whether the prompt has just as many tokens, and not more.
+        context: the tokens of the context, including the answer.
+        tokens: the tokens of the prompt.
+        exact: True if the prompt has exactly ``tokens`` tokens; False if it has at least so many.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, context: int, tokens: int, exact: bool = True) -> None:
@@ -141,16 +145,16 @@ class ContextError(RequestError):
 
 
 class CapacityError(EnginewrightError):
-    """Not enough memory, KV blocks or disk for what was asked."""
+    """Not enough memory, KV blocks or disk space."""
 
     exit_code = 9
 
 
 class OverloadError(CapacityError):
-    """A request that is refused because of those that are there already.
+    """A request that is refused because of other requests.
 
     Attributes:
-        retry_after: seconds after which there may be room for it.
+        retry_after: the seconds after which there may be room for it.
     """
 
     def __init__(self, message: str, *, retry_after: float) -> None:
@@ -159,11 +163,11 @@ class OverloadError(CapacityError):
 
 
 class OffloadError(CapacityError):
-    """A folder for keys and values that can't be written to, or didn't give them back.
+    """A folder for keys and values that can't be written, or can't be read back.
 
     Attributes:
-        lost: cache group -> blocks whose keys and values are gone.
-        full: whether a block can't be written, so that computing the same again would not help.
+        lost: cache group -> blocks whose keys and values are lost.
+        full: True if a block can't be written, so that computing it again wouldn't help.
     """
 
     def __init__(
@@ -177,18 +181,18 @@ _EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "pydantic", "safetensor
 
 
 class MissingDependencyError(EnginewrightError, ImportError):
-    """An optional part is not installed; the hint names the extra."""
+    """An optional package that isn't installed; the hint names the extra."""
 
     exit_code = 10
 
     @classmethod
     @contextmanager
     def of_export(cls, what: str, instead: str = "") -> Iterator[None]:
-        """Turns the failed import of a package of ``enginewright[export]`` within into this error.
+        """Converts a failed import of a package of ``enginewright[export]`` in its block to this error.
 
         Args:
             what: what needs the package, such as "source: comparing with a source model".
-            instead: what else can be done, for the hint.
+            instead: an alternative, for the hint.
         """
         try:
             yield
@@ -203,7 +207,9 @@ class MissingDependencyError(EnginewrightError, ImportError):
     @classmethod
     @contextmanager
     def of(cls, package: str, what: str, extra: str) -> Iterator[None]:
-        """Turns the failed import of a package within into this error: ``what`` needs it, and ``extra`` has it."""
+        """Converts a failed import in its block to this error: ``what`` needs ``package``, which the extra ``extra``
+        contains.
+        """
         try:
             yield
         except ModuleNotFoundError as e:
@@ -214,7 +220,7 @@ class MissingDependencyError(EnginewrightError, ImportError):
 
 
 class VerificationError(EnginewrightError):
-    """An exported program that computes something else than its source, by more than the recipe allows."""
+    """An exported program whose results differ from its source's by more than the recipe allows."""
 
     exit_code = 11
 
@@ -226,16 +232,16 @@ class ComparisonError(EnginewrightError):
 
 
 class TargetError(EnginewrightError):
-    """A target that can't be built or run: a GPU that isn't known or lacks a format, a library of another version."""
+    """A target that can't be built or run: an unknown GPU, an unsupported format, a library of another version."""
 
     exit_code = 15
 
 
 class PartialExportError(TargetError):
-    """Some targets of an export failed. The bundle was written, and has the others.
+    """An export of which some targets failed. The bundle was written with the other targets.
 
     Attributes:
-        report: the export's report, whose ``failed`` has each error.
+        report: the export's report; its ``failed`` has each error.
     """
 
     exit_code = 17

@@ -1,7 +1,8 @@
-"""Additions of other packages to Enginewright: targets and passes, found by entry points when something names them.
+"""Additions of other packages to Enginewright: targets and passes, found through entry points when they are named.
 
-A package declares them in its pyproject.toml; see docs/build/extending.md. Nothing of it is imported before a recipe, a
-command or a bundle names what it adds.
+A package declares them in its pyproject.toml; see docs/build/extending.md. The package is imported only when a recipe,
+a
+command or a bundle names its addition.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 def package_of(thing: object) -> str | None:
-    """The distribution that has the class of ``thing``; None if it is ours."""
+    """Returns the distribution that contains the class of ``thing``; None if it is Enginewright."""
     module = type(thing).__module__.partition(".")[0]
     if module == __name__.partition(".")[0]:
         return None
@@ -24,9 +25,9 @@ def package_of(thing: object) -> str | None:
 
 
 class Extensible(Mapping[str, T], Generic[T]):
-    """A table of ours, and behind it what packages declare in the group of entry points ``group``.
+    """A table of ours, extended by entries that packages declare in the group of entry points ``group``.
 
-    Ours can't be replaced. Whether a name is in the table, and all names, are known without importing anything.
+    Our entries can't be replaced. Names can be listed and tested without importing anything.
     """
 
     def __init__(self, own: Mapping[str, T], group: str, kind: type) -> None:
@@ -34,7 +35,7 @@ class Extensible(Mapping[str, T], Generic[T]):
         self._loaded: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
-        """Raises KeyError for a name that nobody has, TargetError if the package that has it can't be loaded."""
+        """Returns the entry. Raises KeyError for an unknown name, TargetError if its package can't be loaded."""
         if name in self._own:
             return self._own[name]
         if name not in self._loaded:

@@ -1,8 +1,7 @@
-"""The one wrapper around helpers: objects that the engine asks, and whose errors must not cost it more than an answer.
+"""A wrapper for helpers: objects that the engine calls, and whose errors must not stop it.
 
-``guarded`` wraps a helper. Where one of its methods raises, the caller gets the fallback that was declared for it, and
-``Counters`` counts the error and logs the first of its kind. Which helpers there are, and what their fallbacks are,
-is declared in one table: ``runtime.scheduler.helpers``.
+``guarded`` wraps a helper. If one of its methods raises, the caller gets the declared fallback, and ``Counters`` counts
+the error and logs the first of its kind. ``runtime.scheduler.helpers`` has the table of helpers and fallbacks.
 """
 
 from __future__ import annotations
@@ -20,11 +19,14 @@ Fallbacks = Mapping[str, Any]
 
 
 def guarded(name: str, helper: T, fallbacks: Fallbacks, counters: Counters, refuses: frozenset[str] = frozenset()) -> T:
-    """Wraps a helper so that what ``fallbacks`` names never raises. Anything else is the helper's own.
+    """Wraps a helper so that the methods in ``fallbacks`` never raise; other methods are unchanged.
 
     Args:
-        name: the helper, as errors are counted.
-        refuses: methods whose EnginewrightError is an answer, and goes to the caller.
+        name: the helper's name, under which errors are counted.
+        helper: the helper.
+        fallbacks: method -> the result if it raises.
+        counters: counts the errors.
+        refuses: methods whose EnginewrightError is a regular answer, and is raised.
     """
     return cast(T, _Guarded(name, helper, fallbacks, counters, refuses))
 

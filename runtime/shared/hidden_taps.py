@@ -1,4 +1,4 @@
-"""Finds the hidden states of a lowered program: values that all later ones depend on. They become its taps."""
+"""Finds the hidden states of a lowered program, and makes them its taps. All later values depend on a hidden state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _LINE = 64
 
 
 def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
-    """Returns output -> where it is made; none for a program without logits.
+    """Returns output name -> the step and slot that computes it; empty for a program without logits.
 
-    ``hidden:0`` goes into the first layer, ``hidden:1`` into the second, the last out of the final norm.
+    ``hidden:0`` is the first layer's input, ``hidden:1`` the second's, and the last is the final norm's output.
 
-    1. On every way from the token ids to the logits lie some steps that all ways have: between two layers there is one,
-       whose output is the sum of all before. What goes into a layer is the last of these before its attention.
-    2. A step that adds and normalizes gives the sum last, and what is normalized first.
-    3. Of several ranks each makes some of its columns, and what they gather is the whole.
-    4. A hidden state that isn't a value of the program is left out: that of a norm which rounds at once, for one.
+    1. Some steps are on all paths from the token ids to the logits: between two layers there is one, whose output is
+    the sum
+       of everything before. The input of a layer is the output of the last such step before its attention.
+    2. A step that adds and normalizes has the sum as its last output and the normalized value as its first.
+    3. If ranks compute some columns each, the gathered value is the whole.
+    4. A hidden state that isn't a value of the program is left out, such as that of a norm which rounds at once.
 
     Raises BundleError for a program that never writes its logits.
     """
@@ -52,7 +53,7 @@ def add_taps(program: LoweredProgram) -> LoweredProgram:
 
 
 def with_taps(program: LoweredProgram) -> LoweredProgram:
-    """Returns the program with what versions before 7 don't say: its taps.
+    """Returns the program with its taps, which programs of versions before 7 don't contain.
 
     Raises BundleError for a program that never writes its logits.
     """
@@ -62,10 +63,11 @@ def with_taps(program: LoweredProgram) -> LoweredProgram:
 
 
 def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset[int]]:
-    """Returns the program with its taps of 32-bit floats as outputs, and which of its steps write those.
+    """Returns the program with its float32 taps as outputs, and the indices of the steps that write those.
 
-    Such a step takes the rows of a tap as soon as it is there, and writes them behind the arena of the program, whose
-    buffers keep their places. Without these steps it computes what the program does.
+    Such a step copies the rows of a tap as soon as it is computed to memory after the program's arena, whose buffers
+    keep
+    their offsets. Without these steps, the program is unchanged.
     """
     shape = (Affine(r=1),)
     rows = Operand(kind="input", name=ROWS, dtype="i32", shape=shape, strides=(Affine(1),))
@@ -93,7 +95,7 @@ def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset
 
 
 def _gathered(program: LoweredProgram, place: Place) -> Place:
-    """Returns the place where a value is whole: its own step, or the later step in which ranks gather it."""
+    """Returns where a value is complete: its own step, or the later step in which ranks gather it."""
     step, slot = place
     name = program.steps[step].outputs[slot].name
     for i, later in enumerate(program.steps[step + 1 :], step + 1):
@@ -108,8 +110,10 @@ def _is_hidden(operand: Operand) -> bool:
 
 
 def _on_every_way(program: LoweredProgram) -> list[int]:
-    """Steps that are on every way from the token ids to the logits. Caches aren't followed: attention's keys and values
-    come from where its queries come from. Raises BundleError if nothing writes the logits."""
+    """Returns the steps on all paths from the token ids to the logits. Raises BundleError if nothing writes the logits.
+
+    Caches aren't followed: attention's keys and values have the same origin as its queries.
+    """
     writers: dict[str, list[int]] = {}
     after: dict[int, set[int]] = {-1: set()}  # -1: the ids
     for i, step in enumerate(program.steps):

@@ -1,4 +1,4 @@
-"""Reads JSON that may be damaged, or written to fool whoever looks at it."""
+"""Reads JSON from untrusted sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAY_HAVE_CONTROLS = re.compile(rb"\\[bfru]|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\
 
 
 def printable(text: str) -> str:
-    """``text`` with characters that a terminal obeys spelled out, as in "\\x1b"."""
+    r"""Returns ``text`` with control characters of terminals escaped, as in "\x1b"."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -39,11 +39,10 @@ def _printable(value: Any) -> Any:
 
 
 def parse_json(text: str | bytes, *, repeats: bool = True) -> Any:
-    """The value of a JSON document.
+    r"""Parses a JSON document.
 
-    Raises ValueError for all that is wrong with it: also for arrays nested too deep, and for escapes such as
-    "\\ud800", which Python takes and no other reader or file does. Without ``repeats``, an object that has a key
-    twice is an error too.
+    Raises ValueError for an invalid document, for arrays nested too deep, and for escapes such as "\ud800", which only
+    Python accepts. If not ``repeats``, it raises ValueError also for an object with a repeated key.
     """
     try:
         if isinstance(text, bytes):

@@ -1,11 +1,11 @@
-"""Rewrites a client's JSON schema into the schema that answers are held to.
+"""Rewrites a client's JSON schema to the schema that answers must follow.
 
-Schemas mostly leave ``additionalProperties`` out and mean that there are no other properties. By JSON Schema's letter
-such an object is open, and a model invents keys. Here an object with ``properties`` or ``patternProperties`` is closed
+Most schemas omit ``additionalProperties`` and mean that there are no other properties. By JSON Schema's definition such
+an object is open, and a model would invent keys. Here an object with ``properties`` or ``patternProperties`` is closed
 unless its schema says otherwise. What ``allOf``, ``$ref``, ``anyOf`` and ``oneOf`` add to an object is merged first.
 
-Annotations are left out, as are formats that JSON Schema doesn't define. References go to one flat ``$defs``, so that a
-schema can be written inside another one.
+Annotations are left out, as are formats that JSON Schema doesn't define. All definitions are in one flat ``$defs``, so
+that a schema can be written inside another one.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class HeldSchema:
     """A rewritten schema.
 
     Attributes:
-        schema: the schema, of keywords that an answer can be held to.
-        ignored: the keywords that it had besides and that say something, each once.
+        schema: the schema, with only keywords that can be enforced.
+        ignored: the other keywords of the original that have an effect, each once.
     """
 
     schema: dict[str, Any] | bool
@@ -133,14 +133,14 @@ class _Declared:
 
 @dataclass
 class _Draft:
-    """A rewritten schema in the making.
+    """A schema while it is rewritten.
 
     Attributes:
-        source: the schema that is rewritten.
+        source: the original schema.
         outers: the object that the alternatives of a group add to, by the ``id`` of the group.
-        depth: the levels of schemas around this one.
+        depth: the number of schemas around this one.
         result: the rewritten keywords.
-        merged: the schemas that an instance meets besides ``result``.
+        merged: the schemas that an instance must meet besides ``result``.
     """
 
     source: dict[str, Any]
@@ -154,17 +154,18 @@ _OPEN = _Outer(is_open=True)
 
 
 def hold_schema(schema: Any, place: str, *, lenient: bool = True, prefix: str = "") -> HeldSchema:
-    """Returns the schema that answers are held to.
+    """Rewrites a schema to one that answers can be forced to follow.
 
     Args:
         schema: a JSON schema, as decoded JSON.
-        place: the field that has it, for errors.
-        lenient: constraints that can't be enforced are left out and listed in ``ignored``. Otherwise they stay, and the
-            compiler refuses them by name.
-        prefix: begins the names in ``$defs``.
+        place: the field that contains it, for errors.
+        lenient: True leaves out constraints that can't be enforced and lists them in ``ignored``; False keeps them, and
+            the compiler refuses them by name.
+        prefix: the prefix of the names in ``$defs``.
 
     Raises:
-        RequestError: it isn't a schema, a reference leads nowhere, it is too large, or nothing finite can meet it.
+        RequestError: it isn't a valid schema, a reference has no target, it is too large, or no finite instance meets
+            it.
     """
     if not isinstance(schema, (Mapping, bool)):
         raise RequestError(f"{place}: {shown(schema)} isn't a JSON schema", hint="Pass an object, true or false.")

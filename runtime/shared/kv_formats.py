@@ -1,7 +1,7 @@
 """The formats in which a KV cache stores keys and values.
 
-``KV_FORMATS`` says all of a format but what rounds and reads it: in torch that is passes/ops/quantized_cache.py, in C++
-plugins/cpu/kernels/kv_format.h.
+``KV_FORMATS`` has the facts about each format. The code that rounds and reads it is passes/ops/quantized_cache.py in
+torch, and plugins/cpu/kernels/kv_format.h in C++.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ CacheName = Literal["f32", "bf16", "f16", "int8", "fp8"]
 
 @dataclass(frozen=True)
 class KvFormat:
-    """One format.
+    """A format of a KV cache.
 
     Attributes:
-        name: in recipes.
-        largest_code: what the largest magnitude of a head becomes; each token, key/value head and side (keys, values)
-            then has a 32-bit scale. None: values are floats, without scales.
-        asked_for: whether recipes may name it; the other is what GPUs store where a recipe names none.
+        name: its name in recipes.
+        largest_code: the code of a head's largest magnitude. Each token, key/value head and side (keys, values) then
+            has
+            a 32-bit scale. None for floats without scales.
+        asked_for: True if recipes may name it. GPUs store the other formats if a recipe names none.
     """
 
     name: CacheName

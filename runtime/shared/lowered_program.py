@@ -1,4 +1,4 @@
-"""The lowered program: what the cpu, cuda and tvm targets start from. Versioned JSON, free of torch.
+"""The lowered program: the input of the cpu, cuda and tvm targets. It is versioned JSON, and doesn't need torch.
 
 A lowered program is a list of steps over *operands*: strided views of buffers in one arena, of weights, of step inputs,
 or a layer of the KV cache. Sizes, strides and offsets are affine in the symbols
@@ -44,7 +44,7 @@ class Affine:
 
     @classmethod
     def parse(cls, value: Affine | int | Mapping[str, int]) -> Affine:
-        """Makes one of an int, a mapping such as ``{"T": 4, "1": 64}``, or an Affine. Raises ValueError."""
+        """Converts an int, a mapping such as ``{"T": 4, "1": 64}``, or an Affine. Raises ValueError."""
         if isinstance(value, Affine):
             return value
         if isinstance(value, bool) or not isinstance(value, (int, Mapping)):
@@ -59,14 +59,14 @@ class Affine:
 
     @classmethod
     def of_json(cls, value: Any) -> Affine:
-        """Reads the result of ``to_json``. Raises ValueError. A program has thousands, of which few differ."""
+        """Reads the result of ``to_json``, with a cache, as a program repeats few values often. Raises ValueError."""
         try:
             return _affine(*value, *value.values()) if type(value) is dict else _affine(value)
         except TypeError:  # what can't be hashed isn't an expression either
             return cls.parse(value)
 
     def coefficients(self) -> tuple[int, int, int, int]:
-        """(constant, T, B, R), the order that the C++ interpreter takes."""
+        """(constant, T, B, R), in the order of the C++ interpreter."""
         return self.constant, self.t, self.b, self.r
 
     def evaluate(self, tokens: int, requests: int, rows: int) -> int:
@@ -90,7 +90,7 @@ class Affine:
         return self + Affine.parse(other) * -1
 
     def __mul__(self, other: Affine | int) -> Affine:
-        """Product with a constant; raises ValueError if both sides depend on symbols."""
+        """Returns the product with a constant. Raises ValueError if both factors depend on symbols."""
         o = Affine.parse(other)
         if not o.is_constant:
             if not self.is_constant:
@@ -129,9 +129,10 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 class Operand(Record, frozen=True, kw_only=True):
     """A strided view. ``strides`` and ``offset`` count elements.
 
-    kind ``buffer``: of a buffer in the arena; ``weight``: of a tensor in the bundle's weights; ``input``: of an array
-    of the step, as ``step_schema`` names them; ``cache``: a layer's KV cache, whose name is ``GROUP/LAYER`` and whose
-    shape and strides are empty; its dtype says nothing, the group has it.
+    ``kind`` is one of four. ``buffer``: a view of a buffer in the arena. ``weight``: of a tensor in the bundle's
+    weights.
+    ``input``: of an array of the step, by its name in ``step_schema``. ``cache``: a layer's KV cache called
+    ``GROUP/LAYER``; shape and strides are empty, and the group has the type.
     """
 
     kind: Literal["buffer", "weight", "input", "cache"]
@@ -143,14 +144,14 @@ class Operand(Record, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int:
-        """Its number of dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
 
 class Buffer(Record, frozen=True, kw_only=True):
     """A piece of the arena. ``size`` and ``offset`` are in bytes; offset is None until memory is planned.
 
-    ``region``: of a partitioned program, the memory that ranks share where it lies; 0: the rank's own arena.
+    ``region`` is the number of the memory that ranks share and that contains the buffer; 0 is the rank's own arena.
     """
 
     name: str
@@ -160,10 +161,10 @@ class Buffer(Record, frozen=True, kw_only=True):
 
 
 class WeightUse(Record, frozen=True, kw_only=True):
-    """A weight the program reads: its name in the bundle's weight index, and the layout that it must have there.
+    """A weight that the program reads: its name in the bundle's weight index, and the layout that it must have there.
 
-    Of a rank's program it may be a part: ``shape[0]`` rows, or experts, from ``first`` on, of what the index calls
-    ``source``. In panels of rows, ``first`` is a multiple of a panel's 32.
+    In a rank's program it may be a part of the weight ``source`` in the index: ``shape[0]`` rows, or experts, from
+    ``first`` on. In panels, ``first`` is a multiple of a panel's 32 rows.
     """
 
     name: str
@@ -185,12 +186,14 @@ class Step(Record, frozen=True, kw_only=True):
 
 
 class LoweredProgram(Record, frozen=True, kw_only=True):
-    """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned. ``ports`` are the
-    arrays of a step that it takes besides those of every step: see ``step_schema``. ``taps`` are outputs besides
-    ``outputs``: name -> (step, output of it), whose rows are taken as soon as they are there.
+    """A whole program.
 
-    Of a rank's program ``regions`` are the same for memory that ranks share, by (region, bytes), and ``ranks`` the
-    first of those that compute its steps together, and how many they are.
+    Attributes:
+        arena_bytes: the bytes of all buffers, once memory is planned.
+        ports: the arrays of a step that it reads besides those of every step: see ``step_schema``.
+        taps: optional outputs: name -> (step, output of the step); their rows are copied when the step has run.
+        regions: for a rank, (region, bytes) of memory that ranks share.
+        ranks: for a rank, the first of the ranks that compute its steps together, and their number.
     """
 
     format_version: int = FORMAT_VERSION
@@ -206,7 +209,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
     taps: dict[str, tuple[Count, Count]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Stable text: the same program gives the same bytes."""
+        """Returns the program as JSON; equal programs give equal bytes."""
         return json.dumps(
             self.model_dump(mode="json", exclude_defaults=True) | {"format_version": self.format_version},
             sort_keys=True,
@@ -215,7 +218,9 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "program.json") -> LoweredProgram:
-        """Raises BundleError naming ``source`` and the field if the text isn't a lowered program of this version."""
+        """Parses a program. Raises BundleError naming ``source`` and the field if it is invalid or of another
+        version.
+        """
         try:
             data = parse_shown(text)
         except ValueError as e:

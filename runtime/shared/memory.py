@@ -1,4 +1,4 @@
-"""Bytes of memory: how sizes are read and written, how many are free, and how freed ones go back to the system."""
+"""Bytes of memory: parsing and formatting of sizes, free memory, and the return of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SHARE_OF_FREE = 4
 
 
 def parse_size(value: int | str, name: str = "memory", *, least: int = 0) -> int:
-    """Returns the bytes of 1048576, "512MiB", "1.5 GB" or "2g".
+    """Returns the bytes of a size such as 1048576, "512MiB", "1.5 GB" or "2g".
 
-    Raises RequestError with that name for anything else, and for fewer bytes than ``least``.
+    Raises RequestError naming ``name`` for an invalid size, or one below ``least``.
     """
     hint = 'Pass bytes, or a size such as "512MiB" or "2GB".'
     size = math.nan
@@ -39,24 +39,23 @@ def parse_size(value: int | str, name: str = "memory", *, least: int = 0) -> int
 
 
 def format_bytes(size: int) -> str:
-    """Writes a size for people: "512 B", "1.2 GiB"."""
+    """Returns a size as text: "512 B", "1.2 GiB"."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(max(size.bit_length() - 1, 0) // 10, len(units) - 1)
     return f"{size / 1024**power:.{1 if power else 0}f} {units[power]}"
 
 
 def default_budget() -> int:
-    """Bytes for the KV cache where the caller says nothing: a quarter of the memory that is free here."""
+    """Returns the default bytes for the KV cache: a quarter of the free memory."""
     return free_memory() // _SHARE_OF_FREE
 
 
 def check_free(needed: int, what: str) -> None:
-    """Raises CapacityError if less than ``needed`` bytes are free in the system or container, swap included.
+    """Raises CapacityError if less than ``needed`` bytes are free in the system or container, with swap.
 
-    ``what``: their use, for the message.
-
-    The system promises more memory than it has and ends the process that uses it. Other processes may still take what
-    is free now.
+    The system would promise more memory than it has, and later kill the process that uses it. Other processes may still
+    use
+    the free memory. ``what`` is the use, for the message.
     """
     if needed > (free := free_memory() + _free_swap()):
         raise CapacityError(
@@ -74,9 +73,9 @@ def _free_swap(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that may still be used: what the system has, or the container allows, whichever is less.
+    """Returns the bytes that may still be used: the system's free memory or the container's limit, whichever is less.
 
-    What a container holds of files that nobody has touched lately counts as free: the system drops it when asked.
+    A container's cache of files that weren't used lately counts as free: the system drops it on demand.
     """
     try:
         available = int(re.search(r"^MemAvailable:\s+(\d+)", meminfo.read_text(), re.M)[1]) * 1024  # type: ignore[index]
@@ -95,10 +94,11 @@ def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys
 
 
 def return_freed_memory() -> None:
-    """Gives it back to the system, where that can be asked for (glibc); else does nothing.
+    """Returns freed memory to the system, with glibc; otherwise does nothing.
 
-    What opening a bundle parses, the tokenizer's vocabulary above all, takes several times what is left of it, in
-    pieces too small for the library to give back by itself. A server would have them resident for good.
+    Opening a bundle, mainly the tokenizer's vocabulary, temporarily takes several times the memory that remains, in
+    pieces
+    too small for the library to return by itself. In a server they would stay resident forever.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -107,10 +107,11 @@ def return_freed_memory() -> None:
 
 
 def return_large_blocks_at_once() -> None:
-    """Has the C library (glibc) give large blocks back to the system when they are freed; else does nothing.
+    """Makes glibc return large blocks to the system as soon as they are freed; otherwise does nothing.
 
-    Left alone, it raises its threshold with each large block that is freed. Blocks of up to 32 MB then stay with the
-    process: some hundred MB after tensors, or bodies of requests, of many sizes.
+    By default it raises its threshold with each large block that is freed, up to 32 MB. Then some hundred MB stay with
+    the
+    process after tensors or request bodies of many sizes.
     """
     if sys.platform.startswith("linux") and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)

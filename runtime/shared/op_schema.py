@@ -31,9 +31,9 @@ OPTIONAL = "?"
 
 
 class Input(NamedTuple):
-    """An operand: its name, its shape (and type, if it isn't f32), and when it is there.
+    """An operand: its name, its shape (and type, if it isn't f32), and when it is present.
 
-    ``when``: "" is always, an attribute's name: where that is true; OPTIONAL: as other operands ask.
+    ``when`` is "" for always, an attribute's name if that must be true, or OPTIONAL if it depends on other operands.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Input(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """An attribute: its name, its kind, if every step has it, and what docs say of it besides."""
+    """An attribute: its name, its kind, True if every step has it, and its description in docs."""
 
     name: str
     kind: Kind
@@ -60,19 +60,19 @@ class Attribute(NamedTuple):
 
 @dataclass(frozen=True)
 class OpSchema:
-    """One op.
+    """The declaration of one op.
 
     Attributes:
-        table: the table of docs/inside/lowered-ops.md that has it.
+        table: the table of docs/inside/lowered-ops.md that contains it.
         cost: see ``Cost``.
         inputs: its operands in order.
         outputs: its results, as docs show them.
         attributes: its attributes.
-        about: what docs say of its operands besides.
-        means: what docs say of its results besides.
-        any_number: the operands are as many as a step likes, one at least, and the results as many as they.
-        state: the sizes of a request's state in a cache, each as an operand, its axis, and what is added to that size.
-        state_products: multiply-adds of a token for each value of the state.
+        about: a description of its operands in docs.
+        means: a description of its results in docs.
+        any_number: True if a step may have any number of operands, at least one, and has as many results.
+        state: the sizes of a request's state in a cache, each as an operand, its axis, and a number to add.
+        state_products: the multiply-adds of a token for each value of the state.
     """
 
     table: Literal["plain", "narrow", "experts", "recurrent", "fused", "ranks"]
@@ -95,7 +95,7 @@ class OpSchema:
 
 
 class StepLike(Protocol):
-    """A step of a lowered program, as far as it is checked here."""
+    """The fields of a lowered program's step that are checked here."""
 
     @property
     def op(self) -> str: ...
@@ -152,7 +152,7 @@ _QUANTIZED = ("values i8 [M,K] (the row stride a multiple of 4)", "scales [M,G]"
 def _norms(
     table: Literal["plain", "fused"], x: Input, outputs: tuple[str, ...], last: tuple[Attribute, ...]
 ) -> dict[str, OpSchema]:
-    """The four norms: rms_norm and layer_norm, alone and of a sum."""
+    """Returns the declarations of the four norms: rms_norm and layer_norm, each alone and of a sum."""
     forms = {}
     for add in (False, True):
         for layer in (False, True):

@@ -1,4 +1,4 @@
-"""The layouts of weights that kernels read in panels, for everybody who packs, counts or names them.
+"""The layouts of weights in panels, for all code that packs, counts or names them.
 
 The kernels have the same numbers in ``kPanel`` and in the table of plugins/native/program.cpp; a test compares them.
 """

@@ -1,10 +1,11 @@
-"""Regular expressions as trees: matched without backtracking, and judged before a backtracking engine runs them.
+"""Regular expressions as trees: matched without backtracking, and checked before a backtracking engine runs them.
 
-A file that somebody else wrote may bring a regular expression. Most engines backtrack, and some expressions make them
-take time that is exponential in the length of a text. ``PatternTree.matches`` follows all paths at once (Thompson,
-Regular Expression Search Algorithm, 1968), with a set of positions in one integer. ``check_backtracking`` finds
-expressions that other engines must not run: it looks for ambiguity in the automaton of Glushkov (Weideman et al.,
-Analyzing Matching Time Behavior of Backtracking Regular Expression Matchers, 2016).
+A file from elsewhere may contain a regular expression. Most engines backtrack, and some expressions make them take time
+that is exponential in the length of a text. ``PatternTree.matches`` follows all paths at once (Thompson, Regular
+Expression Search Algorithm, 1968), with a set of positions in one integer. ``check_backtracking`` finds expressions
+that
+other engines must not run: it looks for ambiguity in Glushkov's automaton (Weideman et al., Analyzing Matching Time
+Behavior of Backtracking Regular Expression Matchers, 2016).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _MOST_WAYS = 4_096
 
 @dataclass(frozen=True, eq=False)
 class Chars:
-    """One character of a set.
+    """One character out of a set.
 
     Attributes:
         test: returns True for the characters of the set.
         samples: characters at the edges of the set, by which two sets are compared.
-        only: all characters of the set, where they are few; None otherwise.
+        only: all characters of the set if they are few; otherwise None.
     """
 
     test: CharTest
@@ -44,21 +45,21 @@ class Chars:
 
 @dataclass(frozen=True, eq=False)
 class Concatenation:
-    """Nodes one after the other; none of them: the empty text."""
+    """Nodes one after the other; without nodes, the empty text."""
 
     items: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One of several nodes."""
+    """An alternative of several nodes."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """A node several times; ``most`` is None for any number."""
+    """A repetition of a node; ``most`` is None for any number of times."""
 
     body: Node
     least: int
@@ -113,13 +114,13 @@ def is_any_case(test: CharTest, character: str) -> bool:
 
 
 class PatternTree:
-    """A regular expression, read. ``TooComplexError`` is raised by what would take too much work."""
+    """A parsed regular expression. Methods raise ``TooComplexError`` if they would take too much work."""
 
     def __init__(self, root: Node) -> None:
         self.root = root
 
     def matches(self, text: str, *, anywhere: bool = False) -> bool:
-        """Returns True if the expression matches at the begin of ``text``, or ``anywhere`` in it.
+        """Returns True if the expression matches at the beginning of ``text``, or with ``anywhere`` at any position.
 
         Raises TooComplexError.
         """
@@ -127,26 +128,26 @@ class PatternTree:
         return bool(walk.ends(self.root, walk.everywhere if anywhere else 1))
 
     def shortest(self) -> int:
-        """The fewest characters that it can match."""
+        """Returns the length of the shortest text that it can match."""
         return _shortest(self.root)
 
     def check_backtracking(self) -> None:
         """Raises TooComplexError if a backtracking engine may need more than quadratic time for some text.
 
-        The judgement is on the safe side: an expression that it refuses may be harmless.
+        The check is conservative: an expression that it refuses may be harmless.
         """
         _judge(self.root)
 
 
 class TooComplexError(ValueError):
-    """An expression takes too much work; says why."""
+    """An error for an expression that takes too much work; the message has the reason."""
 
 
 # ---- matching
 
 
 class _Walk:
-    """The sets of positions of one text; bit i of a set is the position before character i."""
+    """A match of one text, by sets of positions; bit i of a set is the position before character i."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -158,7 +159,7 @@ class _Walk:
         self._work = 0
 
     def ends(self, node: Node, begins: int) -> int:
-        """The positions at which matches end that begin at one of ``begins``."""
+        """Returns the positions at which matches of a node end that begin at one of the positions ``begins``."""
         return self._walk(node, begins, forward=True)
 
     def _walk(self, node: Node, positions: int, *, forward: bool) -> int:
@@ -255,7 +256,7 @@ def _shortest(node: Node) -> int:
 
 @dataclass
 class _Fragment:
-    """A part of the automaton: positions at which it begins and ends, and whether it may be empty."""
+    """A part of the automaton: its first and last positions, and True if it may be empty."""
 
     first: list[int]
     last: list[int]
@@ -264,9 +265,10 @@ class _Fragment:
 
 @dataclass
 class _Automaton:
-    """Glushkov's: a position for each character of the expression. ``follow`` has an edge as often as there are ways.
+    """Glushkov's automaton, with a position for each character of the expression. ``follow`` repeats an edge for each
+    path.
 
-    An assertion has a position of its own without a set: it reads nothing, and may fail.
+    An assertion has a position without a set: it reads nothing, and may fail.
     """
 
     sets: list[Chars | None] = field(default_factory=list)
@@ -358,7 +360,7 @@ def _judge(root: Node, *, within_look: bool = False) -> bool:
 
 
 def _without_assertions(automaton: _Automaton) -> list[list[int]]:
-    """The edges from one character's position to the next, past assertions, which read nothing."""
+    """Returns the edges between positions of characters, past assertions, which read nothing."""
     reduced: list[list[int]] = []
     for p, following in enumerate(automaton.follow):
         edges: list[int] = []
@@ -427,7 +429,9 @@ def _judge_chain(automaton: _Automaton, loops: list[list[int]], ends: set[int]) 
 
 
 def _judge_ways(automaton: _Automaton, first: Sequence[int], loops: list[list[int]]) -> None:
-    """Raises TooComplexError if there are many ways through the automaton for the same text, each loop taken as one."""
+    """Raises TooComplexError if many paths through the automaton read the same text; each loop counts as one
+    position.
+    """
     owner = list(range(len(automaton.sets)))
     for loop in loops:
         for p in loop:
@@ -468,7 +472,7 @@ def _reachable(follow: Sequence[Sequence[int]], begin: Collection[int]) -> set[i
 
 
 def _components(follow: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The strongly connected components that have an edge (Tarjan 1972, without recursion)."""
+    """Returns the strongly connected components that have an edge (Tarjan 1972, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -507,7 +511,7 @@ def _components(follow: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _overlap(automaton: _Automaton, p: int, q: int) -> bool:
-    """Returns True if two positions can read the same character, as far as samples tell."""
+    """Returns True if two positions can read the same character, as far as the samples show."""
     one, other = automaton.sets[p], automaton.sets[q]
     if one is None or other is None:
         return False

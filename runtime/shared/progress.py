@@ -1,4 +1,4 @@
-"""Progress that an export or an evaluation reports while it works."""
+"""Reports of progress during an export or an evaluation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """``done`` of ``total`` of a stage; ``detail``: what was last done.
+    """``done`` of ``total`` in a stage; ``detail`` names the item that was finished last.
 
     The stages of an export are load (of PyTorch and transformers), download (of a model of the Hub, in bytes), capture,
-    calibration, auto (a search for formats), measure, passes, layers (of a pass that takes them one by one), emit,
-    kernels (of attention, for GPUs), verify, roofline, write.
+    calibration, auto (a search for formats), measure, passes, layers (of a pass that processes layers), emit, kernels
+    (of
+    attention, for GPUs), verify, roofline, write.
     """
 
     stage: str
@@ -26,10 +27,12 @@ Progress = Callable[[ProgressEvent], None]
 
 
 def silent(event: ProgressEvent) -> None:
-    """Tells nothing."""
+    """Ignores the event."""
 
 
 def loading(progress: Progress) -> None:
-    """Tells that what reads models is imported next, which takes seconds; nothing where it is there already."""
+    """Reports that the libraries that read models will be imported, which takes seconds; nothing if they are
+    loaded.
+    """
     if "torch" not in sys.modules or "transformers" not in sys.modules:
         progress(ProgressEvent("load", 0, 1, "PyTorch and transformers"))

@@ -1,6 +1,6 @@
-"""Records that a bundle's JSON is read into: frozen and typed; an unknown or wrong field is an error that names it.
+"""Records for a bundle's JSON: frozen and typed; an unknown or wrong field raises an error that names it.
 
-They are msgspec's structs: a program of thousands of operands is checked in a few milliseconds, before the first token.
+They are msgspec's structs, which check a program of thousands of operands in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _NAMED = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record's types are checked where it is read, by ``read`` or ``model_validate``, not where it is made.
+    """A frozen record. Types are checked by ``read`` and ``model_validate``, not by the constructor.
 
-    What isn't JSON has ``of_json`` and ``to_json`` of its own. Methods are named as pydantic's, which recipes have.
+    Fields of types that JSON doesn't have define ``of_json`` and ``to_json``. Method names are those of pydantic, which
+    recipes use.
     """
 
     @classmethod
     def model_validate(cls, data: object) -> Self:
-        """Makes a record of JSON's values. Raises msgspec.ValidationError, which is a ValueError."""
+        """Makes a record from JSON values. Raises msgspec.ValidationError, which is a ValueError."""
         return msgspec.convert(data, cls, dec_hook=_of_json)
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
@@ -47,7 +48,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         exclude_none: bool = False,
         exclude_defaults: bool = False,
     ) -> dict[str, Any]:
-        """Its fields, records in them as dicts; in mode "json" nothing but what JSON has."""
+        """Returns the fields as a dict, with nested records as dicts; in mode "json" only types of JSON."""
         kind = self.__struct_config__
         values: dict[str, Any] = {kind.tag_field: kind.tag} if kind.tag_field else {}
         for field in msgspec.structs.fields(self):
@@ -84,9 +85,9 @@ R = TypeVar("R", bound=Record)
 
 
 def read(kind: type[R], data: object, source: str, at: str = "") -> R:
-    """The record of JSON's values; raises BundleError naming ``source`` and the first wrong field.
+    """Makes a record from JSON values. Raises BundleError naming ``source`` and the first wrong field.
 
-    ``at``: the field that the record is, if it is one of a larger record.
+    ``at`` is the field of a larger record that contains this one, or "".
     """
     try:
         return kind.model_validate(data)
@@ -97,9 +98,9 @@ def read(kind: type[R], data: object, source: str, at: str = "") -> R:
 
 
 def _located(kind: type[Record], data: object, error: msgspec.ValidationError) -> tuple[str, str]:
-    """The path of the wrong field, and what is wrong with it.
+    """Returns the path of the wrong field, and the problem.
 
-    msgspec doesn't say which key of a mapping it was about: the first that is wrong without the others.
+    msgspec doesn't say which key of a mapping is wrong: it is the first that fails without the others.
     """
     text = str(error)
     match = _PLACE.search(text)
@@ -130,7 +131,7 @@ def _wrong_key(kind: type[Record], data: object, path: list[str | int], text: st
 
 
 def _with(data: Any, path: list[str | int], value: object) -> Any:
-    """A copy of ``data`` with another value at a path."""
+    """Returns a copy of ``data`` with another value at a path."""
     if not path:
         return value
     copy = data.copy()

@@ -12,17 +12,17 @@ V = TypeVar("V")
 
 
 class Shares(Generic[K, V]):
-    """Entries by their keys. Where they exceed the budget, the owner with the most bytes loses its least recently used.
+    """A cache for several owners. When it exceeds its budget, the owner with the most bytes loses its least recently
+    used entry.
 
-    So an owner that stays within its share, the budget divided by the number of owners, loses nothing to others. Any
-    thread may call the methods.
+    So an owner that stays within the budget divided by the number of owners loses nothing to others. It is thread-safe.
 
     Args:
-        budget: bytes of all entries together.
-        gone: is called with each entry that is removed, whoever removes it.
+        budget: the most bytes of all entries.
+        gone: called with each entry that is removed, for whatever reason.
 
     Attributes:
-        bytes: of the entries that there are.
+        bytes: the bytes of all entries.
     """
 
     def __init__(self, budget: int, gone: Callable[[V], None] = lambda entry: None) -> None:
@@ -39,9 +39,8 @@ class Shares(Generic[K, V]):
         return iter(self._owners)
 
     def put(self, key: K, value: V, owner: str, size: int) -> bool:
-        """Keeps an entry in place of one with the same key. Returns False for more than a quarter of the budget.
-
-        Such an entry isn't kept.
+        """Stores an entry, replacing one with the same key. Returns False, without storing, above a quarter of the
+        budget.
         """
         with self._lock:
             self.pop(key)
@@ -57,7 +56,7 @@ class Shares(Generic[K, V]):
             return True
 
     def get(self, key: K) -> V | None:
-        """Returns an entry, which then counts as used; None for one that isn't there."""
+        """Returns an entry and marks it as used; None if there is none."""
         with self._lock:
             owner = self._owners.get(key)
             if owner is None:
@@ -66,7 +65,7 @@ class Shares(Generic[K, V]):
             return self._entries[owner][key][0]
 
     def pop(self, key: K) -> V | None:
-        """Removes an entry and returns it; None for one that isn't there."""
+        """Removes an entry and returns it; None if there is none."""
         with self._lock:
             owner = self._owners.pop(key, None)
             if owner is None:

@@ -1,4 +1,4 @@
-"""Steps cut, joined and padded, array by array, as the axes of their ports say. See ``step_schema``."""
+"""Divides, joins and pads steps, array by array, by the axes of their ports. See ``step_schema``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .step_schema import Array, Port, port_of
 
 
 def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDArray[np.int64]]:
-    """Returns a step of some of its requests, and which of the step's rows are theirs, in the part's order.
+    """Returns a step with some of the requests, and the indices of its rows in the whole step.
 
-    Blocks to copy or to clear before the step aren't the part's.
+    Copies and clears of blocks aren't included.
     """
     requests, counts = list(members), step.counts
     ends = np.cumsum(counts)
@@ -45,8 +45,8 @@ def with_padding(step: StepInput, padding: Mapping[str, Array], rows: int) -> di
 
     Args:
         step: the step.
-        padding: arrays of those requests, as a step's; ports that are left out are filled with their padding.
-        rows: outputs that are wanted at least; further ones are the first one's again.
+        padding: the arrays of those requests; missing ports are filled with their padding value.
+        rows: the least number of rows; additional ones repeat the first row.
     """
     tokens, requests = len(padding["ids"]), len(padding["kv_len"])
     more_rows = max(0, rows - len(step.rows))
@@ -69,7 +69,7 @@ def with_padding(step: StepInput, padding: Mapping[str, Array], rows: int) -> di
 
 
 def filled(port: Port, array: Array, shape: Sequence[int]) -> Array:
-    """Returns the array in a larger shape; what is new is the port's padding."""
+    """Returns the array enlarged to ``shape``; new entries have the port's padding value."""
     if array.shape == tuple(shape):
         return array
     value: Any = port.padding if port.padding is not None else array[-1]
@@ -79,7 +79,7 @@ def filled(port: Port, array: Array, shape: Sequence[int]) -> Array:
 
 
 def packed_words(step: StepInput, names: Sequence[str]) -> list[Int32Array]:
-    """Returns the arrays of some ports as 32-bit words: of each its number of axes and their sizes, then its values."""
+    """Returns the arrays of some ports as 32-bit words: for each the number of axes, their sizes, and its values."""
     words: list[Int32Array] = []
     for name in names:
         array = step.arrays[name]
@@ -89,7 +89,7 @@ def packed_words(step: StepInput, names: Sequence[str]) -> list[Int32Array]:
 
 
 def unpacked_words(words: Int32Array, names: Sequence[str]) -> tuple[dict[str, Array], int]:
-    """Returns the arrays that ``packed_words`` was given, and the number of words that they took."""
+    """Reverses ``packed_words``: returns the arrays by name, and the number of words that they took."""
     arrays: dict[str, Array] = {}
     at = 0
     for name in names:
@@ -104,7 +104,7 @@ def unpacked_words(words: Int32Array, names: Sequence[str]) -> tuple[dict[str, A
 
 
 def _stacked(table: Array, more: Array) -> Array:
-    """Returns block tables of different widths, one below the other, filled up with -1."""
+    """Concatenates block tables of different widths, padded with -1."""
     width = max(table.shape[1], more.shape[1])
     result = np.full((len(table) + len(more), width), -1, np.int32)
     result[: len(table), : table.shape[1]] = table

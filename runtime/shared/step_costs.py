@@ -1,8 +1,10 @@
-"""The costs of each step of a lowered program, bytes and multiply-adds, from the program alone; free of torch.
+"""The cost of each step of a lowered program, in bytes and multiply-adds, computed from the program alone, without
+torch.
 
-Bytes are those that must move at least once. What a kernel reads again, as a long prompt's blocks of rows read the same
-panel of weights, comes out of a cache, and is not counted twice. What is read is counted as it is stored: packed
-weights with their padding, keys in whole blocks. benchmarks/notes/cpu.md compares that with measurements.
+Bytes are those that must move at least once. Data that a kernel reads again, as when blocks of a long prompt's rows
+read
+the same panel of weights, comes from a cache and isn't counted again. Sizes are those of storage: packed weights with
+padding, keys in whole blocks. benchmarks/notes/cpu.md compares the result with measurements.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ class StepSizes:
     """The sizes of one step. ``lengths`` and ``contexts`` are [B].
 
     Attributes:
-        lengths: tokens of each request in the step.
-        contexts: tokens of each request in its cache after the step.
-        rows: sampled rows R; None is one a request.
+        lengths: the tokens of each request in the step.
+        contexts: the tokens of each request in its cache after the step.
+        rows: the number of sampled rows R; None for one per request.
     """
 
     lengths: tuple[int, ...]
@@ -42,7 +44,7 @@ class StepSizes:
             raise ValueError(f"requests of {self.lengths} tokens can't have contexts of {self.contexts}")
 
     def at(self, size: Affine) -> int:
-        """The value of an expression in T, B and R."""
+        """Returns the value of an expression in T, B and R."""
         requests = len(self.lengths)
         return size.evaluate(sum(self.lengths), requests, requests if self.rows is None else self.rows)
 
@@ -52,11 +54,11 @@ class StepCost:
     """The bytes that one step moves, and the multiply-adds of its products.
 
     Attributes:
-        weights: read of weights, with their scales, offsets and biases.
-        kv_read, kv_written: of the KV cache.
-        activations_read, activations_written: of the arena, and of step inputs.
-        products: multiply-adds by the type of their factors: f32, bf16 or i8. What is done element by element is left
-            out: memory bounds it.
+        weights: bytes read of weights, with their scales, offsets and biases.
+        kv_read, kv_written: bytes of the KV cache.
+        activations_read, activations_written: bytes of the arena, and of step inputs.
+        products: the multiply-adds by the type of their factors: f32, bf16 or i8. Element-wise work isn't counted, as
+            memory bounds it.
     """
 
     weights: int = 0
@@ -68,7 +70,7 @@ class StepCost:
 
     @property
     def memory(self) -> int:
-        """Bytes that come from memory or go there: weights and KV cache. Activations mostly stay in caches."""
+        """The bytes read from or written to memory: weights and KV cache. Activations mostly stay in caches."""
         return self.weights + self.kv_read + self.kv_written
 
     @property
@@ -92,7 +94,7 @@ class StepCost:
         )
 
     def times(self, count: int) -> StepCost:
-        """Computes the cost of so many such steps."""
+        """Returns the cost of ``count`` such steps."""
         return StepCost(
             self.weights * count,
             self.kv_read * count,
@@ -104,18 +106,18 @@ class StepCost:
 
 
 def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
-    """A cost for each step of the program.
+    """Returns the cost of each step of the program.
 
-    Of experts, a step reads those that its tokens choose, here as many as tokens choose on average that choose evenly:
-    E (1 - (1 - k/E)^T), which is k for one token. A step with some of the experts has their share of that, and of the
-    products.
+    For experts, a step reads as many as T tokens choose on average if they choose evenly: E (1 - (1 - k/E)^T), which is
+    k for
+    one token. A step with only some of the experts has its share of that, and of the products.
     """
     of = _Read({w.name: w for w in program.weights}, {g.name: g for g in program.cache_groups}, program.buffers)
     return [_cost(step, sizes, of) for step in program.steps]
 
 
 def stored_bytes(use: WeightUse) -> int:
-    """Bytes of a weight as its layout stores it."""
+    """Returns the bytes of a weight in its layout."""
     if use.layout in ("rows", "nibbles"):
         return bytes_of_elements(use.dtype, math.prod(use.shape))
     *lead, rows, columns = use.shape
@@ -134,7 +136,7 @@ class _Read:
     buffers: tuple[Buffer, ...]
 
     def experts(self, step: Step) -> tuple[int, int]:
-        """Returns the number of a step's experts, and of all: ``route_experts`` gives each a place."""
+        """Returns the number of experts in a step, and the number of all experts."""
         (starts,) = (o for o in step.inputs if o.dtype == "i32" and len(o.shape) == 1)
         step_experts = starts.shape[0].constant - 1
         all_of_them = next((b.size.constant // 4 - 1 for b in self.buffers if b.name == starts.name), step_experts)
@@ -175,7 +177,7 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
 
 
 def counted_as(step: Step) -> Cost:
-    """Returns how a step is counted; of an op that is another target's, as most are."""
+    """Returns how the cost of a step is counted; steps of another target's ops are counted as plain."""
     return OPS[step.op].cost if step.op in OPS else "all"
 
 
@@ -191,7 +193,7 @@ def _inputs(step: Step) -> set[str]:
 
 
 def _elements(operand: Operand, sizes: StepSizes) -> int:
-    """Different ones: a dimension of stride 0 has one."""
+    """Returns the number of different elements of an operand: a dimension of stride 0 counts once."""
     dims = zip(operand.shape, operand.strides, strict=True)
     return math.prod(1 if stride == 0 else sizes.at(size) for size, stride in dims)
 
@@ -201,7 +203,7 @@ def _bytes(operand: Operand, sizes: StepSizes) -> int:
 
 
 def _weight_bytes(step: Step, place: int, sizes: StepSizes, of: _Read) -> int:
-    """Returns the bytes that a step reads of the weight at its operand ``place``."""
+    """Returns the bytes that a step reads of the weight that is its operand number ``place``."""
     operand, use = step.inputs[place], of.weights[step.inputs[place].name]
     counted = counted_as(step)
     if counted == "table":
@@ -217,14 +219,14 @@ def _weight_bytes(step: Step, place: int, sizes: StepSizes, of: _Read) -> int:
 
 
 def _share_read(step: Step, experts: int, sizes: StepSizes) -> float:
-    """The share of different experts that the step's rows go to, on average, if tokens choose evenly."""
+    """Returns the mean share of experts that the step's rows use, if tokens choose evenly."""
     rows = step.outputs[0].shape[0]
     each = next((n for n in rows.coefficients()[1:] if n), 1)  # k: rows are k times T, or R
     return float(1 - max(0.0, 1 - each / experts) ** (sizes.at(rows) / each))
 
 
 def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
-    """The type of a linear's factors and its multiply-adds, M N K."""
+    """Returns the type of a linear's factors, and its multiply-adds M N K."""
     weights = (o for o in step.inputs if o.kind == "weight")  # scales, offsets and biases are smaller
     weight = max(weights, key=lambda o: math.prod(sizes.at(n) for n in o.shape))
     rows = math.prod(sizes.at(n) for n in step.outputs[0].shape[:-1])
@@ -234,7 +236,7 @@ def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
 
 
 def _chosen(step: Step, position: int, block: int) -> int:
-    """Most keys that a token at ``position`` sees: all, or those of the blocks that it chooses and its own."""
+    """Returns the most keys that a token at ``position`` sees: all, or those of its chosen blocks and its own."""
     names = ("first_blocks", "last_blocks", "best_blocks")
     blocks = sum(int(step.attrs.get(name, 0)) for name in names)
     if not blocks or position < int(step.attrs["all_below"]):
@@ -243,9 +245,9 @@ def _chosen(step: Step, position: int, block: int) -> int:
 
 
 def _read_of_cache(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
-    """Keys come in whole blocks, values of those slots alone that a token sees.
+    """Returns the bytes that attention reads: keys in whole blocks, and values only of slots that a token sees.
 
-    Of blocks that tokens choose: as if all tokens of a request, beside those that see all, chose the same ones.
+    If tokens choose blocks, all tokens of a request are assumed to choose the same ones.
     """
     key, value = (plane.heads * plane.head_bytes for plane in group.planes)
     summary = sum(plane.heads * plane.summary_bytes for plane in group.planes)
@@ -266,7 +268,9 @@ def _read_of_cache(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
 
 
 def _attended(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
-    """Multiply-adds of attention: a query head's scores, and its weighted values, over the keys that it sees."""
+    """Returns the multiply-adds of attention: scores and weighted values of each query head, over the keys that it
+    sees.
+    """
     heads = sizes.at(step.outputs[0].shape[1])
     pairs = 0
     for length, context in zip(sizes.lengths, sizes.contexts, strict=True):

@@ -1,8 +1,9 @@
-"""The arrays of a step, declared once: what goes into a program, how long each array is, and how it is padded.
+"""The arrays of a step, declared once: the inputs of a program with their lengths and padding, and its outputs.
 
-A program takes *ports*. The executors of every target, the messages between ranks, the padding to fixed sizes, the
-capture of models and the tests read them from here. Symbols of sizes: T tokens, B requests, R rows, M blocks of the
-longest block table. To add a port, add a row to ``PORTS`` with a provider, and an op that reads it.
+The input arrays of a program are *ports*. The executors of all targets, the messages between ranks, the padding to
+fixed
+sizes, the capture of models and the tests use this table. Symbols of sizes: T tokens, B requests, R rows, M blocks of
+the longest block table. To add a port, add a row to ``PORTS`` with a provider, and an op that reads it.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ Provider = Callable[[Sequence[Any]], Array]
 
 @dataclass(frozen=True)
 class Port:
-    """One array of a step.
+    """One input array of a step.
 
     Attributes:
-        name: as programs have it; of a cache group GROUP it is ``name:GROUP``.
-        shape: sizes of its axes.
+        name: its name in programs; for a cache group GROUP the array is called ``name:GROUP``.
+        shape: the sizes of its axes.
         dtype: "i32" or "f32".
-        by_group: one array for each cache group.
-        check: what its values must be.
-        padding: the value at places of padding; None repeats the last entry.
-        provider: makes it; None: ``StepInput.packed`` does, with the others that every step has.
+        by_group: True if there is an array for each cache group.
+        check: the condition on its values.
+        padding: the value for padding; None repeats the last entry.
+        provider: computes the array; None if ``StepInput.packed`` does, as for all arrays of every step.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Port:
     provider: Provider | None = None
 
     def sizes(self, tokens: int, requests: int, rows: int, blocks: int) -> tuple[int, ...]:
-        """Returns its shape in a step of such sizes."""
+        """Returns its shape in a step of these sizes."""
         named = {"T": tokens, "B": requests, "B+1": requests + 1, "R": rows, "M": blocks}
         return tuple(named[size] if isinstance(size, str) else size for size in self.shape)
 
@@ -82,12 +83,12 @@ PORTS: dict[str, Port] = {
 
 @dataclass(frozen=True)
 class OutputPort:
-    """One array that a step gives, at its rows.
+    """One output array of a step, with a row for each of its rows.
 
     Attributes:
-        name: as programs have it; of a layer LAYER it is ``name:LAYER``.
-        shape: sizes of its axes; V is the vocabulary, H the hidden size.
-        by_layer: one array for each layer.
+        name: its name in programs; for a layer LAYER the array is called ``name:LAYER``.
+        shape: the sizes of its axes; V is the vocabulary, H the hidden size.
+        by_layer: True if there is an array for each layer.
     """
 
     name: str
@@ -118,12 +119,12 @@ def layer_output(output: str, layer: int) -> str:
 
 
 def layers_of(output: str, names: Iterable[str]) -> tuple[int, ...]:
-    """Returns the layers for which some outputs have ``output``, in order."""
+    """Returns the layers for which ``names`` contains the output ``output``, in order."""
     return tuple(sorted(int(name.partition(":")[2]) for name in names if name.startswith(f"{output}:")))
 
 
 def port_of(name: str) -> Port:
-    """Returns the port of an array's name. Raises BundleError for a name that no port has."""
+    """Returns the port of an array, by the array's name. Raises BundleError for an unknown name."""
     port = PORTS.get(name.partition(":")[0])
     if port is None or port.by_group != (":" in name):
         raise BundleError(
@@ -139,7 +140,7 @@ def port_names(groups: Iterable[str], more: Iterable[str] = ()) -> tuple[str, ..
 
 
 def ports_of(groups: Iterable[str], more: Iterable[str] = ()) -> Iterator[tuple[str, Port]]:
-    """Yields name and port of a step's arrays, in the order of ``port_names``."""
+    """Yields (array's name, port) in the order of ``port_names``."""
     every = [port for port in PORTS.values() if port.provider is None]
     yield from ((port.name, port) for port in every if not port.by_group)
     for group in groups:
@@ -148,23 +149,23 @@ def ports_of(groups: Iterable[str], more: Iterable[str] = ()) -> Iterator[tuple[
 
 
 def ports_in(values: Mapping[str, Value], ports: Iterable[str], group: str) -> dict[str, Value]:
-    """Returns port -> value, of values by the arrays' names; those of cache groups are ``group``'s."""
+    """Returns port -> value for ``values`` by array name; for ports of cache groups, the value of ``group``."""
     return {port: values[group_port(port, group) if PORTS[port].by_group else port] for port in ports}
 
 
 def provided(names: Iterable[str], chunks: Sequence[Any]) -> dict[str, Array]:
-    """Returns the arrays of ports that have a provider. ``chunks``: of the step."""
+    """Returns the arrays of the ports with a provider, for the chunks of a step."""
     return {name: provider(chunks) for name in names if (provider := port_of(name).provider) is not None}
 
 
 def by_group(arrays: Mapping[str, Array], port: str) -> dict[str, Any]:
-    """Returns cache group -> its array of ``port``."""
+    """Returns cache group -> its array of a port."""
     prefix = f"{port}:"
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def flat(ports: Mapping[str, Any]) -> dict[str, Array]:
-    """Returns the arrays by their names in programs, where ports of cache groups may be mappings by group."""
+    """Returns the arrays by their names in programs; values of ports of cache groups may be mappings by group."""
     arrays: dict[str, Array] = {}
     for name, value in ports.items():
         if PORTS[name].by_group:

@@ -1,23 +1,24 @@
-"""The targets that there are, and the package of each. Importing this imports nothing of them.
+"""The table of targets and their packages. Importing this module imports none of them.
 
-Ours are in ``OWN``; a package outside names its own by an entry point of the group ``GROUP``, such as
-``toy = "enginewright_toy"``. A target's package has these modules, all but the first where it needs them:
+Our targets are in ``OWN``; another package declares its own by an entry point of the group ``GROUP``, such as
+``toy = "enginewright_toy"``. A target's package has these modules; all but the first are optional:
 
-    compile.target  TARGET, a ``plugins.emit.target.Target``: the compiler's half
+    compile.target  TARGET, a ``plugins.emit.target.Target``: the compiling half
     serve.target    TARGET, a ``runtime.executors.target.ServedTarget``: the serving half, which imports no compiler
-    section         what a bundle says of the target:
-        SECTIONS        key in the target's manifest -> the record that is read from it
-        check_opened    (bundle, target) -> what else a ready target has that is checked when its bundle is opened; it
-                        is kept in ``Bundle.opened``. Raises BundleError.
-        OWN_FORM        whether its lowered program isn't of the cpu target's form, which ``optimize verify`` verifies
-        made_with       target's manifest -> what ran or must run it, and its version, for ``optimize sbom``
+    section         the target's part of a bundle:
+        SECTIONS        key in the target's manifest -> the type of its record
+        check_opened    (bundle, target) -> any object; called when a bundle with the ready target is opened, and stored
+                        in ``Bundle.opened``. Raises BundleError.
+        OWN_FORM        True if its lowered program has another form than the cpu target's, which ``optimize verify``
+                        verifies
+        made_with       target's manifest -> names and versions of software that it needs, for ``optimize sbom``
         described       (bundle, target) -> lines for ``optimize inspect``
-    recipe          TABLE, a ``passes.formats.section.Section``: what may be in the table of a recipe that has the
-                    target's name
+    recipe          TABLE, a ``passes.formats.section.Section``: the table of a recipe with the target's name
     compile.tune    tune(bundle, ...), a ``plugins.steps.timed_steps.Tune``, for ``optimize tune``
     compile.build   build(bundle, target, ...), a ``plugins.emit.engine_report.Build``, for ``optimize build``
     compile.plan    PLANNING, a ``plugins.steps.planning.Planning``, for ``optimize plan``
-    serve.doctor    check(machine, target), a ``plugins.doctor.checks.Check``: what the target needs of a machine, for
+    serve.doctor    check(machine, target), a ``plugins.doctor.checks.Check``: the target's requirements on a machine,
+        for
                     ``optimize doctor``; look(problems) -> fields of ``plugins.doctor.machine.Machine``
 """
 
@@ -60,9 +61,9 @@ T = TypeVar("T")
 
 
 def part(target: str, name: str) -> ModuleType | None:
-    """The module ``name`` of a target's package; None where the package lacks it, or for an unknown target.
+    """Returns the module ``name`` of a target's package; None if the package lacks it, or for an unknown target.
 
-    Raises TargetError for a package outside that can't be loaded.
+    Raises TargetError if another package can't be loaded.
     """
     package = OWN.get(target)
     if package is not None:
@@ -82,7 +83,7 @@ def part(target: str, name: str) -> ModuleType | None:
 
 
 def _loaded(package: str, name: str) -> ModuleType | None:
-    """A module of a package; None where it lacks it, or is itself left out of what is installed."""
+    """Returns a module of a package; None if it doesn't exist."""
     path = package
     for piece in name.split("."):
         if importlib.util.find_spec(path) is None:
@@ -101,20 +102,22 @@ def sections_of(target: str) -> Mapping[str, type[Record]] | None:
 
 
 class Halves(Mapping[str, T], Generic[T]):
-    """One half of every target: ``TARGET`` of a module of its package, loaded when it is asked for.
+    """One half of every target: ``TARGET`` in a module of each target's package, imported at its first use.
 
-    Ours come first, and can't be replaced. Whether a name is there, and all names, are known without an import.
+    Our targets come first and can't be replaced. Names can be listed and tested without an import.
 
     Args:
-        module: of a target's package.
-        kind: of what it has there.
+        module: the module of a target's package.
+        kind: the type of ``TARGET`` there.
     """
 
     def __init__(self, module: str, kind: type[T]) -> None:
         self._module, self._kind = module, kind
 
     def __getitem__(self, name: str) -> T:
-        """Raises KeyError for a name that nobody has, TargetError if the package that has it can't be loaded."""
+        """Returns the half of a target. Raises KeyError for an unknown name, TargetError if its package can't be
+        loaded.
+        """
         if name not in self:
             raise KeyError(name)
         target = getattr(part(name, self._module), "TARGET", None)

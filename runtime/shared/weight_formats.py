@@ -1,6 +1,6 @@
-"""The table of weight formats, free of torch: their use in a recipe, and their storage in a bundle.
+"""The table of weight formats: their use in a recipe, and their storage in a bundle. Doesn't need torch.
 
-``passes/formats/rounding.py`` says what rounding makes of weights; kernels are each target's own.
+``passes/formats/rounding.py`` has the rounding to each format; each target has its own kernels.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ Activation = Literal["float", "bf16", "int8", "fp8"]
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """One format.
+    """A weight format.
 
     Attributes:
-        dtype: of its values; of a codebook the bytes of blocks.
-        layout: in which products of the cpu target read them. None: no kernel reads them; a bundle stores ``blocks`` of
-            them, which are floats again once they are loaded.
-        shifted: the type of values that have offsets; None: they have none.
-        activation: what the values are multiplied with.
-        group_sizes: how many values along K may share a float16 scale; 0 is a scale for each row. Empty: no scales.
-        multiple: K is a multiple of it and of the groups, since kernels read so many values at a time; 0: any K.
-        codes: what values stand for, if not for themselves: the number that is multiplied by the scale, by value.
-        codebook: the vectors that values stand for, and the block that they are stored in. Such weights are kept from a
-            file that has these blocks: nothing is rounded to them.
-        levels: the integers of 8 bits that values may be, if they are stored as places among these; ascending.
-        sparse: whether there are products of it with two of four values.
+        dtype: the type of its values; for a codebook, of the bytes of blocks.
+        layout: the layout in which the cpu target's products read them. None if no kernel does: then a bundle stores
+            ``blocks``, which become floats when they are loaded.
+        shifted: the type of values with offsets; None if the format has none.
+        activation: the type of the activations that are multiplied with the values.
+        group_sizes: the numbers of values along K that may share a float16 scale; 0 is a scale per row. Empty: no
+            scales.
+        multiple: K must be a multiple of it and of the groups, because kernels read so many values at a time; 0: any K.
+        codes: the number that each value stands for, before scaling; empty if values stand for themselves.
+        codebook: the vectors that values stand for, and the blocks that store them. Such weights are only kept from
+            files
+            that have these blocks; nothing is rounded to them.
+        levels: the 8-bit integers that values may be, rising, if they are stored as indices into this list.
+        sparse: True if there are products with two of four values.
         since: the version of weights/index.json that added it.
-        least_gpu: the compute capability from which GPUs have instructions for it; "": all have.
-        everywhere: whether every target reads it.
+        least_gpu: the compute capability from which GPUs have instructions for it; "" if all have.
+        everywhere: True if every target supports it.
     """
 
     dtype: Dtype
@@ -57,17 +59,17 @@ class StoredFormat:
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
-        """The types that its values may have."""
+        """The types that its values may have, without and with offsets."""
         return (self.dtype,) if self.shifted is None else (self.dtype, self.shifted)
 
     @property
     def bits(self) -> int:
-        """Bits of a value."""
+        """The bits of a stored value."""
         return DTYPES[self.dtype].bits
 
     @property
     def multiplied_bits(self) -> int:
-        """Bits of the integers that are multiplied."""
+        """The bits of the integers that are multiplied."""
         return 8 if self.levels else self.bits
 
     @property
@@ -77,7 +79,7 @@ class StoredFormat:
 
     @property
     def scaled_floats(self) -> bool:
-        """True if values have scales and mean floats, which are multiplied with activations as they are."""
+        """True if values with scales stand for floats, which are multiplied with unrounded activations."""
         return bool(self.group_sizes) and not self.integers
 
     def fits(self, inputs: int, group_size: int) -> bool:

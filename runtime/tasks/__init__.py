@@ -1,1 +1,1 @@
-"""Types of requests, a file each: what a task is, and how its requests and its result are made."""
+"""Types of tasks, one file each: what a caller requests, and how its requests and its result are made."""

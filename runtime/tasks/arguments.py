@@ -1,4 +1,4 @@
-"""Arguments of callers: prompts, conversations, parameters, options. Anything else is an error that names it."""
+"""Checks callers' arguments: prompts, conversations, parameters, options. Errors name the argument."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CHARACTERS_A_TOKEN = 10
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt's token ids, and its text where it was one. ``name`` says which it is among several, for errors."""
+    """A prompt's token ids, and its text if the caller passed text. ``name`` identifies the prompt in errors."""
 
     ids: Sequence[Any]
     text: str | None = None
@@ -42,7 +42,9 @@ class Encoded:
 
 
 def listed(prompts: Any) -> tuple[list[Any], bool]:
-    """A list of prompts from one prompt or several, and whether it was one. Raises RequestError naming ``prompts``."""
+    """Returns a list of prompts, and True if the caller passed a single one. Raises RequestError naming
+    ``prompts``.
+    """
     if isinstance(prompts, (str, Mapping)):
         return [prompts], True
     items = _items("prompts", prompts, _PROMPTS)
@@ -52,7 +54,9 @@ def listed(prompts: Any) -> tuple[list[Any], bool]:
 
 
 def conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
-    """A list of conversations from one or several, and whether it was one. Raises RequestError naming ``messages``."""
+    """Returns a list of conversations, and True if the caller passed a single one. Raises RequestError naming
+    ``messages``.
+    """
     hint = 'Pass a list of messages, [{"role": "user", "content": "..."}], or a list of such lists.'
     if isinstance(messages, (str, Mapping)):
         raise RequestError(f"messages: {shown(messages)} isn't a list of messages", hint=hint)
@@ -66,13 +70,13 @@ def conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
 
 
 def raises(raise_errors: bool | None, single: bool) -> bool:
-    """Returns True if the error of a request is raised; None: of a prompt outside a list. Raises RequestError."""
+    """Returns True if a request's own error is raised; for None, if the prompt is single. Raises RequestError."""
     check_type("raise_errors", raise_errors, (bool, type(None)), "True, False or None")
     return single if raise_errors is None else raise_errors
 
 
 def template_variables(kwargs: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's ``chat_template_kwargs``, and those that were passed by name. Raises RequestError."""
+    """Merges vLLM's ``chat_template_kwargs`` with variables that were passed by name. Raises RequestError."""
     check_type("chat_template_kwargs", kwargs, (Mapping, type(None)), "a dictionary")
     for name in kwargs or {}:
         check_type("chat_template_kwargs", name, (str,), "a dictionary whose keys are names")
@@ -88,7 +92,9 @@ def params_for(
     params: Params,
     sampling_params: Params,
 ) -> list[SamplingParams]:
-    """Parameters of each of ``count`` prompts, from what was passed under either name."""
+    """Returns the parameters of each of ``count`` prompts; they may be passed under either name. Raises
+    RequestError.
+    """
     name = "params" if sampling_params is None else "sampling_params"
     either = one_of(params=params, sampling_params=sampling_params)
     if either is None or isinstance(either, SamplingParams):
@@ -108,7 +114,14 @@ def params_for(
 
 
 def encoded(prompt: Any, name: str, tokenizer: Callable[[], Tokenizer], most: int) -> Encoded:
-    """The token ids of a prompt; see ``Prompt``. ``tokenizer`` is asked for where there is text, and may raise."""
+    """Converts a prompt to token ids. ``tokenizer`` returns the tokenizer, and is called only for text.
+
+    Args:
+        prompt: see ``Prompt``.
+        name: the prompt's name in errors.
+        tokenizer: returns the tokenizer; may raise.
+        most: the most tokens of the prompt.
+    """
     if isinstance(prompt, Mapping):
         ids, text = _of_mapping(prompt, name)
         if ids is not None:
@@ -121,13 +134,14 @@ def encoded(prompt: Any, name: str, tokenizer: Callable[[], Tokenizer], most: in
 
 
 def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name: str = "prompt") -> list[int]:
-    """Token ids of a text that should have ``most`` tokens.
+    """Tokenizes a text that should have at most ``most`` tokens.
 
-    To tokenize megabytes takes seconds, so that of a long text a beginning is tokenized first, and more as long as it
-    may fit. Where a beginning alone has twice as many tokens as there is room for, the text is refused: what follows
-    changes how its last word is split, and no more.
+    Tokenizing megabytes takes seconds. So of a long text, first a prefix is tokenized, and more while it may still fit.
+    If a
+    prefix has twice as many tokens as allowed, the text is refused; the rest could only change how its last word is
+    split.
 
-    Raises RequestError for that, and what ``Tokenizer.encode`` raises.
+    Raises RequestError for such a text, and the errors of ``Tokenizer.encode``.
     """
     count = _CHARACTERS_A_TOKEN * (most + 128)
     while count < len(text):
@@ -146,7 +160,9 @@ def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name
 
 
 def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> list[int]:
-    """The prompt's ids as plain integers. Raises RequestError naming the prompt, and the id that is wrong."""
+    """Returns the prompt's ids as ints. Raises RequestError naming the prompt and the invalid id, or for too
+    many ids.
+    """
     ids, name = list(prompt.ids), prompt.name
     for place, i in enumerate(ids):
         if type(i) is int:
@@ -177,13 +193,13 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
 
 
 def check_type(name: str, value: object, types: tuple[type, ...], expected: str) -> None:
-    """Raises RequestError naming the argument; True and False aren't integers."""
+    """Raises RequestError naming the argument if its type is wrong. A bool isn't accepted as an int."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise RequestError(f"{name}: {shown(value)} is of type {type(value).__name__}", hint=f"It must be {expected}.")
 
 
 def check_int(name: str, value: object, least: int, most: int) -> int:
-    """An integer of the plain type. Raises RequestError naming the argument."""
+    """Returns an integer as an int. Raises RequestError naming the argument if it isn't one or is out of range."""
     plain = int.__int__(value) if isinstance(value, int) and not isinstance(value, bool) else None
     if plain is None or not least <= plain <= most:
         hint = f"It must be an integer from {least} to {most}."
@@ -192,7 +208,7 @@ def check_int(name: str, value: object, least: int, most: int) -> int:
 
 
 def check_path(name: str, value: str | os.PathLike[str]) -> None:
-    """Raises RequestError naming the argument for a path that no file system can have."""
+    """Raises RequestError naming the argument if no file system could have this path."""
     check_type(name, value, (str, os.PathLike), "a path")
     hint = "Pass the path of a file or a folder."
     try:
@@ -210,7 +226,7 @@ def check_path(name: str, value: str | os.PathLike[str]) -> None:
 
 
 def _of_mapping(prompt: Mapping[str, Any], name: str) -> tuple[Any, str | None]:
-    """Its ids, and its text; one of them may be None."""
+    """Returns the ids and the text of a prompt that is a mapping; one of them may be None."""
     unknown = [key for key, value in prompt.items() if key not in ("prompt", "prompt_token_ids") and value is not None]
     ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
     hint = 'Pass {"prompt": text} or {"prompt_token_ids": ids}.'
@@ -224,14 +240,14 @@ def _of_mapping(prompt: Mapping[str, Any], name: str) -> tuple[Any, str | None]:
 
 
 def token_ids(prompt: Any, name: str) -> list[Any]:
-    """Returns what is in a list of ids, or whatever else has an order; see ``checked_ids``."""
+    """Returns the items of a list of ids, or of another ordered iterable; ``checked_ids`` checks them."""
     if isinstance(prompt, (str, Mapping)):
         raise RequestError(f"{name}: its token ids are {shown(prompt)}", hint=_PROMPTS)
     return _items(name, prompt, _PROMPTS)
 
 
 def numbers(name: str, value: Any, hint: str) -> list[Any]:
-    """Returns what is in a list that isn't empty. Raises RequestError naming the argument."""
+    """Returns the items of a list that isn't empty. Raises RequestError naming the argument."""
     items = [] if isinstance(value, (str, Mapping)) else _items(name, value, hint)
     if not items:
         raise RequestError(f"{name}: {shown(value)} isn't a list of numbers", hint=hint)
@@ -239,7 +255,7 @@ def numbers(name: str, value: Any, hint: str) -> list[Any]:
 
 
 def _items(name: str, value: Any, hint: str) -> list[Any]:
-    """Returns what is in a list, an array, a generator or whatever has an order."""
+    """Returns the items of a list, an array, a generator or another ordered iterable. Raises RequestError."""
     if hasattr(value, "tolist") and not isinstance(value, memoryview):  # numpy's, torch's and Python's arrays
         value = value.tolist()
     if isinstance(value, _UNORDERED) or not isinstance(value, Iterable):

@@ -1,9 +1,12 @@
-"""A task is a request of one type, as a record that crosses the socket to an engine's process as it is.
+"""Base classes of tasks. A task is what a caller requests, as a record that can cross the socket to an engine's
+process.
 
-A type of task is a class in a file of this folder and a row of ``table.TASKS``. Its fields are what a caller says. It
-checks them, makes the requests that the scheduler runs, and makes its result of what steps give these. Most types want
-outputs of a step for every token of a prompt: they derive from ``PromptTask``, and say which outputs, and how the rows
-become the result.
+A type of task is a class in a file of this folder and a row of ``table.TASKS``. Its fields are the caller's arguments.
+It
+checks them, makes requests for the scheduler, and makes its result from their outputs. Most types need outputs of a
+step
+for every token of a prompt: they derive from ``PromptTask``, which needs only the names of the outputs and the function
+that reduces the rows to the result.
 """
 
 from __future__ import annotations
@@ -28,22 +31,22 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Prepared(Generic[Result]):
-    """A task that was checked, and its requests.
+    """A checked task with its requests.
 
     Attributes:
-        requests: as the scheduler runs them.
+        requests: the requests, for the scheduler.
     """
 
     requests: Sequence[Request]
 
     @property
     def error(self) -> EnginewrightError | None:
-        """The error of the first request that has ended with one."""
+        """The error of the first request that ended with one; None if none did."""
         return next((request.error for request in self.requests if request.error is not None), None)
 
     @property
     def streams(self) -> bool:
-        """Returns True if the pieces of its requests are part of the result."""
+        """True if the pieces of its requests are part of the result."""
         return False
 
     def result(self) -> Result:
@@ -57,16 +60,18 @@ class Prepared(Generic[Result]):
         """
 
     def sent(self, whole: bool) -> Any:
-        """Returns the result as it crosses the socket. ``whole``: no pieces were sent before."""
+        """Returns the result in the form that crosses the socket; with ``whole``, also the parts that pieces have sent
+        before.
+        """
         return self.result()
 
 
 class Task(msgspec.Struct, Generic[Result], frozen=True):
-    """One request of a caller; see the module.
+    """A request of one caller, of any type.
 
     Attributes:
-        prompt: text, token ids, or a mapping of either.
-        result_type: the type of ``Prepared.sent``, as msgspec reads it.
+        prompt: text, token ids, or a mapping with either.
+        result_type: the type of ``Prepared.sent``, for msgspec.
     """
 
     prompt: Any
@@ -75,26 +80,26 @@ class Task(msgspec.Struct, Generic[Result], frozen=True):
 
     @property
     def slow(self) -> bool:
-        """Returns True if ``prepare`` may take long, so that others shouldn't wait for it."""
+        """True if ``prepare`` may take long, so that it should run in another thread."""
         return False
 
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> Prepared[Result]:
-        """Checks the task, and makes its requests. ``name``: of the prompt, in errors.
+        """Checks the task and makes its requests. ``name`` is the prompt's name in errors.
 
-        Raises RequestError naming the field, CapacityError for what the KV cache can't hold.
+        Raises RequestError naming the field, CapacityError if the KV cache can't hold a request.
         """
         raise NotImplementedError
 
 
 class Rows:
-    """The rows of a prompt's outputs, as steps give them.
+    """Collects the rows of a prompt's outputs from several steps.
 
     Args:
-        length: tokens of the prompt (S).
+        length: the number of tokens of the prompt (S).
 
     Attributes:
         values: output -> [S, ...].
-        most_bytes: the most bytes of all values; None sets no limit.
+        most_bytes: the most bytes of all values; None for no limit.
     """
 
     most_bytes: int | None = None
@@ -104,9 +109,9 @@ class Rows:
         self.values: dict[str, FloatArray] = {}
 
     def take(self, start: int, rows: Mapping[str, FloatArray]) -> None:
-        """Takes the rows of some tokens, of which ``start`` is the first: output -> [n, ...].
+        """Stores the rows [n, ...] of each output for the tokens from ``start`` on.
 
-        Raises CapacityError at the first rows if those of all tokens would have more than ``most_bytes``.
+        Raises CapacityError at the first rows if all rows would have more than ``most_bytes``.
         """
         if not self.values and self.most_bytes is not None:
             total = sum(self._length * array[0].nbytes for array in rows.values())
@@ -123,17 +128,17 @@ class Rows:
 
 
 class PromptTask(Task[Result], Generic[Result], frozen=True):
-    """A task that wants outputs of a step for every token of its prompt, and no new tokens."""
+    """A task that needs outputs of a step for every token of its prompt, and no new tokens."""
 
     def outputs(self, context: TaskContext) -> Sequence[str]:
-        """Returns the names of the outputs that it wants, after checking its fields; see ``step_schema.OUTPUTS``.
+        """Checks the fields, and returns the names of the outputs that the task needs; see ``step_schema.OUTPUTS``.
 
         Raises RequestError naming the field.
         """
         raise NotImplementedError
 
     def reduce(self, *rows: FloatArray) -> Result:
-        """Returns the result. ``rows``: [S, ...] of each output, in their order: a row for each token of the prompt."""
+        """Returns the result, for the rows [S, ...] of each output, with one row for each token of the prompt."""
         raise NotImplementedError
 
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> Prepared[Result]:
@@ -153,7 +158,7 @@ class PromptTask(Task[Result], Generic[Result], frozen=True):
 
 @dataclass(frozen=True)
 class PreparedRows(Prepared[Result]):
-    """A ``PromptTask``, and the rows of its prompt."""
+    """A ``PromptTask`` with its request, and the rows of its prompt."""
 
     task: PromptTask[Result]
     rows: Rows
@@ -163,7 +168,7 @@ class PreparedRows(Prepared[Result]):
         self.rows.most_bytes = most_bytes
 
     def result(self) -> Result:
-        """Returns what the task makes of the rows. Raises the error that its request has ended with."""
+        """Returns the result of the task's ``reduce``. Raises the error of its request."""
         if self.error is not None:
             raise self.error
         return self.task.reduce(*(self.rows.values[name] for name in self.requests[0].outputs))

@@ -1,4 +1,4 @@
-"""The engine as tasks see it."""
+"""The context of tasks: the engine, as far as they need it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ Shared = TypeVar("Shared")
 
 
 class TaskContext:
-    """The engine as tasks see it: they are checked against it, and keep there what later ones of their type need.
+    """The engine as tasks see it. Tasks are checked against it, and can store objects in it for later tasks of their
+    type.
 
     Args:
-        model: with the context that requests may have.
-        tokenizer: None where the bundle has none; then prompts are token ids.
-        scheduler: says what the KV cache can hold.
-        executor: says which outputs steps give.
-        seed: of requests that name none; see ``seed_of``.
+        model: facts about the model, with the most tokens of a request as its context.
+        tokenizer: the tokenizer; None if the bundle has none, and then prompts must be token ids.
+        scheduler: knows what the KV cache can hold.
+        executor: knows the outputs of steps.
+        seed: the seed of requests without one; see ``seed_of``.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class TaskContext:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises BundleError if there is none."""
+        """The tokenizer. Raises BundleError if there is none."""
         if self._tokenizer is None:
             raise BundleError(
                 "the bundle has no tokenizer/tokenizer.json",
@@ -64,7 +65,7 @@ class TaskContext:
 
     @property
     def layers(self) -> int:
-        """Layers of the model that have a cache."""
+        """The number of the model's layers with a cache."""
         return sum(len(group.layers) for group in self.scheduler.groups.values())
 
     def encoded(self, prompt: Prompt | Encoded, name: str = "prompt") -> Encoded:
@@ -79,11 +80,13 @@ class TaskContext:
         return arguments.checked_ids(prompt, context if most is None else most, context, self.model.vocab_size)
 
     def common(self, options: RequestOptions) -> Common:
-        """Returns the arguments of requests with these options. Raises RequestError for a class that isn't there."""
+        """Returns the arguments of a request for these options. Raises RequestError for an unknown class."""
         return {"options": options, "request_class": self._class_of(options)}
 
     def shared(self, make: Callable[[TaskContext], Shared]) -> Shared:
-        """Returns what ``make`` makes of the context: one object, whoever asks. Its ``close`` is called at the end."""
+        """Returns the object that ``make`` returns for this context; it is made once. Its ``close`` is called at the
+        end.
+        """
         if make not in self._shared:
             with self._making:
                 if make not in self._shared:
@@ -92,7 +95,7 @@ class TaskContext:
         return shared
 
     def close(self) -> None:
-        """Ends what tasks have kept."""
+        """Closes the objects of ``shared``."""
         for one in self._shared.values():
             getattr(one, "close", lambda: None)()
 

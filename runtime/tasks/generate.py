@@ -1,4 +1,4 @@
-"""``Generate``: new tokens behind a prompt, as answers of one or several samples or of a beam search."""
+"""``Generate``: new tokens after a prompt, as one or several samples, or by a beam search."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NEEDS_TEXT = (
 
 
 class Finished(msgspec.Struct, array_like=True):
-    """One answer. ``text``, ``token_ids`` and ``logprobs`` are whole only where no pieces were asked for."""
+    """One answer. If pieces were sent before, ``text``, ``token_ids`` and ``logprobs`` are without what they had."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -49,7 +49,7 @@ class Finished(msgspec.Struct, array_like=True):
 
 
 class Generated(msgspec.Struct, array_like=True):
-    """The result of a generation as it crosses the socket."""
+    """The result of a generation in the form that crosses the socket."""
 
     answers: tuple[Finished, ...] = ()
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
@@ -57,12 +57,12 @@ class Generated(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class PreparedPrompt(Prepared[RequestOutput]):
-    """A prompt's generations.
+    """The requests for the answers to one prompt.
 
     Attributes:
-        requests: one for each answer; one for all of a beam search's.
-        params: what the caller gave; a request's may have logprobs that its result doesn't show.
-        reader: takes a conversation's answer apart.
+        requests: one for each answer; a single one for a beam search.
+        params: the caller's parameters. A request's own may have logprobs that the result doesn't show.
+        reader: parses an answer of a conversation; None for a plain prompt.
     """
 
     requests: Sequence[Generation]
@@ -70,7 +70,7 @@ class PreparedPrompt(Prepared[RequestOutput]):
     reader: Callable[[Sequence[int]], Message] | None = None
 
     def result(self) -> RequestOutput:
-        """Joins the results of its requests, which have ended."""
+        """Returns the results of its requests, which have ended, as one."""
         outputs = [request.to_output() for request in self.requests]
         if self.reader is not None:
             outputs = [replace(one, reader=self.reader) for one in outputs]
@@ -87,11 +87,11 @@ class PreparedPrompt(Prepared[RequestOutput]):
 
     @property
     def streams(self) -> bool:
-        """Returns False where the answers are known at the end alone."""
+        """False if the answers are only known at the end."""
         return self.params.best_of is None and self.params.num_beams == 1
 
     def sent(self, whole: bool) -> Generated:
-        """Returns the answers; without what pieces have said, unless ``whole``."""
+        """Returns the answers; unless ``whole``, without the parts that pieces have sent before."""
         result = self.result()
         answers = tuple(
             Finished(
@@ -111,11 +111,11 @@ class PreparedPrompt(Prepared[RequestOutput]):
 
 
 class Generate(Task[RequestOutput], frozen=True, tag="generate"):
-    """Wants new tokens behind a prompt.
+    """A task for new tokens after a prompt.
 
     Attributes:
         prompt: text or token ids.
-        params: how tokens are chosen, as SamplingParams, whose values were checked when it was made.
+        params: the SamplingParams, which were checked when they were made.
     """
 
     params: Any = SamplingParams()
@@ -123,13 +123,13 @@ class Generate(Task[RequestOutput], frozen=True, tag="generate"):
     result_type: ClassVar[Any] = Generated
 
     def __post_init__(self) -> None:
-        """Restores parameters that came through a socket: they were checked where they were made."""
+        """Restores parameters that came through a socket; they were checked by the sender."""
         if isinstance(self.params, dict):
             msgspec.structs.force_setattr(self, "params", SamplingParams.restored(self.params))
 
     @property
     def slow(self) -> bool:
-        """Returns True where the answer has a form, whose grammar is compiled."""
+        """True if the answer has a form, whose grammar must be compiled."""
         return self.params.structured_outputs is not None
 
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> PreparedPrompt:
@@ -139,7 +139,7 @@ class Generate(Task[RequestOutput], frozen=True, tag="generate"):
 
 
 class _Maker:
-    """Makes the requests of generations, and keeps what the next ones need of a bundle: grammars, words, breakers."""
+    """Makes the requests of generations, and caches grammars, banned words and sequence breakers for later ones."""
 
     def __init__(self, context: TaskContext) -> None:
         self._context, self._model, self._scheduler = context, context.model, context.scheduler
@@ -150,7 +150,7 @@ class _Maker:
         self._breakers: dict[Sequence[str], Breakers] = {}
 
     def prepared(self, task: Generate, options: RequestOptions, name: str) -> PreparedPrompt:
-        """Returns the requests of a task. ``name``: of its prompt, in errors."""
+        """Returns the requests of a task. ``name`` is its prompt's name in errors."""
         encoded, params = self._context.encoded(task.prompt, name), task.params
         common = self._context.common(options)
         common["prompt_text"] = encoded.text
@@ -186,7 +186,7 @@ class _Maker:
         return PreparedPrompt(tuple(requests), params)
 
     def _drawn(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
-        """Returns the parameters by which the scheduler draws the tokens of an answer."""
+        """Returns the parameters with which the scheduler draws an answer's tokens."""
         size, changes = self._model.vocab_size, dict[str, Any]()
         if any(token >= size for token in params.stop_token_ids):  # they never come
             changes["stop_token_ids"] = tuple(token for token in params.stop_token_ids if token < size)
@@ -197,7 +197,7 @@ class _Maker:
         return params.updated(**changes) if changes else params
 
     def _check_texts(self, params: SamplingParams) -> None:
-        """Raises RequestError for texts that need a tokenizer where the bundle has none."""
+        """Raises RequestError for texts that need a tokenizer if the bundle has none."""
         if self._context.has_tokenizer:
             return
         for name, hint in _NEEDS_TEXT:
@@ -219,7 +219,7 @@ class _Maker:
         return self._grammars.grammar(params.structured_outputs, tenant)
 
     def close(self) -> None:
-        """Ends what compiles grammars."""
+        """Closes the compiler of grammars."""
         if self._grammars is not None:
             self._grammars.close()
 
@@ -230,7 +230,7 @@ class _Maker:
         return OutputText(detokenizer, params.stop, keep_stop=params.include_stop_str_in_output)
 
     def _bad_words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
-        """Finds their tokens: a text's as it stands at the beginning of a text, and behind a space."""
+        """Returns the tokens of banned words; for a text, its tokens at the beginning of a text and after a space."""
         if all(isinstance(word, tuple) for word in words):
             return [word for word in words if isinstance(word, tuple)]
         if (known := self._words.get(words)) is not None:
@@ -251,7 +251,7 @@ class _Maker:
         return tokens
 
     def _breakers_of(self, params: SamplingParams) -> Breakers:
-        """Finds the tokens of ``params.dry_sequence_breakers``; none without DRY."""
+        """Returns the tokens of ``params.dry_sequence_breakers``; none if DRY is off."""
         texts = params.dry_sequence_breakers
         if params.dry_multiplier == 0 or not texts:
             return {}
@@ -267,7 +267,7 @@ class _Maker:
         return breakers
 
     def _check_tokens(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
-        """Raises RequestError for a token outside the vocabulary, and where no first token is allowed."""
+        """Raises RequestError for a token outside the vocabulary, or if no first token is allowed."""
         size = self._model.vocab_size
         named = {
             "logit_bias": params.logit_bias,

@@ -1,4 +1,4 @@
-"""``HiddenStates``: what goes into chosen layers, of every token of a prompt."""
+"""``HiddenStates``: the inputs of chosen layers, for every token of a prompt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .context import TaskContext
 
 
 class HiddenStates(PromptTask[FloatArray], frozen=True, tag="hidden_states"):
-    """Wants hidden states of every token of its prompt: [S] -> [layers, S, H] float32.
+    """A task for the hidden states of every token of its prompt: [S] -> [layers, S, H] float32.
 
     Attributes:
         prompt: text or token ids.
-        layers: as in transformers' ``hidden_states``: 0 goes into the first layer, -1 comes out of the final norm.
+        layers: numbers as in transformers' ``hidden_states``: 0 is the first layer's input, -1 the final norm's output.
     """
 
     layers: Any = (-1,)

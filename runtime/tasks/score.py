@@ -17,23 +17,25 @@ from .context import TaskContext
 
 
 class Score(PromptTask[FloatArray], frozen=True, tag="score"):
-    """Wants the logits after every token of its prompt: [S] -> [S, V] float32.
+    """A task for the logits after every token of its prompt: [S] -> [S, V] float32.
 
     Attributes:
-        prompt: token ids, or what has an order of them.
+        prompt: token ids, as an ordered iterable.
     """
 
     result_type: ClassVar[Any] = np.ndarray
 
     def outputs(self, context: TaskContext) -> Sequence[str]:
-        """Returns the logits alone, which every target gives."""
+        """Returns the logits as the only output."""
         return (LOGITS,)
 
     def reduce(self, *rows: FloatArray) -> FloatArray:
-        """Returns the logits as they are, [S, V]."""
+        """Returns the logits unchanged, [S, V]."""
         return rows[0]
 
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "ids") -> Prepared[FloatArray]:
-        """Takes token ids alone: logits belong to tokens, and a text may be split in more than one way."""
+        """Checks the task and makes its request. Only token ids are accepted: a text may be tokenized in
+        several ways.
+        """
         ids = Encoded(arguments.token_ids(self.prompt, name), name=name)
         return super(Score, Score(ids)).prepare(context, options, name)

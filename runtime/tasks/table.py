@@ -1,4 +1,6 @@
-"""The table of tasks, and how tasks and results are read from a socket. A new type is a class more in ``TASKS``."""
+"""The table of tasks, and how tasks and results are read from a socket. A new type of task is a new class in
+``TASKS``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ TASKS: list[type[Task[Any]]] = [Generate, Score, HiddenStates]
 
 
 def received(value: Any) -> Task[Any]:
-    """Returns a task from what a socket gave. Raises RequestError naming the field that is wrong."""
+    """Converts a value from a socket to a task. Raises RequestError naming the wrong field."""
     try:
         task: Task[Any] = msgspec.convert(value, reduce(or_, TASKS))
     except msgspec.ValidationError as e:
@@ -29,11 +31,11 @@ def received(value: Any) -> Task[Any]:
 
 
 def received_result(task: Task[Any], value: Any) -> Any:
-    """Returns a task's result from what a socket gave."""
+    """Converts a value from a socket to the result of ``task``."""
     return msgspec.convert(value, task.result_type, dec_hook=_array)
 
 
 def _array(kind: type, value: Any) -> Any:
-    """Returns an array of its shape, type and bytes; see ``server.records``."""
+    """Converts (shape, type, bytes) to an array; see ``server.records``."""
     shape, dtype, data = value
     return np.frombuffer(data, dtype).reshape(shape)
