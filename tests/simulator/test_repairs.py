@@ -142,7 +142,7 @@ UNDONE: dict[str, Undo] = {
     "as_many_states_as_beams": states_are_promised_to_nobody,
 }
 """A recorded scenario -> what undoes the repair that it is of."""
-RARE = frozenset({"search_whose_room_others_keep"})
+RARE = frozenset({"search_whose_room_others_keep", "snapshots_that_keep_a_search_waiting"})
 """Defects that fewer than one in 10,000 seeds find."""
 
 
