@@ -2,15 +2,20 @@
 
     python benchmarks/serve_endurance.py BUNDLE [--clients 200] [--seconds 300] [--kills 10] [--json FILE] [--plot FILE]
     python benchmarks/serve_endurance.py BUNDLE --parts hostile [--seconds 300] [--memory 600] [--json FILE]
+    python benchmarks/serve_endurance.py --random qwen3_next --parts answers --clients 100 --seconds 120 [--json FILE]
 
 - load: so many clients at a time, of two classes and mixed lengths; one in ten leaves before its answer's end. Then all
   blocks must be free again. Memory of front end and engine is read each second.
+- answers: clients of OpenAI's package. Each complete answer must be the one that the request gets alone, and all blocks
+  be free again. See ``official_clients``.
 - kills: the engine is killed under some requests. Each must end, with an answer or an error, and the server come back.
 - hostile: the server on one core, all clients on another. 20 hostile clients, at most 20 requests a second, next to 8
   honest ones; then 20 well-behaved clients that send as many bytes in as many requests, next to the same honest ones.
   All honest answers must come and be right, the longest (p99) be at most twice as long next to hostile clients, and
   the server's memory stay below a limit. See ``hostile_clients``.
 - day: 24 hours of requests in ``tests/simulator``, at some rate: all must end, all blocks be free.
+
+``--random`` makes a small random model of a family instead: a folder, which ``optimize export`` compiles.
 
 What must hold ends the program with 1 where it doesn't. Times are told, and nothing is asked of them.
 """
@@ -39,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import hostile_clients
+import official_clients
 from loads import day, simulate
 from peers.machine import commit, machine
 
@@ -71,10 +77,12 @@ tpot = "400ms"
 priority = 1
 """
 PAGE = os.sysconf("SC_PAGE_SIZE")
-PARTS = ("load", "kills", "hostile", "day")
+PARTS = ("load", "answers", "kills", "hostile", "day")
 HOSTILE, HONEST, HOSTILE_RATE, SLOWER = 20, 8, 20.0, 2.0
 """Hostile and honest clients; requests a second of the hostile ones together; how much longer honest p99 may be."""
 HOSTILE_KEYS = ("hostile-1", "hostile-2")
+CONVERSATIONS = 150
+"""The different conversations of official clients."""
 AT_A_TIME = 4
 """The prompts and answers that a hostile key may have at a time. On one core every row of a step costs, so this limit
 decides how much longer others wait: with 16 a key, honest p99 was 4.6 times as long."""
@@ -158,15 +166,14 @@ class Server:
 
     def idle(self) -> bool:
         """Waits until no request runs; whether no block is held then."""
+        since = time.monotonic()
         while (state := self.props())["requests"] or state["waiting"] or state["kv_cache_used"]:
-            if not state["requests"] and time.monotonic() - self._since > 30:
-                return False
             if state["requests"]:
-                self._since = time.monotonic()
+                since = time.monotonic()
+            elif time.monotonic() - since > 30:
+                return False
             time.sleep(0.5)
         return True
-
-    _since = 0.0
 
     def stop(self) -> int:
         """Ends it, and gives its exit code."""
@@ -198,7 +205,6 @@ def load(server: Server, folder: Path, options: argparse.Namespace) -> dict[str,
         sum(one[i] for one in memory[-third:]) / third - sum(one[i] for one in memory[third : 2 * third]) / third
         for i in (0, 1)
     ]
-    server._since = time.monotonic()
     return {
         "clients": options.clients,
         "result": result,
@@ -207,6 +213,28 @@ def load(server: Server, folder: Path, options: argparse.Namespace) -> dict[str,
             "front_end": {"first": memory[0][0], "last": memory[-1][0], "last_third_less_middle": grown[0]},
             "engine": {"first": memory[0][1], "last": memory[-1][1], "last_third_less_middle": grown[1]},
         },
+    }
+
+
+def answers(server: Server, bundle: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Official clients for so many seconds, whose answers are compared. The clients have a process of their own."""
+    conversations = official_clients.questions(bundle, CONVERSATIONS)
+    (model,) = (entry["id"] for entry in server.ask("GET", "/v1/models")[1]["data"])
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        arguments = (server.url, model, conversations, options.clients, options.seconds)
+        tally = pool.submit(official_clients.run, *arguments).result()
+    free, about = server.idle(), server.props()
+    return {
+        "clients": options.clients,
+        "conversations": len(conversations),
+        "answers": dict(tally.answers),
+        "left": tally.left,
+        "tokens": tally.tokens,
+        "seconds": {"p50": _quantile(tally.seconds, 0.5), "p99": _quantile(tally.seconds, 0.99)},
+        "wrong": tally.wrong[:20],
+        "all_blocks_free": free,
+        "deaths": about["deaths"],
+        "cached": round(tally.cached / max(tally.prompts, 1), 3),
     }
 
 
@@ -279,7 +307,6 @@ def hostile(bundle: Path, folder: Path, seconds: float, kinds: Sequence[str] = (
             hostile_clients.well_behaved, about, HOSTILE, seconds, requests / seconds, tally.sent // requests
         )
         figures["well_behaved"], _ = _next_to_honest(server, about, expected, seconds, work)
-        server._since = time.monotonic()
         figures["all_blocks_free"], figures["deaths"] = server.idle(), server.props()["deaths"]
     finally:
         figures["exit"] = server.stop()
@@ -344,10 +371,27 @@ def simulated(rate: float, seed: int = 0) -> dict[str, Any]:
     }
 
 
+def random_bundle(family: str, folder: Path) -> Path:
+    """Makes a small random model of a family with a token for each byte, and has ``optimize export`` compile it."""
+    from large_model import export, make_tokenizer
+
+    from tests.acceptance.tiny_configs import tiny_family
+
+    tokenizer = make_tokenizer()
+    model = tiny_family(family, vocab_size=len(tokenizer), max_position_embeddings=1024)
+    for one in (model, tokenizer):
+        one.save_pretrained(folder / family)
+    bundle = folder / f"{family}.bundle"
+    export([str(folder / family), "--output", str(bundle), "--recipe", "f32", "--target", "cpu"])
+    return bundle
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the parts, and says what didn't hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("bundle", type=Path, nargs="?")
+    model.add_argument("--random", metavar="FAMILY", help="a small random model of one of transformers' model types")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     names = [kind.__name__ for kind in hostile_clients.KINDS]
     parser.add_argument("--kinds", nargs="+", choices=names, default=[], help="hostile clients; by default all kinds")
@@ -361,11 +405,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
     with tempfile.TemporaryDirectory() as name:
-        if {"load", "kills"} & {*options.parts}:
+        if options.random:
+            options.bundle, results["random"] = random_bundle(options.random, Path(name)), options.random
+        if {"load", "answers", "kills"} & {*options.parts}:
             server = Server.scheduled(options.bundle, Path(name))
             try:
                 if "load" in options.parts:
                     results["load"] = load(server, Path(name), options)
+                if "answers" in options.parts:
+                    results["answers"] = answers(server, options.bundle, options)
                 if "kills" in options.parts:
                     results["kills"] = kills(server, options.kills)
             finally:
@@ -389,6 +437,10 @@ def problems(found: dict[str, Any]) -> list[str]:
             wrong.append(f"errors under load: {found['load']['result']['errors']}")
         if not found["load"]["all_blocks_free"]:
             wrong.append("blocks are lost")
+    if "answers" in found:
+        wrong += found["answers"]["wrong"]
+        if not found["answers"]["all_blocks_free"] or found["answers"]["deaths"]:
+            wrong.append("blocks are lost, or an engine died, under official clients")
     if "kills" in found:
         kills = found["kills"]
         if sum(kills["statuses"].values()) != kills["requests"] or set(kills["statuses"]) - {"200", "503"}:

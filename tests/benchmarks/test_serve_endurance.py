@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import hostile_clients
+import official_clients
+import pytest
 import serve_endurance
 
 
@@ -60,3 +63,32 @@ def test_what_does_not_hold_is_told() -> None:
     load = {"result": {"errors": {"HTTP 500": 1}}, "all_blocks_free": False}
     kills = {"statuses": {"200": 19}, "requests": 20, "then": 200}
     assert len(serve_endurance.problems({"load": load, "kills": kills, "exit": 0})) == 3
+
+
+def test_official_clients_compare_each_answer(tiny_bundle: Path, tmp_path: Path) -> None:
+    conversations = official_clients.questions(tiny_bundle, 8)
+    assert {question.kind for turns in conversations for question in turns} == set(official_clients.KINDS)
+    altered = [[replace(turns[0], answer=(*turns[0].answer, 3))] for turns in conversations]
+    server = serve_endurance.Server.scheduled(tiny_bundle, tmp_path)
+    try:
+        model = server.ask("GET", "/v1/models")[1]["data"][0]["id"]
+        tally = official_clients.run(server.url, model, conversations, 8, 0.0)
+        assert tally.wrong == [] and tally.answers.total() + tally.left == 8
+        differs = official_clients.run(server.url, model, altered, 8, 0.0)
+        assert len(differs.wrong) == differs.answers.total() > 0
+        assert server.idle()
+    finally:
+        assert server.stop() == 0
+
+
+def test_answers_that_differ_are_told() -> None:
+    figures = {"wrong": ["greedy: differs"], "all_blocks_free": True, "deaths": 1}
+    assert len(serve_endurance.problems({"answers": figures})) == 2
+
+
+@pytest.mark.matrix
+def test_a_random_hybrid(tmp_path: Path) -> None:
+    small = ["--parts", "answers", "--clients", "8", "--seconds", "2", "--rate", "0", "--json", str(tmp_path / "found")]
+    assert serve_endurance.main(["--random", "granitemoehybrid", *small]) == 0
+    figures = json.loads((tmp_path / "found").read_text())["answers"]
+    assert figures["tokens"] > 0 and figures["cached"] > 0
