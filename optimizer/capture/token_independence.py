@@ -14,6 +14,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, named_symbol
+from enginewright.passes.recurrence.lower_recurrence import FORMS
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .packed_and_apart import same_packed_and_apart
@@ -22,11 +23,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 _T = named_symbol("T")
 
-_ATTENTION = (
-    ew.attention.default,
-    ew.take_rows.default,
-    *(ew.short_convolution.default, ew.selective_scan.default, ew.gated_delta_rule.default),
-)
+_ATTENTION = (ew.attention.default, ew.take_rows.default, *FORMS)
 
 # Defined for each token by itself: a row of the result is made from the same row of the first three arguments.
 _TOKEN_BY_TOKEN = (ew.moe.default,)

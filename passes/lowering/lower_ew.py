@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx.node import Node
 
+from enginewright.runtime.shared.contracts import STATE
 from enginewright.runtime.shared.lowered_program import Operand
 from enginewright.runtime.shared.op_schema import OPS, OPTIONAL, Kind
-from enginewright.runtime.shared.step_schema import ATTENTION_PORTS
+from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS
 
 from .builder import Builder, CacheRef, StoredRef, Value, WeightRef
 from .views import View, elements, reshape
@@ -108,21 +109,42 @@ _NUMBERS: Mapping[Kind, Callable[[Any], int | float | bool | str]] = {
 }
 
 
+_STEP_INPUTS = (*ATTENTION_PORTS, SLOTS)
+"""Operands that ops of caches read as the step has them."""
+
+
 def declared(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     """Lowers an op whose arguments have the names of the operands and attributes that ``OPS`` declares for its step.
 
-    Operands have unit inner strides. An operand that is None is left out, and the attribute about it is false.
+    Operands other than ``_STEP_INPUTS`` have unit inner strides. An operand that is None is left out, and the flag about
+    it is false, or left out if ``OPS`` allows that. The operand ``cache`` is that of the argument ``state``, or of
+    ``k_cache`` and ``v_cache``. Results that ``OPS`` doesn't declare are these caches after the step.
     """
-    name = str(node.target.name()).removeprefix("ew::")  # type: ignore[union-attr]
+    assert isinstance(node.target, torch._ops.OpOverload)
+    schema = node.target._schema
+    name = schema.name.removeprefix("ew::")
     op = OPS[name]
-    inputs = [b.unit(b.view(a[i.name])) for i in op.inputs if a[i.name] is not None]
-    attrs: dict[str, int | float | bool | str] = {
-        i.when: a[i.name] is not None for i in op.inputs if i.when not in ("", OPTIONAL)
-    }
-    attrs |= {t.name: _NUMBERS[t.kind](a[t.name]) for t in op.attributes if t.name in a}
-    outs = [b.result(node)] if len(op.outputs) == 1 else b.results(node)
+    caches = [a[argument] for argument in ("state", "k_cache", "v_cache") if argument in a]
+    inputs: list[View | Operand] = []
+    for declared_input in op.inputs:
+        if declared_input.name == "cache":
+            inputs.append(_cache_operand(b, caches))
+        elif (value := a[declared_input.name]) is not None:
+            inputs.append(b.view(value) if declared_input.name in _STEP_INPUTS else b.unit(b.view(value)))
+    there = {i.when: a[i.name] is not None for i in op.inputs if i.when not in ("", OPTIONAL)}
+    attrs: dict[str, int | float | bool | str] = {}
+    for attribute in op.attributes:
+        if attribute.name in a:
+            attrs[attribute.name] = _NUMBERS[attribute.kind](a[attribute.name])
+        elif (flag := there.get(attribute.name)) is not None and (flag or attribute.needed):
+            attrs[attribute.name] = flag
+    results = len(op.outputs)
+    if len(schema.returns) == 1:
+        outs = [b.result(node)]
+    else:
+        outs = [b.buffer(b.shape(node, i), b.dtype(node.meta["val"][i])) for i in range(results)]
     b.step(name, inputs, outs, attrs)
-    return outs[0] if len(outs) == 1 else tuple(outs)
+    return outs[0] if len(schema.returns) == 1 else (*outs, *caches[: len(schema.returns) - results])
 
 
 def _gated_activation(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -142,58 +164,17 @@ def _take_rows(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return out
 
 
-def cache_operand(b: Builder, k: Any, v: Any) -> Operand:
-    """Returns the cache of a layer as an operand, by its two halves k and v."""
-    if not (
-        isinstance(k, CacheRef) and isinstance(v, CacheRef) and k.name == v.name and (k.half, v.half) == ("k", "v")
-    ):
-        raise b.unsupported("its caches are not the key and value cache of one layer")
-    return Operand(kind="cache", name=k.name, dtype="f32", shape=(), strides=())
-
-
-def _kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    cache = cache_operand(b, a["k_cache"], a["v_cache"])
-    b.step("kv_write", [b.unit(b.view(a["k"])), b.unit(b.view(a["v"])), b.view(a["slots"]), cache], [])
-    return a["k_cache"], a["v_cache"]
-
-
-def _stored(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers a recurrence whose states are in a cache, by its declaration in ``OPS``."""
-    name = str(node.target.name()).removeprefix("ew::")  # type: ignore[union-attr]
-    op, state = OPS[name], a["state"]
-    if not isinstance(state, CacheRef):
-        raise b.unsupported("its states are not the cache of a layer")
-    inputs: list[View | Operand] = []
-    for declared_input in op.inputs:
-        if declared_input.name == "cache":
-            inputs.append(Operand(kind="cache", name=state.name, dtype="f32", shape=(), strides=()))
-        elif (value := a[declared_input.name]) is not None:
-            inputs.append(b.unit(b.view(value)) if declared_input.name not in ATTENTION_PORTS else b.view(value))
-    attrs: dict[str, int | float | bool | str] = {i.when: a[i.name] is not None for i in op.inputs if i.when}
-    attrs |= {t.name: _NUMBERS[t.kind](a[t.name]) for t in op.attributes if t.name in a}
-    out = b.buffer(b.shape(node, 0))
-    b.step(name, inputs, [out], attrs)
-    return out, state
+def _cache_operand(b: Builder, caches: Sequence[Any]) -> Operand:
+    """Returns the cache of a layer as an operand: of keys and values by its two halves, or of states."""
+    refs = [cache for cache in caches if isinstance(cache, CacheRef)]
+    if [ref.half for ref in refs] not in (["k", "v"], [STATE]) or len({ref.name for ref in refs}) != 1:
+        raise b.unsupported("its caches are not those of one layer")
+    return Operand(kind="cache", name=refs[0].name, dtype="f32", shape=(), strides=())
 
 
 def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    cache = cache_operand(b, a["k_cache"], a["v_cache"])
-    inputs: list[View | Operand] = [b.unit(b.view(a["q"])), cache]
-    inputs += [b.view(a[name]) for name in ATTENTION_PORTS]
-    if a["sinks"] is not None:
-        inputs.append(b.unit(b.view(a["sinks"])))
-    if a["slopes"] is not None:
-        inputs.append(b.unit(b.view(a["slopes"])))
-    out = b.result(node)
-    attrs = {"scale": float(a["scale"]), "window": int(a["window"]), "softcap": float(a["softcap"])}
-    attrs |= {"has_sinks": a["sinks"] is not None}
-    if a["slopes"] is not None:
-        attrs["has_slopes"] = True
-    if a["choice"] is not None:
-        names = ("first_blocks", "last_blocks", "best_blocks", "all_below")
-        attrs |= dict(zip(names, map(int, a["choice"]), strict=True))
-    b.step("paged_attention", inputs, [out], attrs)
-    return out
+    names = ("first_blocks", "last_blocks", "best_blocks", "all_below")
+    return declared(b, node, {**a, **dict(zip(names, a["choice"] or (), strict=False))})
 
 
 ew = torch.ops.ew
@@ -208,10 +189,6 @@ HANDLERS: Mapping[Any, Handler] = {
     ew.rope_table.default: declared,
     ew.rope.default: declared,
     ew.gated_activation.default: _gated_activation,
-    ew.kv_write.default: _kv_write,
     ew.paged_attention.default: _paged_attention,
-    ew.stored_convolution.default: _stored,
-    ew.stored_scan.default: _stored,
-    ew.stored_delta_rule.default: _stored,
     ew.take_rows.default: _take_rows,
 }

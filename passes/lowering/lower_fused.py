@@ -9,7 +9,7 @@ import torch
 from torch.fx.node import Node
 
 from .builder import Builder, Value
-from .lower_ew import Handler, cache_operand, flat_output, norm_inputs
+from .lower_ew import Handler, flat_output, norm_inputs
 
 ew = torch.ops.ew
 
@@ -25,18 +25,9 @@ def _norm_quantize(op: str) -> Handler:
     return lower
 
 
-def _rope_kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    cache = cache_operand(b, a["k_cache"], a["v_cache"])
-    inputs = [b.unit(b.view(a[name])) for name in ("q", "k", "v", "table")]
-    out = b.buffer(b.shape(node, 0))
-    b.step("rope_kv_write", [*inputs, b.view(a["slots"]), cache], [out], {"interleaved": bool(a["interleaved"])})
-    return out, a["k_cache"], a["v_cache"]
-
-
 HANDLERS: Mapping[Any, Handler] = {
     ew.rms_norm_quantize.default: _norm_quantize("rms_norm_quantize"),
     ew.layer_norm_quantize.default: _norm_quantize("layer_norm_quantize"),
     ew.add_rms_norm_quantize.default: _norm_quantize("add_rms_norm_quantize"),
     ew.add_layer_norm_quantize.default: _norm_quantize("add_layer_norm_quantize"),
-    ew.rope_kv_write.default: _rope_kv_write,
 }

@@ -44,7 +44,7 @@ HANDLERS: Mapping[Any, Handler] = {
 }
 
 _NO_BUFFER = frozenset(
-    {ew.kv_write.default, ew.add_rms_norm.default, ew.add_layer_norm.default, ew.quantize_activation.default}
+    {ew.add_rms_norm.default, ew.add_layer_norm.default, ew.quantize_activation.default}
     | {ew.route_experts.default, ew.dequantize.default}
 )
 _WRITES_ITS_RESULT = (

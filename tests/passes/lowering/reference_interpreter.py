@@ -241,7 +241,7 @@ class Interpreter:
                 q, table, q_start, kv_len, *sinks = x
                 k, v = self.caches[cache]
                 scale, window, softcap = a["scale"], a["window"], a["softcap"]
-                assert len(sinks) == a["has_sinks"]
+                assert len(sinks) == a.get("has_sinks", False)
                 sink = sinks[0] if sinks else None
                 return (paged_attention(q, k, v, table, q_start, kv_len, scale, window, softcap, sink),)
             case "route_experts":
