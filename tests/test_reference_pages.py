@@ -27,7 +27,7 @@ from enginewright.runtime.requests.vllm_names import (
     Renamed,
     Rule,
 )
-from enginewright.runtime.server.app import make_app
+from enginewright.runtime.server.app import NOT_SERVED, make_app
 from enginewright.runtime.server.http.errors import OPENAI, WORDS
 from enginewright.runtime.server.http.fields import HINTS, Fields
 from enginewright.runtime.server.http.front import Front
@@ -35,7 +35,7 @@ from enginewright.runtime.server.http.metrics import Metrics
 from enginewright.runtime.server.http.options import DECLARED, ServerOptions
 from enginewright.runtime.server.protocols.anthropic import MessagesBody
 from enginewright.runtime.server.protocols.bodies import RENAMED, Body, ChatBody, CompletionBody
-from enginewright.runtime.server.protocols.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
+from enginewright.runtime.server.protocols.ollama import GenerateBody, OllamaChatBody
 from enginewright.runtime.server.protocols.response_items import ResponsesBody
 
 MADE = "This page is made from the code by `tests/test_reference_pages.py`, which fails when it is out of date."

@@ -48,6 +48,15 @@ BODIES: Mapping[str, type[Fields]] = {
 }
 """Endpoint -> the fields of its body."""
 
+_EMBEDDINGS = "embeddings aren't served: the models here are compiled to write text"
+_CHANGES = "models aren't changed by requests: `optimize export` makes a bundle, and `optimize serve` serves it"
+
+NOT_SERVED: Mapping[str, str] = {
+    **dict.fromkeys(("/api/embeddings", "/api/embed", "/v1/embeddings"), _EMBEDDINGS),
+    **dict.fromkeys(("/api/create", "/api/copy", "/api/pull", "/api/push", "/api/delete"), _CHANGES),
+}
+"""Reasons why paths that clients may ask for answer with 404."""
+
 
 def make_app(front: Front) -> Gate:
     """The server as an ASGI application, without its start and its end: ``serve`` has these."""
@@ -163,6 +172,12 @@ def make_app(front: Front) -> Gate:
     async def openapi(request: Request) -> Response:
         """The routes and the fields of their bodies."""
         return json_response(routes.openapi(VERSION, BODIES))
+
+    async def not_served(request: Request) -> Response:
+        raise ApiError(404, NOT_SERVED[request.url.path])
+
+    for path in NOT_SERVED:
+        routes.add(path, not_served, "GET", "POST", "DELETE", listed=False)
 
     return Gate(Starlette(routes=routes.all, exception_handlers=_HANDLERS), front)
 

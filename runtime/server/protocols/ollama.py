@@ -2,8 +2,8 @@
 
     /api/chat, /api/generate, /api/version, /api/tags, /api/show, /api/ps
 
-An endpoint that isn't served answers with 404 and the reason in `NOT_SERVED`. Names of models may end with ":latest",
-which Ollama appends to each name. The formats: https://github.com/ollama/ollama/blob/main/docs/api.md.
+Names of models may end with ":latest", which Ollama appends to each name. The formats:
+https://github.com/ollama/ollama/blob/main/docs/api.md.
 """
 
 from __future__ import annotations
@@ -34,15 +34,6 @@ from .bodies import Body, ChatBody, CompletionBody
 from .jobs import Order, answer
 from .tools import call_arguments
 from .unsupported import text_only
-
-_EMBEDDINGS = "embeddings aren't served: the models here are compiled to write text"
-_CHANGES = "models aren't changed by requests: `optimize export` makes a bundle, and `optimize serve` serves it"
-
-NOT_SERVED: Mapping[str, str] = {
-    **dict.fromkeys(("/api/embeddings", "/api/embed", "/v1/embeddings"), _EMBEDDINGS),
-    **dict.fromkeys(("/api/create", "/api/copy", "/api/pull", "/api/push", "/api/delete"), _CHANGES),
-}
-"""Reasons why endpoints aren't served, by their paths."""
 
 PROTOCOL_VERSION = "0.13.4"
 """The version of Ollama whose endpoints are served, ``/v1/responses`` among them.
@@ -375,12 +366,6 @@ def add_ollama(routes: Routes, front: Front) -> None:
         with charge:
             model = front.model(body.asked())
             return json_response(await front.in_thread(charge.tenant.name, partial(about, model)))
-
-    async def not_served(request: Request) -> Response:
-        raise ApiError(404, NOT_SERVED[request.url.path])
-
-    for path in NOT_SERVED:
-        routes.add(path, not_served, "GET", "POST", "DELETE", listed=False)
 
 
 def tags(models: Mapping[str, Model]) -> dict[str, Any]:

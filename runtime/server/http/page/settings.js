@@ -5,7 +5,6 @@ import { notifyError } from "./notice.js";
 import { formField } from "./schema.js";
 import { tab } from "./tab.js";
 
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "frequency_penalty", "presence_penalty"];
 const DEFAULTS = { speculate: true, reasoning: "" };
 const PRESETS = "enginewright-presets";
 const OUR_PRESETS = {
@@ -19,6 +18,7 @@ const OUR_PRESETS = {
 export const settings = { ...DEFAULTS, ...tab.get("settings", {}) };
 
 const form = $("settings").querySelector("form");
+const NUMBERS = [...form.querySelectorAll("input[type=number]")].map((field) => field.name);
 
 /** Replaces all parameters, by those of another chat. */
 export function loadSettings(values) {

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from enginewright.runtime.server.protocols.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
+from enginewright.runtime.server.app import NOT_SERVED
+from enginewright.runtime.server.protocols.ollama import GenerateBody, OllamaChatBody
 from tests.runtime.server.conftest import Server
 
 
