@@ -116,9 +116,9 @@ _STEP_INPUTS = (*ATTENTION_PORTS, SLOTS)
 def declared(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     """Lowers an op whose arguments have the names of the operands and attributes that ``OPS`` declares for its step.
 
-    Operands other than ``_STEP_INPUTS`` have unit inner strides. An operand that is None is left out, and the flag about
-    it is false, or left out if ``OPS`` allows that. The operand ``cache`` is that of the argument ``state``, or of
-    ``k_cache`` and ``v_cache``. Results that ``OPS`` doesn't declare are these caches after the step.
+    Operands other than ``_STEP_INPUTS`` have unit inner strides. An operand that is None is left out, and the flag
+    about it is false, or left out if ``OPS`` allows that. The operand ``cache`` is that of the argument ``state``, or
+    of ``k_cache`` and ``v_cache``. Results that ``OPS`` doesn't declare are these caches after the step.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema
