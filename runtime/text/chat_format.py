@@ -45,7 +45,7 @@ class Templates(Vocabulary, Protocol):
     response_template: str | None
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The text of a conversation."""
+        """Returns the text of a conversation."""
         ...
 
 
@@ -86,13 +86,13 @@ class ChatFormat:
         prompt_ids: Sequence[int] = (),
         reasoning_open: bool | None = None,
     ) -> ChatParser:
-        """A parser of one answer.
+        """Returns a parser of one answer.
 
         Args:
-            tokenizer: the model's.
-            tools: JSON schemas of those that are offered; None if that isn't known.
-            prompt_ids: the prompt, which may end within the reasoning.
-            reasoning_open: says so instead.
+            tokenizer: the model's tokenizer.
+            tools: JSON schemas of the offered tools; None if the tools aren't known.
+            prompt_ids: the prompt's tokens; they show whether the answer begins within the reasoning.
+            reasoning_open: True if the answer begins within the reasoning; None reads ``prompt_ids``.
         """
         if reasoning_open is None:
             reasoning_open = self.reasoning_open(tokenizer, prompt_ids)
@@ -107,7 +107,7 @@ class ChatFormat:
         prompt_ids: Sequence[int] = (),
         reasoning_open: bool | None = None,
     ) -> Message:
-        """A whole answer in its parts."""
+        """Returns the content, reasoning and tool calls of a whole answer. The parameters are those of ``parser``."""
         parser = self.parser(tokenizer, tools=tools, prompt_ids=prompt_ids, reasoning_open=reasoning_open)
         parser.push(ids)
         parser.finish()
@@ -123,21 +123,21 @@ class ChatFormat:
         reasoning_open: bool | None = None,
         ignored: set[str] | None = None,
     ) -> str | None:
-        """The grammar that an answer is held to, for ``StructuredOutputsParams(grammar=...)``; None for no limits.
+        """Returns an answer's grammar for ``StructuredOutputsParams(grammar=...)``; None if no rule limits the answer.
 
-        Reasoning is free, where the format has it; what is limited begins behind it.
+        If the format has reasoning, the grammar limits only the text after it.
 
         Args:
-            tokenizer: the model's.
-            tools: JSON schemas of those that are offered.
-            rules: what it is held to.
+            tokenizer: the model's tokenizer.
+            tools: JSON schemas of the offered tools.
+            rules: the limits of the answer.
             prompt_ids, reasoning_open: as for ``parser``.
-            ignored: gets the constraints of the schemas that can't be enforced, as "tools.uniqueItems" or
-                "schema.not".
+            ignored: a set to which the names of schema constraints that can't be enforced are added, such as
+                "tools.uniqueItems" or "schema.not".
 
         Raises:
-            RequestError: two tools have one name, one has a name that the format can't write, nothing can meet a
-                schema, there are more than 1,024 tools, the model's format has no calls, or there is a budget and the
+            RequestError: two tools have one name, the format can't write a tool's name, no answer can meet a schema,
+                there are more than 1,024 tools, the model's format has no calls, or there is a reasoning budget and the
                 end of the model's reasoning isn't a token.
         """
         if reasoning_open is None:
@@ -175,11 +175,11 @@ class ChatFormat:
 
 
 def choose_format(tokenizer: Templates, chat_template: str | None = None) -> ChatFormat:
-    """The format of a model's answers: the one whose signs its chat template writes around a call.
+    """Returns the format of a model's answers: the one with the markers that the chat template writes around a call.
 
-    A conversation with a tool, a call and its result is rendered. Without a template, or where it writes calls in none
-    of the known ways, there are none; then reasoning is looked for, and then the answers are text alone. What the
-    model's own ``response_template`` says goes before, as far as it can be turned into a format.
+    The template renders a conversation with a tool, a call and its result. Without a known format of calls, only
+    markers of reasoning are searched for; without these the answers are plain text. If the model has a
+    ``response_template`` that can be converted, that decides first.
     """
     source = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_templates.get("default")
     if chat_template is not None:
@@ -201,13 +201,13 @@ def choose_format(tokenizer: Templates, chat_template: str | None = None) -> Cha
 
 
 def _known_reasoning(found: Spelling | None, known: str) -> Reasoning | None:
-    """The markers of reasoning that a model knows, if any."""
+    """Returns the markers of reasoning whose end occurs in ``known``; None if there are none."""
     candidates = [one for one in (None if found is None else found.reasoning, *_REASONINGS) if one is not None]
     return next((one for one in candidates if one.end.strip() in known), None)
 
 
 def _rendered_call(tokenizer: Templates, chat_template: str | None) -> str:
-    """The text of an assistant's turn with a call; empty where the template takes none."""
+    """Returns the text of an assistant's turn with a call; empty if the template refuses calls."""
     for content in ("", None):
         for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
             call = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}

@@ -69,7 +69,7 @@ class ChatTemplate:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Names of the variables that it reads."""
+        """Names of the variables that the template reads."""
         return self._reads
 
     def with_source(self, source: str, variable: Callable[[str], str]) -> ChatTemplate:
@@ -86,20 +86,25 @@ class ChatTemplate:
         continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
-        """The text of a conversation.
+        """Returns the text of a conversation.
 
         Args:
             messages: the turns.
             tools: functions that the model may call.
-            documents: what the model may refer to; usually with "title" and "text".
-            add_generation_prompt: end with the start of the assistant's turn; None does, unless the last is continued.
-            continue_final_message: end within the last message, for the model to continue with it; a field's name
-                continues that field instead of "content".
-            variables: what else the template reads, for example ``enable_thinking``; they go before special tokens.
+            documents: texts that the model may refer to; usually with "title" and "text".
+            add_generation_prompt: True ends the text with the start of the assistant's turn; None means True unless the
+                last message is continued.
+            continue_final_message: True ends the text within the last message, so that the model continues it; a
+                field's
+                name continues that field instead of "content".
+            variables: further variables of the template, such as ``enable_thinking``. They replace special tokens of
+                the
+                same name.
 
         Raises:
-            RequestError: the template refuses the messages (names its line) or takes too much time or memory, or
-                something isn't plain data.
+            RequestError: the template refuses the messages (the text names the line) or takes too much time or memory,
+                or
+                an argument isn't plain data.
             EnginewrightError: the process that renders can't be started.
         """
         if add_generation_prompt is None:
@@ -127,17 +132,20 @@ class ChatTemplate:
     def checked(
         self, messages: Sequence[Message], variables: Mapping[str, Any], of_params: Collection[str] = ()
     ) -> list[dict[str, Any]]:
-        """The messages as ``render`` is to get them; nothing that is passed would be left out without a word.
+        """Returns the messages for ``render``, after a check that the template reads everything that is passed.
 
-        OpenAI's parts of text become one text where the template wants that, and its "developer", which is its newer
-        name of "system", becomes "system" where the template doesn't know it.
+        Text parts as in OpenAI's API become one text if the template needs that. The role "developer", OpenAI's newer
+        name
+        of "system", becomes "system" if the template doesn't read it.
 
         Args:
-            variables: what ``render`` is to get besides.
-            of_params: names that belong into SamplingParams, for a hint.
+            messages: the turns.
+            variables: the other arguments of ``render``.
+            of_params: names that belong in SamplingParams, for a hint.
 
-        Raises RequestError for a role, a variable, tools or documents that the template doesn't read, and for parts
-        that aren't text.
+        Raises:
+            RequestError: the template doesn't read a role, a variable, the tools or the documents, or a part isn't
+                text.
         """
         _check_messages(messages)
         for name, value in variables.items():
@@ -207,9 +215,13 @@ class ChatTemplate:
         return "\n".join(texts)  # as vLLM joins them
 
     def _shown(self, what: str) -> bool:
-        """Returns True if the template shows a system message, or a list of text parts as it shows the text alone.
+        """Returns True if the template shows a system message, or renders a list of text parts like the text alone.
 
-        It is tried once. Where it refuses a conversation so short, nothing is left out without a word.
+        One rendering decides, and is cached. If the template refuses it, the result is True for "system", False for
+        parts.
+
+        Args:
+            what: "system" or "parts".
         """
         if what not in self._shows:
             user = {"role": "user", "content": _SEEN}
@@ -242,7 +254,12 @@ class ChatTemplate:
         )
 
     def _mark_end(self, message: dict[str, Any], which: bool | str) -> str:
-        """Puts a mark behind the text that is to be continued; returns that text."""
+        """Adds a mark after the text that the model is to continue, in place. Returns that text.
+
+        Args:
+            message: the last message.
+            which: the field to continue; True is "content".
+        """
         field = which if isinstance(which, str) else "content"
         value = message.get(field)
         text = _last_text(value)
@@ -271,7 +288,7 @@ def _last_text(value: object) -> str | None:
 
 
 def _cut(text: str, final: str) -> str:
-    """The rendered text up to the mark behind the message that is continued."""
+    """Returns the rendered text before the mark that ``_mark_end`` added after ``final``."""
     mark = _END_OF_MESSAGE.strip()
     if mark not in text or final.strip() not in text:
         raise RequestError(
@@ -316,9 +333,10 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of ``value`` of nothing but JSON's types and tuples: other objects have methods that a sandbox lets by.
+    """Returns a copy of ``value`` that has only JSON's types and tuples; the sandbox wouldn't stop other objects'
+    methods.
 
-    Raises RequestError for what is not made of them.
+    Raises RequestError if another type occurs.
     """
     try:
         return _copy_plain(value)

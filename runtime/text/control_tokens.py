@@ -1,14 +1,14 @@
-"""Keeps what a caller writes from becoming a control token: those come from the chat template alone.
+"""Lets only the chat template write control tokens, never a caller's message.
 
-A tokenizer makes a control token (its ``special`` added tokens, such as ``<|im_end|>``) of every text that is spelled
-like one. In a conversation that would let a message end its own turn and begin another's. So the template that is
-rendered has each of these spellings with a secret behind it, which a message can't contain. What still has the plain
-spelling in the rendered text came from a message, and is encoded as text, by a tokenizer that knows the control tokens
-under their secret spellings alone.
+A tokenizer reads the spelling of a control token (its ``special`` added tokens, such as ``<|im_end|>``) as that token.
+In a conversation, a message could thereby end its own turn and begin another. So a random secret is added after each
+spelling in the template before rendering; messages can't contain the secret. A spelling without the secret in the
+rendered text then came from a message. It is encoded as text, by a tokenizer that knows the control tokens only with
+the secret.
 
-Some templates put a spelling together, from a role for instance, so that the plain template's text has other control
-tokens. Of such the spellings in the messages are broken by the secret instead, before they are rendered. What a
-template makes of the messages' parts there is compared with what it makes of neutral ones, and refused if it differs.
+Some templates compose a spelling, for example from a role, so that the secret would change their text. For these, the
+secret breaks the spellings in the messages before rendering instead. The messages are also rendered with neutral
+texts; if the control tokens differ, the request is refused.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class ControlTokens:
         self._guarded: tuple[tokenizers.Tokenizer, dict[int, int]] | None = None
 
     def guard(self, text: str) -> str:
-        """Puts the secret behind each spelling in a text of the model's own: a template, or one of its variables."""
+        """Returns a text of the model (a template or one of its variables) with the secret after each spelling."""
         return self._plain.sub(lambda found: found[0] + self._secret, text)
 
     def unguard(self, text: str) -> str:
-        """Takes the secret out again: for errors, and for whoever asks for the prompt's text."""
+        """Returns the text without the secret, for errors and for callers that want the prompt's text."""
         return text.replace(self._secret, "")
 
     def break_up(self, value: Any) -> Any:
@@ -72,12 +72,20 @@ class ControlTokens:
         return _with_texts(value, broken)
 
     def neutral(self, value: Any) -> Any:
-        """Removes the first character of each spelling in a message's texts, so that none can come from there."""
+        """Returns a message's value without the first character of each spelling, so that it has no control tokens."""
         return _with_texts(value, lambda text: self._first.sub("", text))
 
     def guard_composed(self, text: str, neutral: str) -> str:
-        """Mends a text that was rendered from broken messages: the template's own spellings get the secret, and the
-        messages' are whole again. Raises RequestError where the text has other control tokens than ``neutral`` has.
+        """Returns a text rendered from broken messages as ``guard`` would have made it.
+
+        The template's spellings get the secret, and the messages' spellings are restored.
+
+        Args:
+            text: the rendered text.
+            neutral: the text rendered from neutral messages.
+
+        Raises:
+            RequestError: ``text`` and ``neutral`` have different control tokens.
         """
         if self._plain.findall(text) != self._plain.findall(neutral):
             raise RequestError(
@@ -91,9 +99,14 @@ class ControlTokens:
         return "".join([*parts, text[end:].replace(secret, "")])
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Token ids of a guarded text; ``encode`` is the model's own tokenizer, which is asked where both agree.
+        """Returns the token ids of a guarded text.
 
-        Raises RequestError where a tokenizer has no other way than a control token to write a text.
+        Args:
+            text: the guarded text.
+            encode: the model's own tokenizer; used if the text has no spelling from a message.
+
+        Raises:
+            RequestError: the tokenizer can write a text only as a control token.
         """
         if not self.spelled(text):
             return encode(self.unguard(text))
@@ -115,9 +128,9 @@ class ControlTokens:
         return bool(self._normalized and normalizer is not None and self._plain.search(normalizer.normalize_str(rest)))
 
     def _guarded_tokenizer(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """The tokenizer that knows the control tokens by their secret spellings, and the model's ids of these by its.
+        """Returns a tokenizer that knows the control tokens with the secret, and a map of its ids to the model's ids.
 
-        It is made when it is first needed, which most models never do.
+        It is built on the first call, which most models never need.
         """
         with self._lock:
             if self._guarded is None:
@@ -148,14 +161,16 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _in_patterns(part: Any, change: Callable[[str], str]) -> Any:
-    """A normalizer with other regular expressions: they may name a control token whose white space they remove."""
+    """Returns a normalizer with ``change`` applied to its regular expressions, since these may name control tokens."""
     if isinstance(part, Mapping):
         return {key: change(one) if key == "Regex" else _in_patterns(one, change) for key, one in part.items()}
     return [_in_patterns(one, change) for one in part] if isinstance(part, list) else part
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern of any of these texts, the longest that fits; of none, one that nothing matches."""
+    """Returns a pattern that matches the longest of the texts that fits; without texts, a pattern that never
+    matches.
+    """
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
 
 

@@ -1,11 +1,11 @@
-"""Filling in the middle: the prompt in which a model writes the text between a beginning and an end.
+"""Filling in the middle: the prompt from which a model writes the text between a beginning and an end.
 
     [repository] name, [file] other file's name, its text, ..., [file] name      where the model has these tokens
     [prefix] beginning [suffix] end [middle]
 
-(Bavarian et al. 2022, arXiv 2207.14255; with a repository: Hui et al. 2024, arXiv 2409.12186.) The texts of the tokens
-are those by which llama.cpp knows them. A file may name others: ``NAMES`` are their places among a bundle's special
-tokens.
+Sources: Bavarian et al. 2022, arXiv 2207.14255; with a repository: Hui et al. 2024, arXiv 2409.12186. ``TEXTS`` has the
+tokens' texts, as in llama.cpp. A GGUF file may have other tokens: ``NAMES`` has their names among the special tokens of
+a bundle.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class TextTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Gap:
-    """The place that is to be filled.
+    """A gap in a text that the model is to fill.
 
     Attributes:
-        prefix: the text before it.
-        suffix: the text after it.
+        prefix: the text before the gap.
+        suffix: the text after the gap.
         extra: names and texts of other files.
     """
 
@@ -81,11 +81,11 @@ class Gap:
 
 @dataclass(frozen=True)
 class FillInMiddle:
-    """The tokens of a model for filling in the middle; None is a token that it lacks.
+    """A model's tokens for filling in the middle; None for a token that the model lacks.
 
     Attributes:
-        suffix_first: whether the end comes before the beginning.
-        ends: tokens that end a middle, besides those of any answer.
+        suffix_first: True if the prompt has the end before the beginning.
+        ends: further tokens that end the generated middle.
     """
 
     fim_pre: int
@@ -99,7 +99,7 @@ class FillInMiddle:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: TextTokenizer) -> FillInMiddle | None:
-        """Finds a model's tokens; None where it can't fill in."""
+        """Returns a model's tokens; None if the model has no prefix, suffix and middle tokens."""
         special, ids = tokenizer.special_tokens, dict[str, int]()
         for role, texts in TEXTS.items():
             named = [special.get(name) for name in NAMES[role]]
@@ -116,12 +116,12 @@ class FillInMiddle:
         return None if prefix is None or suffix is None else cls(prefix, suffix, suffix_first=True)
 
     def prompt(self, tokenizer: TextTokenizer, gap: Gap, encode: Callable[[str, str], list[int]]) -> list[int]:
-        """Makes the token ids of a prompt, the first token of any text included.
+        """Returns the token ids of a prompt, with the token that begins any text.
 
         Args:
-            tokenizer: the model's.
-            gap: the place to fill.
-            encode: gives the token ids of a text, by the name of the field that has it.
+            tokenizer: the model's tokenizer.
+            gap: the gap to fill.
+            encode: called with a field's name (for errors) and its text; returns the token ids.
         """
         ids = _begin(tokenizer)
         if self.fim_rep is not None:

@@ -19,17 +19,17 @@ class Detokenizing(Protocol):
 
 
 class OutputText:
-    """Text of the new tokens of one request.
+    """The text of one request's new tokens.
 
-    It is cut before the stop string that begins first in it, however the text is split into tokens. So a text isn't
-    over while a stop string may still complete that begins before one that is complete; and what may be the beginning
-    of a stop string is held back until it is clear that it isn't.
+    The text ends before the stop string that begins first in it, however the text is divided into tokens. Text that may
+    be
+    the beginning of a stop string is held back until more tokens decide.
 
     Args:
-        keep_stop: it is cut behind that stop string instead.
+        keep_stop: True keeps the stop string at the end of the text.
 
     Attributes:
-        stopped_by: the stop string that it was cut at; of several that begin there, the shortest.
+        stopped_by: the stop string that ended the text; if several begin there, the shortest.
     """
 
     def __init__(self, detokenizer: Detokenizing, stop: Sequence[str], *, keep_stop: bool = False) -> None:
@@ -45,7 +45,7 @@ class OutputText:
         return self._add(self._detokenizer.push(token))
 
     def finish(self) -> bool:
-        """No token comes any more: gives out all that was held back; True if the text is cut in it."""
+        """Releases all text that was held back, as no token follows. Returns True if a stop string ended the text."""
         if self._add(self._detokenizer.flush()):
             return True
         if self._cut_at(_first_of(self._stop, self._held), self._held):

@@ -19,7 +19,7 @@ _LONGEST_KEPT = 256
 
 
 class Encoded:
-    """A text's tokens, as the library gives them."""
+    """Token ids in a field ``ids``, as in the class ``Encoding`` of `tokenizers`."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
@@ -39,15 +39,16 @@ class _Names(dict[int, str | None]):
 
 
 class QuickTokenizer:
-    """The part of ``tokenizers.Tokenizer`` that the runtime needs, with the same tokens.
+    """A quick start for ``tokenizers.Tokenizer``: the methods that the runtime needs, with the same results.
 
-    It is safe to use from any number of threads. Merging here takes two to six times as long as in the library, and for
-    two characters about as long as the library takes to read one token of the vocabulary. After twice as many
-    characters as the vocabulary has tokens, the library's tokenizer is read and replaces this one.
+    It is thread-safe, and needn't read tokenizer.json. Its merging takes two to six times as long as the library's.
+    After
+    twice as many characters as the vocabulary has tokens, the library's tokenizer is read and used instead; reading it
+    takes about as long as merging so many characters here.
 
     Args:
-        tables: of the bundle.
-        read: reads the whole tokenizer.
+        tables: the tables of the bundle.
+        read: reads the library's tokenizer.
     """
 
     def __init__(self, tables: TokenizerTables, read: Callable[[], tokenizers.Tokenizer]) -> None:
@@ -74,14 +75,16 @@ class QuickTokenizer:
             return self._whole
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Any:
-        """Token ids of a text, as ``.ids``. Raises what ``tokenizers`` raises, and what ``read`` raises."""
+        """Returns an object with a text's token ids in ``ids``. Raises the errors of ``tokenizers`` and of
+        ``read``.
+        """
         self._left -= len(text)
         if self._left < 0 or self._whole is not None:
             return self.whole().encode(text, add_special_tokens=add_special_tokens)
         return Encoded(self.merged(text, add_special_tokens=add_special_tokens))
 
     def merged(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text by the tables, however many characters came before."""
+        """Returns a text's token ids by the tables; never by the library's tokenizer."""
         encoding = self._characters.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = []
         begin = 0
@@ -94,7 +97,9 @@ class QuickTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids; ids outside the vocabulary are skipped. Raises what ``tokenizers`` raises."""
+        """Returns the text of token ids; ids outside the vocabulary are skipped. Raises the errors of
+        ``tokenizers``.
+        """
         skipped = self._special if skip_special_tokens else ()
         names = self._names
         texts = [text for i in ids if i not in skipped and (text := names[i]) is not None]
@@ -119,7 +124,7 @@ class QuickTokenizer:
         return self._added
 
     def _merged(self, ids: list[int]) -> list[int]:
-        """The tokens that the characters of a piece become."""
+        """Returns the merged tokens of a piece, given its characters' tokens. Short pieces are cached."""
         key = tuple(ids)
         merged = self._pieces.get(key)
         if merged is None:
@@ -129,9 +134,10 @@ class QuickTokenizer:
         return merged
 
     def _merge(self, ids: list[int]) -> list[int]:
-        """The merge of the lowest rank first, and of these the first one, as `tokenizers` (BPE, ``merge_all``) does.
+        """Returns the tokens after merging: the merge of lowest rank first, and of these the leftmost, as in
+        `tokenizers`.
 
-        Sennrich et al., Neural Machine Translation of Rare Words with Subword Units (2016).
+        Byte-pair encoding: Sennrich et al., Neural Machine Translation of Rare Words with Subword Units (2016).
         """
         if self._tables.takes_whole:
             names = [self._tables.text(index) for index in ids]

@@ -1,4 +1,4 @@
-"""The tokens that hold, or begin, a text: sequence breakers of DRY, as llama.cpp finds them."""
+"""Finds the tokens that contain or begin a text: sequence breakers of DRY, as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ _LONGEST_TAIL = 20
 
 
 class SequenceBreakers:
-    """Finds the token sequences in which a text may come, whatever is around it.
+    """Finds the token sequences in which a text may occur, whatever text is around it.
 
-    A token that contains the text is one alone. A token that ends with the text's beginning is one together with the
-    tokens of the rest. The bytes of the whole vocabulary are kept in one array from the first call on.
+    A token that contains the text is a sequence alone. A token that ends with the text's beginning is a sequence
+    together
+    with the tokens of the rest. The first call builds one array with the bytes of the whole vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
 
     def find(self, texts: Sequence[str]) -> Mapping[int, tuple[tuple[int, ...], ...]]:
-        """Token -> the tokens after it with which it is one of the texts; an empty tuple where it is one alone."""
+        """Maps a token to the tokens that must follow it to complete one of the texts; empty if the token contains a
+        text.
+        """
         sequences: dict[int, dict[tuple[int, ...], None]] = {}
         for text in texts:
             data = text.encode()
@@ -42,7 +45,7 @@ class SequenceBreakers:
         return {token: tuple(tails) for token, tails in sequences.items()}
 
     def _tail(self, data: bytes) -> tuple[int, ...] | None:
-        """The tokens of the rest of a text; None where it begins within a character."""
+        """Returns the tokens of the rest of a text; None if the rest begins within a character."""
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -51,12 +54,12 @@ class SequenceBreakers:
 
     @cached_property
     def _words(self) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """The bytes of all tokens, one after the other, and where each one begins; the last entry is the end."""
+        """Returns the bytes of all tokens, joined, and the offset of each token; the last offset is the end."""
         words = [self._tokenizer.token_bytes(token) for token in range(self._vocab)]
         return b"".join(words), np.cumsum([0, *map(len, words)])
 
     def _containing(self, text: bytes) -> set[int]:
-        """The tokens that have the text within them."""
+        """Returns the tokens whose bytes contain the text."""
         data, starts = self._words
         if len(text) == 1:
             places = np.flatnonzero(np.frombuffer(data, np.uint8) == text[0])

@@ -1,7 +1,8 @@
-"""The process that renders chat templates (``template_sandbox``): started by the first, and kept for all that follow.
+"""Starts and calls the process that renders chat templates (``template_sandbox``). One process renders all of them.
 
-It has two seconds of processor time for each, ten seconds in all, and 256 MB. One that takes more, or that Ctrl-C
-interrupts, is killed with its process, and the next starts another. It ends with this one, by the end of its input.
+A rendering may take two seconds of processor time, ten seconds of time and 256 MB. If it takes more, or Ctrl-C
+interrupts it, the process is killed and the next rendering starts another. The process ends when this one does,
+because its input is closed.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ class StoppedError(Exception):
 class TemplateProcess:
     """A process that renders templates.
 
-    It is safe to use from any number of threads, from a signal handler, and in a forked child, which starts its own.
+    Its methods may be called from any thread, from a signal handler, and in a forked child, which starts its own
+    process.
 
     Args:
-        cpu_seconds: processor time of a request.
-        memory: bytes that it may take, besides those of Python and Jinja.
+        cpu_seconds: processor time limit of a request.
+        memory: limit in bytes, besides the memory of Python and Jinja.
     """
 
     def __init__(self, cpu_seconds: float = 2, memory: int = 256 << 20) -> None:
@@ -55,19 +57,23 @@ class TemplateProcess:
             self._child = None
 
     def start(self) -> None:
-        """Starts the process if there is none, and doesn't wait for it, for a caller that will need it soon.
+        """Starts the process if there is none, and returns at once, for a caller that will need the process soon.
 
-        If it can't be started, the first request says so.
+        If the start fails, the first request raises the error.
         """
         with self._lock, contextlib.suppress(EnginewrightError):
             if not self._busy:
                 self._started()
 
     def ask(self, source: str, variables: dict[str, Any] | None) -> tuple[str, str]:
-        """The kind and the text of the reply to a request; ``template_sandbox`` says what they are.
+        """Returns the kind and the text of the reply to a request; ``template_sandbox`` documents both.
+
+        Args:
+            source: the template.
+            variables: its variables; None only compiles the template.
 
         Raises:
-            StoppedError: it took too much time, or its process died of it.
+            StoppedError: the request took too much time or memory, or the process died.
             EnginewrightError: the process can't be started.
         """
         try:
@@ -171,7 +177,7 @@ class _Child:
         return "the process that renders it died" + (f" (exit code {code})" if code is not None else "")
 
     def _wait(self, options: int) -> int | None:
-        """The exit code; None while it runs, and where somebody else has waited for all children."""
+        """Returns the exit code; None while the process runs, or if other code has already waited for all children."""
         try:
             pid, status = os.waitpid(self._pid, options)
         except ChildProcessError:
@@ -186,7 +192,7 @@ class _Child:
         return not self._ended
 
     def kill(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kills the process."""
         self.close()
         if self.is_alive():
             os.kill(self._pid, signal.SIGKILL)

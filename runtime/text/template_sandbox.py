@@ -1,13 +1,13 @@
-"""Renders chat templates, as a program of its own: ``template_process`` starts it, and talks to it through pipes.
+"""Renders chat templates in a separate program: ``template_process`` starts it and exchanges messages through pipes.
 
-A template comes with a model and is not trusted. Jinja's immutable sandbox keeps it from Python's objects, and the
-limits of this process from taking all the time or memory that there is. Jinja has too many ways to use both (filters,
-methods, printing, comparing, sorting) for each to be checked before it is used.
+A template comes with a model and is not trusted. Jinja's immutable sandbox keeps it from Python's objects, and limits
+of this process bound its time and memory. Checks within Jinja couldn't: filters, methods, printing, comparing and
+sorting can all use too much.
 
-Nothing of ours is imported here, so that the process starts soon. Its messages:
+The program imports nothing else of Enginewright, so that it starts quickly. Its messages:
 
-    request    8 bytes length | marshal of (source, variables); variables None: only compile it, and say what it reads
-    reply      8 bytes length | kind | UTF-8; a kind in lower case: the process ends, and another is to be started
+    request    8 bytes length | marshal of (source, variables); variables None: only compile, and reply what it reads
+    reply      8 bytes length | kind | UTF-8; a kind in lower case: the process ends, and another must be started
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _TEMPLATE_ERRORS = (
 
 
 def serve(cpu_seconds: float, memory: float) -> None:
-    """Answers requests on stdin until it is closed, which it is when the parent ends.
+    """Answers requests on stdin until the parent closes it or ends.
 
     Args:
-        cpu_seconds: processor time of a request; one that takes more is ended, with the process, by SIGPROF.
-        memory: bytes of address space, besides those that are taken at the start.
+        cpu_seconds: processor time limit of a request; SIGPROF ends the process of a longer one.
+        memory: limit of address space in bytes, besides that in use at the start.
     """
     environment = chat_environment()
     templates: dict[str, jinja2.Template] = {}
@@ -93,7 +93,7 @@ def serve(cpu_seconds: float, memory: float) -> None:
 def answer(
     environment: jinja2.Environment, templates: dict[str, jinja2.Template], request: bytearray
 ) -> tuple[bytes, bytes]:
-    """The reply to a request. ``templates`` keeps those that are compiled, by their source."""
+    """Returns the reply to a request. ``templates`` caches compiled templates by their source."""
     try:
         source, variables = marshal.loads(request)  # noqa: S302  the parent made it, of plain data
     except MemoryError:
@@ -188,9 +188,9 @@ def chat_environment() -> jinja2.Environment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %} marks the assistant's words for training; for rendering it is what stands in it.
+    """The tag {% generation %}, which marks the assistant's words for training. Rendering writes its body only.
 
-    As in transformers it is the body of a call, so that names that are set in it are not seen after it.
+    The body is that of a call, as in transformers, so names that it sets are unknown after it.
     """
 
     tags = {"generation"}  # noqa: RUF012  the name that jinja2 reads

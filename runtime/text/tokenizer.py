@@ -45,7 +45,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """Byte-level tokenizers write a byte as a letter, its own where that can be seen, else one from U+0100 on."""
+    """Returns the byte of each letter by which byte-level tokenizers write it: visible characters, else from U+0100
+    on.
+    """
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     bytes_of = {chr(byte): byte for byte in seen}
     others = [byte for byte in range(256) if byte not in seen]
@@ -56,13 +58,13 @@ BYTES_OF_LETTERS = _letters_of_bytes()
 
 
 class Tokenizer:
-    """The tokenizer of a bundle, and its chat templates by name; the only one, or the usual one, is "default".
+    """The tokenizer of a bundle, and its chat templates by name; a single or usual template is named "default".
 
     Attributes:
         special_ids: tokens that have no text.
-        response_template: JSON by which transformers reads the model's answers; None where the model has none.
-        chat_codes: what parsers of answers keep of this tokenizer, by format.
-        chat_templates: name -> its Jinja text. A template is compiled when the first conversation needs it.
+        response_template: JSON by which transformers reads the model's answers; None if the model has none.
+        chat_codes: cached data of answer parsers for this tokenizer, by format.
+        chat_templates: the Jinja text of each template by name. The first conversation compiles it.
     """
 
     def __init__(self, files: TokenizerFiles, read_json: Callable[[], str] | None = None) -> None:
@@ -107,7 +109,7 @@ class Tokenizer:
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Tokenizer | None:
-        """The tokenizer of a bundle, None if it has none. It starts at once where the export wrote tables.
+        """Returns the tokenizer of a bundle; None if the bundle has none. With the export's tables it starts quickly.
 
         Raises BundleError naming the file that is damaged.
         """
@@ -117,12 +119,12 @@ class Tokenizer:
         return cls(files, lambda: bundle.read_bytes(TOKENIZER_PATH, unaltered=True).decode())
 
     def to_json(self) -> str:
-        """The text of a tokenizer.json that gives the same tokens."""
+        """Returns the text of an equivalent tokenizer.json."""
         return str(self._tokenizer.to_str())
 
     @property
     def vocabulary(self) -> dict[int, str]:
-        """Token id -> what the tokenizer's file calls it, special tokens included."""
+        """Returns the spelling of each token id in the tokenizer's file, special tokens included."""
         return {index: token for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
 
     @property
@@ -131,10 +133,16 @@ class Tokenizer:
         return self._added_tokens
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
+        """Returns the token ids of ``text``.
 
-        Raises RequestError for lone surrogates, which is what Python makes of bytes that aren't UTF-8, and for words
-        that the tokenizer has no tokens for.
+        Args:
+            text: any text.
+            add_special_tokens: True adds the tokens that the model expects around a text.
+
+        Raises:
+            RequestError: ``text`` has lone surrogates (Python decodes bytes that aren't UTF-8 so), or a word for which
+                the
+                tokenizer has no tokens.
         """
         if not isinstance(text, str):
             raise RequestError(f"prompt: {shown(text)} isn't text", hint="Pass a string.")
@@ -153,7 +161,9 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids outside the vocabulary are skipped. Raises RequestError for what isn't a list."""
+        """Returns the text of token ids; ids outside the vocabulary are skipped. Raises RequestError if ``ids`` isn't
+        a list.
+        """
         try:
             literal = not self._literal.isdisjoint(ids)
         except TypeError as e:
@@ -176,26 +186,28 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
     ) -> list[int]:
-        """Token ids of a conversation up to the assistant's turn: ``encode`` of ``render_chat``, which raises.
+        """Returns the token ids of a conversation up to the assistant's turn: ``encode`` of ``render_chat``.
 
-        The template writes the special tokens, so none is added. As in transformers, what looks like one in a message
-        becomes one too; ``LLM.chat`` has it encoded as text, see ``guarded_chat``.
+        No special tokens are added, as the template writes them. As in transformers, a message that contains the
+        spelling of a
+        special token becomes that token; ``LLM.chat`` encodes it as text, see ``guarded_chat``.
         """
         text = self.render_chat(messages, chat_template=chat_template, **options)
         return self.encode(text, add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any) -> str:
-        """The text of a conversation up to the assistant's turn.
+        """Returns the text of a conversation up to the assistant's turn.
 
         Args:
             messages: the turns.
-            chat_template: the name of one of the model's templates, or the text of another. None takes "tool_use", if
-                there is one and ``tools`` are given, or else "default".
+            chat_template: the name of one of the model's templates, or the text of another. None uses "tool_use" if
+                that
+                exists and ``tools`` are passed, else "default".
             options: see ``ChatTemplate.render``.
 
         Raises:
             BundleError: the model's template is damaged; names its file and line.
-            RequestError: there is no such template, or it refuses the messages.
+            RequestError: there is no such template, or the template refuses the messages.
         """
         try:
             if isinstance(messages, (str, Mapping)):
@@ -214,10 +226,11 @@ class Tokenizer:
         of_params: Collection[str] = (),
         **options: Any,
     ) -> str:
-        """The text of a conversation for ``encode_guarded``, in which control tokens are the template's alone.
+        """Returns the text of a conversation for ``encode_guarded``, in which only the template writes control tokens.
 
-        ``render_chat`` leaves out what a template doesn't read, as transformers does; this raises RequestError for that
-        too: see ``ChatTemplate.checked``.
+        ``render_chat`` ignores arguments that the template doesn't read, as in transformers; this raises RequestError
+        for
+        them: see ``ChatTemplate.checked``.
         """
         template = self._template(chat_template, options.get("tools") is not None)
         checked = template.checked(messages, options, of_params)
@@ -236,24 +249,26 @@ class Tokenizer:
             raise e.reworded(control.unguard(e.message), hint=e.hint) from None
 
     def encode_guarded(self, text: str) -> list[int]:
-        """Token ids of what ``guarded_chat`` gave, or of its beginning. Raises what ``encode`` raises."""
+        """Returns the token ids of a text of ``guarded_chat``, or of its beginning. Raises the errors of
+        ``encode``.
+        """
         return self._control_tokens.encode(text, partial(self.encode, add_special_tokens=False))
 
     def unguarded(self, text: str) -> str:
-        """The text itself of what ``guarded_chat`` gave."""
+        """Returns a text of ``guarded_chat`` without its guards."""
         return self._control_tokens.unguard(text)
 
     def guarded(self, text: str) -> str:
-        """A text of the model's own as it stands in what ``guarded_chat`` gives."""
+        """Returns a text of the model with the guards that ``guarded_chat`` adds."""
         return self._control_tokens.guard(text)
 
     @cached_property
     def template_appends(self) -> bool | None:
         """True if the chat template only appends: a longer conversation's text begins with that of a shorter one.
 
-        Then a prefix cache has all of it but the last turn. A template that drops the reasoning of earlier answers, or
-        moves what it says of tools, doesn't. It is tried with a few conversations. None: there is no template, or it
-        refuses them.
+        Then a prefix cache can reuse all but the last turn. A template that drops the reasoning of earlier answers, or
+        moves
+        the tools, doesn't append. A few conversations decide. None if there is no template, or it refuses them.
         """
         messages = [{"role": role, "content": f"-{i}-"} for i, role in enumerate(("user", "assistant") * 2 + ("user",))]
         try:
@@ -283,9 +298,9 @@ class Tokenizer:
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """The spelling of reasoning and tool calls in the model's answers; its name is "plain" if they have neither.
+        """The format of reasoning and tool calls in the model's answers; named "plain" if they have neither.
 
-        The first time it renders a conversation, for which a process is started.
+        The first use renders a conversation, which starts a process.
         """
         return self.chat_format_of(None)
 
@@ -301,7 +316,7 @@ class Tokenizer:
 
     @cached_property
     def fill_in_middle(self) -> FillInMiddle | None:
-        """The model's tokens for filling in the middle; None where it has none."""
+        """The model's tokens for filling in the middle; None if the model has none."""
         from .fill_in_middle import FillInMiddle
 
         return FillInMiddle.from_tokenizer(self)
@@ -311,7 +326,7 @@ class Tokenizer:
         return ControlTokens(self._tokenizer)
 
     def _guarded_template(self, template: ChatTemplate) -> ChatTemplate | None:
-        """The template that writes control tokens as ``ControlTokens`` guards them; None if it puts them together."""
+        """Returns the template with guarded control tokens; None if it composes control tokens from parts."""
         control = self._control_tokens
         guarded = template.with_source(control.guard(template.source), control.guard)
         for roles in ("user",), ("system", "user"), ("user", "assistant", "user"):
@@ -339,7 +354,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """Name -> what the model says of that token, as in ``TokenizerFiles``."""
+        """The model's entry of each special token by name, as in ``TokenizerFiles``."""
         return dict(self._special_tokens)
 
     @property
@@ -352,9 +367,9 @@ class Tokenizer:
         return self._tokenizer.id_to_token(index) or ""
 
     def token_bytes(self, index: int) -> bytes:
-        """The bytes that a token stands for, part of a character or not; none outside the vocabulary.
+        """Returns a token's bytes, which may be part of a character; empty outside the vocabulary.
 
-        A first space that a decoder strips from a whole text is there.
+        A first space that the decoder strips from a whole text is included.
         """
         name = self.spelled(index)
         if index in self.special_ids or not name:
@@ -378,11 +393,11 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text; a model may have more of them: ``LLM.model.eos_token_ids``."""
+        """The token that ends a text; a model may have further ones: ``LLM.model.eos_token_ids``."""
         return self._id_of("eos_token")
 
     def token_id(self, text: str) -> int | None:
-        """The id of a token by its text in the tokenizer's file; None if it isn't one."""
+        """Returns the id of the token with this spelling in the tokenizer's file; None if there is none."""
         index: int | None = self._tokenizer.token_to_id(text)
         return index
 
@@ -391,8 +406,10 @@ class Tokenizer:
         return self.token_id(token) if isinstance(token, str) else None
 
     def chat_template(self, name: str = "default") -> ChatTemplate:
-        """One of ``chat_templates``. Raises RequestError if there is none of that name, and BundleError naming its file
-        and line if it is damaged."""
+        """Returns one of ``chat_templates``.
+
+        Raises RequestError if there is no template of that name, and BundleError with file and line if it is damaged.
+        """
         from .chat_template import ChatTemplate
 
         if not isinstance(name, str) or name not in self.chat_templates:
@@ -444,7 +461,9 @@ class Tokenizer:
 
 
 def library_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
-    """The library's own. Raises BundleError if the file is damaged, or would take endless time or memory."""
+    """Returns the library's tokenizer. Raises BundleError if the file is damaged, or would take endless time or
+    memory.
+    """
     with what_tokenizers_raises(_damaged(TOKENIZER_PATH)):
         check_tokenizer_json(tokenizer_json)
         tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -462,7 +481,9 @@ def _damaged(path: str) -> Callable[[BaseException], BundleError]:
 
 @contextmanager
 def what_tokenizers_raises(error: Callable[[BaseException], EnginewrightError]) -> Iterator[None]:
-    """Raises ``error(e)`` for what tokenizers raises: the bare Exception, and a BaseException where its Rust panics."""
+    """Raises ``error(e)`` for the errors of `tokenizers`: a bare Exception, or a BaseException when its Rust code
+    panics.
+    """
     try:
         yield
     except EnginewrightError:
@@ -476,14 +497,17 @@ def what_tokenizers_raises(error: Callable[[BaseException], EnginewrightError]) 
 
 
 class Detokenizer:
-    """Text of tokens as they come. The pieces together are the text that follows the prompt.
+    """Decodes tokens incrementally. The pieces together are the text that follows the prompt.
 
     A decoder may strip the space before a text's first word, and turns part of a character into U+FFFD. So new tokens
-    are decoded behind those of the piece before them, and what ends in U+FFFD is held back until it is complete.
-    Special tokens have no text, unless they aren't to be skipped.
+    are
+    decoded together with those of the piece before them, and a text that ends in U+FFFD is held back until it is
+    complete.
+    Special tokens are skipped if ``skip_special_tokens``.
 
-    Where bytes aren't text at all, decoders with byte fallback make U+FFFD of the whole run of bytes, good characters
-    before the fault included. A stream can't know of the fault yet, so it has those characters.
+    For bytes that are no text, decoders with byte fallback make U+FFFD of the whole run of bytes, also of good
+    characters
+    before the fault. A stream has already output those characters by then.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> None:
@@ -520,13 +544,17 @@ class Detokenizer:
         return piece
 
     def _begin_window(self, start: int, held: int) -> None:
-        """Drops the tokens before ``start`` if the rest has text; ``held`` characters of it are not out yet."""
+        """Drops the tokens before ``start`` if the rest has text; the last ``held`` characters of it aren't output
+        yet.
+        """
         if text := self._decode(self._window[start:]):
             del self._window[:start]
             self._given = max(len(text) - held, 0)
 
     def _context(self, prompt: list[int]) -> list[int]:
-        """The fewest last tokens of the prompt that have text of whole characters, or all if they have no text."""
+        """Returns the fewest last tokens of the prompt whose text has only whole characters; all if they have
+        no text.
+        """
         text = ""
         for n in range(1, min(len(prompt), _CONTEXT) + 1):
             text = self._decode(prompt[-n:])

@@ -1,9 +1,8 @@
 """Refuses a tokenizer.json that would take endless time or memory, before the `tokenizers` library reads it.
 
-The library does what the file says: a decoder that replaces nothing by something, six times, makes terabytes of one
-token. So each part is looked at here, in the library's own form: how many characters it makes of one at most, and how
-long its regular expressions can take (``pattern_tree``). Parts that aren't known here are refused. The bounds are far
-beyond those of any tokenizer in use.
+The library follows the file: six decoders that replace nothing by a text make terabytes of one token. So each part is
+checked here, for the most characters that it makes of one, and for the time of its regular expressions
+(``pattern_tree``). Unknown parts are refused. The limits are far beyond any tokenizer in use.
 """
 
 from __future__ import annotations
@@ -56,13 +55,15 @@ class _Tokenizer(msgspec.Struct):
 
 
 def check_tokenizer_json(tokenizer_json: str, *, longest: int = 1) -> None:
-    """Raises ValueError naming the part of a tokenizer.json that can't be used safely, or a token of a wrong id.
-
-    Other faults are left to the library to name.
+    """Checks that a tokenizer.json is safe to read.
 
     Args:
         tokenizer_json: the text of the file.
-        longest: characters of the longest token, where the file doesn't have all of them.
+        longest: characters of the longest token, if the file doesn't have all tokens.
+
+    Raises:
+        ValueError: names the part that can't be used safely, or a token with a wrong id. Other faults aren't checked,
+            as the library reports them.
     """
     try:
         try:
@@ -94,7 +95,9 @@ def check_tokenizer_json(tokenizer_json: str, *, longest: int = 1) -> None:
 
 
 def _parts_alone(tokenizer_json: str) -> _Tokenizer:
-    """The tokenizer without its model, whose form isn't known. Raises ValueError if it isn't a JSON object."""
+    """Returns the tokenizer without its model, whose form isn't known. Raises ValueError if the text isn't a JSON
+    object.
+    """
     document = msgspec.json.decode(tokenizer_json)
     if not isinstance(document, dict):
         raise ValueError("it isn't a JSON object")
@@ -103,9 +106,9 @@ def _parts_alone(tokenizer_json: str) -> _Tokenizer:
 
 
 def _check_ids(tokenizer: _Tokenizer) -> int:
-    """The characters of the longest token. Raises ValueError for a token that has an id that none has, or another's.
+    """Returns the characters of the longest token. Raises ValueError if an id is too large or is that of two tokens.
 
-    The library's tables are as long as the largest id; of two tokens with one id it takes either, or panics.
+    The library's tables are as long as the largest id; with two tokens of one id the library uses either, or panics.
     """
     vocabulary = tokenizer.model.vocab if isinstance(tokenizer.model.vocab, dict) else {}
     owners = {index: content for content, index in vocabulary.items()}
@@ -130,7 +133,7 @@ Part = Callable[[Mapping[str, Any], str], Growth]
 
 
 def _check_parts(part: object, where: str, inner: str, known: Mapping[str, Part]) -> Growth:
-    """The growth of all parts together. Raises ValueError naming a part that is too much, or isn't known."""
+    """Returns the growth of all parts together. Raises ValueError naming a part that grows too much or isn't known."""
     factor, added = 1, 0
     for count, (place, one) in enumerate(_parts(part, where, inner), 1):
         if count > MOST_PARTS:
@@ -151,7 +154,7 @@ def _check_parts(part: object, where: str, inner: str, known: Mapping[str, Part]
 
 
 def _parts(part: object, where: str, inner: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The parts of a sequence, and of those within it, with their places in the document."""
+    """Yields the parts of a sequence and of nested sequences, with their paths in the document."""
     waiting = [(where, part)] if part is not None else []
     while waiting:
         place, one = waiting.pop()
@@ -192,7 +195,10 @@ def _split(part: Mapping[str, Any], place: str) -> Growth:
 
 
 def _shortest_match(pattern: Any, place: str) -> int:
-    """The fewest characters that a pattern matches. Raises ValueError if a regular expression may take too long."""
+    """Returns the fewest characters that a pattern matches.
+
+    Raises ValueError if a regular expression may take too long.
+    """
     if isinstance(pattern, str):  # as older files have it
         return len(pattern)
     if "String" in pattern:
@@ -206,7 +212,7 @@ def _shortest_match(pattern: Any, place: str) -> int:
 
 @lru_cache(maxsize=16)  # a bundle has the expressions of its tokenizer twice: in its tables, and in tokenizer.json
 def _shortest_of(expression: str) -> int:
-    """The fewest characters that a regular expression matches. Raises ValueError if it may take too long."""
+    """Returns the fewest characters that a regular expression matches. Raises ValueError if it may take too long."""
     tree = read_tokenizer_pattern(expression)
     tree.check_backtracking()
     return tree.shortest()
@@ -217,7 +223,9 @@ def _prepend(part: Mapping[str, Any], _: str) -> Growth:
 
 
 def _precompiled(part: Mapping[str, Any], place: str) -> Growth:
-    """SentencePiece's table: a trie, and behind it the texts that it leads to, each ended by a zero byte."""
+    """Returns the growth by SentencePiece's table: a trie, then the texts that its entries point to, each with a zero
+    byte.
+    """
     charsmap = part["precompiled_charsmap"]
     try:
         data = base64.b64decode(charsmap or "", validate=True)
@@ -240,7 +248,10 @@ def _metaspace(part: Mapping[str, Any], place: str) -> Growth:
 
 
 def _replaced_suffix(key: str) -> Part:
-    """A decoder that puts a space, or nothing, in place of a text; of an empty one, between all characters."""
+    """Returns the growth function of a decoder that replaces a text by a space or nothing.
+
+    An empty text is replaced between all characters.
+    """
     return lambda part, _: (1 if part[key] else 2, 1)
 
 

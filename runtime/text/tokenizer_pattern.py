@@ -1,6 +1,6 @@
-"""Regular expressions of tokenizer.json, in the syntax of Oniguruma (Ruby's), with which `tokenizers` runs them.
+"""Reads regular expressions of tokenizer.json in the syntax of Oniguruma (Ruby's), which `tokenizers` uses.
 
-They are read here to be judged, never to be matched: a set that isn't known here counts as all characters.
+They are read to be judged, never to be matched: an unknown set counts as all characters.
 Syntax: https://github.com/kkos/oniguruma/blob/master/doc/RE.
 """
 
@@ -52,7 +52,7 @@ _GROUPS: tuple[tuple[str, Callable[[Node], Node]], ...] = (
 
 
 def read_tokenizer_pattern(pattern: str) -> PatternTree:
-    """Reads a regular expression. Raises ValueError for what isn't one, or has a part that isn't known here."""
+    """Reads a regular expression. Raises ValueError if the text isn't one, or has an unknown part."""
     if len(pattern) > MOST_PATTERN_CHARACTERS:
         raise TooComplexError(f"it has more than {MOST_PATTERN_CHARACTERS:,} characters")
     reader = _Reader(pattern)
@@ -108,7 +108,9 @@ class _Reader:
         return True
 
     def _quantifier(self) -> tuple[int, int | None] | None:
-        """The least and most repetitions that come next. Possessive and lazy ones count as the others."""
+        """Returns the minimum and maximum of the repetitions that follow, if any. Possessive and lazy ones count the
+        same.
+        """
         for sign, often in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._takes(sign):
                 _ = self._takes("?") or self._takes("+")
@@ -192,7 +194,7 @@ class _Reader:
         return self._literal(self._escaped(character)) if known is None else self._chars(known)
 
     def _known_set(self, character: str) -> CharTest | None:
-        """The set that an escape such as \\s or \\p{L} stands for; None if it stands for one character."""
+        r"""Returns the set of an escape such as \s or \p{L}; None if the escape is one character."""
         sets: dict[str, CharTest] = {"d": str.isdecimal, "s": str.isspace, "w": is_word, "h": _is_hexadecimal}
         if character in sets:
             return sets[character]
@@ -211,7 +213,7 @@ class _Reader:
         return partial(is_not, test) if negative and test is not _all else test
 
     def _escaped(self, character: str) -> str:
-        """The one character that an escape stands for."""
+        """Returns the one character of an escape."""
         if character in _CONTROLS:
             return _CONTROLS[character]
         if character == "x" and self._takes("{"):
@@ -226,7 +228,7 @@ class _Reader:
         return "\0" if character == "0" else character
 
     def _class(self, depth: int) -> CharTest:
-        """A set in brackets, with sets within it and with "&&", the characters that both sides have."""
+        """Returns the test of a set in brackets, with nested sets; "&&" intersects the sets on both sides."""
         if depth > _MOST_NESTED:
             raise TooComplexError("it has sets nested too deep")
         negative = self._takes("^")
@@ -285,7 +287,7 @@ class _Reader:
         return self._text[self.at - 1]
 
     def _takes(self, text: str) -> bool:
-        """Goes on behind ``text`` if that comes next."""
+        """Moves past ``text`` and returns True if it follows."""
         if not self._text.startswith(text, self.at):
             return False
         self.at += len(text)
@@ -297,7 +299,7 @@ class _Reader:
 
 
 def _property(name: str) -> CharTest:
-    """A general category of Unicode, by its short name; all characters for other properties."""
+    """Returns the test of a general category of Unicode by its short name; for other properties, of all characters."""
     short = name.replace("_", "").replace(" ", "")
     if short in _CATEGORIES or (len(short) == 1 and short in "LMNPSZC"):
         return partial(_in_category, short)
@@ -325,6 +327,6 @@ def _is_hexadecimal(character: str) -> bool:
 
 
 def _near(character: str) -> str:
-    """A character and its neighbours, where sets that name it begin or end."""
+    """Returns a character and its neighbours: the candidates at which a set with this character begins or ends."""
     code = ord(character)
     return "".join(chr(c) for c in (code - 1, code, code + 1) if 0 <= c < 0x110000 and not 0xD800 <= c < 0xE000)

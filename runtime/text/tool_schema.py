@@ -1,6 +1,6 @@
-"""JSON schemas of Python functions, as chat templates expect tools: what transformers' ``get_json_schema`` makes.
+"""Makes JSON schemas of Python functions for chat templates, equal to those of transformers' ``get_json_schema``.
 
-The docstring is in Google's style: what the function does, then "Args:" with a line ``name: description`` for each
+The function's docstring is in Google's style: a description, then "Args:" with a line ``name: description`` for each
 argument, which may end in ``(choices: [...])``, then perhaps "Returns:".
 """
 
@@ -29,10 +29,10 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def tool_schema(tool: Mapping[str, Any] | Callable[..., Any]) -> Mapping[str, Any]:
-    """``tool`` if it is a schema already, or the schema of a function or method.
+    """Returns ``tool`` if it is a schema already, else the schema of the function or method.
 
-    Raises RequestError naming the function and the argument that has no type hint, one that JSON has no type for, or no
-    description.
+    Raises:
+        RequestError: an argument has no type hint, a type that JSON lacks, or no description; the text names it.
     """
     if isinstance(tool, Mapping):
         return tool
@@ -66,7 +66,9 @@ def tool_schema(tool: Mapping[str, Any] | Callable[..., Any]) -> Mapping[str, An
 def _parameters(
     name: str, function: Callable[..., Any]
 ) -> tuple[dict[str, dict[str, Any]], list[str], dict[str, Any] | None]:
-    """Schemas of the arguments by name, which of them have no default, and the schema of the result if it has one."""
+    """Returns the arguments' schemas by name, the arguments without a default, and the result's schema if it
+    has one.
+    """
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, SyntaxError) as e:
@@ -89,7 +91,7 @@ def _parameters(
 
 
 def _type(subject: str, hint: Any) -> dict[str, Any]:
-    """The schema of a type. Raises RequestError naming ``subject`` if JSON has none for it."""
+    """Returns the schema of a type. Raises RequestError naming ``subject`` if JSON has no such type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is None:
         if hint is Any:
@@ -127,7 +129,7 @@ def _union(subject: str, args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _values(subject: str, values: list[Any]) -> dict[str, Any]:
-    """The schema of one of ``values``."""
+    """Returns the schema of an enumeration: one of ``values``."""
     if not values or any(type(v) not in _SCALARS for v in values):
         raise RequestError(f"{subject}: {shown(values)} are not all strings, numbers, booleans or None")
     names = list(dict.fromkeys(_SCALARS[type(v)] for v in values))
@@ -144,7 +146,7 @@ def _arguments(document: str) -> dict[str, str]:
 
 
 def _described(name: str, argument: str, text: str) -> dict[str, Any]:
-    """The description, and the choices that stand at its end."""
+    """Returns the description of an argument without the choices at its end, and the choices as "enum"."""
     choices = _CHOICES.search(text)
     if choices is None:
         return {"description": text}

@@ -54,17 +54,17 @@ def begins_with_token(text: str, tokenizer: Vocabulary) -> bool:
 
 @dataclass(frozen=True)
 class AnswerRules:
-    """The rules that a grammar holds an answer to.
+    """Limits of an answer.
 
     Attributes:
-        choice: "auto": text, and calls where one begins. "required": one call or more. A tool's name: one call of it.
-            "none": no calls are offered.
-        strict: whether "auto" holds calls to the tools' schemas; None asks each tool's ``strict``. False holds them to
-            their form alone.
-        parallel: there may be several calls. Without it the calls are held to their schemas.
-        schema: of the answer, where it isn't a call.
-        reasoning_budget: the most tokens of the reasoning, after which its end follows; None for no limit. Calls are
-            then held to their schemas.
+        choice: "auto": text, or calls. "required": at least one call. A tool's name: one call of that tool. "none": no
+            calls are offered.
+        strict: True if "auto" limits calls to the tools' schemas; None uses each tool's ``strict``. False limits only
+            the calls' form.
+        parallel: True allows several calls. False also limits calls to their schemas.
+        schema: schema of an answer that isn't a call.
+        reasoning_budget: maximum tokens of the reasoning, after which its end is forced; None for no limit. A budget
+            also limits calls to their schemas.
     """
 
     choice: str = "auto"
@@ -133,11 +133,11 @@ def _chosen_tools(offered: list[Tool], choice: str) -> list[Tool]:
 
 
 class _AnswerWriter:
-    """Writes the rules of one answer.
+    """Writes the grammar rules of one answer.
 
     Args:
-        tools: those that may be called.
-        schema: of an answer that isn't a call; None for any text.
+        tools: the tools that may be called.
+        schema: schema of an answer that isn't a call; None for any text.
         parallel: True if there may be several calls.
     """
 
@@ -220,9 +220,9 @@ class _AnswerWriter:
     # ---- calls
 
     def _called(self, calls: Calls, opening: str | None = None) -> str:
-        """Adds the rule of one call or more, and returns its name.
+        """Adds the rule of one or more calls, and returns its name.
 
-        Two texts that the grammar separates never begin alike where either may follow: llguidance doesn't backtrack.
+        Alternatives at one position never begin with the same text, because llguidance doesn't backtrack.
 
         Args:
             opening: the rule of the text before the first tool's name, if it isn't the usual one.
@@ -284,7 +284,7 @@ def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a schema of arguments, which are an object unless it says otherwise."""
+    """Returns the schema of arguments, with the type "object" unless it has a type, ``$ref`` or ``anyOf``."""
     return dict(schema) if "type" in schema or "$ref" in schema or "anyOf" in schema else {"type": "object", **schema}
 
 

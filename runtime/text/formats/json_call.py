@@ -65,10 +65,11 @@ class JsonCall(Notation):
 
 
 class _CallReader:
-    """Reads one object, whose keys may come in any order.
+    """Reads one object, whose keys may be in any order.
 
     Args:
-        offered: only an object with a name of an offered tool and arguments is a call; nothing is taken of others.
+        offered: True if only an object with an offered tool's name and arguments is a call; of other objects nothing
+            is consumed.
     """
 
     def __init__(self, call: JsonCall, reader: AnswerReader, *, offered: bool) -> None:

@@ -33,7 +33,7 @@ class Vocabulary(Protocol):
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Spelling -> id."""
+        """Ids of the added tokens, by spelling."""
         ...
 
     @property

@@ -15,11 +15,12 @@ class NamedCall(Notation):
     """A call is a name, then its arguments in JSON: ``f[ARGS]{"a": 1}``.
 
     Attributes:
-        middle: between name and arguments.
-        prefix: before the name, and not part of it.
-        index: between the name and the call's number, if it has one; the three together are the call's id.
-        id: between the name and the call's id, if a model writes one.
-        after: after the arguments.
+        middle: text between the name and the arguments.
+        prefix: text before the name.
+        index: text between the name and the call's number, if calls have numbers; name, text and number are the call's
+            id.
+        id: text between the name and the call's id, if calls have ids.
+        after: text after the arguments.
     """
 
     middle: str

@@ -34,10 +34,11 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class Notation:
-    """The notation of one call. A subclass has ``read`` and ``rule``, or if it has ``whole_answer``, the other two.
+    """The notation of one call. A subclass has ``read`` and ``rule``; with ``whole_answer``, ``read_answer`` and its
+    rule.
 
     Attributes:
-        whole_answer: True if the notation is that of whole answers, which have no other markers.
+        whole_answer: True if the notation covers the whole answer, which then has no other markers.
         names: pattern of the tool names that can be written; None for any name.
     """
 
@@ -102,15 +103,15 @@ class Notation:
 
 @dataclass(frozen=True)
 class Calls:
-    """The spelling of an answer's calls.
+    """The spelling of the calls in an answer.
 
     Attributes:
-        call: the notation of one of them.
-        section, section_end: before and after all of them.
-        begin, end: before and after each.
-        separator: between two.
+        call: the notation of one call.
+        section, section_end: texts before and after all calls.
+        begin, end: texts before and after each call.
+        separator: text between two calls.
         text_after: True if the template writes an answer's text after its calls.
-        bare: True if an answer may begin with a call that has no marker; then only offered tools are called so.
+        bare: True if an answer may begin with a call that has no marker; then only offered tools can be called.
         marker: texts that may precede bare calls.
     """
 

@@ -1,4 +1,4 @@
-"""Parses an answer's token ids into content, reasoning and tool calls while they come: see ``ChatParser``."""
+"""Parses an answer's token ids incrementally into content, reasoning and tool calls: see ``ChatParser``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .reader import AnswerReader, Steps, Stops, ignore
 class ChatParser:
     """Parses one answer.
 
-    ``push`` takes token ids as they come, any number at once, and returns the pieces that are certain by then;
-    ``finish`` returns the rest. The pieces together are ``message``, however the tokens are divided.
+    ``push`` takes any number of token ids and returns the pieces that are certain by then; ``finish`` returns the rest.
+    The pieces together are ``message``, however the tokens are divided.
 
-    A text that begins like a call, but has no readable name, is content. Space around reasoning and before a call isn't
+    A text that begins like a call but has no readable name is content. Space around reasoning and before a call isn't
     part of any text.
 
     Args:
         spelling: the format.
-        tokenizer: the model's.
-        tools: JSON schemas of the offered tools: parameters between tags get their types from these, and a format
-            without markers calls no others.
+        tokenizer: the model's tokenizer.
+        tools: JSON schemas of the offered tools. Parameters between tags get their types from these, and a format
+            without markers can call only these.
         reasoning_open: True if the prompt ends within the reasoning.
     """
 
@@ -101,7 +101,7 @@ class ChatParser:
         reader.add_last_space()
 
     def _first_reasoning(self, reasoning: Reasoning, begin: str, openers: tuple[str, ...]) -> Steps:
-        """Reads the reasoning that may come first, and the calls that end it."""
+        """Reads the reasoning, if the answer begins with it, and calls that end the reasoning."""
         reader, calls = self._reader, self._format.calls
         if not reader.in_reasoning:
             if not begin:

@@ -1,7 +1,7 @@
-"""Reads an answer's text piece by piece, and collects its parts: the base of the parser and the notations of calls.
+"""Reads an answer's text piece by piece and collects its parts: the base of the parser and the notations of calls.
 
-A part of a parser is a generator: it yields when it needs more text, and returns its result. Text that was read is
-dropped, unless ``hold`` keeps it.
+A parser's functions are generators: each yields when it needs more text, and returns its result. Text that was read is
+dropped unless ``hold`` was called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BETWEEN = re.compile("(?<=[>\udc00-\udfff])(?=[<\udc00-\udfff])")
 
 
 class Stops:
-    """Texts that end another text: finds the first of them, and the beginning of one at a text's end."""
+    """Texts that end another text. Finds the first of them, or the beginning of one at the end of a text."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(dict.fromkeys(text for text in texts if text))
@@ -49,18 +49,18 @@ class Stops:
 
 
 class AnswerReader:
-    """The text of one answer, as its tokens come, and the parts read so far.
+    """The unread text of one answer, and the parts read so far.
 
     Attributes:
-        text, at: the text that isn't read yet begins at ``text[at]``.
+        text, at: the unread text begins at ``text[at]``.
         ended: True if no token follows.
         cut: True if the answer was cut off within a call.
-        schemas: name of a tool -> the schema of its arguments; None if the offered tools are unknown.
+        schemas: the schema of each tool's arguments by name; None if the offered tools are unknown.
         in_reasoning: True within the reasoning.
         held_space: space that becomes content only if text follows.
         trim: True if space before the next text isn't part of it.
         content, reasoning: the pieces of each.
-        names: of the tools called so far.
+        names: names of the tools called so far.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class AnswerReader:
             self._deltas.append(Delta(content=piece) if kind == "content" else Delta(reasoning=piece))
 
     def add_last_space(self) -> None:
-        """Adds the space at the end of an answer without calls, which is part of it."""
+        """Adds the space at the end of an answer without calls to its content."""
         if self.held_space and not self.names and not self.trim and not self.in_reasoning:
             self.content.append(self.held_space)
             self._deltas.append(Delta(content=self.held_space))
@@ -288,7 +288,7 @@ class AnswerReader:
             self.at += 1
 
     def hold_space(self) -> Steps:
-        """Takes the space before an answer, which is part of it only if text follows."""
+        """Reads the space before an answer into ``held_space``."""
         while (yield from self.need(1)) and _is_space(self.text[self.at]):
             self.held_space += OTHERS.sub("", self.text[self.at])
             self.at += 1
@@ -306,7 +306,7 @@ class AnswerReader:
         return None
 
     def take(self, *texts: str) -> Steps:
-        """Takes one of these texts if it follows. Returns it, or None."""
+        """Consumes one of these texts if it follows. Returns the text, or None."""
         text = yield from self.peek(texts)
         if text is not None:
             self.at += len(text)
@@ -325,9 +325,15 @@ class AnswerReader:
         return True
 
     def read_until(self, stops: Stops, emit: Callable[[str], None], *, whole: bool = False) -> Steps:
-        """Emits the text up to the first stop, which is taken and returned; None if the answer ends before.
+        """Emits the text before the first stop, and consumes and returns the stop; None if the answer ends first.
 
-        A stop that breaks off at the answer's end is text, unless a marker is part of it, or ``whole`` stops come.
+        At the answer's end, the beginning of a stop is emitted as text, unless it contains a marker or ``whole`` is
+        True.
+
+        Args:
+            stops: the texts to stop at.
+            emit: called with each piece of text.
+            whole: True if an incomplete stop at the answer's end is dropped.
         """
         while True:
             text = self.text
@@ -370,7 +376,7 @@ class AnswerReader:
     # ---- JSON
 
     def read_json(self, emit: Callable[[str], None]) -> Steps:
-        """Emits one JSON value as it comes. Returns False if it isn't JSON, or is cut off."""
+        """Emits one JSON value, in pieces. Returns False if the text isn't JSON, or is cut off."""
         yield from self.skip_space()
         if not (yield from self.need(1)):
             return False
@@ -409,7 +415,11 @@ class AnswerReader:
                 return True
 
     def _read_string(self, emit: Callable[[str], None]) -> Steps:
-        """Emits the rest of a string with its end. A marker in it is text; a control character is escaped."""
+        """Emits the rest of a string and its closing quote. A marker in a string is text; a control character is
+        escaped.
+
+        Returns False if the string is cut off.
+        """
         while True:
             text = self.text
             match = _IN_STRING.search(text, self.at)

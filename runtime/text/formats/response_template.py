@@ -49,7 +49,7 @@ def of_response_template(text: str, known: Spelling) -> Spelling | None:
 def converted(template: Any, known: Spelling) -> Spelling:
     """Returns the format of a response template; see ``of_response_template``.
 
-    Calls and reasoning of ``known`` with the same markers are taken as they are, since they say more.
+    Calls and reasoning of ``known`` are used if they have the same markers, since they describe more.
 
     Raises:
         UnknownShapeError: a key of ``template`` can't be converted; the text names it.

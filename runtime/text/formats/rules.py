@@ -48,7 +48,7 @@ class RuleWriter:
 
     @property
     def grammar(self) -> str:
-        """The grammar's text."""
+        """Returns the grammar's text."""
         return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self.rules.items()) + "\n"
 
     def add(self, name: str, rule: str) -> str:

@@ -17,14 +17,15 @@ from .rules import RuleWriter, json_rule, quoted, unmet
 
 @dataclass(frozen=True)
 class TaggedCall(Notation):
-    """A tool call is a name and parameters between tags; a text parameter is written as it is, others as JSON.
+    """A tool call is a name and parameters between tags; a text parameter is written verbatim, others as JSON.
 
     Attributes:
-        name_begin, name_end: around the name.
-        key_begin, key_end: around a parameter's key; its value follows.
-        value_end: after the value.
-        end: after the parameters.
-        typed: after a key, as ``" string="``; then follows "true" if the value is text, "false" if it is JSON.
+        name_begin, name_end: texts around the name.
+        key_begin, key_end: texts around a parameter's key; its value follows.
+        value_end: text after the value.
+        end: text after the parameters.
+        typed: text after a key, such as ``" string="``; then follows "true" if the value is text, "false" if it is
+            JSON.
     """
 
     name_begin: str
@@ -126,10 +127,11 @@ class TaggedCall(Notation):
         return True if alone else (yield from self._read_parameters(reader, calls))
 
     def _read_name(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool) -> Steps:
-        """Reads the text up to a call's parameters, and begins the call.
+        """Reads the text before a call's parameters, and begins the call.
 
-        Returns True if its tag closes it, so that it has no parameters, False otherwise, and None if it isn't a call.
-        The other parameters are those of ``read``.
+        Returns True if the tag closes itself (a call without parameters), False if parameters follow, and None if the
+        text
+        isn't a call. The parameters are those of ``read``.
         """
         if self.name_begin:
             begin = self.name_begin.split()
@@ -202,8 +204,9 @@ class TaggedCall(Notation):
     def _read_key(self, reader: AnswerReader) -> Steps:
         """Returns a parameter's key, its form and its frame; None if they can't be read.
 
-        The form is True if the model says that the value is text, False if it says otherwise, None if it says nothing.
-        The frame is True if a line's end precedes the value, which another then follows.
+        The form is True if the model marks the value as text, False if as JSON, None if it doesn't mark the value. The
+        frame
+        is True if a line break precedes the value; then one also follows it.
         """
         is_text: bool | None = None
         ends = words(self.key_end)
@@ -223,9 +226,13 @@ class TaggedCall(Notation):
         return key, is_text, framed
 
     def _read_value(self, reader: AnswerReader, calls: Calls, emit: Callable[[str], None], *, framed: bool) -> Steps:
-        """Emits a parameter's value, and takes its end. Returns False if it is cut off.
+        """Emits a parameter's value, and consumes its end. Returns False if the value is cut off.
 
-        The end is one only if a parameter or the call's end follows it: a value may contain the text of an end.
+        An end counts only if a parameter or the call's end follows, because a value may contain the text of an end.
+
+        Args:
+            emit: called with each piece of the value.
+            framed: True if a line break precedes and follows the value.
         """
         value_end = self.value_end.strip()
         if framed and (yield from reader.take(value_end)) is not None:
@@ -249,7 +256,7 @@ class TaggedCall(Notation):
 
 
 def _follows(reader: AnswerReader, expected: Sequence[str]) -> Steps:
-    """Returns True if one of these texts follows, after space, or the answer ends within one; takes nothing."""
+    """Returns True if one of these texts follows, after space, or the answer ends within one. Consumes nothing."""
     here, before = reader.at, reader.hold()
     yield from reader.skip_space()
     follows = (yield from reader.peek(expected)) is not None

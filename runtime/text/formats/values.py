@@ -22,17 +22,17 @@ _ENFORCED = frozenset(("type", "properties", "required", "items", "enum", "const
 
 @dataclass(frozen=True)
 class ValueStyle:
-    """The spelling of values: parts of rules.
+    """The spelling of values, as grammar rules.
 
     Attributes:
         true, false, null: these three values.
-        separator: between two items or members.
-        colon: between a key and its value.
-        text: any text.
-        any_key: any key of an object.
-        literal: gives the rule of one text.
-        key: gives the rule of one key.
-        sorted_keys: True if members are in the order of their keys in lower case.
+        separator: text between two items or members.
+        colon: text between a key and its value.
+        text: rule of any text.
+        any_key: rule of any key of an object.
+        literal: returns the rule of one text.
+        key: returns the rule of one key.
+        sorted_keys: True if members are sorted by their keys in lower case.
     """
 
     true: str
