@@ -1,4 +1,7 @@
-"""The routes: OpenAI's, and what servers of this kind have besides. All is checked before an engine hears of it."""
+"""The routes: those of OpenAI's API, and further ones that such servers have. Requests are checked before an engine
+runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/v1/models/{name:path}")
     async def model(request: Request) -> Response:
-        """One of them."""
+        """Returns the entry of one model."""
         name = request.path_params["name"]
         known = front.model(name)
         row = _model_row(front, front.name(name, known), known)
@@ -129,7 +132,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/tokenizer_info")
     async def tokenizer_info(request: Request) -> Response:
-        """A model's special tokens and chat template, as vLLM tells them."""
+        """Returns a model's special tokens and chat template, in vLLM's format."""
         tokenizer = tokenizer_of(front.model(request.query_params.get("model")))
         return json_response({**tokenizer.special_tokens, "chat_template": tokenizer.chat_templates.get("default")})
 

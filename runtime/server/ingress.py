@@ -1,8 +1,8 @@
-"""The server as an application of Ray Serve: the front end is an actor too, and Ray Serve's own proxies listen.
+"""The server as an application of Ray Serve: the front end is an actor too, and Ray Serve's proxies accept connections.
 
-For clusters that are told what to serve by a file, such as KubeRay's RayService: its ``import_path`` is
-``enginewright.runtime.server.ingress:application``, and its ``args`` are fields of ``ServerOptions``. With
-``optimize serve --replicas`` streams are cheaper, as nothing of Ray's lies between the front end and a client.
+It is for clusters that are configured by a file, such as KubeRay's RayService: its ``import_path`` is
+``enginewright.runtime.server.ingress:application``, and its ``args`` are fields of ``ServerOptions``. Streams are
+cheaper with ``optimize serve --replicas``, where clients connect to the front end directly.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from .replicas.replicas import Replicated, cpus_of, deployment_of
 
 
 def application(args: dict[str, Any]) -> Any:
-    """The application. ``args``: fields of ``ServerOptions``; ``llm.threads`` must be among them.
+    """Returns the application.
 
-    Raises RequestError naming what is wrong with them.
+    Args:
+        args: fields of ``ServerOptions``; ``llm.threads`` is required.
+
+    Raises RequestError naming the field that is wrong.
     """
     options = _options(args)
     limits, llm_options = _limits(options), replica_options(options)
@@ -68,7 +71,7 @@ class Door:
             await model.wait_until_ready()
 
     def __serve_build_asgi_app__(self) -> Gate:
-        """Ray Serve asks for what answers."""
+        """Returns the ASGI application; Ray Serve calls this."""
         return make_app(self._front)
 
     async def __del__(self) -> None:

@@ -32,7 +32,9 @@ _LOG = logging.getLogger("enginewright.server")
 
 
 class _Server(uvicorn.Server):
-    """The first signal to end has what runs come to its end; the second ends it at once."""
+    """A uvicorn server that lets running requests finish at the first signal to end, and stops at once at the
+    second.
+    """
 
     def __init__(self, config: uvicorn.Config, front: Front, stop: Callable[[], None]) -> None:
         super().__init__(config)
@@ -46,7 +48,7 @@ class _Server(uvicorn.Server):
 
 
 def listening(options: ServerOptions) -> socket.socket:
-    """A socket that listens where the options say. Raises RequestError where it can't."""
+    """Returns a socket that listens on the options' address. Raises RequestError if that fails."""
     try:
         addresses = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as e:
@@ -70,18 +72,20 @@ def serve(
     models: dict[str, Model] | Callable[[], dict[str, Model]] | None = None,
     reread: Callable[[], ServerOptions] | None = None,
 ) -> None:
-    """Serves until a signal ends it. SIGHUP has it read its keys, its options and its certificate again.
+    """Serves until a signal ends it. At SIGHUP it reads its keys, options and certificate again.
 
     Args:
-        options: see there.
-        ready: is called with the address once all models answer.
-        models: that were opened already (``open_models``), or what opens them once the port is taken; who opened them
-            ends what is left of them.
-        reread: returns the options as a server that starts now would get them; at SIGHUP. Those that need a restart
-            are named in the log, but for the bundles of replicas, which are replaced.
+        options: the server's options.
+        ready: called with the address once all models are ready.
+        models: the models (see ``open_models``), or a function that opens them once the port is bound. The caller
+            closes
+            their engines.
+        reread: returns the current options; called at SIGHUP. The log names those that need a restart, except the
+            bundles
+            of replicas, which are replaced.
 
     Raises:
-        RequestError: an option is wrong, or the port is taken.
+        RequestError: an option is wrong, or the port is in use.
         BundleError: a model can't be opened.
     """
     options.check()
@@ -172,7 +176,7 @@ def _set_times(config: uvicorn.Config, options: ServerOptions) -> None:
 
 
 async def _reload(front: Front, config: uvicorn.Config, reread: Callable[[], ServerOptions] | None) -> None:
-    """Reads keys, options and the certificate again. What is wrong stays as it was, and the log says why."""
+    """Reads keys, options and the certificate again. Wrong ones are logged and not adopted."""
     try:
         front.tenants.reload()
         _LOG.info("keys are read again")

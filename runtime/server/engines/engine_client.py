@@ -1,8 +1,8 @@
-"""The front end's side of a model: starts its engine's process, passes requests to it, and starts it again.
+"""Runs a model's engine for the front end: starts its process, passes requests to it, and restarts it.
 
-An engine that dies ends its requests with an error, and so does one whose step takes much too long, which is killed.
-It is started again after a pause that doubles each time, up to a limit, as often as it takes: a bundle may be away for
-a while. A bundle that never could be opened fails instead. A request that was there at two deaths isn't run again.
+If an engine dies, its requests end with an error. An engine whose step takes much too long is killed. The engine is
+restarted after a pause that doubles each time, up to a limit, without end: the bundle may be unavailable for a while. A
+model whose bundle never could be opened fails instead. A request that was running at two deaths isn't run again.
 """
 
 from __future__ import annotations
@@ -212,12 +212,12 @@ class Model:
         path: path of its bundle.
         options: arguments of ``LLM``.
         limits: the time limits of its engine.
-        engine: its process, if that runs already; None: ``start`` begins one.
+        engine: the engine's process if it already runs; None: ``start`` starts it.
 
     Attributes:
         state: unloaded, loading, ready, restarting (after a death), failed (its bundle never could be opened), closed.
-        error: the error of a failed model. It may name paths, so it is for the log, not for clients.
-        info: ``LLM.info`` when it was opened.
+        error: the error of a failed model. It may contain paths, so it is for the log, not for clients.
+        info: ``LLM.info`` when the bundle was opened.
         hash: hash of its bundle.
         recipe: name of the bundle's recipe.
         bytes: size of the bundle's files.
@@ -225,8 +225,8 @@ class Model:
         beat: the engine's last pulse.
         starts: number of starts of an engine.
         deaths: number of engines that died or were killed.
-        retried: number of requests that another replica got after a first one was lost.
-        last_used: time at which a request last came or ended.
+        retried: number of requests that were run again by another replica.
+        last_used: time at which a request last began or ended.
     """
 
     def __init__(
@@ -311,7 +311,9 @@ class Model:
     def run(
         self, task: Task[Any], options: RequestOptions = RequestOptions(), *, whole: bool = True, version: str = ""
     ) -> Running:
-        """Starts the requests of a task; for the arguments see ``Submit``. Raises what ``submit`` raises."""
+        """Starts the requests of a task. The arguments are the fields of ``Submit``. Raises the errors of
+        ``submit``.
+        """
         submit = Submit(0, task, options, whole, version)
         return self.submit(submit, partial(Running, task=task))
 

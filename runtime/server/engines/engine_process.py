@@ -1,8 +1,8 @@
-"""An engine's process: opens one bundle, runs the requests that come through a socket, and sends back what they give.
+"""An engine's process: opens one bundle, runs the requests that arrive on a socket, and sends back their results.
 
-Started by ``engine_client`` with the number of the socket that it inherits. Four threads: the engine's, which takes
-steps; this one, which reads; one that sends, all tokens of a step together; one that says each second how the step
-goes. When the socket is closed the process ends, so that none is left behind a front end that has died.
+``engine_client`` starts it with the number of an inherited socket. It has four threads: the engine's, which takes
+steps; the main one, which reads; one that sends, all tokens of a step together; and one that reports the step's state
+each second. When the socket is closed the process ends, so a dead front end leaves no engine running.
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ class _Serving:
 
     @contextmanager
     def _reporting(self, number: int) -> Iterator[None]:
-        """Sends an error as the end of a request: on a thread that compiles, nobody else would see it."""
+        """Sends an exception of the block as the end of a request. It is needed on threads whose exceptions nobody
+        sees.
+        """
         try:
             yield
         except Exception as e:  # noqa: BLE001

@@ -1,7 +1,7 @@
-"""An engine's figures for the page's live view: counts, states and times, never prompts or tenants.
+"""Reads an engine's figures for the page's live view: counts, states and times, never prompts or tenants.
 
-Nothing is noted in a step. What is shown is put together when somebody looks, from what requests, pools and scheduler
-know anyway, by a thread that isn't the engine's. It reads while steps run, so that figures may be a step apart.
+Steps record nothing for it. A request for the view reads the requests, pools and scheduler, on a thread other than the
+engine's. Steps run meanwhile, so figures may be a step apart.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     front end -> engine    Open, then Submit, Abort, Ask and Close
     engine -> front end    Opened or Failed, then Events (all tokens of a step in one), Answer, Beat
 
-The socket is a pair that the front end makes, and the engine inherits one end of: nobody else can reach it.
-
-Importing this takes little: the command begins its engines with it before it imports what a front end needs.
+The front end makes a pair of sockets, of which the engine inherits one; no other process can reach them. The module
+imports little, because the command starts its engines before it imports the front end.
 """
 
 from __future__ import annotations
@@ -128,10 +127,11 @@ class Opened(msgspec.Struct, tag=True):
 
 
 class Greeting(msgspec.Struct, tag=True):
-    """The first message of a replica to the front end that asked for it.
+    """The first message of a replica to the front end that called it.
 
-    ``key``: the front end's secret, which it gave the replica through Ray. ``node``: where the replica runs. ``pid``:
-    its process, whose child the engine is.
+    ``key``: the front end's secret, which it sent the replica through Ray. ``node``: the replica's machine. ``pid``:
+    the
+    replica's process, which is the parent of the engine.
     """
 
     key: bytes

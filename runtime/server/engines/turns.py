@@ -1,9 +1,9 @@
-"""Finished turns, so that an assistant's turn goes back in as the tokens that it was.
+"""Caches the tokens of finished turns, so that the next request of a conversation has the same prompt tokens.
 
-A text that a model wrote may be tokenized otherwise than it was written, and then nothing behind it is found in the
-prefix cache. So the tokens of a conversation are kept with its text, by tenant and model. A later conversation whose
-text begins with that one, the answer included, gets those tokens, and only the rest of it is encoded. That its template
-puts nothing before or into what it wrote earlier follows from the texts being equal; an edited turn has another text.
+Tokenizing a generated text may give other tokens than those that the model generated; the prefix cache then finds
+nothing after them. So the tokens of a conversation are cached with its text, by tenant and model. A later conversation
+that begins with that text, answer included, gets these tokens, and only its rest is tokenized. Comparing the texts also
+detects edited turns and templates that change earlier turns.
 """
 
 from __future__ import annotations
@@ -54,8 +54,13 @@ class Turns:
         self._turns.put(self._key(tenant, text), turn, tenant.partition("\0")[0], turn.bytes)
 
     def encode(self, tenant: str, text: str, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
-        """The token ids of a text, and how many of them are a kept turn's. ``encode`` encodes any part of it that
-        begins with the end of a turn, or the whole."""
+        """Returns the token ids of a text, and the number of them that come from a cached turn.
+
+        Args:
+            tenant: name of the tenant.
+            text: the text of a conversation.
+            encode: the tokenizer. It gets the whole text, or the part from the end token of the cached turn on.
+        """
         digest = hashlib.blake2b(tenant.encode() + b"\0", digest_size=32)
         longest: Turn | None = None
         begun = begin = 0

@@ -1,8 +1,8 @@
 """A client's connection: HTTP/1.1 by httptools, with limits on what a client may send, hold open or leave unread.
 
-uvicorn's protocol reads requests and runs the application. This one bounds what comes before the application has seen
-a request (headers, pipelined requests, pieces of a body), and what comes after it: a client that doesn't read is cut
-off, and a connection whose request body nobody wants is closed.
+uvicorn's protocol reads requests and runs the application. This subclass limits what arrives before the application
+sees a request (headers, pipelined requests, pieces of a body). It also closes the connection of a client that doesn't
+read, or whose request body isn't needed any more.
 """
 
 from __future__ import annotations
@@ -247,8 +247,9 @@ _WASTE = "the body comes in pieces that are too small"
 class _Closing:
     """A transport that, when closed with a body unread, first lets the client read the answer.
 
-    The system resets a connection that is closed with unread data, and what was sent last may be lost. So it is closed
-    for writing alone, nothing more is read, and a moment later it ends.
+    The system resets a connection that is closed with unread data, and the last bytes sent may be lost. So ``close``
+    first
+    closes only the writing side and stops reading; a moment later the connection ends.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:

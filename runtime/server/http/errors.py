@@ -1,4 +1,4 @@
-"""Responses that aren't what was asked for, in the shape of the protocol that was asked by."""
+"""Error responses, in the format of the protocol of the request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def encoded(value: Any) -> bytes:
-    """JSON. Numbers of any size may be in what a client sent and gets back."""
+    """Returns a value as JSON. Unlike msgspec, it accepts integers of any size, which a client's own body may
+    contain.
+    """
     try:
         return _encode(value)
     except OverflowError:
@@ -36,15 +38,16 @@ NO_RESPONSE, NO_ITEM, RATE, TOO_LARGE, NO_INFILL = "no_response", "no_item", "ra
 
 @dataclass(frozen=True)
 class Words:
-    """The words of one kind of error in one protocol.
+    """The text of one kind of error in one protocol.
 
     Attributes:
-        message: a format. Its fields are the error's ``values``, its own message as ``detail``, and the ``seconds`` to
-            wait.
-        type: of the error; empty for that of its status.
-        code: a name that programs compare; None where the protocol has none.
-        patterns: program -> a regular expression that it looks for in the message or in the code. The name of a
-            protocol's owner stands for the words of its own servers, which clients compare in many places.
+        message: a format string. Its fields are the error's ``values``, its own message as ``detail``, and the
+            ``seconds``
+            to wait.
+        type: the error's type; empty for that of its status.
+        code: a name that programs compare; None if the protocol has none.
+        patterns: a regular expression that a program searches in the message or the code, by program. The name of a
+            protocol's owner stands for many clients that compare the texts of the owner's servers.
     """
 
     message: str
@@ -211,13 +214,13 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 
 
 class ApiError(Exception):
-    """A response that isn't what was asked for.
+    """An error response.
 
     Args:
         param: the body's field that is wrong.
-        problem: the kind of error, a key of ``WORDS``; empty for that of the status, or for ``message`` as it is.
-        values: fields of the words' messages.
-        retry_after: seconds after which to ask again; each 503 has some.
+        problem: the kind of error, a key of ``WORDS``; empty for that of the status, or for ``message`` unchanged.
+        values: values for the format of the message.
+        retry_after: seconds after which to try again; each 503 has some.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Bodies of requests, decoded within limits. Every field of a body is in one of three tables of its class.
+"""Decodes bodies of requests, within limits. Every field of a body is in one of three tables of its class.
 
 Honoured: the fields of the class, with their types. Refused: fields that would change the result in a way that the
-server lacks, except with values that ask for nothing. Harmless: fields on which no result depends; the answer's header
-``x-enginewright-ignored`` names them. Any other field is refused, or with ``--unknown-fields ignore`` treated as
-harmless. A field that is null counts as left out, and an integer may be written as a float.
+server doesn't support, unless their value has no effect. Harmless: fields that don't change the result; the answer's
+header ``x-enginewright-ignored`` lists them. Any other field is refused, or with ``--unknown-fields ignore`` treated as
+harmless. A null field counts as missing, and an integer may be written as a float.
 """
 
 from __future__ import annotations

@@ -81,10 +81,11 @@ class Front:
             await asyncio.to_thread(self.tracing.close)
 
     def reload(self, options: ServerOptions) -> tuple[list[str], list[str]]:
-        """Takes over the options that may change while the server runs.
+        """Adopts the options that may change while the server runs.
 
-        Returns the names of the changed options that hold now, and of those that need a restart. Raises RequestError
-        for wrong options; then all stay as they are.
+        Returns the names of the changed options that take effect now, and of those that need a restart. Raises
+        RequestError
+        for wrong options, and then changes none.
         """
         self.options, now, later = self.options.reloaded(options)
         self.intake.options = self.tenants.options = self.options
@@ -196,9 +197,13 @@ class Front:
 
 
 def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingProxyType({})) -> dict[str, Model]:
-    """Returns the models of a server by their names. ``engines``: name -> engine, for those that run already.
+    """Returns the models of a server by their names.
 
-    Raises BundleError for one that can't be opened, and RequestError for a wrong option.
+    Args:
+        options: the server's options.
+        engines: the engines that already run, by model.
+
+    Raises BundleError if a bundle can't be opened, and RequestError for a wrong option.
     """
     limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
     llm_options = model_options(options)

@@ -171,7 +171,9 @@ class Gate:
             raise ApiError(413, f"the body has {length[:20]} bytes, and {most} are taken")
 
     def _limited(self, receive: Receive, incoming: IncomingBody) -> Receive:
-        """Reads a body within its limits of size, rate and time, and of what all bodies take. Raises ApiError."""
+        """Returns a ``receive`` that limits a body's size, rate and time, and the memory of all bodies. It raises
+        ApiError.
+        """
         options, intake, loop = self._front.options, self._front.intake, asyncio.get_running_loop()
         began = loop.time()
 

@@ -1,8 +1,8 @@
-"""The intake: what clients hold of the server before and while they are answered: connections, and bytes of bodies.
+"""Limits connections and the bytes of request bodies, in total and for each tenant.
 
-Each is bounded in total and for each tenant. Where there are too many, somebody must go, and it isn't whoever comes
-last: of connections the oldest one without a tenant, then the oldest idle one; of bodies the largest unfinished one of
-the tenant that holds most. So small requests of others are taken while somebody fills the server.
+Beyond a limit an old connection or body is dropped rather than the new one: of connections the oldest without a tenant,
+then the oldest idle one; of bodies the largest unfinished one of the tenant with the most bytes. So one client can't
+keep out others' small requests by filling the server.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ class Intake:
         self._tenants.pop(connection, None)
 
     def begin(self, tenant: Tenant) -> IncomingBody:
-        """A body that comes. Raises ApiError where its key's quotas are used up, by unfinished bodies among others."""
+        """Returns the record of a body that begins to arrive. Raises ApiError if its key's quotas are used up.
+
+        Unfinished bodies count towards the quotas.
+        """
         try:
             tenant.begin_body()
         except QuotaError as e:
@@ -183,12 +186,12 @@ class Intake:
 
 
 def body_deadline(received: int, rate: int, longest: float) -> float:
-    """Returns the seconds after a body's begin within which more of it must come.
+    """Returns the seconds after a body's begin by which its next bytes must arrive.
 
     Args:
-        received: bytes that have come.
-        rate: the fewest bytes a second; 0: any.
-        longest: seconds that the whole body may take.
+        received: bytes received so far.
+        rate: minimum bytes a second; 0 for none.
+        longest: maximum seconds of the whole body.
     """
     return longest if not rate else min(longest, GRACE_SECONDS + received / rate)
 

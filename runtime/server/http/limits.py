@@ -241,10 +241,10 @@ def _structure(data: bytes) -> int:
 
 
 def _measured(data: bytes, most: int) -> tuple[int, int, int]:
-    """Counts JSON's values, the fields of its outermost object, and its levels. Marks in texts don't count.
+    """Returns the number of JSON's values, of the fields of its outermost object, and of its levels.
 
-    A piece at a time, so that memory stays small and other threads run; stops after ``most`` values. Text that isn't
-    JSON gives some numbers.
+    Brackets and commas in strings don't count. The text is read in pieces, so that memory stays small and other threads
+    run; counting stops after ``most`` values. For a text that isn't JSON the numbers mean nothing.
     """
     values, fields, levels, level = 1, 1, 0, 0
     inside = escaped = False

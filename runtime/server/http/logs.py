@@ -39,7 +39,11 @@ def set_up_logs(as_json: bool) -> None:
 
 
 def log_request(fields: Mapping[str, Any]) -> None:
-    """Writes the line of a request: ``method``, ``path``, ``status``, and what else is known of it."""
+    """Writes the log line of a request.
+
+    Args:
+        fields: ``method``, ``path``, ``status`` and optional further fields; fields that are None are omitted.
+    """
     fields = {name: value for name, value in fields.items() if value is not None}
     if "reason" in fields:
         fields["reason"] = without_values(str(fields["reason"]))
@@ -86,7 +90,7 @@ _stderr: IO[str] | None = None
 
 
 def _json_only() -> IO[str]:
-    """Returns what the log writes to; whatever else goes to stderr comes to the log, a line at a time."""
+    """Returns the log's output, a copy of stderr. Other output to stderr is then logged line by line."""
     global _stderr
     if _stderr is not None:
         return _stderr

@@ -63,12 +63,11 @@ _OF_MODELS: tuple[tuple[Metric, Callable[[Model], float]], ...] = (
 
 
 class Metrics:
-    """Counts what requests took.
+    """Prometheus metrics of the server's requests.
 
     Args:
         models: the models by their names; gauges read their state.
-        options: the server's options, of which ``tenant_metrics`` is the number of tenants with series of their own:
-            the first ones that end a request.
+        options: the server's options. The first ``tenant_metrics`` tenants that end a request get series of their own.
         counters: the counters of the front end's own helpers.
     """
 

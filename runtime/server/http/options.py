@@ -1,7 +1,7 @@
-"""The options of a server. Each is declared once: its type, range and default, its flag and help, when it may change.
+"""The options of a server. Each is declared once: type, range, default, flag, help, and if it may change at runtime.
 
-They come from flags or from a TOML file, whose keys are the fields of ``ServerOptions``. The command makes its flags of
-the same fields, so importing this loads little.
+They come from flags or from a TOML file, whose keys are the fields of ``ServerOptions``. The command makes its flags
+from these fields too, so this module imports little.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ class Option:
     """The declaration of an option, besides its type and default.
 
     Attributes:
-        help: description of what it sets, as ``--help`` shows it.
-        flags: its flags on the command line; "" stands for one of its own name. Empty: it is in option files alone.
-        metavar: name of its value in ``--help``; None takes that of its type.
-        restart: True if it holds from a server's start to its end. Others may change while the server runs.
+        help: description for ``--help``.
+        flags: its flags on the command line; "" stands for a flag of the option's own name. Empty: only option files
+            have
+            it.
+        metavar: name of its value in ``--help``; None for that of its type.
+        restart: True if a change needs a restart. Others may change while the server runs.
     """
 
     help: str
@@ -190,11 +192,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
 
     def reloaded(self, new: ServerOptions) -> tuple[ServerOptions, list[str], list[str]]:
-        """Returns these options with what a running server can take over of others.
+        """Returns these options updated by those of ``new`` that may change while the server runs.
 
-        Also returns the names of the options that it takes over, and of those that change at its next start.
+        Also returns the names of the options that were updated, and of those that change at the next start.
 
-        Raises RequestError naming an option that is wrong, also one that is wrong for the models that run.
+        Raises RequestError naming an option that is wrong, or doesn't fit the running models.
         """
         new.check()
         changed = [name for name in self.__struct_fields__ if getattr(self, name) != getattr(new, name)]

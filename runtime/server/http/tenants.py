@@ -81,7 +81,7 @@ class Tenant:
         self._filled = time.monotonic()
 
     def begin_body(self) -> None:
-        """Counts a body before it is read, as a request to come. Raises QuotaError."""
+        """Counts a request before its body is read. Raises QuotaError."""
         self._check(self.running + self._bodies)
         self._bodies += 1
 
@@ -112,10 +112,9 @@ class Tenant:
         self.running += more
 
     def ranked(self, options: RequestOptions) -> RequestOptions:
-        """Returns a request's options with the class and the priority that the tenant's key gives.
+        """Returns a request's options with the class and the priority of the tenant's key.
 
-        A request may name a later priority than that of its key, but no earlier one, and no other class. Raises
-        RequestError for another class.
+        A request may have a later priority than its key, but no earlier one. Raises RequestError for another class.
         """
         key = self.key
         if key is None:
@@ -143,13 +142,13 @@ class Tenant:
 
 
 class Charge:
-    """A body's share of its tenant's quotas, from before it is decoded until its answer ends.
+    """A body's use of its tenant's quotas, from before it is decoded until its answer ends.
 
     As a context manager it ends with the block, unless ``handed_on`` was set.
 
     Args:
         tenant: the sender of the body.
-        size: bytes of the body. They count if the body is refused, too.
+        size: bytes of the body. They count even if the body is refused.
 
     Attributes:
         size: bytes of the body.
@@ -269,13 +268,13 @@ class Tenants:
 
 
 class FairTurns:
-    """Lets callers of several tenants work one after the other.
+    """Shares time fairly between callers of several tenants.
 
-    The tenant that has taken least time goes first. So neither many works of another tenant nor long ones delay its
-    short works by more than one work. A tenant's small works go before its large ones.
+    The tenant that has used the least time is next. So other tenants, however many or long their tasks, delay its short
+    task by one task at most. A tenant's small tasks go before its large ones.
 
     Args:
-        at_once: number of callers that work at a time.
+        at_once: number of callers that run at a time.
         clock: function that returns the time in seconds.
     """
 

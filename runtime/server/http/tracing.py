@@ -1,8 +1,8 @@
-"""Spans of requests for OpenTelemetry, by its conventions for generative models; none has a prompt or an answer.
+"""OpenTelemetry spans of requests, by its conventions for generative models; they contain no prompts or answers.
 
-A request is a span, with one below it for the time that it waited, for its prompt, and for its answer. It belongs to
-the trace that the client's ``traceparent`` names (https://www.w3.org/TR/trace-context/). Names of attributes:
-https://opentelemetry.io/docs/specs/semconv/gen-ai/. They are sent by OTLP over HTTP, by a thread of the library's.
+A request is a span, with child spans for its waiting, its prompt and its answer. It belongs to the trace in the
+client's ``traceparent`` (https://www.w3.org/TR/trace-context/). Names of attributes:
+https://opentelemetry.io/docs/specs/semconv/gen-ai/. A thread of the library sends the spans by OTLP over HTTP.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ class Tracing:
         """Makes the spans of a request that has just ended.
 
         Args:
-            model: its name. operation: "chat" or "text_completion".
-            params: of the request.
-            parent: the client's ``traceparent``; what isn't one begins a trace of its own.
-            prompt, new: tokens.
-            ended: how it ended; None: with ``problem``, before anything was said of its times.
-            attributes: more of them.
+            model: the model's name. operation: "chat" or "text_completion".
+            params: the request's sampling parameters.
+            parent: the client's ``traceparent``; an invalid one begins a new trace.
+            prompt, new: numbers of prompt tokens and of generated tokens.
+            ended: the request's end; None if it failed with ``problem`` before its times were known.
+            problem: the kind of error; empty for none.
+            attributes: further attributes.
         """
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

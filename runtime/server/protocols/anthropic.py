@@ -1,6 +1,6 @@
 """Anthropic's protocol: ``/v1/messages``, and ``/v1/messages/count_tokens``.
 
-A body is turned into one of chat completions, and an answer into Anthropic's content blocks. The fields are those of
+A body is converted to one of chat completions, and an answer to Anthropic's content blocks. The fields are those of
 https://docs.anthropic.com/en/api/messages; each is honoured, refused or harmless, as in bodies.py.
 """
 

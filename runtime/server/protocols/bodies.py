@@ -179,7 +179,9 @@ class Body(Fields, kw_only=True):
     guided_json_object: bool | None = None
 
     def params(self, model: ModelInfo) -> dict[str, Any]:
-        """Fields of SamplingParams: the protocol's defaults, the model's recommendation, what the body says."""
+        """Returns fields of SamplingParams: the protocol's defaults, replaced by the model's recommended values, then
+        the body's.
+        """
         recommended = model.generation_defaults
         names = (*DEFAULTS_OF_SAMPLING, *DEFAULTS_ALWAYS)
         fields: dict[str, Any] = {"temperature": 1.0} | {k: recommended[k] for k in names if k in recommended}
@@ -316,9 +318,10 @@ class ChatBody(Body, kw_only=True):
         return None
 
     def effort(self) -> tuple[str, str] | None:
-        """Returns the field that says how much the model reasons, and the effort; None if there is none.
+        """Returns the name of the field that sets the reasoning effort, and the effort; None if the body has no such
+        field.
 
-        Raises RequestError for a field that isn't in the form of the server that it comes from.
+        Raises RequestError for a value that the field doesn't allow.
         """
         if self.reasoning_effort is not None:
             return "reasoning_effort", self.reasoning_effort

@@ -92,15 +92,15 @@ Turn = tuple[ChatBody, ToolChoice, dict[str, Any]]
 def remember(
     front: Front, model: Model, tenant: str, given: Given, text: str, ids: Sequence[int], turn: Turn | None = None
 ) -> None:
-    """Keeps the text and the tokens of a finished turn, for the conversation that continues it.
+    """Caches the text and the tokens of a finished turn, for the conversation that continues it.
 
     Args:
-        tenant: name of the tenant that finds it, with the body's salt.
+        tenant: name of the tenant that can use it, with the body's salt.
         given: the prompt.
         text: text of the answer, as the client gets it.
-        ids: tokens of the answer. A turn that doesn't end with an end token isn't kept.
-        turn: the conversation and its last message, if the template spells the message in another way than ``text``.
-            The template renders it then, so that the caller uses a thread. None keeps ``text``.
+        ids: tokens of the answer. A turn that doesn't end with an end token isn't cached.
+        turn: the conversation and its last message, if the template may spell the message otherwise than ``text``. The
+            template then renders it, which takes time: call this on a thread. None caches ``text``.
     """
     tokenizer = model.tokenizer
     if tokenizer is None or not ids or ids[-1] not in model.model.eos_token_ids or given.guarded is None:
@@ -141,9 +141,9 @@ def reasoning_switches(tokenizer: Tokenizer | None) -> list[str]:
 
 
 def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
-    """Returns the values of the variables by which a template controls reasoning, of those in ``reads``.
+    """Returns the values of those variables in ``reads`` by which a template controls reasoning.
 
-    A switch is True unless the effort is "none". ``reasoning_effort`` is the effort; "on" leaves it out.
+    A switch is True unless the effort is "none". ``reasoning_effort`` is the effort, and is omitted if that is "on".
     """
     switches: dict[str, Any] = {name: effort != "none" for name in _SWITCHES if name in reads}
     return switches | ({_EFFORT: effort} if _EFFORT in reads and effort != "on" else {})

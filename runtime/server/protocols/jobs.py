@@ -1,4 +1,4 @@
-"""One body's way: its prompts, the requests that run, and how what they give is sent."""
+"""Processes one body: makes its prompts, runs its requests, and sends their results."""
 
 from __future__ import annotations
 

@@ -185,10 +185,12 @@ class GenerateBody(_Asked, kw_only=True):
     }
 
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
-        """Returns the body as one of OpenAI's: of completions if ``raw`` or ``suffix`` is set, otherwise of chat
+        """Returns the body in OpenAI's format: of completions if ``raw`` or ``suffix`` is set, else of chat
         completions.
 
-        The arguments are those of `_Asked.common`. Raises RequestError if a raw prompt has a system prompt, too.
+        The arguments are those of `_Asked.common`. Raises RequestError if ``raw`` or ``suffix`` is combined with
+        ``system`` or
+        ``think``.
         """
         fields = self.common(model, ignored, ignore_unknown)
         if self.raw or self.suffix:

@@ -34,20 +34,20 @@ def _schema_of(form: Mapping[str, Any]) -> Any:
 
 
 class Reading:
-    """Reads the answers of one conversation, and makes the form to which the model is held.
+    """Reads the answers of one conversation, and makes the grammar that limits them.
 
     Args:
-        tokenizer: None where the bundle has none: then answers are the engine's text, as those of a model are whose
-            template has neither calls nor reasoning.
-        tools: that may be called.
-        prompt: its token ids.
-        raw: the text is wanted with its special tokens.
-        reasons: whether the model may reason; False: a form that is wanted begins with the first token.
+        tokenizer: None if the bundle has none. Then answers are the engine's text, as with a model whose template has
+            neither calls nor reasoning.
+        tools: the tools that may be called.
+        prompt: the prompt's token ids.
+        raw: True if the text shall contain special tokens.
+        reasons: True if the model may reason; False: the grammar applies from the first token.
 
     Attributes:
         ignored: constraints of schemas that can't be enforced, once ``form`` has been called.
 
-    Raises RequestError where there are tools, and it isn't known how the model calls them.
+    Raises RequestError if there are tools, but the model's format of calls isn't known.
     """
 
     def __init__(
@@ -142,17 +142,18 @@ class Reading:
 class Reader:
     """Reads one answer: as the engine's text, or by a parser.
 
-    A parser sees tokens, and a stop string may lie within them: so content and reasoning are cut at it here, as the
-    engine cuts the text.
+    A parser gets tokens, in which a stop string may lie. So this class cuts content and reasoning at stop strings, as
+    the
+    engine cuts its text.
 
     Args:
         parser: None for the engine's text.
-        params: of the request.
-        custom: names of tools whose calls are a text: their pieces wait until it is whole.
-        prefix: of the ids of calls; empty: they have nine letters.
+        params: the request's sampling parameters.
+        custom: names of tools with text input: the pieces of their calls are sent together.
+        prefix: prefix of the ids of calls; empty for ids of nine letters.
 
     Attributes:
-        reasoning_tokens: how many tokens were reasoning.
+        reasoning_tokens: number of tokens that were reasoning.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class Reader:
 
     @property
     def turn(self) -> dict[str, Any] | None:
-        """The answer as a message that a client sends back; None where the engine's text is all of it."""
+        """Returns the answer as a message that a client would send back; None if the answer is the engine's text."""
         if self._parser is None:
             return None
         message = self._parser.message
@@ -212,7 +213,7 @@ class Reader:
         return turn if message.complete else None
 
     def _shaped(self, deltas: Sequence[Delta], last: bool) -> list[Delta]:
-        """Cuts texts at stop strings, gives calls their ids, and puts those of custom tools together."""
+        """Returns the deltas with texts cut at stop strings, ids added to calls, and custom tools' calls joined."""
         shaped: list[Delta] = []
         for delta in deltas:
             if delta.call is None:

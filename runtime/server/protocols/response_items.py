@@ -78,7 +78,7 @@ class InputTokensBody(ResponseFields, kw_only=True):
 
 
 def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, Any]]) -> tuple[ChatBody, list[str]]:
-    """Returns the body in the words of chat completions, and what of it is ignored. Raises RequestError.
+    """Returns the body as one of chat completions, and the names of ignored fields. Raises RequestError.
 
     Args:
         items: items of the conversation: those of the previous responses, and the body's own.
@@ -147,10 +147,10 @@ def _sample_as(body: ResponsesBody, chat: ChatBody) -> None:
 
 
 def _offered(tools: Any, choice: Any) -> tuple[list[Any] | None, list[str]]:
-    """Returns the tools that the model is offered, and the names of those that are left out.
+    """Returns the tools for the model, and the names of the omitted ones.
 
-    A tool of a namespace gets a name of its own. Tools that OpenAI runs itself are left out, since agents always send
-    them. Raises RequestError if ``choice`` is one of these.
+    A tool of a namespace gets a unique name. Tools that OpenAI runs itself are omitted, since agents always send them.
+    Raises RequestError if ``choice`` is an omitted tool.
     """
     if not isinstance(tools, list):
         return tools, []
@@ -188,9 +188,9 @@ def items_of(
 
     Args:
         sent: the field's value: a text, or items.
-        stored: returns the stored item of an id, which stands for a reference to it; None for one that isn't there.
+        stored: returns the stored item with an id, by which a reference is replaced; None if there is none.
 
-    Raises RequestError, and ApiError for a reference to an item that isn't there.
+    Raises RequestError, and ApiError for a reference to an unknown item.
     """
     if sent is None:
         raise RequestError("input: it is missing", hint="Pass a text, or a list of items.")
@@ -246,10 +246,10 @@ def new_id(kind: str) -> str:
 
 
 def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the messages of a conversation, and what of it notes replace (see ``unsupported``).
+    """Returns the messages of a conversation, and the types of content that notes replace (see ``unsupported``).
 
-    Reasoning, text and calls in a row are one turn of the assistant. What the system says at the beginning is one
-    message, as templates want it. The user's last message is the last item with the role "user".
+    Consecutive reasoning, text and calls are one turn of the assistant. System messages at the beginning become one
+    message, as templates need it. The user's last message is the last item with the role "user".
 
     Args:
         items: the conversation's items, as ``items_of`` returns them.
@@ -271,14 +271,14 @@ def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) ->
 
 
 class _Conversation:
-    """The messages of chat completions, made of items one after the other.
+    """Converts items, one after the other, to messages of chat completions.
 
     Args:
-        last: index of the user's last message; -1 if there is none. Items that aren't text are refused in it.
+        last: index of the user's last message; -1 if there is none. In it, items that aren't text are refused.
 
     Attributes:
         messages: the messages so far.
-        unsupported: the notes that stand for what isn't text.
+        unsupported: the notes that replace content other than text.
     """
 
     def __init__(self, last: int) -> None:

@@ -1,7 +1,7 @@
-"""OpenAI's responses: ``/v1/responses``, what is stored of them, and their cancelling.
+"""OpenAI's responses: ``/v1/responses``, stored responses, and their cancelling.
 
-A body is turned into one of chat completions: items become messages, and an answer's parts become items again. The
-fields are those of https://platform.openai.com/docs/api-reference/responses; each is honoured, refused or harmless.
+A body is converted to one of chat completions: items become messages, and an answer's parts become items. The fields
+are those of https://platform.openai.com/docs/api-reference/responses; each is honoured, refused or harmless.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class _Kept:
 
 
 class Stored:
-    """Responses by their ids, which nobody can guess; a tenant finds its own alone.
+    """Stored responses by their ids, which can't be guessed. A tenant can read only its own.
 
     Args:
-        most_bytes: of those that are done. The tenant with the most bytes loses its least recently used response first.
+        most_bytes: maximum bytes of finished responses. Beyond it, the tenant with the most bytes loses its least
+            recently
+            used response.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -133,13 +135,14 @@ class Stored:
 
 
 class ResponsesShape(Shape):
-    """The answer of ``/v1/responses``. Whole or streamed, it goes through the same items.
+    """The answer of ``/v1/responses``, made of the same items whether whole or streamed.
 
     Args:
         asked: the body.
-        about: fields of the response that say what was asked.
-        stored: where it is kept; ``items``: of the conversation before it.
-        tenant: whose it is.
+        about: fields of the response that repeat the request.
+        stored: the store for the response.
+        items: items of the conversation before the response.
+        tenant: name of the response's tenant.
     """
 
     prefix, call_prefix = "resp_", "call_"
@@ -197,7 +200,7 @@ class ResponsesShape(Shape):
         }
 
     def _take(self, news: News) -> list[dict[str, Any]]:
-        """Puts what is new into items, and gives the events of that."""
+        """Adds new deltas to the items, and returns the events of the changes."""
         events: list[dict[str, Any]] = []
         self._pending += [self._scored(*one) for one in news.piece.logprobs or ()]
         for delta in news.deltas:
@@ -310,7 +313,7 @@ class ResponsesShape(Shape):
         return self._events([{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")])
 
     def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
-        """Events of what is new."""
+        """Returns the events of new deltas."""
         return self._events(self._take(news))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
@@ -361,7 +364,7 @@ def add_responses(routes: Routes, front: Front) -> None:
         return []
 
     def about(body: ResponsesBody, chat: ChatBody, model: Model) -> dict[str, Any]:
-        """The fields of a response that say what was asked, with the defaults."""
+        """Returns the fields of a response that repeat the request, with defaults for missing ones."""
         params = chat.params(model.model)
         tools = [({"strict": None} if tool.get("type") == "function" else {}) | tool for tool in body.tools or ()]
         reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
@@ -417,7 +420,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/responses/input_tokens")
     async def input_tokens(request: Request) -> Response:
-        """The tokens of what would be a prompt of ``/v1/responses``."""
+        """Returns the number of prompt tokens that a request to ``/v1/responses`` with this body would have."""
         before: list[dict[str, Any]] = []
 
         def find(body: InputTokensBody) -> None:

@@ -1,8 +1,8 @@
-"""Tools and conversations with calls: from what protocols say to what chat templates and formats read.
+"""Converts tools and conversations with calls from each protocol to the form that chat templates and formats read.
 
 A tool of any protocol becomes OpenAI's ``{"type": "function", "function": {...}}``. A custom tool, whose input is a
-text, becomes a function with one parameter, ``input``; ``ToolChoice.custom`` has its name, so that its calls go back as
-they were asked for.
+text, becomes a function with one parameter, ``input``; ``ToolChoice.custom`` has its name, so that its calls are
+returned as calls of a custom tool.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _REASONING = ("reasoning_content", "reasoning")
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """The tools of a request, and what it says of their use.
+    """The tools of a request, and which calls the request allows.
 
     Attributes:
-        tools: functions, in OpenAI's shape.
-        mode: "none": no call; "auto": as the model likes; "required": at least one.
-        name: of the one that is called, where ``mode`` is "required" and one was named.
-        parallel: whether there may be several calls.
-        custom: names of those that are custom tools.
+        tools: functions, in OpenAI's format.
+        mode: "none": no call; "auto": the model decides; "required": at least one.
+        name: the tool that must be called, if ``mode`` is "required" and the request has one.
+        parallel: True if there may be several calls.
+        custom: names of the custom tools.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -58,7 +58,7 @@ class ToolChoice:
 
     @property
     def shown(self) -> list[dict[str, Any]] | None:
-        """The tools as a template gets them; None where there are none, or none may be called."""
+        """The tools for the template; None if there are none, or none may be called."""
         if not self.tools or self.mode == "none":
             return None
         return [
@@ -146,7 +146,7 @@ def _custom(place: str, name: str, about: str | None, form: Any) -> dict[str, An
 
 
 def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
-    """A mode, the name of the tool that is to be called, and those that may be: None for all."""
+    """Returns the mode, the tool that must be called if any, and the tools that may be called; None for all."""
     if choice is None or choice in ("auto", "none", "required"):
         return choice or "auto", None, None
     kind = choice.get("type") if isinstance(choice, Mapping) else None
@@ -165,7 +165,7 @@ def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
 
 
 def custom_input(arguments: str) -> str:
-    """The text of a custom tool's call, from the arguments that the model wrote: as they are where they are cut off."""
+    """Returns the text input of a custom tool's call; the arguments unchanged if they can't be parsed."""
     value = (call_arguments(arguments) or {}).get(_INPUT)
     return value if isinstance(value, str) else arguments
 
@@ -183,12 +183,12 @@ def call_arguments(text: str) -> dict[str, Any] | None:
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as templates read them: the arguments of calls are objects, and a tool's result has its name.
+    """Returns the messages as templates read them: calls' arguments are objects, and a tool's result has the tool's
+    name.
 
-    Arguments that aren't an object stay a text, as a model wrote them that was cut off within a call. An assistant's
-    content may be missing.
+    Arguments that can't be parsed stay a text, as a cut-off call has them. An assistant's content may be missing.
 
-    Raises RequestError naming the message: for one of another role that says nothing, and for calls that aren't calls.
+    Raises RequestError naming the message, if another role has no content or a call is malformed.
     """
     checked, names = [], dict[str, str]()
     for i, message in enumerate(messages):
@@ -241,9 +241,10 @@ def _call(place: str, call: Any) -> dict[str, Any]:
 def call_forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
     """Yields checked messages with their calls in each of the forms that templates read.
 
-    The first are the messages themselves. Then all arguments are objects, as some templates take each one's items, and
-    then all are JSON texts, as others put them between texts. Last come the same with ids of nine letters and digits,
-    which Mistral's templates want. Messages without calls have one form.
+    First come the messages unchanged, then with all arguments as objects, whose items some templates iterate over, then
+    with all arguments as JSON texts, which other templates join to texts. Last come the same three with ids of nine
+    letters
+    and digits, which Mistral's templates need. Messages without calls have one form.
     """
     yield messages
     if not any(message.get("tool_calls") for message in messages):

@@ -1,11 +1,10 @@
-"""Content that models can't read: images, audio, files, and parts of types that nobody knows.
+"""Handles content that models can't read: images, audio, files, and parts of unknown types.
 
-Agents keep such content in their history for as long as a session goes on. In earlier messages and in tool results it
-is replaced by a note, and a header of the answer names it. In the user's last message it is refused: an answer that
-leaves it out would be an answer to another question.
+Agents repeat such content in their history for the rest of a session. In earlier messages and in tool results a note
+replaces it, and a header of the answer lists it. In the user's last message it is refused, because the answer would
+ignore part of the question.
 
-Each protocol decides which message is the user's last one. A tool result never is, nor is a message that has nothing
-but tool results.
+Each protocol decides which message is the user's last one. Tool results, and messages of only tool results, never are.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ def type_of(part: Any) -> str | None:
 
 
 def text_only(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns messages of chat completions without their unsupported content, and what was replaced.
+    """Returns messages of chat completions without their unsupported content, and the types of the replaced content.
 
-    The user's last message is the last one of the role "user". Malformed parts, which have no type, stay as they are.
+    The user's last message is the last one with the role "user". Malformed parts, without a type, stay unchanged.
 
     Raises RequestError for unsupported content in the user's last message.
     """

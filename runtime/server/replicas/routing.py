@@ -40,16 +40,17 @@ def block_names(scope: str, token_ids: Sequence[int]) -> tuple[bytes, ...]:
 
 @dataclass
 class Ticket:
-    """A request for which a replica is chosen, with all that the choice depends on.
+    """A request for which a replica is chosen.
 
     Attributes:
         blocks: names of the blocks of its prompt.
         version: hash of the bundle whose tokenizer made the prompt; empty if any replica will do.
-        avoid: replicas that are chosen only if there is no other.
-        only: the one replica that may be chosen. If neither ``only`` nor ``version`` is set, any replica that has no
-            link yet is chosen.
-        replica: the replica that is chosen so far; None for none.
-        sent: True if ``replica`` has taken the request.
+        avoid: replicas to choose only if there is no other.
+        only: the one replica that may be chosen. If neither ``only`` nor ``version`` is set, any replica without a link
+            is
+            chosen.
+        replica: the chosen replica; None for none yet.
+        sent: True if ``replica`` has accepted the request.
     """
 
     blocks: tuple[bytes, ...] = ()
@@ -92,10 +93,11 @@ class _Linked:
 
 
 class Routes:
-    """The replicas of one model that are linked, and the requests that are on their way to them. It is thread-safe.
+    """The linked replicas of one model, and the requests on their way to them. It is thread-safe.
 
     Args:
-        policy: "prefix" chooses as the module says; "load" the replica with the fewest requests; "round-robin" each
+        policy: "prefix" chooses as the module describes; "load" the replica with the fewest requests; "round-robin"
+            each
             replica in turn.
 
     Attributes:

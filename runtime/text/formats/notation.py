@@ -34,8 +34,10 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class Notation:
-    """The notation of one call. A subclass has ``read`` and ``rule``; with ``whole_answer``, ``read_answer`` and its
-    rule.
+    """The notation of one call.
+
+    A subclass overrides ``read`` and ``rule``; if ``whole_answer``, it overrides ``read_answer`` and ``answer_rule``
+    instead.
 
     Attributes:
         whole_answer: True if the notation covers the whole answer, which then has no other markers.
