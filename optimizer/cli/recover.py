@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_json, reported
+from .console import command_line, print_json, reported
 from .options import AsJson, check_early, grouped
 from .progress import stage_bars
 
@@ -97,10 +97,10 @@ def command(
     if as_json:
         print_json(report.to_json())
     elif not quiet:
-        _print(report)
+        _print(report, model)
 
 
-def _print(report: RecoveryReport) -> None:
+def _print(report: RecoveryReport, model: str) -> None:
     first, last = report.measured[0], report.measured[-1]
     print(f"{report.steps:,} steps on {report.tokens:,} tokens ({report.origin}), recipe {report.recipe}")
     print(f"on {report.held_out_tokens:,} held-out tokens (the source's perplexity is {last.source_perplexity:.5g}):")
@@ -109,5 +109,6 @@ def _print(report: RecoveryReport) -> None:
         print(f"  {name:<8}{one.kl:>10.4g}{one.perplexity:>12.5g}")
     print(
         f"\n{report.path}: {report.parameters:,} weights, in {report.seconds:.1f} s "
-        f"({report.tokens_per_second:,.0f} tokens/s). Next: optimize export MODEL --recovered {report.path}"
+        f"({report.tokens_per_second:,.0f} tokens/s)\n"
+        f"next: {command_line('export', model, '--recovered', str(report.path))}"
     )

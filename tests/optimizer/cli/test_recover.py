@@ -25,6 +25,8 @@ def test_options_reach_the_recovery_and_json_has_its_report(tiny_folder: Path, t
     assert again.exit_code == 8
     assert "is a recovery already" in again.stderr
     assert "--resume" in again.stderr
+    anew = CliRunner().invoke(app, [*line.split(), "--steps", "1", "--force"])
+    assert anew.exit_code == 0 and f"export {tiny_folder} --recovered {tmp_path / 'r'}" in anew.stdout, anew.output
 
 
 def test_the_help_has_examples_and_a_missing_recipe_is_said() -> None:
