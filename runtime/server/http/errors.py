@@ -14,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
+from ...requests.sampling import SEQUENCE_OPTIONS
 from ...shared.errors import BundleError, CapacityError, ContextError, EnginewrightError, OverloadError, RequestError
 from ..engines.engine_client import EngineLostError, UnavailableError
 
@@ -207,10 +208,12 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "repetition_penalty": "options.repeat_penalty",
         "response_format": "format",
         **{name: f"options.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
-        **{name: f"options.{name}" for name in ("presence_penalty", "frequency_penalty")},
+        **{name: f"options.{name}" for name in ("presence_penalty", "frequency_penalty", *SEQUENCE_OPTIONS)},
     },
 }
-"""Protocol -> fields of chat completions -> their names in the protocol's bodies, which errors have."""
+"""Protocol -> fields of chat completions -> their names in the protocol's bodies, which errors have.
+
+Ollama's bodies take the ``options`` of its row."""
 
 
 class ApiError(Exception):

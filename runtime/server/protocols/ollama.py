@@ -18,14 +18,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...requests.sampling import SEQUENCE_OPTIONS
 from ...requests.vllm_names import Only
 from ...shared.contracts import ModelInfo
 from ...shared.errors import RequestError, meant, shown
 from ...tasks.generate import Finished
 from ..engines.engine_client import Model
 from ..engines.records import Ended
-from ..http.errors import ApiError, json_response
+from ..http.errors import OLLAMA, RENAMED, ApiError, json_response
 from ..http.fields import HINTS, Fields, decoded
 from ..http.front import VERSION, Front
 from ..http.routes import Routes
@@ -62,11 +61,8 @@ class ShowBody(Fields, kw_only=True):
 _TEXT_ONLY = Only((None, []), "models take text alone", "Leave them out.")
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's default values, for options for which the model recommends no value."""
-_SAMPLING = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
-    **{name: name for name in ("presence_penalty", "frequency_penalty", *SEQUENCE_OPTIONS)},
-    "repeat_penalty": "repetition_penalty",
-}
+_OPTION = "options."
+_SAMPLING = {name.removeprefix(_OPTION): field for field, name in RENAMED[OLLAMA].items() if name.startswith(_OPTION)}
 """Ollama's options, and the fields of OpenAI's bodies that have the same meaning."""
 _OPTIONS_IGNORED = HINTS | frozenset(
     {
@@ -108,16 +104,16 @@ class _Asked(Fields, kw_only=True):
         for name, value in options.items():
             if value is None:
                 continue
-            if name in _SAMPLING:
-                fields[_SAMPLING[name]] = value
-            elif name == "num_predict":
+            if name == "num_predict":
                 fields["max_tokens"] = -1 if isinstance(value, (int, float)) and value < 0 else value
+            elif name in _SAMPLING:
+                fields[_SAMPLING[name]] = value
             elif name == "repeat_last_n" and value in (-1, 0):
                 continue  # -1 penalises tokens of the whole text, as the server always does; 0 is treated below
             elif name in _OPTIONS_IGNORED or ignore_unknown:
                 ignored.append(f"options.{name}")
             else:
-                hint = meant(name, (*_SAMPLING, "num_predict", "repeat_last_n"))
+                hint = meant(name, (*_SAMPLING, "repeat_last_n"))
                 hint += "Leave it out; with --unknown-fields ignore, the server leaves such options out itself."
                 raise RequestError(f"options: there is no {shown(name)}", hint=hint)
         if (last := options.get("repeat_last_n")) == 0 and last is not False:  # nothing is penalised

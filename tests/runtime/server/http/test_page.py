@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.runtime.server.http.page import FOLDER
+from enginewright.runtime.server.protocols.bodies import ChatBody
 from tests.runtime.server.chromium import (
     BUSY,
     HOSTILE,
@@ -74,6 +75,12 @@ def test_the_page_names_nothing_elsewhere_and_has_nothing_inline() -> None:
         assert all((FOLDER / name).is_file() and name.startswith("./") for name in names), path
     page = (FOLDER / "index.html").read_text()
     assert re.findall(r"<script[^>]*>([^<]*)", page) == [""] and "<style" not in page
+
+
+def test_number_fields_of_the_dialog_are_fields_of_a_body() -> None:
+    dialog = (FOLDER / "index.html").read_text().partition('<dialog id="settings"')[2].partition("</dialog>")[0]
+    names = re.findall(r'<input name="(\w+)" type="number"', dialog)
+    assert "min_p" in names and set(names) <= set(ChatBody.__struct_fields__)
 
 
 def test_files_of_others_are_those_that_are_pinned() -> None:

@@ -197,6 +197,8 @@ def test_a_model_is_loaded_by_asking_for_nothing(agents: Server, path: str) -> N
         ("/api/chat", {"odd": 1}, 400, "'odd': there is no such field"),
         ("/api/chat", {"options": {"odd": 1}}, 400, "options: there is no 'odd'"),
         ("/api/chat", {"options": {"temperature": "x"}}, 400, "temperature: expected"),
+        ("/api/chat", {"options": {"dry_multiplier": -1}}, 400, "options.dry_multiplier: -1"),
+        ("/api/chat", {"options": {"repeat_penalty": -1}}, 400, "options.repeat_penalty: -1"),
         ("/api/chat", {"format": "xml"}, 400, "format: 'xml' isn't a form"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, 400, "images"),
         (
