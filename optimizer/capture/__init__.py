@@ -1,6 +1,6 @@
-"""Capture: a Hugging Face directory, a GGUF file or a live transformers model becomes a Program.
+"""Captures a model as a Program, from a Hugging Face directory, a GGUF file or a live transformers model.
 
-Loaded when it is used: a machine without torch finds sources and names them with the other modules of this folder.
+Functions are imported on first use, so that the modules that find a source work without torch.
 """
 
 from typing import TYPE_CHECKING

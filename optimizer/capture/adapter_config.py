@@ -85,7 +85,7 @@ class AdapterConfig:
     keys: _Keys
 
     def scaling(self, module: str) -> tuple[int, float]:
-        """The rank of a module's factors, and what their product is multiplied with."""
+        """Returns the rank of a module's factors, and the factor by which their product is scaled."""
         rank = _of_pattern(self.keys.rank_pattern, module, self.keys.r)
         alpha = _of_pattern(self.keys.alpha_pattern, module, self.keys.lora_alpha)
         if rank < 1:
@@ -134,11 +134,11 @@ class AdapterConfig:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """The configuration of an adapter's folder.
+    """Reads the configuration of an adapter's folder.
 
     Raises:
-        SourceError: a key has a value that it can't have, or is unknown.
-        UnsupportedModelError: a key says what can't be merged.
+        SourceError: a key is unknown, or has an invalid value.
+        UnsupportedModelError: the adapter is of a kind that can't be merged.
     """
     path = folder / ADAPTER
     raw = read_json(path)

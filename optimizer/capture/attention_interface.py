@@ -1,8 +1,8 @@
-"""The one attention function and the one mask function that every decoder of transformers is captured through.
+"""The attention function and the mask function through which every decoder of transformers is captured.
 
-transformers lets a caller register both under a name. The mask function checks that the mask a model asks for is
-causal, or causal within a window, and hands the model a ``CausalMask`` in place of a tensor; the attention function
-finds it again, and becomes a single ``ew.attention`` in the traced graph.
+transformers lets a caller register both under a name. The mask function checks that the model's mask is causal, or
+causal within a window, and returns a ``CausalMask`` instead of a tensor. The attention function receives that object,
+and becomes a single ``ew.attention`` in the traced graph.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _WITHOUT_MEANING = frozenset(
 
 @dataclass(frozen=True)
 class CausalMask:
-    """Stands for a mask tensor between the mask function and the attention function. ``window`` 0 is full attention.
+    """Replaces a mask tensor between the mask function and the attention function. ``window`` 0 means full attention.
 
-    Slicing, which some models do to fit a mask to the keys, leaves it as it is. A model that computes with it gets the
-    tensor: one that writes its attention out.
+    Slicing, by which some models fit a mask to the keys, doesn't change it. A model that computes with the mask,
+    because it writes its attention out, gets the tensor.
     """
 
     window: int
@@ -75,8 +75,10 @@ class CausalMask:
 
 @dataclass(frozen=True)
 class OtherMask:
-    """Stands for a mask of another kind, and says so. It is refused where a layer attends with it: some models make
-    masks that none of their layers uses."""
+    """Replaces a mask that can't be compiled; ``problem`` describes it.
+
+    It is refused only if a layer attends with it, as some models make masks that no layer uses.
+    """
 
     problem: str
 
@@ -100,13 +102,12 @@ class OtherMask:
 
 @dataclass
 class AttentionCapture:
-    """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] they all refer to.
+    """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] that all of them use.
 
-    ``tokens`` is T, and ``windows`` those of masks that the model computed with itself.
-
-    ``model_layers``: how many layers the model says that it has; a layer that attends again gets a number beyond them,
-    for each call has keys and values of its own. ``paths``: id of a module -> its path, for messages. ``running``: the
-    modules with a layer's number that are being called, innermost last. ``recurrent``: the layers of recurrent calls.
+    ``tokens`` is T. ``windows``: the windows of masks whose tensors the model computed with. ``model_layers``: the
+    number of layers in the model's configuration; a layer that attends again gets a higher number, since each call has
+    keys and values of its own. ``paths``: the path of each module by its id, for messages. ``running``: the modules
+    with a layer's number that are being called, innermost last. ``recurrent``: the layers of recurrent calls.
     ``called``: all layers of which a module was called.
     """
 
@@ -268,7 +269,7 @@ def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str
 def mask_function(
     *args: Any, mask_function: Callable[..., Any], config: Any = None, local_size: int | None = None, **others: Any
 ) -> CausalMask | OtherMask:
-    """Checks the mask that a model asks for by evaluating it, and returns what stands for it."""
+    """Evaluates the mask of a model, and returns the object that replaces it."""
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     windows = [w for w in (local_size, getattr(config, "sliding_window", None)) if isinstance(w, int) and w > 0]
     window = causal_window(mask_function, longest=longest, windows=windows)
@@ -281,10 +282,10 @@ def mask_function(
 
 
 def causal_window(mask: Callable[..., Any], *, longest: int, windows: list[int]) -> int | None:
-    """The window of a mask over positions (0 if causal without one), or None if it is another mask.
+    """Returns the window of a causal mask; 0 if it has none, and None if the mask isn't causal.
 
-    ``mask(batch, head, query, key)`` is evaluated on a grid of small positions, of those around ``windows`` and their
-    multiples, and of those around powers of two up to ``longest``: where chunks and blocks would show.
+    ``mask(batch, head, query, key)`` is evaluated at small positions, around multiples of ``windows``, and around
+    powers of two up to ``longest``, where chunks and blocks would differ.
     """
     points = set(range(17))
     for center in [w * n for w in windows for n in (1, 2, 3)] + [2**n for n in range(5, longest.bit_length() + 1)]:

@@ -20,17 +20,17 @@ _ONCE_SAVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.bias|attn\.masked_b
 def bind_weights(
     model: PreTrainedModel, tensors: Mapping[str, WeightExpr], *, source: str, may_ignore: Iterable[str] = ()
 ) -> dict[str, WeightExpr]:
-    """An expression in the model's dtype for each parameter and saved buffer of ``model``.
+    """Returns an expression in the model's dtype for each parameter and saved buffer of ``model``.
 
     Args:
         model: from ``build_model``.
-        tensors: what the source has, by the model's names, with or without the prefix of its base model.
+        tensors: the source's tensors by the model's names, with or without the prefix of its base model.
         source: the file or folder, for messages.
-        may_ignore: regular expressions of tensors that needn't have a place in the model.
+        may_ignore: regular expressions of tensors that the model needn't have.
 
     Raises:
-        SourceError: a tensor is missing, has another shape or a dtype that can't be read, or has no place in the model;
-            or two tensors differ that are one in the model.
+        SourceError: a tensor is missing, has another shape or a dtype that can't be read, or isn't in the model; or two
+            tensors differ that are one in the model.
     """
     state = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters(remove_duplicate=False))

@@ -44,18 +44,18 @@ def build_model(
 ) -> PreTrainedModel:
     """Builds a float32 decoder in eval mode, to be captured or to be run.
 
-    Parameters are allocated but never written, so they cost address space and no memory; buffers that the model
-    computes itself (such as rotary frequencies) have their values. ``config`` is left as it is.
+    Parameters are allocated but never written, so they use address space and no memory. Buffers that the model computes
+    itself (such as rotary frequencies) have their values. ``config`` isn't changed.
 
     Args:
         config: the configuration of a decoder-only language model.
-        model_class: the class to build; by default the one that transformers has for the configuration.
-        eager: False builds a model to capture: its attention and experts go through our interfaces of transformers.
-            True builds the model to run, with transformers' own eager attention and experts. Both are decided here,
-            because a class that writes its attention out can't change it later.
+        model_class: the class to build; by default transformers' class for the configuration.
+        eager: False builds a model to capture: its attention and experts call our functions. True builds the model to
+            run, with transformers' own eager attention and experts. It can't be changed later, because some classes
+            choose their attention when they are built.
 
     Raises:
-        UnsupportedModelError: no decoder-only language model, or one whose attention isn't on transformers' interface.
+        UnsupportedModelError: not a decoder-only language model, or its attention doesn't use transformers' interface.
     """
     check_decoder(config, model_class)
     logging.getLogger(_KERNELS).addFilter(_is_no_advice)
@@ -164,7 +164,7 @@ def class_of_part(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def _hint(config: PretrainedConfig) -> str:
-    """The hint for a model that isn't a decoder: its text part may be one that can be exported."""
+    """Returns the hint for a model that isn't a decoder. It names the model's text part if that can be exported."""
     hint = "Enginewright compiles decoder-only language models of text."
     try:
         part = find_text_part(config, architecture(config))

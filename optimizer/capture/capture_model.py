@@ -71,18 +71,18 @@ def capture(
     """Captures a decoder-only language model without reading its weights.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, or a transformers model; or a record of one and its adapters.
-            Nothing is downloaded here (see ``find_source``), and no code or pickle that comes with a model is run.
-        tokenizer: in place of the source's own: a transformers tokenizer, or a directory that has one.
-        context_length: the longest request to be served; what scales rotary frequencies by the length is fixed for it.
-            By default the longest that needs no such scaling, or all that the model is made for; see ``freeze_rope``.
-        name: what to call it; by default as its file or folder is called.
-        part: "text" takes the text decoder of a directory's model that also takes images or sounds. A model that is
-            a decoder anyway is taken whole. By default a model with other parts is refused.
+        source: a Hugging Face directory, a GGUF file, a transformers model, or a ``ModelSource`` with adapters. Nothing
+            is downloaded (see ``find_source``), and no code or pickle of the model is run.
+        tokenizer: replaces the source's own: a transformers tokenizer, or a directory with one.
+        context_length: the longest request in tokens; rotary frequencies that depend on the length are fixed for it.
+            By default the longest length that needs no scaling, or the model's maximum; see ``freeze_rope``.
+        name: the model's name; by default that of its file or folder.
+        part: "text" captures the text decoder of a model that also takes images or sounds, and any other decoder
+            whole. By default a model with other parts is refused.
 
     Raises:
         SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
-        UnsupportedModelError: a model that can't be compiled; names what it is and which module or field is why.
+        UnsupportedModelError: the model can't be compiled; names the module or field that is the reason.
     """
     replacement = _tokenizer_of(tokenizer)
     model_source = ModelSource.of(source)
@@ -102,10 +102,10 @@ def capture(
 
 
 def capture_shapes(source: Path) -> tuple[Program, ModelInfo]:
-    """The program of a model whose weights have shapes and no values: of a directory config.json is enough.
+    """Captures a model whose weights have shapes and no values; of a directory, config.json is enough.
 
-    Those of a GGUF file are as ``capture`` has them, since its header says how each is stored. Raises what ``capture``
-    does; evaluating a weight of a directory raises SourceError. Of a model with other parts it is the text decoder.
+    The weights of a GGUF file are those of ``capture``, as its header has their types. Of a model with other parts the
+    text decoder is captured. Raises the errors of ``capture``; evaluating a weight of a directory raises SourceError.
     """
     if source.is_dir():
         model = _build(*_decoder_of(source, TEXT))
@@ -179,9 +179,9 @@ def _untied(
 
 
 def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, type[PreTrainedModel] | None]:
-    """A directory's configuration, or that of its text decoder with what to build of it.
+    """Returns a directory's configuration, or that of its text decoder with the decoder's class.
 
-    Asked before weights are, as they would be no use.
+    Callers read no weights before it, as it refuses models that aren't decoders.
     """
     config = huggingface.read_config(directory)
     text_part: TextPart | None = None
@@ -197,7 +197,7 @@ def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, ty
 def _build(
     config: PretrainedConfig, model_class: type[PreTrainedModel] | None, *, eager: bool = False
 ) -> PreTrainedModel:
-    """Builds what ``_decoder_of`` returned."""
+    """Builds the decoder that ``_decoder_of`` returned."""
     model = build_model(config, model_class, eager=eager)
     if model_class is not None:
         simplify_rotations(model)
@@ -309,7 +309,9 @@ def _warnings(
     original: SourceTokenizer | None,
     source: str,
 ) -> tuple[str, ...]:
-    """Warnings of generation settings that aren't followed, and of the tokenizer. Raises what checking it raises."""
+    """Returns warnings of unsupported generation settings, and of the tokenizer. Raises the errors of
+    ``check_tokenizer``.
+    """
     warnings = generation_defaults(generation, where)[1]
     if files is not None and original is not None:
         ends = info.eos_token_ids

@@ -1,6 +1,6 @@
-"""Checks that find mistakes in a source at once: in a folder's configuration, or in a file's first bytes.
+"""Quick checks of a source: of a folder's configuration, or of a file's first bytes.
 
-Nothing here needs torch or transformers, which take longer to import than most mistakes take to find.
+They need neither torch nor transformers, whose import takes longer than the checks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TEXT = "text"
 
 
 def check_source(path: Path) -> None:
-    """Says what can be said of a model's folder or file without its weights.
+    """Checks a model's folder or file without its weights.
 
     Raises:
         SourceError: it isn't a model.
-        UnsupportedModelError: the configuration says already that it can't be compiled.
+        UnsupportedModelError: its configuration can't be compiled.
     """
     if path.is_dir():
         check_folder(path)
@@ -40,11 +40,11 @@ def check_source(path: Path) -> None:
 
 
 def check_folder(directory: Path) -> dict[str, Any]:
-    """The configuration of a model's folder, as its JSON has it.
+    """Returns the configuration of a model's folder, as parsed JSON.
 
     Raises:
-        SourceError: config.json is missing, no JSON, or doesn't name its kind of model.
-        UnsupportedModelError: it comes with code of its own, or is quantized in a way that can't be read.
+        SourceError: config.json is missing, isn't JSON, or doesn't name its model type.
+        UnsupportedModelError: the model has code of its own, or a quantization that can't be read.
     """
     path = directory / CONFIG
     _check_kind(directory)
@@ -99,9 +99,9 @@ def check_file(path: Path) -> None:
 
 
 def read_json(path: Path, *, repeats: bool = False) -> dict[str, Any]:
-    """A JSON object from a file. Raises SourceError naming the file.
+    """Reads a JSON object from a file. Raises SourceError naming the file.
 
-    ``repeats`` takes the last of several keys of one name, as other readers do; else they are an error.
+    ``repeats`` True uses the last of several equal keys, as other readers do; False raises an error for them.
     """
     try:
         value = parse_json(read_regular(path, most=MOST_TEXT_BYTES), repeats=repeats)

@@ -38,8 +38,8 @@ class SourceTokenizer:
     """A source's own tokenizer.
 
     Attributes:
-        encode: gives the tokens of a text.
-        token_id: gives the id of a token by its text; None if it isn't one.
+        encode: returns the tokens of a text.
+        token_id: returns the id of the token with a text; None if there is none.
     """
 
     encode: Encode
@@ -62,17 +62,17 @@ class SourceTokenizer:
 def check_tokenizer(
     files: TokenizerFiles, original: SourceTokenizer, vocab_size: int, *, end_tokens: Sequence[int] = (), source: str
 ) -> list[str]:
-    """Compares what a bundle keeps of a tokenizer with the source's own. Returns warnings, one a line.
+    """Compares a bundle's tokenizer with the source's own. Returns warnings, one a line.
 
     Args:
-        files: what the bundle keeps.
-        original: the source's tokenizer. A start token that the runtime is told to add may be missing.
+        files: the bundle's tokenizer files.
+        original: the source's tokenizer. A start token that the runtime adds may be missing from its results.
         vocab_size: rows of the model's table of tokens.
-        end_tokens: what ends a text, by the model's configuration.
+        end_tokens: tokens that end a text by the model's configuration.
         source: folder or file, for messages.
 
     Raises:
-        SourceError: a text has other tokens, a token that the model hasn't, or a start or end token that it hasn't.
+        SourceError: a text has other tokens, or a token, start token or end token isn't in the model's table.
     """
     if files.tokenizer_json is None:
         return []

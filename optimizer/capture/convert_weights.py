@@ -1,8 +1,8 @@
-"""Checkpoints whose tensors are not the model's parameters: transformers' conversion mapping, read lazily.
+"""Maps checkpoint tensors to parameters by transformers' conversion mapping, lazily.
 
-transformers renames tensors when it loads a checkpoint, and builds some parameters from several of them: experts that
-are stored one by one become one stack, say. It says how in a list of renamings and converters for each model, which is
-interpreted here: a converter's operations become weight expressions, and nothing is read.
+transformers renames tensors when it loads a checkpoint, and builds some parameters from several tensors, for example a
+stack from separate experts. Each model has a list of renamings and converters for this. This module interprets the
+list: a converter's operations become weight expressions, and nothing is read.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _Context:
 def by_model_names(
     model: PreTrainedModel, tensors: Mapping[str, WeightExpr], *, source: str = "the checkpoint"
 ) -> dict[str, WeightExpr]:
-    """The tensors of a checkpoint by the names that they have in ``model``, several made one where transformers does.
+    """Returns a checkpoint's tensors by their names in ``model``, joined where transformers joins several.
 
-    Tensors without a place in the model keep a name of their own. ``source`` is for messages.
+    Tensors that the model doesn't have keep their names. ``source`` is for messages.
 
     Raises:
-        SourceError: two tensors are one parameter, or one of several that make a parameter is missing.
-        UnsupportedModelError: an operation of transformers' mapping that isn't known here, by its name.
+        SourceError: two tensors map to one parameter, or one of several tensors of a parameter is missing.
+        UnsupportedModelError: transformers' mapping has an unknown operation; names it.
     """
     transforms = get_model_conversion_mapping(model)
     renamings = [t for t in transforms if isinstance(t, loading.WeightRenaming)]

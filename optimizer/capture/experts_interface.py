@@ -1,9 +1,9 @@
-"""The one experts function that every mixture of experts of transformers is captured through.
+"""The experts function through which every mixture of experts of transformers is captured.
 
-transformers hands a layer of experts to a registered function, with its parameters and a few switches for how they lie;
-ours becomes a single ``ew.moe`` in the traced graph. Weights that lie otherwise are reordered by ops on weights,
-which constant folding makes expressions of. Between its two products a layer calls a Python method: it is recognised
-by its values at chosen points, and then compared with what ``ew.moe`` would do.
+transformers calls a registered function with a layer's parameters and a few switches for their layout; ours becomes a
+single ``ew.moe`` in the traced graph. Weights in other layouts are reordered by ops on weights, which constant folding
+turns into expressions. Between its two products a layer calls a Python method. That is recognised by its values at
+chosen points, and then compared with the result of ``ew.moe``.
 """
 
 from __future__ import annotations

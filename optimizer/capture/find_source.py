@@ -1,6 +1,6 @@
-"""Finds the model that a user names: a path on this disk as it is, an id on the Hub (``hub_id``) fetched.
+"""Finds the model that a user names: a path on this disk, or an id on the Hub (``hub_id``), which is fetched.
 
-Every command and function that takes a source asks here.
+All commands and functions with a source use it.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def find_source(
     progress: Progress = silent,
     listed: Listing | None = None,
 ) -> Path:
-    """The folder or file that ``source`` names, fetched into the Hub's cache if it is an id and not there yet.
+    """Returns the folder or file of a source. A Hub id is fetched into the Hub's cache unless it is there.
 
     Args:
         source: a path, or a Hub id; see ``hub_id``.
-        revision: of a Hub id that names none itself.
-        option: what the user gave it as, for errors, such as "against".
-        weights: False fetches no more of an id's folder than its config.json.
+        revision: the revision of a Hub id that has none in its text.
+        option: the option that the source was passed as, for errors, such as "against".
+        weights: False fetches only config.json of a folder on the Hub.
         progress: called with the stage "download", in bytes.
-        listed: what ``check_named`` has returned for the same source, so that the Hub isn't asked again.
+        listed: the result of ``check_named`` for the same source, which saves a request to the Hub.
 
     Raises:
-        SourceError: nothing is there, here or on the Hub, or it can't be fetched; says why and what to do.
-        UnsupportedModelError: the configuration says already that it can't be compiled.
+        SourceError: the source doesn't exist here or on the Hub, or can't be fetched.
+        UnsupportedModelError: the configuration can't be compiled.
         CapacityError: the disk is too small.
-        MissingDependencyError: huggingface_hub, or what reads configurations, is not installed.
+        MissingDependencyError: huggingface_hub, or a library that reads configurations, is not installed.
     """
     place = find_here(source, revision=revision, option=option)
     if isinstance(place, Path):
@@ -59,12 +59,11 @@ def find_source(
 
 
 def check_named(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> Listing | None:
-    """Says what can be said of a source without its weights and without PyTorch; of a Hub id, after asking the Hub.
+    """Checks a source without its weights and without PyTorch; a Hub id after a request to the Hub.
 
-    The arguments are those of ``find_source``, which takes the Hub's answer that is returned; None for what is on this
-    disk.
+    Returns the Hub's answer, for ``find_source``; None for a path. The arguments are those of ``find_source``.
 
-    Raises what ``find_source`` raises, and SourceError for a folder or file that isn't a model.
+    Raises the errors of ``find_source``, and SourceError for a folder or file that isn't a model.
     """
     place = find_here(source, revision=revision, option=option)
     if isinstance(place, Path):
@@ -112,11 +111,11 @@ _SAYS_NOTHING = frozenset({"", "model", "ggml-model", "ggml", "main", "unnamed"}
 
 
 def model_name(path: Path, inside: object = None) -> str:
-    """The model's name: its folder's, or its GGUF file's without the type of the blocks.
+    """Returns the model's name: its folder's, or its GGUF file's without the quantization type.
 
     Args:
-        inside: the name in the GGUF file's header, used if the file's own name is generic. It is often the name of a
-            training run.
+        inside: the name in the GGUF file's header, used only if the file's own name is generic, because it is often the
+            name of a training run.
     """
     file_name = describe_source(path).name.rpartition("/")[2]
     if path.is_dir():

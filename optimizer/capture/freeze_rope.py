@@ -1,9 +1,9 @@
-"""Fixes rotary frequencies that transformers makes anew for the longest position of each batch.
+"""Fixes rotary frequencies that transformers recomputes for the longest position of each batch.
 
-With dynamic NTK and LongRoPE scaling (``rope_type`` "dynamic" and "longrope") the frequencies are those of the original
-context while all positions are within it, and others once one is not. One request would change another's numbers, and
-keys in a cache would be of other frequencies than the queries that meet them. So a bundle has those of one context
-length: by default the original one, within which transformers' frequencies are the same.
+With dynamic NTK and LongRoPE scaling (``rope_type`` "dynamic" and "longrope"), the frequencies change once a position
+of the batch exceeds the original context. One request would then change another's numbers, and cached keys would have
+other frequencies than later queries. So a bundle has the frequencies of one context length: by default the original
+one, up to which transformers' frequencies are the same.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def freeze_rope(model: PreTrainedModel, context_length: int | None = None) -> in
     """Fixes the frequencies of ``model``, in place, to those of a context length, and returns that length.
 
     Args:
-        model: any of transformers' decoders; one whose frequencies are fixed anyway is left as it is.
-        context_length: by default the longest for which the model's frequencies are the original ones.
+        model: any decoder of transformers; one with fixed frequencies isn't changed.
+        context_length: in tokens; by default the longest at which the model has its original frequencies.
 
     Raises:
-        UnsupportedModelError: the model is not made for contexts that long, or its frequencies can't be fixed.
+        UnsupportedModelError: the model's maximum is shorter, or its frequencies can't be fixed.
     """
     model_length = own_context_length(model.config)
     ropes = [(path, m, layer) for path, m in model.named_modules() for layer in _of_the_batch(m)]

@@ -1,8 +1,7 @@
-"""Brings torch.export's training graph into functional form, as ``run_decompositions({})`` does, much faster.
+"""Makes torch.export's training graph functional, as ``run_decompositions({})`` does, but much faster.
 
-That call traces the whole graph again. Most decoders need far less: what isn't functional in them is a handful of ops
-that may or may not return a view of their argument. Those are replaced here by what they come to; a graph with anything
-else goes the long way.
+That call traces the whole graph again. In most decoders the only non-functional ops are a few that may return a view of
+their argument. These are replaced here by equivalent ops; any other graph is passed to ``run_decompositions``.
 """
 
 from __future__ import annotations

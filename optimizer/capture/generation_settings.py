@@ -90,9 +90,9 @@ _ONLY_WITH_BEAMS = frozenset({"length_penalty", "early_stopping", "diversity_pen
 
 
 def generation_defaults(generation: Mapping[str, Any], source: str) -> tuple[dict[str, Default], list[str]]:
-    """The defaults of requests that generation settings say, by our names; and warnings of those that aren't followed.
+    """Returns the defaults of requests from generation settings, by our names; and warnings of unsupported settings.
 
-    ``source`` is the file, for messages. Raises SourceError for a value of another type than its field has.
+    ``source`` is the file, for messages. Raises SourceError for a value of a wrong type.
     """
     defaults: dict[str, Default] = {}
     warnings: list[str] = []
@@ -136,9 +136,9 @@ def _problem(name: str, default: Default) -> str | None:
 
 
 def token_ids(named: object, vocab_size: int, where: str) -> tuple[int, ...]:
-    """The tokens that a field names, one or a list, without those that the model can't give, such as -1.
+    """Returns the tokens of a field with one token or a list, without those outside the vocabulary, such as -1.
 
-    Raises SourceError naming ``where`` for what isn't a token.
+    Raises SourceError naming ``where`` if a value isn't a token.
     """
     listed: Iterable[object] = named if isinstance(named, list | tuple) else [named]
     counts = []

@@ -1,11 +1,11 @@
-"""Fetches models from the Hugging Face Hub into its cache: of a repository what an export reads, and no more.
+"""Fetches from the Hugging Face Hub into its cache, only the files that an export reads.
 
-Where the cache, the token and the Hub are is huggingface_hub's to say (HF_HOME, HF_TOKEN or `hf auth login`,
-HF_ENDPOINT, HF_HUB_OFFLINE). The cache has its usual layout, so other tools find what is fetched here, and what they
-fetched is found here. Only the bytes come our own way (``hub_blobs``): huggingface_hub 2 drops a download that was
-interrupted. Every file is compared with the hash that the Hub lists before it gets its name.
+huggingface_hub's settings determine cache, token and address (HF_HOME, HF_TOKEN or `hf auth login`, HF_ENDPOINT,
+HF_HUB_OFFLINE). The cache has its usual layout and is shared with other tools. Only the download of bytes is our own
+(``hub_blobs``), because huggingface_hub 2 drops interrupted downloads. Every file is compared with the hash in the
+Hub's list before it gets its name.
 
-Small files come first and weights last, so that a snapshot that has its weights has all.
+Weights come last, so a snapshot that has its weights is complete.
 """
 
 from __future__ import annotations
@@ -77,13 +77,14 @@ _LISTED = 12
 
 
 def fetch(wanted: HubId, progress: Progress, *, weights: bool = True, listed: Listing | None = None) -> Path:
-    """The folder, or GGUF file, in the Hub's cache that has the model; without ``weights``, its config.json at least.
+    """Returns the model's folder or GGUF file in the Hub's cache; without ``weights``, at least its config.json is
+    there.
 
-    In offline mode (HF_HUB_OFFLINE) that is what was fetched before. Else the Hub is asked which commit is meant, and
-    what is missing of it is fetched: the configuration first, which is checked before the weights come. ``listed``: its
-    answer, where ``check`` has asked already.
+    In offline mode (HF_HUB_OFFLINE) only earlier downloads are used. Otherwise missing files of the Hub's current
+    commit are fetched; the configuration first, which is checked before the weights are fetched. ``listed``: the result
+    of ``check``, if there is one.
 
-    Raises what ``find_source`` does.
+    Raises the errors of ``find_source``.
     """
     _check_revision(wanted)
     with _hub_errors(wanted):
@@ -115,11 +116,11 @@ def fetch(wanted: HubId, progress: Progress, *, weights: bool = True, listed: Li
 
 
 def check(wanted: HubId) -> Listing | None:
-    """Asks the Hub for a model, or its cache in offline mode, and checks the configuration of one in a folder.
+    """Finds a model on the Hub, or in its cache in offline mode, and checks its configuration if it is a folder.
 
-    It does without PyTorch and transformers, which take longer to import than the Hub takes to answer.
+    It imports neither PyTorch nor transformers, which take longer than the Hub's answer.
 
-    Returns the Hub's answer, for ``fetch``; None in offline mode. Raises what ``find_source`` does.
+    Returns the Hub's answer, for ``fetch``; None in offline mode. Raises the errors of ``find_source``.
     """
     repository: Listing | None = None
     with _hub_errors(wanted):
@@ -144,9 +145,9 @@ def _check_revision(wanted: HubId) -> None:
 
 
 def choose_files(wanted: HubId, files: Collection[str], where: str) -> tuple[str, ...] | None:
-    """The GGUF file among a repository's ``files`` that is meant, with all its parts; None for its safetensors.
+    """Returns all parts of the wanted GGUF file among a repository's ``files``; None if it has safetensors instead.
 
-    Raises SourceError where it isn't there, a part of it is missing, or several are as good; says which there are.
+    Raises SourceError if the file or a part is missing, or several files match; lists the available ones.
     """
     ggufs = (n for n in files if n.lower().endswith(".gguf") and "mmproj" not in n.rpartition("/")[2].lower())
     firsts = sorted({_part(name, 1) for name in ggufs})
@@ -236,7 +237,7 @@ class Listing:
     def of(wanted: HubId) -> Listing:
         """Fetches the list of a repository's files from the Hub.
 
-        Raises what huggingface_hub raises; SourceError if the answer isn't the Hub's.
+        Raises the errors of huggingface_hub; SourceError if the answer isn't in the Hub's format.
         """
         files: dict[str, Blob | None] = {}
         try:
@@ -397,9 +398,9 @@ def _cache_of(wanted: HubId) -> Path:
 
 @contextmanager
 def _hub_errors(wanted: HubId) -> Iterator[None]:
-    """Turns what huggingface_hub, its HTTP library and the disk raise within into our errors.
+    """Converts errors of huggingface_hub, its HTTP library and the disk in the block to our errors.
 
-    Their texts aren't repeated: an address may hold a signature, and a header the token.
+    Their texts aren't included: an address may contain a signature, and a header the token.
     """
     hub = constants.ENDPOINT
     log_in = "`hf auth login`, or HF_TOKEN"

@@ -65,18 +65,18 @@ def get_json(path: str, params: Mapping[str, str] = MappingProxyType({})) -> Any
 
 
 def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, progress: Callable[[int], None]) -> None:
-    """Makes ``folder / blob.hash`` of the bytes at ``url``; bytes in ``folder / blob.hash.incomplete`` come first.
+    """Downloads ``url`` to ``folder / blob.hash``, continuing a partial ``folder / blob.hash.incomplete``.
 
-    A connection that breaks is opened again, up to five times in a row without a byte. Two processes that want one blob
-    fetch it one after the other, and the second finds it there.
+    A broken connection is reopened, up to five times in a row without a new byte. A lock makes a second process wait
+    for the first, and then find the file.
 
     Args:
-        headers: who asks; not sent to another host that ``url`` redirects to.
-        progress: called with how many bytes are there, again and again.
+        headers: with the token; not sent to another host that ``url`` redirects to.
+        progress: called repeatedly with the number of bytes present.
 
     Raises:
-        SourceError: what came hasn't the hash.
-        OSError, HTTP_ERROR: of the disk and of the network. What came stays for the next attempt.
+        SourceError: the downloaded bytes have another hash.
+        OSError, HTTP_ERROR: of the disk and of the network. The partial file stays for the next attempt.
     """
     done, partial = folder / blob.hash, folder / f"{blob.hash}.incomplete"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Finds what a user calls a model on this disk, or else takes it as an id on the Hugging Face Hub.
+"""Resolves a source's text to a path on this disk, or else to an id on the Hugging Face Hub.
 
-``runtime.bundle.hub_id`` says what an id looks like.
+``runtime.bundle.hub_id`` defines the form of an id.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from enginewright.runtime.shared.errors import SourceError
 
 
 def find_here(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> Path | HubId:
-    """The path on this disk that ``source`` names, or else the Hub id that it is; nothing is fetched.
+    """Returns a source's path on this disk, or else its Hub id; nothing is fetched.
 
-    Raises SourceError for what is neither, and for a revision that doesn't go with it.
+    Raises SourceError if the text is neither, or is a path with a revision.
     """
     text = os.fspath(source)
     prefix = f"{option}: " if option else ""

@@ -54,7 +54,9 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def read_quantization(directory: Path) -> QuantizedFolder | None:
-    """Reads how the folder's weights are packed; None if they aren't. Raises what ``check_folder`` does."""
+    """Returns the quantization of a folder's weights; None if they aren't quantized. Raises the errors of
+    ``check_folder``.
+    """
     return quantization_of(directory, check_folder(directory))
 
 

@@ -1,7 +1,7 @@
-"""Values of a captured program that depend only on constants and a sequence's length and positions.
+"""Evaluates values of a captured program that depend only on constants and a sequence's length and positions.
 
-Capture runs one whole sequence at a time. A model may therefore count its tokens in place of reading their positions,
-and it knows the types of all tokens. Such values are equal for all sequences of a length, so they can be evaluated.
+Capture runs one whole sequence at a time. A model may therefore count its tokens instead of reading their positions,
+and it knows the types of all tokens. Such values are equal for all sequences of one length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class UnknownError(Exception):
 
 
 def known_nodes(program: Program) -> set[Node]:
-    """Nodes whose values don't depend on tokens and parameters: what a sequence's length says, and constants."""
+    """Returns the nodes that depend on neither tokens nor parameters, only on constants and a sequence's length and
+    positions.
+    """
     known: set[Node] = set()
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -76,7 +78,9 @@ class Sequence:
         return self._values[node]
 
     def call(self, node: Node, values: dict[Node, torch.Tensor]) -> Any:
-        """The value of a call, of those of ``values`` and of what is known. Raises UnknownError if torch does."""
+        """Returns the value of a call, with arguments from ``values`` or else evaluated. Raises UnknownError if torch
+        raises.
+        """
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: values[n] if n in values else self.value(n))
         assert callable(node.target)
         with torch.no_grad():
@@ -105,11 +109,11 @@ class Sequence:
 
 
 def read_given_positions(program: Program, longest: int) -> None:
-    """Lets the program read positions where it counts tokens, and take the row of a table where all tokens have the
-    same (their type, say), in place.
+    """Makes the program read positions where it counts tokens, in place.
 
-    Of one whole sequence, which is what a model was traced for, both are the same; of a step's tokens, which belong to
-    several, only what is read for each is right. ``longest``: the longest sequence that the model is made for.
+    It also replaces a table's lookup by its row where all tokens have the same index, such as their type. For one whole
+    sequence, for which the model was traced, nothing changes. A step's tokens belong to several sequences, so there
+    only the positions that are read for each token are right. ``longest``: the model's maximum sequence length.
     """
     known = known_nodes(program)
     lengths = sorted({n for n in _LENGTHS if n < longest} | {longest})

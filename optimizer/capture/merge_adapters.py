@@ -1,8 +1,8 @@
-"""Merges PEFT adapters into a model's weights: tensors by the names of modules become expressions over the weights.
+"""Merges PEFT adapters into a model's weights: an adapter's tensors become expressions over the weights.
 
-An adapter's tensor is called after a module of the model that it was trained on, which may have been loaded by another
-version of transformers. It is looked for among the model's parameters, then by transformers' own renaming of tensors,
-then among the checkpoint's: experts that are stored one by one are adapted before they are stacked.
+An adapter's tensor has the name of the module that it was trained on, perhaps by another version of transformers. The
+name is looked up among the model's parameters, then after transformers' own renaming of tensors, then among the
+checkpoint's tensors: separately stored experts are adapted before they are stacked.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class _OpenAdapter:
 
 
 class AdapterMerge:
-    """Adapters as changes to the weights of a model: to those of its checkpoint, and to its own.
+    """Applies adapters to the weights of a model: to the checkpoint's tensors, and to the model's parameters.
 
     Args:
         model: from ``build_model``.
-        adapters: in the order in which they are merged.
-        checkpoint: the tensors of a directory by their names there; of a GGUF file None.
-        whole: where the model is the text decoder of a model with other parts, the tensors of all of it. What
-            adapters change of the other parts is left out, as these are.
+        adapters: in the order of merging.
+        checkpoint: the tensors of a directory by their names there; None for a GGUF file.
+        whole: all tensors of a model with several parts, if ``model`` is its text decoder. Changes to the other parts
+            are ignored.
 
     Raises:
         SourceError: a file is damaged, or a tensor doesn't belong to this model; names the tensor.
@@ -99,7 +99,7 @@ class AdapterMerge:
 
     @property
     def unties(self) -> bool:
-        """True if two names of one parameter are adapted differently, so that they can't stay one."""
+        """True if a tied parameter's names are adapted differently, so that it must become several."""
         return any(self._of_model.get(name) != self._of_model.get(group[0]) for group in self._tied for name in group)
 
     def on_checkpoint(self, tensors: Mapping[str, WeightExpr]) -> dict[str, WeightExpr]:
@@ -269,7 +269,7 @@ class AdapterMerge:
             self._spread(target, step, steps, everywhere=tied and len(beside & set(opened.modules)) < 2)
 
     def _replaced(self, opened: _OpenAdapter, name: str, ours: str, expr: WeightExpr) -> str:
-        """The parameter that a tensor takes the place of: of modules_to_save, a bias, or a saved table or head.
+        """Returns the parameter that a tensor replaces: of modules_to_save, a bias, or a saved table or head.
 
         Raises SourceError if there is no such parameter, or the adapter doesn't train it.
         """
@@ -290,7 +290,7 @@ class AdapterMerge:
         return target
 
     def _share(self, steps: dict[str, list[Step]]) -> None:
-        """Gives a table and its tied head the same steps where these have equal values, so that they can stay one."""
+        """Replaces equal steps of a table and its tied head by the same objects, so that the two stay tied."""
         for first, *others in self._tied:
             for name in others:
                 alike = [

@@ -26,10 +26,10 @@ def model_info(
 
     Args:
         model: from ``build_model``.
-        name: what to call it.
+        name: the model's name.
         context_length: in tokens, from ``freeze_rope``.
-        generation: generation settings as in generation_config.json; what isn't set there is no default.
-        tokenizer_eos: the tokenizer's end of text, where neither settings nor configuration have one.
+        generation: generation settings as in generation_config.json.
+        tokenizer_eos: the tokenizer's end token, used if neither settings nor configuration have one.
         where: the file of the generation settings, for messages.
     """
     config = model.config.get_text_config()

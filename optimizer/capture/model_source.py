@@ -29,11 +29,11 @@ AdapterArgument: TypeAlias = "str | os.PathLike[str] | tuple[str | os.PathLike[s
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PEFT adapter and the factor of what it changes.
+    """A PEFT adapter and its weight.
 
     Attributes:
         folder: with adapter_config.json and adapter_model.safetensors.
-        weight: 1 merges the adapter as it was trained; any finite number.
+        weight: factor of the adapter's change; 1 merges it as trained, any finite number is allowed.
     """
 
     folder: Path

@@ -1,7 +1,7 @@
-"""Tries out whether an op keeps tokens apart, where no rule says so: two sequences packed together, and each by itself.
+"""Tests if an op treats tokens independently, for ops without a rule: on two packed sequences, and on each separately.
 
-Both must give the same for random arguments in float64, with the op's own constants and sizes. An op that looks at
-other tokens, or at how many there are, gives another result for the first or the second sequence.
+Both must have equal results for random arguments in float64, with the op's own constants and sizes. An op that uses
+other tokens, or their number, differs for the first or the second sequence.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _random_tensor(program: Program, value: torch.Tensor, tokens: int, generator
 
 
 def _part(program: Program, node: Node, value: Any, start: int, length: int) -> Any:
-    """The part of an argument that belongs to one of the two sequences."""
+    """Returns the part of an argument that belongs to one of the two sequences."""
     if isinstance(value, list):
         return [_narrow(program, v, t, start, length) for v, t in zip(node.meta["val"], value, strict=True)]
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,8 @@
 """The text decoder of a model that also takes images or sounds: its configuration, its class, and its tensors.
 
-Such a model's config.json has a ``text_config``. What decodes text is what transformers has for that configuration: a
-causal language model, or else a model without a head, whose head is then the whole's. Nothing here knows a family.
+Such a model's config.json has a ``text_config``. The decoder's class is transformers' class for that configuration: a
+causal language model, or a model without a head, which then gets the whole model's head. No model family is
+special-cased.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _WithHead(PreTrainedModel):
         logits_to_keep: int | torch.Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, T, V] of token ids [B, T], or of those of the T that ``logits_to_keep`` says."""
+        """Returns logits [B, T, V] of token ids [B, T]; with ``logits_to_keep``, only of the selected positions."""
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -89,13 +90,13 @@ class _WithHead(PreTrainedModel):
 
 
 def find_text_part(config: PretrainedConfig, source: str) -> TextPart | None:
-    """The text decoder inside of a model's configuration; None for any model that has no such part.
+    """Returns the text decoder inside of a model's configuration; None for any model that has no such part.
 
-    ``config`` is left as it is. ``source`` is its file, for messages.
+    ``config`` isn't changed. ``source`` is its file, for messages.
 
     Raises:
-        UnsupportedModelError: the part is there, and transformers has no decoder for it.
-        SourceError: a size of its configuration is none that a model has.
+        UnsupportedModelError: transformers has no decoder for the part.
+        SourceError: a size in its configuration is invalid.
     """
     inside = getattr(config, "text_config", None)
     if not isinstance(inside, PretrainedConfig) or not any(type(config) in mapping for mapping in _WHOLES):

@@ -1,8 +1,8 @@
-"""Finds the module of a model that works for some numbers of tokens only, for the message that refuses it.
+"""Finds the module of a model that works only for some numbers of tokens, to name it in the error.
 
-torch.export says that the number of tokens T had to be fixed or bounded, but not by whom. Every assumption it makes is
-a guard; so the module that was running when the first guard came that doesn't hold for every T is the one to name.
-Tracing ends there, for nothing behind it can change the verdict, and recurrences are unrolled for half a minute.
+torch.export reports that the number of tokens T had to be fixed or bounded, but not by which module. Every assumption
+is a guard, so the culprit is the module that was running when the first guard was added that doesn't hold for every T.
+Tracing ends there: nothing later changes the verdict, and unrolling recurrences takes half a minute.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class TokenCountWatch:
         self._note()
 
     def culprit(self) -> str | None:
-        """The module and what it does, as ``layers.0.mixer (modeling_x.py:12 in scan) assumes ...``, or None."""
+        """Returns the module and its assumption, as ``layers.0.mixer (modeling_x.py:12 in scan) assumes ...``, or
+        None.
+        """
         if self.shape_env is None or self.tokens is None:
             return None
         guards = [(i, g) for i, g in enumerate(self.shape_env.guards) if not self._holds_for_all(g.expr)]

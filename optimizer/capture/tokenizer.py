@@ -40,12 +40,12 @@ _FILES = (TOKENIZER_JSON, "tokenizer_config.json", "tokenizer.model", "vocab.jso
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model directory, None if it has none. Never touches the network.
+    """Returns the tokenizer of a model directory, None if it has none. It never uses the network.
 
-    Where a directory has a tokenizer.json, that decides which tokens a text has. Classes of transformers, which
-    tokenizer_config.json names, would put pre-tokenizers, normalizers and decoders of their own in its place.
+    A tokenizer.json alone decides the tokens of a text. The class of transformers in tokenizer_config.json isn't used
+    then, because it would replace parts of the file by its own.
 
-    Raises SourceError naming the directory if there is one that can't be read.
+    Raises SourceError naming the directory if its tokenizer can't be read.
     """
     if not any(os.path.lexists(directory / f) for f in _FILES):
         return None
@@ -64,7 +64,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase | None:
 
 
 def read_tokenizer_json(directory: Path) -> str | None:
-    """The text of a directory's tokenizer.json, None if it has none.
+    """Returns the text of a directory's tokenizer.json, None if it has none.
 
     Raises SourceError naming the file if it can't be read, or would take endless time or memory.
     """
@@ -128,7 +128,9 @@ def _name_special_tokens(loaded: PreTrainedTokenizerBase, directory: Path) -> No
 
 
 def _processor_template(directory: Path) -> str | None:
-    """The chat template that models with images had beside their tokenizer, in a file that tokenizers don't read."""
+    """Returns the chat template in chat_template.json, an older file of models with images that tokenizers
+    don't read.
+    """
     path = directory / "chat_template.json"
     if not path.is_file():
         return None
@@ -169,8 +171,8 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
 def quick_to_read(tokenizer_json: str) -> str:
     """Rewrites a tokenizer with each merge as one text, "a b" for ["a", "b"]: the library's older form.
 
-    The library reads it in three quarters of the time and with two fifths of the memory. A text that it would read as
-    another tokenizer, because a token contains a space, is returned unchanged.
+    The library reads this form in three quarters of the time and with two fifths of the memory. If a token contains a
+    space, the forms aren't equivalent, and the text is returned unchanged.
     """
     document = json.loads(tokenizer_json)
     if document["model"].get("dropout"):  # merges that are left out at random, in training
@@ -187,10 +189,10 @@ def quick_to_read(tokenizer_json: str) -> str:
 
 
 def with_tables(files: TokenizerFiles) -> TokenizerFiles:
-    """Adds the tables with which a bundle's tokenizer starts at once, if the tokenizer allows them.
+    """Adds the tables that let a bundle's tokenizer start quickly, if the tokenizer allows them.
 
-    The tables are checked on a few texts and on the texts of some of its tokens. If they give other tokens than the
-    library, or the library can't take such a text, the files are returned unchanged.
+    The tables are tested on a few texts and on the texts of some of its tokens. If a result differs from the library's,
+    or the library can't tokenize a text, the files are returned unchanged.
     """
     text = files.tokenizer_json
     tables = tables_of(text) if text is not None else None

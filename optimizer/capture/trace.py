@@ -77,16 +77,16 @@ _CAPTURED = tuple(signature(_Step.forward).parameters)[1:]
 
 
 def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
-    """The program of ``model`` (from ``build_model``), with logits [R, V] of the rows asked for.
+    """Traces ``model`` (from ``build_model``) to a program with logits [R, V] of the requested rows.
 
     Args:
         model: its parameters need no values.
-        weights: what to read each parameter and persistent buffer from, by its name in the model's state dict. What
-            the model computes itself is taken from ``model``.
+        weights: the source of each parameter and persistent buffer, by its name in the model's state dict. Buffers that
+            the model computes itself are read from ``model``.
 
     Raises:
-        UnsupportedModelError: torch.export can't trace it, a layer's attention went round the interface, it calls an op
-            that is neither ATen's nor ours, or an op other than attention may look at other tokens.
+        UnsupportedModelError: torch.export can't trace it, a layer's attention bypassed the interface, it calls an op
+            that is neither ATen's nor ours, or an op other than attention may combine tokens.
     """
     step, name = _Step(model), architecture(model.config)
     # A model is only asked for sequences that it is made for. Of its longest one the table of positions may be used up,
@@ -188,8 +188,8 @@ def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
 def _check_every_layer_attends(model: PreTrainedModel, capture: AttentionCapture) -> None:
     """Raises UnsupportedModelError unless attention was called through the interface as often as there are layers.
 
-    That nothing else mixes tokens is proved by then; this finds layers that were left out altogether. Layers that are
-    run several times under one number count as often as they attend.
+    It finds layers that were never called; other checks ensure that nothing else combines tokens. Layers that are run
+    several times under one number count as often as they attend.
     """
     layers = capture.model_layers
     missing = sorted(set(range(layers)) - set(capture.layers) - capture.called)

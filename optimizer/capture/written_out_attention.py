@@ -1,12 +1,13 @@
-"""Finds attention that a model writes out itself, in place of calling transformers' interface.
+"""Finds attention that a model computes itself instead of calling transformers' interface.
 
-What a module computes as ``softmax(scores(q @ k^T)) @ v`` is recognised by its values, not by its spelling: everything
-between the product and the softmax is evaluated for sequences of several lengths, and must come to
+A module's ``softmax(scores(q @ k^T)) @ v`` is recognised by its values, not by its code: the nodes between the product
+and the softmax are evaluated for sequences of several lengths, and must equal
 
-    scale * (q @ k^T) + slope * (key - query) + what is the same for all keys,
+    scale * (q @ k^T) + slope * (key - query) + a term that is the same for all keys,
 
-with all else masked away that isn't causal, or causal within a window. The slopes are those of linear biases (ALiBi,
-https://arxiv.org/abs/2108.12409), 0 without. Then one ``ew.attention`` takes its place; else the model is refused.
+and mask all keys except the causal ones, or the causal ones within a window. The slopes are those of linear biases
+(ALiBi, https://arxiv.org/abs/2108.12409), or 0. One ``ew.attention`` then replaces the nodes; otherwise the model is
+refused.
 """
 
 from __future__ import annotations
@@ -91,15 +92,15 @@ class _NotAttentionError(Exception):
 
 
 def replace_written_out_attention(program: Program, capture: AttentionCapture, longest: int) -> None:
-    """Every softmax over the keys of a step becomes ``ew.attention``, in place.
+    """Replaces every softmax over the keys of a step by ``ew.attention``, in place.
 
     Args:
-        program: as traced; what of it is left unused is removed.
-        capture: the layers that have attended through the interface; the others are noted.
-        longest: the longest sequence that the model is made for.
+        program: the traced program; nodes that become unused are removed.
+        capture: the layers that have attended through the interface; the replaced ones are added.
+        longest: the model's maximum sequence length.
 
     Raises:
-        UnsupportedModelError: naming the module, if one can't be shown to be attention as ``ew.attention`` means it.
+        UnsupportedModelError: a softmax isn't provably ``ew.attention``; names its module.
     """
     known = known_nodes(program)
     meanings: dict[object, _Meaning] = {}
@@ -293,7 +294,7 @@ def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: in
 
 
 def _check_weights(sequence: Sequence, found: _Found) -> None:
-    """Raises _NotAttentionError unless weights reach the product with v as the softmax gives them."""
+    """Raises _NotAttentionError unless the softmax's result reaches the product with v unchanged."""
     weights = torch.rand(sequence.shape(found.softmax), generator=torch.Generator().manual_seed(0))
     values = {found.softmax: weights}
     for node in _between(found.weights, found.softmax, sequence.known):

@@ -118,8 +118,7 @@ class SourceRunner:
         """Measures the decode speed with all threads and with one thread, for about a second, and returns the faster.
 
         On a busy machine one thread may be faster. Returns None if the weights aren't in memory (reading them would be
-        timed
-        too), if the model has no KV cache, if the context is too short, or if the model is tiny.
+        timed too), if the model has no KV cache, if the context is too short, or if the model is tiny.
         """
         if not self._kept or weight_bytes(self.model) < 4 * _LEAST_TIMED or context_length <= _TIMED_CONTEXT:
             return None

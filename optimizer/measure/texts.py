@@ -72,8 +72,7 @@ def read_prompts(source: str | Path) -> list[SuitePrompt]:
     """Returns the prompts of a file, which is plain text or JSONL; it is JSONL if its first line begins with a brace.
 
     In plain text, each line is a prompt. In JSONL, each line is an object with either "prompt", a text, or "messages",
-    a
-    conversation. Empty lines are skipped.
+    a conversation. Empty lines are skipped.
 
     Args:
         source: a path, or BUILT_IN for the prompts that come with the package.

@@ -25,10 +25,8 @@ class Windows:
     """A division of a text into overlapping windows, as in transformers' guide "Perplexity of fixed-length models".
 
     Window i begins at token i * ``stride`` and scores the tokens that no earlier window contains. So every token is
-    scored
-    once; after the first window, it has at least ``size - stride`` tokens of context. The first token of a text is
-    scored
-    only if there is a ``prefix``.
+    scored once; after the first window, it has at least ``size - stride`` tokens of context. The first token of a text
+    is scored only if there is a ``prefix``.
 
     Attributes:
         size: the most text tokens of a window, without the prefix.

@@ -133,8 +133,7 @@ class Pass(ABC):
 
         Raises:
             PassError: calibration tokens are needed and there are none, a requirement doesn't hold, the program is
-                invalid
-                afterwards or lacks what the pass ensures, or a required pass matched nothing.
+                invalid afterwards or lacks what the pass ensures, or a required pass matched nothing.
         """
         start = time.perf_counter()
         if not context.calibration and self.wanted(context) and self.needs_tokens(context):

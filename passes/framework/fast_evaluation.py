@@ -55,10 +55,8 @@ class WeightCache:
     """A cache of evaluated weights of at most ``limit`` bytes.
 
     The keys are expressions: equal expressions have equal values, so programs of one model can share a cache. When it
-    is
-    full, the first values stay, because the next evaluation needs them first; values that the running program doesn't
-    use
-    are dropped.
+    is full, the first values stay, because the next evaluation needs them first; values that the running program
+    doesn't use are dropped.
     """
 
     def __init__(self, limit: int = 1 << 30) -> None:

@@ -36,8 +36,7 @@ class Pruning(Section):
         overrides: other shares for some layers; the first that matches and has that share counts.
         correct: True if the remaining weights compensate for removed ones by least squares.
         max_kl: the largest mean KL divergence in nats per token. With it, shares and ``layers`` are only upper limits,
-            and
-            a search chooses what is removed.
+            and a search chooses what is removed.
         multiple: the remaining columns are a multiple of this number; see ``fitting``.
     """
 

@@ -25,9 +25,8 @@ class StepwiseEvaluation:
 
         run = StepwiseEvaluation(program, sequences, cache_bytes)
         values = run.start()
-        for at, node in enumerate(run.calls):
-            logits = run.finish(dict(values), at, {node: replacement})
-            run.step(node, values)
+        for at, node in enumerate(run.calls): logits = run.finish(dict(values), at, {node: replacement}) run.step(node,
+            values)
 
     Args:
         program: the program, which isn't changed.

@@ -1,8 +1,7 @@
 """Weights with merged adapters, lazily: W + w1 (f1(W) - W) + w2 (f2(W) - W) + ...
 
 f(W) is the weight with one adapter, w the adapter's weight. A low-rank adapter (LoRA, arXiv 2106.09685) gives W + s B
-A,
-one with magnitudes (DoRA, arXiv 2402.09353) m (W + s B A) / |W + s B A|; others replace rows or the whole weight.
+A, one with magnitudes (DoRA, arXiv 2402.09353) m (W + s B A) / |W + s B A|; others replace rows or the whole weight.
 """
 
 from __future__ import annotations

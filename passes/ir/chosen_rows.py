@@ -92,8 +92,7 @@ class MixedColumns(WeightExpr):
     """``base[:, kept] + base[:, removed] @ mix``, [N, kept] float32, for a base [N, K] of any float type.
 
     The kept columns compensate for the removed ones, as a product's inputs are correlated. A column has the provenance
-    of
-    the kept column.
+    of the kept column.
     """
 
     base: WeightExpr

@@ -65,8 +65,7 @@ class MixedRows(WeightExpr):
     of the base.
 
     The base may have any float type. Sums are computed in 64 bits, so that their order doesn't change the result, which
-    is
-    float32.
+    is float32.
     """
 
     base: WeightExpr

@@ -27,8 +27,7 @@ class Codes:
 
     Attributes:
         values: int8 [.., N, K]. 8 bits: -128 to 127. 4 bits: -8 to 7, or 0 to 15 with offsets; other widths alike.
-            Floats
-            are float8_e4m3fn. For codebooks: the bytes of blocks without their scale.
+            Floats are float8_e4m3fn. For codebooks: the bytes of blocks without their scale.
         scales: float16 [.., N, ceil(K/G)]; in blocks, int8 as ``ops.quantization.scales_in_blocks`` returns them.
         offsets: like scales; None without offsets.
     """
@@ -44,8 +43,7 @@ class CodeFormat:
     offsets.
 
     ``kind`` is "int", or a format with other values, such as "fp8" and "iq4". ``scale_block`` is the number of groups
-    that
-    share a float16; 0 if each group has its own.
+    that share a float16; 0 if each group has its own.
     """
 
     bits: int

@@ -161,8 +161,7 @@ class Program:
         """Returns the ``get_attr`` node of the weight ``name``; with ``expr``, the weight is added first.
 
         A weight has one node, after the placeholders. ``where`` has the module paths of a new node; the default is the
-        module
-        with which its name begins.
+        module with which its name begins.
         """
         if expr is not None:
             name = self.weights.add(name, expr)

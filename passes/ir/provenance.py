@@ -1,10 +1,8 @@
 """Provenance: the module paths of nodes, and the source tensors and rows of weights.
 
 It is part of the IR and is verified after every pass; bisection, sensitivity and skipping of layers depend on it. A
-call
-that replaces several (a fusion) has the paths of all of them. A call into which equal calls were merged has the paths
-of
-the first only.
+call that replaces several (a fusion) has the paths of all of them. A call into which equal calls were merged has the
+paths of the first only.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ class Part:
     """Indices ``start:stop`` along ``axis`` of the source tensor called ``source``.
 
     ``mixed`` is the number of indices of the weight into which they are combined; None if each is one index. With 0,
-    they are
-    combined into the indices of the previous part, so that the sizes of a weight's parts always add up to its own.
+    they are combined into the indices of the previous part, so that the sizes of a weight's parts always add up to its
+    own.
     """
 
     source: str

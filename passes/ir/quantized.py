@@ -13,8 +13,7 @@ A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
 so that ``values * scales + offsets`` approximates it. In blocks of scales, scales and offsets are int8, as
 ``ops.quantization.scales_in_blocks`` returns them. Values are rounded for the scale as stored, not the exact one. A
 ``Prequantized`` weight of the same format, or of fewer bits that are to be stored in 4, keeps its integers; so do some
-of
-its rows.
+of its rows.
 
 Computing the values also computes scales and offsets. These are kept until they are requested, so that a weight is read
 once if its scales and offsets are written right after its values.

@@ -72,8 +72,7 @@ class Source(WeightExpr):
     """A tensor of the checkpoint. ``read`` returns it in ``dtype``, each time it is needed.
 
     ``origin`` is its file or model; such a tensor must be finite. It is None for values that capture computed.
-    ``stored``
-    describes how the file packs it, if not as a plain tensor.
+    ``stored`` describes how the file packs it, if not as a plain tensor.
     """
 
     name: str
@@ -272,8 +271,7 @@ class Apply(WeightExpr):
     """An ATen op on weights and numbers, from constant folding, such as a norm's ``1 + weight``.
 
     ``shape_after`` and ``dtype_after`` are those of the result. Provenance along an axis: the parts of every argument
-    with
-    the result's size there, and all of the other arguments.
+    with the result's size there, and all of the other arguments.
     """
 
     op: torch._ops.OpOverload

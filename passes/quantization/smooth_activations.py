@@ -2,8 +2,7 @@
 the weights that read them multiplied. The weights that compute the input contain the division.
 
 SmoothQuant, Xiao et al. 2023, https://arxiv.org/abs/2211.10438. The exponent is searched for as in AWQ, with weights
-and
-activations rounded as in the final program. The program computes the same as before, up to rounding of floats.
+and activations rounded as in the final program. The program computes the same as before, up to rounding of floats.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ class SmoothActivations(Pass):
        lookup is divided.
 
     A value with other readers, or that no weight before it can scale, is left unchanged, which is recorded. Weights of
-    4
-    bits are left to AWQ if that is the method, and weights whose integers GPTQ chooses are left to GPTQ: it gains more
-    by
-    itself, and scales that suit the nearest integers were measured to hinder it.
+    4 bits are left to AWQ if that is the method, and weights whose integers GPTQ chooses are left to GPTQ: it gains
+    more by itself, and scales that suit the nearest integers were measured to hinder it.
     """
 
     name = "smooth_activations"

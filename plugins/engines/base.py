@@ -33,14 +33,14 @@ E = TypeVar("E", bound=LoadedEngines)
 
 
 class EngineExecutor(ABC, Generic[E]):
-    """An executor of TensorRT engines. Everything that touches the GPU runs on a thread of its own.
+    """An executor of TensorRT engines. A thread of its own makes all calls to the GPU.
 
-    A subclass calls ``_start`` once it knows what ``load`` needs.
+    A subclass calls ``_start`` when the arguments of ``load`` are ready.
 
     Args:
         section: the section of the target's manifest.
         target: the target's name.
-        threads: threads of the sampler on the CPU; 0 takes one for each core.
+        threads: threads of the sampler on the CPU; 0 means one for each core.
 
     Raises:
         MissingDependencyError: the library is missing.

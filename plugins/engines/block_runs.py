@@ -46,12 +46,12 @@ class StepMemory:
 
     Attributes:
         device: the GPU, open for this thread.
-        groups, blocks: cache groups, and blocks of their pools by name.
+        groups, blocks: cache groups, and the number of blocks of each pool by name.
         limits: the limits of steps.
-        caches: the names of ``cache_tensors`` -> addresses.
+        caches: address of each cache by its name in ``cache_tensors``.
         logits: f32 [R, V].
 
-    The inputs of a step lie one after the other, as closely as its sizes allow, so that one copy brings all of them.
+    The inputs of a step are contiguous except for alignment, so that one copy transfers all of them.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class StepMemory:
 
 
 def _aligned(nbytes: int) -> int:
-    """Up to what addresses of inputs are multiples of."""
+    """Rounds bytes up to the alignment of inputs."""
     return -(-nbytes // 256) * 256
 
 
@@ -145,7 +145,7 @@ class StepWork:
 
     @property
     def capturable(self) -> bool:
-        """True if a graph can be made of it now, as far as the library says."""
+        """True if the library allows capturing the work in a CUDA graph now."""
         return all(context.capturable for context in self.contexts)
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class PackedProgram(HoldsSteps, Protocol):
 
 @dataclass(frozen=True)
 class _StepResults:
-    """Results of a step's rows, filled as they come: [R] and [R, V]; None if nobody wants them."""
+    """Results of a step's rows, filled run by run: [R] and [R, V]; None for a result that isn't needed."""
 
     tokens: Int32Array | None
     logits: FloatArray | None
@@ -226,7 +226,7 @@ class PackedSteps:
         self._graphs: OrderedDict[StepShape, tuple[Graph, StepWork]] = OrderedDict()
 
     def run(self, step: StepInput) -> StepOutput:
-        """Raises RequestError for a step that can't be, EnginewrightError for what else goes wrong."""
+        """Runs a step. Raises RequestError for an invalid step, EnginewrightError for other failures."""
         if not len(step.ids):
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         self._memory.prepare(step)
@@ -257,7 +257,7 @@ class PackedSteps:
         self._program.close()
 
     def _results(self, step: StepInput) -> _StepResults:
-        """Room for what comes back of a step's rows: tokens that the GPU draws, logits where something needs them."""
+        """Allocates a step's results: tokens if the GPU draws them, logits if the step needs them."""
         rows, sampling = len(step.rows), step.sampling
         draws = sampling is not None and self._gpu_sampler.sampler is not None
         needed = step.wants_logits or (sampling is not None and (not draws or sampling.logprobs is not None))
@@ -267,7 +267,7 @@ class PackedSteps:
         )
 
     def _parts(self, step: StepInput) -> list[list[int]] | list[None]:
-        """Requests that run together; None for all of them."""
+        """Returns groups of requests that run together; [None] if all do."""
         tokens, requests = self._program.most(decodes=_decodes(step))
         if len(step.ids) <= tokens and len(step.kv_len) <= requests:
             return [None]
@@ -276,9 +276,14 @@ class PackedSteps:
     def _run_part(
         self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _StepResults
     ) -> None:
-        """Runs requests whose rows are those of ``order``, and takes what comes of them.
+        """Runs requests, and stores their results.
 
-        More rows than a profile has take several runs: a step that is run again writes the same.
+        If there are more rows than a profile has, the requests run several times; each run writes the same cache
+        values.
+
+        Args:
+            order: the index of each row in ``found``.
+            found: the results to fill.
         """
         tokens, requests = len(step.ids), len(step.kv_len)
         blocks = max(table.shape[1] for table in step.block_tables.values())
@@ -330,7 +335,9 @@ class PackedSteps:
             self._program.bound(shape, keep=False)()
 
     def _captured(self, work: StepWork) -> Graph | None:
-        """The graph of what ran once; None where the library or the driver makes none: see ``not_captured``."""
+        """Returns a graph of work that ran once; None if the library or the driver can't capture it: see
+        ``not_captured``.
+        """
         if not work.capturable:
             self.not_captured = "the library says that a step can't be captured"
             return None

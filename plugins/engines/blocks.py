@@ -27,20 +27,20 @@ MOST_REQUESTS = 256
 
 
 class PackedExecutor(EngineExecutor[PackedSteps]):
-    """Caches are blocks, and a step may have prompts and decodes.
+    """An executor whose caches are blocks, and whose steps may contain prompts and decodes.
 
     Args:
         bundle: a bundle with a ready target of the paged form, or of segments.
-        blocks: cache group -> blocks to allocate; no more than engines were made for.
-        context: most tokens of a request.
+        blocks: blocks to allocate by cache group; at most the engines' limit.
+        context: maximum tokens of a request.
         target: the target's name.
-        threads: the number of threads of the sampler on the CPU; 0 takes one for each core.
+        threads: the number of threads of the sampler on the CPU; 0 means one for each core.
 
     Raises:
-        BundleError: the bundle has no such target, or an engine or kernel is damaged or not what the manifest says.
+        BundleError: the bundle has no such target, or an engine or kernel is damaged or differs from the manifest.
         MissingDependencyError: the library is missing.
         TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
-        CapacityError: there is no memory for caches, weights and activations.
+        CapacityError: there is not enough memory for caches, weights and activations.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ lose memory at each change (github.com/NVIDIA/TensorRT/issues/4849)."""
 
 
 def profile_of_each(section: TensorRtSection) -> tuple[PagedProfile, ...]:
-    """The profile of each engine: that of its phase. Raises BundleError if it has none."""
+    """Returns the profile of each engine, found by its phase. Raises BundleError if an engine has none."""
     assert section.paged is not None
     by_phase = {profile.phase: profile for profile in section.paged.profiles}
     profiles = []
@@ -55,7 +55,7 @@ def caps_of(profiles: Sequence[PagedProfile]) -> ExecutorCaps:
 
 
 def limits_of(profiles: Sequence[PagedProfile]) -> StepLimits:
-    """The largest step that any of them holds."""
+    """Returns the sizes of the largest step that a profile allows."""
     most = {name: max(getattr(p, name)[2] for p in profiles) for name in ("T", "B", "R", "M")}
     return StepLimits(tokens=most["T"], requests=most["B"], rows=most["R"], blocks=most["M"])
 

@@ -167,7 +167,9 @@ class SegmentProgram:
         return launches
 
     def _activations(self) -> dict[str, int]:
-        """Memory of the buffers, and of what a decode step's attention puts together, at their largest."""
+        """Returns the maximum bytes of the buffers and of the partial results of a decode step's attention, by
+        name.
+        """
         sizes = {"T": self._limits.tokens, "R": self._limits.rows}
         bytes_of = {
             name: math.prod(_sizes(tensor, sizes)) * BYTES_PER_ELEMENT[tensor.dtype]

@@ -1,4 +1,4 @@
-"""The attention kernels of a bundle, launched between engines: what ``ew.kv_write`` and ``ew.paged_attention`` mean.
+"""Launches the attention kernels of a bundle between engines, for ``ew.kv_write`` and ``ew.paged_attention``.
 
 Grids and arguments are those of TensorRT's plugins (``plugins.gpu.plugin_kernels``), which launch the same code.
 """

@@ -24,9 +24,9 @@ class Flavour:
     Attributes:
         name: the library's name, for people.
         module: the name that Python imports.
-        install: the command that installs it; ``{version}`` is where a version goes.
+        install: the command that installs it; ``{version}`` is replaced by a version.
         extra: the extra of enginewright that installs a suitable version.
-        capabilities: compute capabilities that it builds for and runs on; none where it doesn't say.
+        capabilities: compute capabilities that it supports; empty if it has no list.
     """
 
     name: str
@@ -46,12 +46,12 @@ FLAVOURS = {
 
 
 def library_problem(flavour: Flavour, found: str | None, built_by: str) -> Problem | None:
-    """A library that is missing, or isn't the one that built the engines.
+    """Returns the problem of a library that is missing or didn't build the engines; None if there is no problem.
 
     Args:
-        flavour: which.
+        flavour: the library.
         found: the installed version; None if it isn't installed.
-        built_by: the version that built the engines; "": any will do.
+        built_by: the version that built the engines; "" accepts any.
     """
     extra = f"pip install 'enginewright[{flavour.extra}]'"
     install = flavour.install.format(version=f"=={built_by}") if built_by else extra
@@ -89,10 +89,10 @@ def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem |
 
 
 def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: PagedProfile) -> bool:
-    """Returns True if an engine's own memory has room for a copy of a cache.
+    """Returns True if an engine's scratch memory is large enough for a copy of a cache.
 
-    TensorRT may insert copies of what is aliased. Activations are far smaller than a cache of as many blocks as the
-    profile allows (4 million by default), so that the engine's ``device_memory_size_v2`` tells.
+    TensorRT may insert copies of aliased tensors. A cache with the profile's maximum of blocks (4 million by default)
+    is far larger than all activations, so the engine's ``device_memory_size_v2`` shows such a copy.
     """
     smallest = min(
         profile.P[2] * group.block_size * math.prod(plane.shape) * BYTES_PER_ELEMENT[group.dtype]

@@ -47,7 +47,7 @@ class LayerKernels:
 
 
 def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape, tuple[int, ...]]:
-    """The shapes of a program's attention, each with its layers.
+    """Returns the shapes of a program's attention, each with its layers.
 
     Args:
         program: a program with attention in its paged form. Its cache groups are of 8 bits, or have the type of
@@ -55,8 +55,8 @@ def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape,
         dtype: the type that the target computes in.
 
     Raises:
-        TargetError: a shape that no kernel has.
-        UnsupportedModelError: an attention whose caches no step writes.
+        TargetError: no kernel supports a shape.
+        UnsupportedModelError: no step writes the caches of an attention.
     """
     inputs = {node: name for name, node in program.inputs.items()}
     formats = {
@@ -113,12 +113,13 @@ def emit_attention_kernels(
         program, dtype: see ``attention_shapes``.
         capabilities: the compute capabilities of the GPUs; 89 for 8.9.
         folder: a folder in the bundle, such as "targets/tensorrt/kernels".
-        progress: a function called with the stage "kernels", for one shape on one GPU after the other.
-        for_plugins: TensorRT launches them as plugins, which take less shared memory, unless ``large_tiles``.
+        progress: a function called with the stage "kernels", for each shape and GPU.
+        for_plugins: True if TensorRT launches them as plugins; they then use less shared memory, unless
+            ``large_tiles``.
 
     Raises:
-        TargetError: a GPU that isn't known, before anything is compiled; a shape that doesn't fit it.
-        MissingDependencyError: without Triton.
+        TargetError: a GPU is unknown (raised before compiling), or a shape doesn't fit a GPU.
+        MissingDependencyError: Triton is missing.
     """
     for capability in capabilities:
         gpu_of(capability)

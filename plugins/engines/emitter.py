@@ -30,9 +30,9 @@ class EnginesEmitter:
         """Raises MissingDependencyError for the first package that isn't installed.
 
         Args:
-            packages: the names of the packages, as they are imported.
+            packages: import names of the packages.
             purpose: the work that needs them, for the message.
-            hint: the error's hint, in which {} stands for the package.
+            hint: the error's hint, in which {} is replaced by the package.
         """
         for package in packages:
             if importlib.util.find_spec(package) is None:

@@ -1,7 +1,7 @@
-"""TensorRT and TensorRT-RTX: whether everything is there that engines need, engines, and contexts that run them.
+"""TensorRT and TensorRT-RTX: checks of their requirements, engines, and contexts that run them.
 
-Either library is loaded when a target is opened, and by this module alone. Both have the same Python interface (see
-``tensorrt_api``). What the library logs as an error comes out in our errors.
+Only this module loads the libraries, when a target is opened. Both have the same Python interface (see
+``tensorrt_api``). Errors that the library logs become part of our errors.
 """
 
 from __future__ import annotations
@@ -75,11 +75,15 @@ class Library:
         return self._cuda.open(self.gpu)
 
     def load_engine(self, path: Path, sha256: str = "") -> Engine:
-        """Deserializes a plan, on the GPU of the calling thread's device. ``sha256``: of it, if the manifest has one.
+        """Deserializes a plan on the GPU of the calling thread's device.
+
+        Args:
+            path: the plan's file.
+            sha256: its expected hash; "" if the manifest has none.
 
         Raises:
-            TargetError: it has plugins that aren't known; names them.
-            BundleError: the library refuses it; says why.
+            TargetError: it has unknown plugins; names them.
+            BundleError: the library refuses it; the text has the reason.
         """
         try:
             with open_regular(path) as file:
@@ -102,18 +106,18 @@ class Library:
         return Engine(self, api, path, sha256)
 
     def said(self) -> str:
-        """ ": " and what it has logged since this was last asked; "" if that is nothing."""
+        """Returns the errors logged since the last call, as ": ..."; "" if there are none."""
         errors: list[str] = self._log.errors
         text = " ".join(" ".join(errors).split())
         errors.clear()
         return f": {text[:_MOST_SAID]}" if text else ""
 
     def context_config(self, engine: EngineApi, *, captured: bool = False) -> Any:
-        """Returns the configuration of an engine's contexts: their memory is ours, and TensorRT-RTX captures graphs by
-        itself.
+        """Returns the configuration of an engine's contexts, whose memory we allocate.
 
-        RTX compiles kernels for a shape while a general one runs already, so that it alone knows when to capture. What
-        we capture together with other things has its kernels compiled before it runs.
+        By default TensorRT-RTX captures CUDA graphs itself: it first runs a general kernel while it compiles one for
+        the shape, so only it knows when to capture. With ``captured``, when we capture its work in a graph, it doesn't
+        capture, and compiles before the run.
         """
         config = engine.create_runtime_config()
         strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -146,7 +150,7 @@ class Library:
         return hasattr(self._module.IExecutionContext, "is_stream_capturable")
 
     def is_input(self, mode: Any) -> bool:
-        """Says whether a tensor's mode is that of an input."""
+        """Returns True if a tensor's mode is that of an input."""
         return bool(mode == self._module.TensorIOMode.INPUT)
 
 
@@ -182,9 +186,13 @@ class Engine:
         self._cache = library.runtime_cache(api, sha256)
 
     def context(self, profile: int, device: Device, scratch: int, *, captured: bool = False) -> Context:
-        """A context in one optimization profile, with scratch memory that others may use when it doesn't run.
+        """Returns a context for one optimization profile.
 
-        ``captured``: by us, in a graph with other things.
+        Args:
+            profile: the profile's index.
+            device: the GPU.
+            scratch: address of scratch memory, which other contexts may use between runs.
+            captured: True if its work is captured in a graph of ours.
 
         Raises CapacityError or EnginewrightError.
         """
@@ -216,7 +224,7 @@ class Engine:
         del self._api
 
     def refuse(self, what: str) -> EnginewrightError:
-        """The error that the library refused ``what``."""
+        """Returns the error for something that the library refused; ``what`` describes it."""
         return EnginewrightError(
             f"{self.path}: {self._library.flavour.name} {self._library.version} refuses {what}{self._library.said()}",
             hint="Run `optimize verify` on the bundle, and report this with `optimize doctor --json`.",
@@ -234,7 +242,7 @@ class Context:
 
     @property
     def capturable(self) -> bool:
-        """True if a graph can be made of a run, as far as the library says: TensorRT-RTX compiles as it runs."""
+        """True if the library allows capturing a run in a CUDA graph. TensorRT-RTX doesn't while it still compiles."""
         check = getattr(self._api, "is_stream_capturable", None)
         return check is None or bool(check(self._device.stream))
 
@@ -254,7 +262,7 @@ class Context:
         self.check(not missing, f"a step: it isn't given {', '.join(missing)}")
 
     def place(self, addresses: Mapping[str, int]) -> None:
-        """Says where tensors are; those that were said stay where they are."""
+        """Sets the addresses of tensors; other tensors keep theirs."""
         for name, address in addresses.items():
             self.check(self._api.set_tensor_address(name, address), f"the address of {name}")
 
@@ -280,7 +288,7 @@ def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
 
 
 def open_library(section: TensorRtSection, where: str) -> Library:
-    """The library, driver and GPU for a target's engines: everything is looked at before anything of it is called.
+    """Returns the library of a target's engines, after checking the library, the driver and the GPU.
 
     Args:
         section: the engines' section of the target's manifest.
@@ -288,8 +296,8 @@ def open_library(section: TensorRtSection, where: str) -> Library:
 
     Raises:
         MissingDependencyError: the library isn't installed, or doesn't load.
-        TargetError: it is another version, or there is no driver, no GPU, or none that the engines are for. All say
-            what is there and what is needed.
+        TargetError: it is another version, or there is no driver, no GPU, or no GPU that the engines were built for;
+            the text has the found and the needed ones.
     """
     flavour = FLAVOURS[section.flavour]
     if util.find_spec(flavour.module) is None:
@@ -311,10 +319,10 @@ def open_library(section: TensorRtSection, where: str) -> Library:
 
 
 def check_tensors(engine: Engine, inputs: Sequence[str], outputs: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Checks that an engine's inputs and outputs are those of its manifest. Inputs of ``optional`` may have been
-    dropped.
+    """Raises BundleError unless an engine has exactly the given inputs and outputs; names the missing and surplus ones.
 
-    Raises BundleError naming what is missing and what is too much.
+    Args:
+        optional: inputs that the engine may lack.
     """
     names = {True: set[str](), False: set[str]()}
     for tensor in engine.tensors.values():
@@ -338,9 +346,9 @@ def _raise(problem: Any, where: str) -> None:
 
 @cache
 def _logger(module: ModuleType) -> Any:
-    """An ``ILogger`` that keeps errors: one for the process, as the library keeps to the first that it is given.
+    """Returns an ``ILogger`` that stores errors; one for the process, as the library uses only its first logger.
 
-    Made here, for its base class isn't there before the library is.
+    The class is defined here because its base class exists only after the library is loaded.
     """
     errors: list[str] = []
 

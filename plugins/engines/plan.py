@@ -1,8 +1,8 @@
-"""The first 64 bytes of a serialized TensorRT-RTX engine, called a plan: read without TensorRT.
+"""Reads the first 64 bytes of a serialized TensorRT-RTX engine, called a plan, without TensorRT.
 
-What they mean isn't documented; it was found by building engines for one GPU and for several, and comparing them:
+The format isn't documented; it was found by comparing engines that were built for one GPU and for several:
 
-    at   type      what
+    at   type      value
      0   4 bytes   "vtrt"
     16   u64       bytes of the whole file
     24   4 bytes   version of the library that built it: major, minor, patch, build
@@ -56,10 +56,10 @@ class PlanHeader:
 
         Args:
             data: ``HEADER_BYTES`` or more.
-            source: the file that errors name.
+            source: the file, for errors.
 
         Raises:
-            BundleError: it isn't a plan, was cut off, or is for a GPU that this version doesn't know; names the field.
+            BundleError: it isn't a plan, is truncated, or is for a GPU that this version doesn't know; names the field.
         """
         if len(data) < HEADER_BYTES:
             raise BundleError(

@@ -1,8 +1,8 @@
-"""TensorRT-RTX's runtime cache, kept in a file for the next start.
+"""Stores TensorRT-RTX's runtime cache in a file for the next start.
 
-TensorRT-RTX makes an engine's kernels where it runs, which takes seconds at each start, and again for other sizes. A
-file holds them: one for each engine, GPU and version of the library (see ``runtime/executors/kept_files.py``). The
-library looks whether a cache fits the machine, and takes none that doesn't.
+TensorRT-RTX compiles an engine's kernels at run time, which takes seconds at each start, and again for other sizes. A
+file stores them: one for each engine, GPU and version of the library (see ``runtime/executors/kept_files.py``). The
+library itself rejects a cache that doesn't fit the machine.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ FOLDER = "tensorrt-rtx"
 
 
 class RuntimeCache:
-    """One engine's runtime cache.
+    """The runtime cache of one engine.
 
     Args:
-        path: the path of the file; None keeps nothing.
-        config: a runtime config of the engine's, which makes the library's object.
+        path: the path of the file; None stores nothing.
+        config: a runtime config of the engine, which creates the library's cache object.
 
     Attributes:
-        state: a note for people: whether it was found, and why it isn't kept.
+        state: a note for people: if the file was found, and why it isn't written.
     """
 
     def __init__(self, path: Path | None, config: Any) -> None:

@@ -31,14 +31,14 @@ def check_ranges(**ranges: Range) -> None:
 
 
 class ProfileSection(Record, frozen=True, kw_only=True):
-    """Sizes that an engine runs, an optimization profile of it; profiles are in the engine's order.
+    """The sizes of one optimization profile of an engine; profiles are in the engine's order.
 
     Attributes:
-        phase: the kind of steps that it is for.
+        phase: the kind of its steps.
         B: requests.
-        S: tokens of each.
+        S: tokens of each request.
         R: rows of logits.
-        C: places of a slot, the last of which is for rows that rest.
+        C: positions of a slot; unused rows write to the last one.
     """
 
     phase: Literal["decode", "prefill"]
@@ -58,8 +58,8 @@ class ProfileSection(Record, frozen=True, kw_only=True):
 class EngineSection(Record, frozen=True, kw_only=True):
     """One plan. ``file`` is its path in the target's folder.
 
-    Engines that take packed tokens have no ``profiles`` here: those of segments are in segments.json, the same for all,
-    those of the paged form in its section, by phase.
+    Engines of packed tokens have no ``profiles`` here: those of segments are in segments.json, equal for all, and those
+    of the paged form in its section, by phase.
     """
 
     file: Annotated[str, Meta(min_length=1)]
@@ -70,15 +70,15 @@ class EngineSection(Record, frozen=True, kw_only=True):
 
 
 class TensorRtSection(Record, frozen=True, kw_only=True):
-    """Engines of a target, or what they will be built for.
+    """Engines of a target, built or to be built.
 
     Attributes:
         flavour: the library: "rtx" is TensorRT-RTX.
         form: "whole" has the model in one engine, "segments" the parts between two attentions.
-        version: the version of the library that built them; the same has to run them.
-        compute_capabilities: the capabilities of the GPUs that they were built for, in rising order.
+        version: the version of the library that built them; only the same version can run them.
+        compute_capabilities: the capabilities of the GPUs that they are built for, ascending.
         dtype: the type of activations and caches.
-        engines: none while the target waits to be built.
+        engines: empty until they are built.
         paged: the section of engines whose caches are blocks and whose attention is a plugin; None for the linear form.
     """
 

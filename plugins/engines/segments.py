@@ -1,10 +1,10 @@
 """targets/NAME/segments.json: a model as small engines with our own attention between them. Versioned JSON.
 
-A *segment* is what lies between two attentions. Segments that are alike share one engine, which takes weights as
-inputs; the steps say which. Sizes of tensors are numbers or
+A *segment* is the part of the model between two attentions. Equal segments share one engine, whose weights are inputs;
+the steps list the weights. Sizes of tensors are numbers or
 
     T  tokens of the step, packed as in ``contracts.StepInput``
-    R  rows whose logits are wanted
+    R  rows whose logits are needed
 
 docs/inside/engine-files.md describes the file.
 """
@@ -80,8 +80,11 @@ class Segment(Record, frozen=True, kw_only=True):
 
 
 class SegmentStep(Record, frozen=True, kw_only=True, tag_field="op", tag="segment"):
-    """Runs a segment: for each of its inputs a buffer or step input, for each weight a tensor of the bundle's weights,
-    for each output a buffer, which is none that it reads."""
+    """Runs a segment.
+
+    ``inputs`` has a buffer or step input for each of the segment's inputs, ``weights`` a tensor of the bundle for each
+    weight, and ``outputs`` a buffer for each output, never one that it reads.
+    """
 
     segment: str
     inputs: dict[str, str]
@@ -146,7 +149,7 @@ class AttentionKernels(Record, frozen=True, kw_only=True):
 
     @property
     def stems(self) -> tuple[str, ...]:
-        """All of them."""
+        """The stems of all kernels' files."""
         return (self.write, *self.prefill, *self.decode, self.combine)
 
 
@@ -303,12 +306,12 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
                 )
 
     def to_json(self) -> str:
-        """Stable, readable text: the same schedule gives the same bytes."""
+        """Returns the schedule as JSON; equal schedules have equal bytes."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> SegmentSchedule:
-        """Raises BundleError naming ``source`` and what is wrong, if it isn't a schedule that this version reads."""
+        """Parses a schedule. Raises BundleError naming ``source`` if it is invalid or of another version."""
         try:
             data = parse_shown(text)
         except ValueError as e:
@@ -352,7 +355,7 @@ def _check_weight(index: WeightsIndex, name: str, wanted: SegmentTensor, source:
 def check_opened(bundle: Bundle, target: str) -> SegmentSchedule | None:
     """Checks a target's engines, and returns the schedule of its segments if it has that form.
 
-    Raises BundleError where an engine's header, or a file that the schedule names, isn't what the manifest says.
+    Raises BundleError if an engine's header, or a file of the schedule, differs from the manifest.
     """
     section = bundle.targets[target].section(TensorRtSection)
     if section is None:

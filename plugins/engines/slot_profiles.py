@@ -1,6 +1,6 @@
-"""Chooses the optimization profile of a run over slots; cuts the run if none holds it, and pads it.
+"""Chooses the optimization profile of a run over slots; splits the run if no profile is large enough, and pads it.
 
-An engine has optimization profiles, each a range of sizes. A run goes to the smallest that holds it.
+An engine has optimization profiles, each a range of sizes. A run uses the smallest that holds it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Choice:
 
 
 def choose(choices: Sequence[Choice], batch: int, length: int) -> Choice | None:
-    """The smallest profile that holds [B, S] tokens; one for decode steps before others, if S is 1."""
+    """Returns the smallest profile that holds [B, S] tokens; if S is 1, one for decode steps first. None if
+    none does.
+    """
     fitting = [c for c in choices if c.sizes.holds(batch, length, c.sizes.R[0])]
     return min(fitting, key=lambda c: _preference(c, length), default=None)
 
@@ -38,9 +40,9 @@ def _preference(choice: Choice, length: int) -> tuple[bool, int]:
 
 
 def cut(run: SlotRun, choices: Sequence[Choice]) -> Iterator[tuple[Choice, SlotRun]]:
-    """Parts of a run, each with a profile that holds it: the run itself, or rows and chunks of it, in order.
+    """Yields parts of a run, each with a profile that holds it: the whole run, or its rows and chunks in order.
 
-    ``order`` of a part says which of the run's wanted tokens its own are.
+    A part's ``order`` has the indices of its tokens among the run's wanted tokens.
     """
     batch, length = run.ids.shape
     if (choice := choose(choices, batch, length)) is not None:
@@ -74,9 +76,9 @@ def _part(run: SlotRun, rows: slice, columns: slice) -> SlotRun:
 
 
 def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
-    """A decode run over a range of slots whose size is a power of two, where there are slots and the profile allows it.
+    """Returns a decode run widened to a range of slots whose size is a power of two, if slots and profile allow that.
 
-    So a few graphs serve all batches. The rows that are added rest: what they write goes to their slots' last place.
+    So a few graphs serve all batches. Added rows write only to the last position of their slots.
     """
     first, batch = run.first, len(run.ids)
     size = 1 << (batch - 1).bit_length()
@@ -94,9 +96,9 @@ def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
 
 
 def lengthen(run: SlotRun, sizes: Sequence[int], capacity: int) -> SlotRun:
-    """A run of prompts with its tokens padded to one of few lengths, where the profile and the slots have room for it.
+    """Returns a run of prompts padded to one of few lengths, if the profile and the slots are large enough.
 
-    What padding writes lies behind the prompts, where nothing looks before something else was written there.
+    Padding writes after the prompts, at positions that are rewritten before they are read.
     """
     batch, length = run.ids.shape
     padded = bucketed(length, sizes)
@@ -110,9 +112,9 @@ def lengthen(run: SlotRun, sizes: Sequence[int], capacity: int) -> SlotRun:
 
 
 def check_profiles(choices: Sequence[Choice], where: str) -> int:
-    """The capacity that all profiles have.
+    """Returns the capacity of all profiles.
 
-    Raises BundleError naming ``where`` and the size, if they differ in it, or leave out a size below their largest.
+    Raises BundleError naming ``where`` and the size, if capacities differ, or a size below the largest fits no profile.
     """
     capacities = sorted({choice.sizes.C for choice in choices})
     if len(capacities) != 1:

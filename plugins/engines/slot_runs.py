@@ -1,7 +1,7 @@
 """Slots on a GPU, and runs of engines of the linear form over them: profiles by size, padding, CUDA graphs.
 
-An engine has optimization profiles, each a range of sizes. A run goes to the smallest that holds it; one that none
-holds is cut into parts. Past and present of a layer are bound to the same memory, which the engine writes in place.
+An engine has optimization profiles, each a range of sizes. A run uses the smallest that holds it, or is split into
+parts. Past and present of a layer are bound to the same memory, which the engine updates in place.
 """
 
 from __future__ import annotations
@@ -75,22 +75,23 @@ class SlotSizes:
 
 
 class EngineSlots:
-    """[slots, Nkv, C, D] on a GPU for the keys and the values of each layer, and engines that run over them.
+    """The GPU memory of slots, [slots, Nkv, C, D] for the keys and the values of each layer, and engines that run over
+    them.
 
-    See ``slot_steps.Slots``. All of it begins as zeros: what is masked is multiplied by 0, and so must be finite.
+    See ``slot_steps.Slots``. The memory is zeroed first, since masked values are multiplied by 0 and must be finite.
 
     Args:
         library: the library that loaded the engines.
         device: the GPU, open for this thread.
-        engines: loaded, in the manifest's order.
+        engines: the loaded engines, in the manifest's order.
         choices: their profiles.
         io: the engines' inputs and outputs.
         sizes: sizes of the slots and the logits.
         sampler: the sampler that draws tokens.
 
     Raises:
-        BundleError: an engine takes or gives something else than ``io`` says.
-        CapacityError: there isn't memory for them.
+        BundleError: an engine's inputs or outputs differ from ``io``.
+        CapacityError: there isn't enough memory.
     """
 
     def __init__(
@@ -160,7 +161,9 @@ class EngineSlots:
         return tokens, logit_rows
 
     def _parts(self, run: SlotRun) -> Iterator[tuple[npt.NDArray[np.int64], np.dtype[Any]]]:
-        """Runs it, as many runs as it takes: after each one, which wanted tokens' logits are there, and their type."""
+        """Runs the engines as often as needed; yields after each run the indices of the tokens with logits, and their
+        type.
+        """
         for choice, part in cut(run, self._choices):
             most, decodes = choice.sizes.R[2], part.ids.shape[1] == 1
             if decodes:
@@ -222,7 +225,9 @@ class EngineSlots:
         return logits.astype(np.float32, copy=False)
 
     def _launch(self, shape: Shape) -> bool:
-        """Runs the graph of this shape. The first time a shape comes there is none yet: the second time it is made."""
+        """Launches the graph of a shape, and returns True. At a shape's first use there is no graph; the second
+        captures it.
+        """
         if (captured := self._graphs.get(shape)) is None:
             if shape not in self._seen:
                 self._seen[shape] = None

@@ -31,19 +31,19 @@ FREE_SHARE = 0.8
 
 
 class TensorRtExecutor(EngineExecutor[EngineSlots]):
-    """Runs a model's engines. A KV block is a slot with room for one request; prefill and decode alternate.
+    """Runs a model's engines. A KV block is a slot for one request; prefill and decode alternate.
 
     Args:
         bundle: a bundle with a target whose engines are built, each of the whole model.
-        blocks: cache group -> slots to allocate; the smallest number counts for all.
+        blocks: slots to allocate by cache group; all groups get the smallest number.
         target: the target's name.
-        threads: the number of threads of the sampler on the CPU; 0 takes one for each core.
+        threads: the number of threads of the sampler on the CPU; 0 means one for each core.
 
     Raises:
-        BundleError: the bundle has no such target, or an engine is damaged or not what the manifest says.
+        BundleError: the bundle has no such target, or an engine is damaged or differs from the manifest.
         MissingDependencyError: the library is missing.
         TargetError: the library is of another version, or a driver, a GPU of the right kind or a plugin is missing.
-        CapacityError: there is no memory for the slots.
+        CapacityError: there is not enough memory for the slots.
     """
 
     def __init__(self, bundle: Bundle, blocks: Mapping[str, int], *, target: str, threads: int = 0) -> None:
@@ -91,10 +91,10 @@ def slot_groups_of(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
 
 
 def gpu_budget(bundle: Bundle, target: str) -> int:
-    """Bytes for the caches by default: most of what the engines and their weights leave of the GPU's free memory.
+    """Returns the default bytes for caches: most of the GPU's free memory minus that of engines and weights.
 
-    Segments take their weights from the bundle, and hold none themselves. Raises CapacityError if nothing is left, and
-    what opening the target raises.
+    Segments have no weights in their engines and use the bundle's. Raises CapacityError if nothing is left, and the
+    errors of opening the target.
     """
     section = engine_section(bundle, target)
     library = open_library(section, f"target {target!r}")

@@ -9,8 +9,7 @@ The grid is made for the longest context that a table has room for; most program
 launch several kernels, ``decode_work_kernel`` lists the parts first, and the programs go through the list.
 
 Arguments are in TensorRT's order: inputs, integers, outputs. Any pointer or None may be passed for sinks and slopes
-that
-a model lacks, for the scales of a float cache, and for ``lse`` if nothing is split. The attention kernels' other
+that a model lacks, for the scales of a float cache, and for ``lse`` if nothing is split. The attention kernels' other
 constants are fields of one constant, C (``AttentionConstants``).
 """
 
@@ -74,10 +73,8 @@ def paged_attention_kernel(
     looked up one step before their keys. With SKIP_SINGLES, requests with one token are skipped.
 
     With CLAMP, the kernel ends soon and reads only its arguments' memory whatever q_start, kv_len and the table
-    contain:
-    q has ``total`` tokens, the caches have ``pool`` blocks. TensorRT needs that, as it times plugins on invented
-    inputs.
-    Without CLAMP, both may be None.
+    contain: q has ``total`` tokens, the caches have ``pool`` blocks. TensorRT needs that, as it times plugins on
+    invented inputs. Without CLAMP, both may be None.
     """
     GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
     tile = tl.program_id(0)
@@ -189,9 +186,8 @@ def decode_work_kernel(
     split) each.
 
     A part is SPLIT_KEYS keys of a request; with WINDOW, only parts with one of the last WINDOW keys are listed. A
-    request
-    with kv_len 0 has no parts; with MIXED, only requests with exactly one token by ``q_start`` [B + 1] have parts. Grid
-    (B); REQUESTS is a power of 2, at least B.
+    request with kv_len 0 has no parts; with MIXED, only requests with exactly one token by ``q_start`` [B + 1] have
+    parts. Grid (B); REQUESTS is a power of 2, at least B.
     """
     request = tl.program_id(0)
     index = tl.arange(0, REQUESTS)
@@ -231,10 +227,8 @@ def combine_splits_kernel(
     """Combines parts float32 [T, Nq, splits, Dv] with lse float32 [T, Nq, splits] to out [T, Nq, Dv]; grid (T * Nq).
 
     AT_ONCE splits are loaded together. With SPLIT_KEYS, only the parts that ``decode_work_kernel`` lists for ``kv_len``
-    are
-    read; a row without parts becomes 0. With MIXED, rows are requests: the result of a request with one token is
-    written to
-    that token's row of ``out``, and other requests are skipped.
+    are read; a row without parts becomes 0. With MIXED, rows are requests: the result of a request with one token is
+    written to that token's row of ``out``, and other requests are skipped.
     """
     row = tl.program_id(0).to(tl.int64)
     to = row

@@ -108,8 +108,7 @@ def compile_attention(
     """Compiles the attention kernels with the first ``most`` tiles that fit into shared memory and need no stack.
 
     If all need a stack (float32), it returns the one with the smallest. ``split_keys`` is 0 for prompts. Other
-    arguments
-    and errors are those of ``compile_layer``.
+    arguments and errors are those of ``compile_layer``.
     """
     gpu = gpu_of(capability)
     limit = gpu.shared_memory if shared_memory is None else min(shared_memory, gpu.shared_memory)

@@ -14,8 +14,7 @@ class GpuHealth:
     """Probes the GPU after each error, and remembers if it is lost.
 
     An illegal address, a failed launch or an uncorrectable memory error destroys the process's CUDA context. After
-    other
-    errors, such as out of memory, the probe succeeds and the next step can run.
+    other errors, such as out of memory, the probe succeeds and the next step can run.
 
     Args:
         probe: waits for all work of the GPU, and raises CUDA's error.

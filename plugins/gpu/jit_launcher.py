@@ -60,8 +60,7 @@ def interpret_bfloat16() -> None:
     """Corrects bfloat16 in Triton's interpreter, which stores its bits in arrays of uint16.
 
     Without the correction it multiplies the bits as integers, treats integers as bits when it converts them, and may
-    lose a
-    factor of 2 when rounding to bfloat16 carries into the exponent.
+    lose a factor of 2 when rounding to bfloat16 carries into the exponent.
     """
     from triton.language import bfloat16, float32
     from triton.runtime import interpreter

@@ -152,8 +152,7 @@ def decode_work(
     """Lists the parts of attention in a decode step, as int32: the number of parts, then (request, part) of each.
 
     The list is computed on the device, so that one CUDA graph works for all contexts. All layers with the same window
-    share
-    it.
+    share it.
 
     Args:
         kv_len: the context of each request, [B].

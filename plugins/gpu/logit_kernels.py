@@ -41,8 +41,7 @@ def penalize_kernel(
     """Writes the penalized logits of seen tokens to ``out`` float32 [R, V], which already has all logits; grid (R).
 
     ``seen`` has the tokens of row r at seen_start[r] to seen_start[r + 1]. A token that occurs twice is written twice
-    with
-    the same value.
+    with the same value.
     """
     row = tl.program_id(0)
     penalty = tl.load(penalties + row)
@@ -86,11 +85,9 @@ def edit_kernel(
 
     In this order: if a row has a list of allowed tokens, all others become -infinity; biases are added; the repetition
     penalty is applied; the penalties by count are applied. The value of a biased token is its bias as bits of a
-    float32,
-    that of a counted token its count. The values of seen tokens are scratch memory for their logits, because a token
-    that
-    occurs twice is penalized once. In the other lists a token occurs once. Rows whose ``tokens`` is negative are
-    skipped.
+    float32, that of a counted token its count. The values of seen tokens are scratch memory for their logits, because a
+    token that occurs twice is penalized once. In the other lists a token occurs once. Rows whose ``tokens`` is negative
+    are skipped.
     """
     row = tl.program_id(0)
     rows = tl.num_programs(0)

@@ -1,9 +1,8 @@
 """The Triton product with stored weights: 8-bit and 4-bit integers, 8-bit floats, and experts' weights in any type.
 
 It computes x [M, K] @ weight [N, K]^T. Stored values are exact in 16-bit floats; scales are applied to float32 sums
-over
-a group, and offsets to the sums of x, so that no weight is rounded to another float. Exceptions are ROUNDED, and groups
-that aren't a multiple of a step along K: then weights are rounded to the type of x.
+over a group, and offsets to the sums of x, so that no weight is rounded to another float. Exceptions are ROUNDED, and
+groups that aren't a multiple of a step along K: then weights are rounded to the type of x.
 
 With many rows, a library multiplies faster than this kernel: ``unpack_kernel`` converts a weight to floats for it.
 """
@@ -80,21 +79,18 @@ def product_kernel(
     OFFSETS;
     0 means all of K.
 
-    PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out``
-    float32 [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of
-    the
+    PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out`` float32
+    [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of the
     elements of one iteration, which are STEPS products of DEPTH along K.
 
     SWAP: out^T = weight @ x^T is computed instead; then Hopper's tensor cores read weights from registers.
 
     ROUNDED: dequantized weights are rounded to x's type, as ``unpack_kernel`` does: with many rows that is less work
-    than
-    scaling sums.
+    than scaling sums.
 
     BY_GROUP: 0 for a weight [.., N, K] with scales and offsets [.., N, G]; otherwise the distance in rows between
-    groups of
-    a weight [.., G, N, GROUP] with scales and offsets [.., G, N] (``Stored``). Then a step reads neighbours, and scales
-    are copied STAGES iterations ahead too.
+    groups of a weight [.., G, N, GROUP] with scales and offsets [.., G, N] (``Stored``). Then a step reads neighbours,
+    and scales are copied STAGES iterations ahead too.
     """
     NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1

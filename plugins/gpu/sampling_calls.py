@@ -78,8 +78,7 @@ def sampling_calls(
     Args:
         logits: on the device.
         options: arrays on the device, by the names of ``contracts.SAMPLING_OPTIONS`` and SAMPLING_LISTS; seed and
-            counter
-            are int64 [R]. ``lists`` is int32 and has all lists (see logit_kernels.py).
+            counter are int64 [R]. ``lists`` is int32 and has all lists (see logit_kernels.py).
         memory: the kernels' memory.
         drawing: the options in use.
     """

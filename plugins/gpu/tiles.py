@@ -175,8 +175,7 @@ def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = 
     """Yields tiles, best first: the measured one if there is one, then those of the rule.
 
     Tiles that can't fit ``shared_memory`` bytes (None: the GPU's limit) are left out; ``compile_attention`` finds the
-    ones
-    that do fit.
+    ones that do fit.
     """
     limit = gpu.shared_memory if shared_memory is None else shared_memory
     known = measured_tiles(gpu.capability).get(case)

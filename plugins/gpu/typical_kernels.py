@@ -2,10 +2,8 @@
 
 The surprise of a token is log(sum) - u, where u = (logit - top) / temperature; its distance from the mean surprise is
 the distance of u from the mean of u. As for the other cuts, a key is searched four bits at a time: here the nearness,
-in
-48 bits, the lowest of which is a distance of 2^-41. All kernels take contiguous float32 logits [R, V] and set the
-logits
-of tokens that aren't kept to -infinity, so that kernels that draw need no further test.
+in 48 bits, the lowest of which is a distance of 2^-41. All kernels take contiguous float32 logits [R, V] and set the
+logits of tokens that aren't kept to -infinity, so that kernels that draw need no further test.
 
 Shape letters: R rows, V tokens, C pieces of PIECE tokens. ``state`` is [R, 13, 3] float64; see sampling_kernels.py.
 """
@@ -96,8 +94,7 @@ def nearest_kernel(
     grid (R, C).
 
     ``number`` is the pass, 0 to 11; pass 12 cuts the logits and keeps the tokens that are as near as the last one that
-    is
-    needed. Rows without a temperature, or with a typical_p of 1, aren't changed.
+    is needed. Rows without a temperature, or with a typical_p of 1, aren't changed.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)

@@ -3,8 +3,7 @@
 Attention becomes GroupQueryAttention, a residual with the norm after it SkipSimplifiedLayerNormalization or
 SkipLayerNormalization, and SiLU QuickGelu. Other calls are as in the standard file. Weights are the same bytes of the
 same blobs. Products of int4 stay DequantizeLinear and MatMul; onnxruntime converts them to MatMulNBits when it loads
-the
-file, with the ``accuracy_level`` that is set here.
+the file, with the ``accuracy_level`` that is set here.
 
 Attributes with a default that runtimes interpreted differently are always set: the window (W tokens, including the
 query's own), the scale, and ``smooth_softmax`` (off). After a step, a request has ``write_index + S`` tokens, with
@@ -49,10 +48,8 @@ def accuracy_level(program: Program) -> AccuracyLevel:
     1.
 
     In the program, activations are rounded to 8 bits in groups of the weight's size; level 4 does the same (in groups
-    of 32
-    if there is one scale per channel). With offsets, rounding only one of the two sums would be worse than rounding
-    neither.
-    Products of experts aren't MatMulNBits, and never round.
+    of 32 if there is one scale per channel). With offsets, rounding only one of the two sums would be worse than
+    rounding neither. Products of experts aren't MatMulNBits, and never round.
     """
     products = [bound_arguments(node) for node in program.nodes_of(ew.quantized_linear.default)]
     offsets = [a["weight_offsets"] is not None for a in products if a["weight_bits"] == 4]

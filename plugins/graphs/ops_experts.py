@@ -2,9 +2,8 @@
 
 In the program, the tokens' choices are sorted by expert, [N*k, ..]. Here each token goes through all E experts, and the
 results of experts that it didn't choose get the weight zero: between ``ew.take_rows`` and ``ew.combine_experts`` a
-value
-is *spread*, [E, N, ..] (the rows of the tokens themselves are [1, N, ..]). That is E/k times the computation, and reads
-no more weights than a large batch does.
+value is *spread*, [E, N, ..] (the rows of the tokens themselves are [1, N, ..]). That is E/k times the computation, and
+reads no more weights than a large batch does.
 """
 
 from __future__ import annotations

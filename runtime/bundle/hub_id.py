@@ -71,8 +71,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
     """Returns True if ``path`` names a model that must be exported before it runs: a folder, a GGUF file or a Hub id.
 
     Returns False for a bundle and for anything unknown. A name that ends in .gguf counts as a GGUF file even if it
-    doesn't
-    exist. It reads at most the first bytes of a file, and doesn't access the Hub.
+    doesn't exist. It reads at most the first bytes of a file, and doesn't access the Hub.
     """
     text = os.fspath(path)
     if os.path.isdir(text):

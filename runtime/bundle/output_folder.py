@@ -40,8 +40,7 @@ def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[Eng
     """Returns the absolute path of a folder to write, with the links of its parents resolved.
 
     Raises ``error`` if the path is the root, the current folder or a parent of it, a link, or isn't UTF-8. Raises it
-    also
-    if an input is inside the output, or the output inside an input folder.
+    also if an input is inside the output, or the output inside an input folder.
 
     Args:
         output: the path that the user gave.
@@ -89,10 +88,8 @@ def why_not_a_bundle(folder: Path) -> str | None:
     """Returns why a new bundle must not replace a folder, as a phrase to follow its name; None if it may.
 
     It may replace a bundle of any version if nobody has edited the manifests, and every file is listed in a manifest or
-    is
-    a report of an export. Listed files may be missing or damaged; but a file at a path that no export writes must have
-    the
-    listed hash, because it could belong to the user.
+    is a report of an export. Listed files may be missing or damaged; but a file at a path that no export writes must
+    have the listed hash, because it could belong to the user.
     """
     if folder.is_symlink() or not folder.is_dir():
         return "exists and isn't a bundle: it isn't a folder"

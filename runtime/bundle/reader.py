@@ -116,18 +116,14 @@ class Bundle:
         """Opens the bundle in folder ``path``. None of its code runs.
 
         It checks the manifests and their versions; that every listed file exists with its size, inside the folder; that
-        every
-        tensor is within its blob; that the programs are valid, and every weight has the layout that they need. Then it
-        calls
-        the ``check_opened`` of each ready target that defines it. Hashes of files are compared later: by
-        ``verify_hashes``,
-        and for files with code if ``trust`` is a hash.
+        every tensor is within its blob; that the programs are valid, and every weight has the layout that they need.
+        Then it calls the ``check_opened`` of each ready target that defines it. Hashes of files are compared later: by
+        ``verify_hashes``, and for files with code if ``trust`` is a hash.
 
         Args:
             path: the bundle's folder.
             trust: the code of the bundle that may run later. None: none of it. "code": all of it. "sha256:...": all of
-                it,
-                if the bundle has that hash.
+                it, if the bundle has that hash.
 
         Raises:
             BundleError: the bundle is invalid. The message names file and field.
@@ -215,8 +211,7 @@ class Bundle:
         """Returns the contents of a listed file.
 
         Raises BundleError if no manifest lists it. If ``unaltered``, or if the caller trusts the bundle by its hash,
-        raises it
-        also if the file's hash differs.
+        raises it also if the file's hash differs.
         """
         if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
@@ -333,8 +328,7 @@ class Bundle:
         """Hashes every listed file and the manifests. Raises BundleError naming the first that differs.
 
         Raises BundleError also if there is a file outside of report/ that no manifest lists. ``progress`` is called
-        with the
-        number of bytes hashed since its last call.
+        with the number of bytes hashed since its last call.
         """
         manifests = (MANIFEST_PATH, *map(target_manifest_path, self.targets))
         if unlisted := unlisted_files(self.path, {*self.files, *manifests}):

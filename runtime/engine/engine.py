@@ -60,13 +60,11 @@ class Engine:
         """Submits a step and completes the oldest submitted one; returns the requests that got tokens or logits.
 
         Finished requests are among them. With an executor that has one step in flight, it is the same step. With
-        several, the
-        list is empty until enough steps are in flight.
+        several, the list is empty until enough steps are in flight.
 
         Raises:
             FailedRequestError: the work for some requests failed, such as a step without enough memory. The caller must
-                end
-                these requests; the others continue.
+                end these requests; the others continue.
             Exception: any other error concerns all requests.
         """
         if (batch := self.scheduler.schedule()) is not None:

@@ -126,8 +126,7 @@ class EngineLoop:
         """Ends every request with an error, and waits for the current step. It may be called again.
 
         Returns True if the executor is idle. Returns False in a forked child, and if it is called from within a step,
-        as the
-        garbage collector may do.
+        as the garbage collector may do.
         """
         self._ended = self._ended or _closed_error
         self._tell_all(EnginewrightError("the model was closed", hint="Close it when no request is running."))

@@ -73,8 +73,7 @@ class LLM:
         partition: how the model is divided among ranks, such as "tensor=2"; None uses ``ranks``.
         rank_timeout: seconds without progress after which a rank that others wait for counts as lost; then all end.
         ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto". The ranks run on its machines, which
-            must
-            have the bundle at the same path. None runs the ranks on this machine.
+            must have the bundle at the same path. None runs the ranks on this machine.
         isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best available.
         provider: for the onnx target, onnxruntime's execution provider ("cpu", "cuda", "tensorrt-rtx", "directml",
             "openvino"); for stablehlo "cpu", "iree" or the name of a PJRT plugin. None takes "cpu".
@@ -93,25 +92,22 @@ class LLM:
                 all.
             "sha256:..." allows only the bundle with this hash, which `optimize inspect` shows.
         prefix_cache: True keeps computed blocks for requests with the same beginning; tokens don't depend on it. A
-            target
-            that can't share blocks keeps nothing (``info()["prefix_cache"]`` is None).
+            target that can't share blocks keeps nothing (``info()["prefix_cache"]`` is None).
         speculate: which tokens to propose and verify; the answers don't depend on it. "lookup" proposes tokens that
             followed the same few tokens before. A path of a faster bundle with the same vocabulary adds its guesses.
             Only the cpu target verifies them. "auto" is "lookup" on the cpu target without ``buckets``, otherwise None.
         scheduling: None or "fcfs" is first come, first served. Or "priority", "fair", "offline", or a ``Scheduling``.
         prefix_folder: a folder for blocks that leave the prefix cache, which later processes can read too. It is
-            created
-            if needed, and must belong to the user alone, as it contains conversations. None keeps no such files.
+            created if needed, and must belong to the user alone, as it contains conversations. None keeps no such
+            files.
         prefix_folder_size: the most bytes of all its files, or a size such as "8GiB"; the least used are deleted.
         prefix_folder_days: files that weren't used for this many days are deleted when the folder is opened.
         offload_folder: a folder for keys and values that an adaptive context doesn't need in the current step, so that
-            a
-            context larger than ``memory`` runs. It is created if needed, must belong to the user alone, and is empty
+            a context larger than ``memory`` runs. It is created if needed, must belong to the user alone, and is empty
             afterwards. Only for the cpu target and bundles with an adaptive context. None keeps all blocks in memory.
         offload_size: the most bytes in that folder, or a size such as "8GiB".
         load: "map" maps the weights of the cpu target. A changed file is noticed before the next step (BundleError),
-            but
-            a file that is truncated during a step ends the process (SIGBUS). "read" copies the weights into memory.
+            but a file that is truncated during a step ends the process (SIGBUS). "read" copies the weights into memory.
         seed: seed of all requests without their own seed; None is 0.
 
     vLLM's other arguments are accepted if they have another name here, if no result depends on them, or if their value
@@ -473,8 +469,8 @@ class LLM:
         Args:
             prepared: the result of ``prepare``; it can be submitted once.
             listener: called with each piece, of which the last of an answer has a finish_reason; or with an error,
-                after
-                which there are no more pieces. The engine's thread calls it between two steps, so it must be quick.
+                after which there are no more pieces. The engine's thread calls it between two steps, so it must be
+                quick.
 
         Raises CapacityError or EnginewrightError if the requests can't run.
         """
@@ -519,8 +515,7 @@ class LLM:
                 output.
 
         Raises what ``generate`` raises, and RequestError if the target doesn't have a layer's state. In formats such as
-        int8
-        there is no -1, because the final norm rounds its output at once.
+        int8 there is no -1, because the final norm rounds its output at once.
         """
         return self.run(HiddenStates(prompt, layers))
 

@@ -39,8 +39,7 @@ def open_tier(
         days: files unused for this many days are deleted.
 
     Raises RequestError if the executor or its configuration keeps no prefixes on disk. A problem with the folder itself
-    is
-    only a warning, and is shown by ``info()``.
+    is only a warning, and is shown by ``info()``.
     """
     check_path("folder", folder)
     memory = executor.inner if isinstance(executor, StaticShapes) else executor

@@ -72,8 +72,7 @@ class Pulse:
 
     Attributes:
         step: how many seconds the current step has taken (0 between steps), and how many a step is expected to take (0
-            if
-            unknown). Of several engines, the largest.
+            if unknown). Of several engines, the largest.
         running, waiting: numbers of requests.
         blocks_used: the share of the KV cache's blocks that requests hold, from 0 to 1.
         steps: the number of steps that have begun.

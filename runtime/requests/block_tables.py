@@ -18,8 +18,7 @@ class BlockTables(Mapping[str, Sequence[int]]):
     block.
 
     Tables are read as lists, and changed only by the methods below. Each change sets a new version, so that data
-    derived
-    from a table can be recognized as stale.
+    derived from a table can be recognized as stale.
 
     Attributes:
         version: a number that no other state of any request's tables has.

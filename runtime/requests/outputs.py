@@ -133,8 +133,7 @@ class RequestOutput:
         metrics: times and counts of the request.
         num_cached_tokens: the number of prompt tokens from the prefix cache; None without a cache. (vLLM's name.)
         prompt_logprobs: one entry per prompt token if the parameters have ``prompt_logprobs``, otherwise None. The
-            first
-            entry is None.
+            first entry is None.
         score: the score of a beam search's answer: see ``SamplingParams.num_beams``.
         others: the results of the other answers if ``n`` is more than 1; this object is the first answer.
         reader: converts the tokens into ``message``; None for a plain prompt.
@@ -202,9 +201,8 @@ class StreamPiece:
     """The new output since the last piece.
 
     The texts of all pieces together are the ``text`` of the ``RequestOutput``. A text may be empty while a character or
-    a
-    possible stop string is incomplete. Only the last piece has a ``finish_reason``. If ``n`` is more than 1, the piece
-    belongs to the answer ``index``.
+    a possible stop string is incomplete. Only the last piece has a ``finish_reason``. If ``n`` is more than 1, the
+    piece belongs to the answer ``index``.
     """
 
     token_ids: tuple[int, ...]

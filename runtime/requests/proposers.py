@@ -76,8 +76,7 @@ class Proposer(ABC):
             draft: the tokens that this proposer proposed; empty if it proposed none for the step.
             accepted: the number of those tokens, the first ones, that the model drew too.
             outputs: name of each of ``Proposer.outputs`` -> its rows [n, ...]: at the last known token, and at each
-                accepted
-                token of the step's draft, whichever proposer made it.
+                accepted token of the step's draft, whichever proposer made it.
         """
         return
 

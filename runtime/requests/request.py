@@ -485,10 +485,8 @@ class BeamSearch:
     """A beam search: it decides which sequences of a request continue, and which finished ones are the answers.
 
     It follows the decisions of transformers 5 (``generate`` with ``num_beams``, ``length_penalty``,
-    ``early_stopping``). A
-    search has at most as many sequences as beams; each is a ``Generation`` for the scheduler. When all have computed
-    their
-    next token, the search chooses.
+    ``early_stopping``). A search has at most as many sequences as beams; each is a ``Generation`` for the scheduler.
+    When all have computed their next token, the search chooses.
 
     Attributes:
         root: the request that the caller waits for, the first of ``members``.

@@ -58,8 +58,7 @@ class SamplingParams:
     set.
 
     The values that the model's makers recommend are in ``LLM.default_params()``; they are never applied silently. None
-    for
-    a field means its default, except for ``max_tokens``.
+    for a field means its default, except for ``max_tokens``.
 
     Attributes:
         temperature: logits are divided by it, as 32-bit floats; 0 takes the most probable token.
@@ -75,13 +74,11 @@ class SamplingParams:
         xtc_threshold: the probability from which on a token counts as one of those. The least probable of them stays.
             Above 0.5 nothing is excluded.
         repetition_penalty: for tokens of the prompt or the answer, positive logits are divided by it and negative
-            logits
-            multiplied; 1 is off. As in transformers and vLLM.
+            logits multiplied; 1 is off. As in transformers and vLLM.
         frequency_penalty: this, times the number of a token's occurrences in the answer, is subtracted from its logit;
             0 is off.
         presence_penalty: subtracted from the logits of tokens that occur in the answer; 0 is off. Both as in OpenAI's
-            API
-            and vLLM; a negative value favours them.
+            API and vLLM; a negative value favours them.
         dry_multiplier: DRY, as in llama.cpp: a token that would continue a repeated sequence of n tokens loses
             ``dry_multiplier * dry_base ** (n - dry_allowed_length)`` of its logit; 0 is off.
         dry_base: 1 or more.
@@ -99,9 +96,8 @@ class SamplingParams:
         max_tokens: the most new tokens, within the model's context. None allows as many as fit into the context and the
             KV cache.
         stop: a string, or several, that end the text. The text is cut before the string that begins first, however it
-            is
-            split into tokens. A few more tokens are computed if another string completes earlier. At most 128 strings,
-            of 4,096 characters together.
+            is split into tokens. A few more tokens are computed if another string completes earlier. At most 128
+            strings, of 4,096 characters together.
         stop_token_ids: tokens that end the text, besides the model's own. Their text is left out.
         ignore_eos: True if the model's own end tokens don't end the text.
         logprobs: 0 reports each new token's log-probability, and k also those of the k most probable tokens. None

@@ -419,10 +419,8 @@ class Grammars:
     """Compiles grammars for one model's tokens, and computes masks, on its own threads.
 
     A compilation can't be interrupted. So another process compiles a grammar on trial first, at a low priority and
-    within
-    limits of time and memory, and reports the memory it takes. Compiled grammars are cached within a budget of bytes;
-    the
-    tenant whose grammars take most of it loses its oldest first.
+    within limits of time and memory, and reports the memory it takes. Compiled grammars are cached within a budget of
+    bytes; the tenant whose grammars take most of it loses its oldest first.
 
     Args:
         tokenizer: the text of the model's tokenizer.json (``Tokenizer.to_json``).
@@ -551,8 +549,8 @@ class Grammars:
         """Computes masks into ``bits``; for a grammar that failed, all tokens are banned.
 
         A draft may contain any token, and an error that a token causes stays in llguidance's matcher. So drafts are
-        followed on
-        copies of it: an error then bans the rows after the draft's start, which drops the draft but keeps the grammar.
+        followed on copies of it: an error then bans the rows after the draft's start, which drops the draft but keeps
+        the grammar.
 
         Args:
             places: for each grammar, the index of its mask, and the draft, whose tokens have the masks after it.

@@ -2,10 +2,8 @@
 
 Each row is a kind of helper, with the replacement for each method: as if the helper knew nothing. So an error costs an
 estimate, a draft, a block on disk or a line of a metric, but neither a request nor the engine. Methods that aren't
-listed
-are handled by their caller: the engine's thread calls ``forget``, for example, for somebody who waits for the result
-and
-gets the error, and other methods for one request, which then ends.
+listed are handled by their caller: the engine's thread calls ``forget``, for example, for somebody who waits for the
+result and gets the error, and other methods for one request, which then ends.
 """
 
 from __future__ import annotations

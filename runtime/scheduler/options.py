@@ -39,12 +39,10 @@ class Scheduling:
             time to the first token, and the mean time per further token. A request names its class
             (``request_class``); others are in the class "default", if there is one.
         shares: tenant -> weight, such as ``{"gold": 3}``; other tenants have 1. With ``shares`` or ``fair``, each
-            tenant
-            gets its share of the work within a priority (virtual token counters: Sheng et al., OSDI 2024).
+            tenant gets its share of the work within a priority (virtual token counters: Sheng et al., OSDI 2024).
         fair: True if all tenants have the same share.
         refuse: True if a request ends with an OverloadError at once when its targets can't be met, or when it would
-            make
-            another request miss its targets. False serves it late.
+            make another request miss its targets. False serves it late.
         max_waiting: the most waiting requests; further ones are refused with an OverloadError.
         patience: about how long a request without a target for its first token waits for others.
         offline: True for the highest throughput: long steps, and no targets.

@@ -67,8 +67,7 @@ class DecodeTimes:
 
     Whatever it learns from, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Before
     measurements, the estimate comes from ``optimize tune``, or from a line. Numbers of rows without recent steps get
-    the
-    residual of the last steps, because then the machine's speed has changed.
+    the residual of the last steps, because then the machine's speed has changed.
 
     Args:
         measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows, from ``optimize tune``.
@@ -182,8 +181,7 @@ class StepTimes:
     """Estimates the times of steps of any size.
 
     Whatever it learns from, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Numbers
-    for
-    a kind of step that hasn't been measured are 0 until the first such step.
+    for a kind of step that hasn't been measured are 0 until the first such step.
 
     Args:
         row_seconds: ``measured`` of ``DecodeTimes``.

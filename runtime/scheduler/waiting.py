@@ -18,8 +18,7 @@ class Shares:
     2024).
 
     Service is counted in prompt tokens. A tenant that returns after a pause begins with at least the least service of
-    the
-    waiting tenants.
+    the waiting tenants.
 
     Args:
         weights: tenant -> weight; 1 for other tenants.

@@ -1,6 +1,5 @@
 """The routes: those of OpenAI's API, and further ones that such servers have. Requests are checked before an engine
-runs
-them.
+runs them.
 """
 
 from __future__ import annotations

@@ -78,11 +78,9 @@ def serve(
         options: the server's options.
         ready: called with the address once all models are ready.
         models: the models (see ``open_models``), or a function that opens them once the port is bound. The caller
-            closes
-            their engines.
+            closes their engines.
         reread: returns the current options; called at SIGHUP. The log names those that need a restart, except the
-            bundles
-            of replicas, which are replaced.
+            bundles of replicas, which are replaced.
 
     Raises:
         RequestError: an option is wrong, or the port is in use.

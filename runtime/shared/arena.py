@@ -56,8 +56,7 @@ def plan_region(programs: Sequence[LoweredProgram], region: int) -> tuple[Lowere
     """Assigns the buffers of a region that ranks share an offset in it, the same in all of their programs.
 
     Between two collectives, one rank may be ahead of another. So a buffer is live from the collective before its first
-    use
-    on any rank to the collective after its last use.
+    use on any rank to the collective after its last use.
 
     Raises PassError as ``plan_arena`` does.
     """

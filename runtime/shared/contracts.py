@@ -73,8 +73,7 @@ class CacheGroupShape(Record, frozen=True):
     Attributes:
         window: the sliding window in tokens (a query at p sees keys p-window+1 .. p); 0 for full attention.
         summaries: True if each block also stores the center and spread of every channel of its keys, by which some
-            layers
-            choose blocks.
+            layers choose blocks.
         kind: the kind of cache if it doesn't hold keys and values (``kv_cache.kinds.table``).
     """
 
@@ -185,8 +184,7 @@ class SamplingBatch:
 
     ``temperature`` 0 is greedy; SAMPLING_OPTIONS has the values that disable each option. The random number of a row
     depends only on (``seed``, ``counter``), where counter is the index of the new token in its request's output, so
-    that a
-    request draws the same tokens in any batch. None disables an option for all rows.
+    that a request draws the same tokens in any batch. None disables an option for all rows.
     """
 
     temperature: FloatArray
@@ -283,8 +281,7 @@ class StepInput:
     """One step over T packed tokens of B requests, the same for every target. ``step_schema`` declares its arrays.
 
     Request b has the tokens q_start[b]:q_start[b+1]. After the step its cache holds kv_len[b] tokens, so its first
-    token of
-    this step is at position kv_len[b] - (q_start[b+1] - q_start[b]).
+    token of this step is at position kv_len[b] - (q_start[b+1] - q_start[b]).
 
     Args:
         arrays: the arrays by their names in programs; None takes ``ports``.
@@ -464,12 +461,10 @@ class ExecutorCaps:
         ragged: True if prompts and decodes may share a step.
         max_tokens, max_requests: the most tokens (T) and requests (B) of a step.
         shared_blocks: True if several requests may share a block. Then ``StepInput.copies`` are supported, ``clears``
-            too
-            if masked numbers that aren't finite could spread, and tables may have -1 for blocks before a group's
+            too if masked numbers that aren't finite could spread, and tables may have -1 for blocks before a group's
                 window.
         kept_slots: True if a block is the slot of a whole request, the same in every group, and a new request may
-            continue
-            after tokens that the slot's last request left.
+            continue after tokens that the slot's last request left.
         verifies: True if several rows of a request in one step have the same bits as in separate steps.
         in_flight: the number of steps that may be submitted before the first result is read; no request is in two.
         row_seconds: tokens of a request -> measured seconds of steps in which it had 1, 2, ... rows; empty if not

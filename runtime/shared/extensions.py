@@ -1,8 +1,7 @@
 """Additions of other packages to Enginewright: targets and passes, found through entry points when they are named.
 
 A package declares them in its pyproject.toml; see docs/build/extending.md. The package is imported only when a recipe,
-a
-command or a bundle names its addition.
+a command or a bundle names its addition.
 """
 
 from __future__ import annotations

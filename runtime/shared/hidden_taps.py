@@ -66,8 +66,7 @@ def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset
     """Returns the program with its float32 taps as outputs, and the indices of the steps that write those.
 
     Such a step copies the rows of a tap as soon as it is computed to memory after the program's arena, whose buffers
-    keep
-    their offsets. Without these steps, the program is unchanged.
+    keep their offsets. Without these steps, the program is unchanged.
     """
     shape = (Affine(r=1),)
     rows = Operand(kind="input", name=ROWS, dtype="i32", shape=shape, strides=(Affine(1),))

@@ -24,8 +24,7 @@ class KvFormat:
     Attributes:
         name: its name in recipes.
         largest_code: the code of a head's largest magnitude. Each token, key/value head and side (keys, values) then
-            has
-            a 32-bit scale. None for floats without scales.
+            has a 32-bit scale. None for floats without scales.
         asked_for: True if recipes may name it. GPUs store the other formats if a recipe names none.
     """
 

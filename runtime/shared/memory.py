@@ -54,8 +54,7 @@ def check_free(needed: int, what: str) -> None:
     """Raises CapacityError if less than ``needed`` bytes are free in the system or container, with swap.
 
     The system would promise more memory than it has, and later kill the process that uses it. Other processes may still
-    use
-    the free memory. ``what`` is the use, for the message.
+    use the free memory. ``what`` is the use, for the message.
     """
     if needed > (free := free_memory() + _free_swap()):
         raise CapacityError(
@@ -97,8 +96,7 @@ def return_freed_memory() -> None:
     """Returns freed memory to the system, with glibc; otherwise does nothing.
 
     Opening a bundle, mainly the tokenizer's vocabulary, temporarily takes several times the memory that remains, in
-    pieces
-    too small for the library to return by itself. In a server they would stay resident forever.
+    pieces too small for the library to return by itself. In a server they would stay resident forever.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -110,8 +108,7 @@ def return_large_blocks_at_once() -> None:
     """Makes glibc return large blocks to the system as soon as they are freed; otherwise does nothing.
 
     By default it raises its threshold with each large block that is freed, up to 32 MB. Then some hundred MB stay with
-    the
-    process after tensors or request bodies of many sizes.
+    the process after tensors or request bodies of many sizes.
     """
     if sys.platform.startswith("linux") and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)

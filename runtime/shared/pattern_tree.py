@@ -3,9 +3,8 @@
 A file from elsewhere may contain a regular expression. Most engines backtrack, and some expressions make them take time
 that is exponential in the length of a text. ``PatternTree.matches`` follows all paths at once (Thompson, Regular
 Expression Search Algorithm, 1968), with a set of positions in one integer. ``check_backtracking`` finds expressions
-that
-other engines must not run: it looks for ambiguity in Glushkov's automaton (Weideman et al., Analyzing Matching Time
-Behavior of Backtracking Regular Expression Matchers, 2016).
+that other engines must not run: it looks for ambiguity in Glushkov's automaton (Weideman et al., Analyzing Matching
+Time Behavior of Backtracking Regular Expression Matchers, 2016).
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ class ProgressEvent:
 
     The stages of an export are load (of PyTorch and transformers), download (of a model of the Hub, in bytes), capture,
     calibration, auto (a search for formats), measure, passes, layers (of a pass that processes layers), emit, kernels
-    (of
-    attention, for GPUs), verify, roofline, write.
+    (of attention, for GPUs), verify, roofline, write.
     """
 
     stage: str

@@ -2,9 +2,8 @@
 torch.
 
 Bytes are those that must move at least once. Data that a kernel reads again, as when blocks of a long prompt's rows
-read
-the same panel of weights, comes from a cache and isn't counted again. Sizes are those of storage: packed weights with
-padding, keys in whole blocks. benchmarks/notes/cpu.md compares the result with measurements.
+read the same panel of weights, comes from a cache and isn't counted again. Sizes are those of storage: packed weights
+with padding, keys in whole blocks. benchmarks/notes/cpu.md compares the result with measurements.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
     """Returns the cost of each step of the program.
 
     For experts, a step reads as many as T tokens choose on average if they choose evenly: E (1 - (1 - k/E)^T), which is
-    k for
-    one token. A step with only some of the experts has its share of that, and of the products.
+    k for one token. A step with only some of the experts has its share of that, and of the products.
     """
     of = _Read({w.name: w for w in program.weights}, {g.name: g for g in program.cache_groups}, program.buffers)
     return [_cost(step, sizes, of) for step in program.steps]

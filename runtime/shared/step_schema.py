@@ -1,9 +1,8 @@
 """The arrays of a step, declared once: the inputs of a program with their lengths and padding, and its outputs.
 
 The input arrays of a program are *ports*. The executors of all targets, the messages between ranks, the padding to
-fixed
-sizes, the capture of models and the tests use this table. Symbols of sizes: T tokens, B requests, R rows, M blocks of
-the longest block table. To add a port, add a row to ``PORTS`` with a provider, and an op that reads it.
+fixed sizes, the capture of models and the tests use this table. Symbols of sizes: T tokens, B requests, R rows, M
+blocks of the longest block table. To add a port, add a row to ``PORTS`` with a provider, and an op that reads it.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class StoredFormat:
         multiple: K must be a multiple of it and of the groups, because kernels read so many values at a time; 0: any K.
         codes: the number that each value stands for, before scaling; empty if values stand for themselves.
         codebook: the vectors that values stand for, and the blocks that store them. Such weights are only kept from
-            files
-            that have these blocks; nothing is rounded to them.
+            files that have these blocks; nothing is rounded to them.
         levels: the 8-bit integers that values may be, rising, if they are stored as indices into this list.
         sparse: True if there are products with two of four values.
         since: the version of weights/index.json that added it.

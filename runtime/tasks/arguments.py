@@ -137,9 +137,8 @@ def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name
     """Tokenizes a text that should have at most ``most`` tokens.
 
     Tokenizing megabytes takes seconds. So of a long text, first a prefix is tokenized, and more while it may still fit.
-    If a
-    prefix has twice as many tokens as allowed, the text is refused; the rest could only change how its last word is
-    split.
+    If a prefix has twice as many tokens as allowed, the text is refused; the rest could only change how its last word
+    is split.
 
     Raises RequestError for such a text, and the errors of ``Tokenizer.encode``.
     """

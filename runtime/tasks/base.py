@@ -2,11 +2,9 @@
 process.
 
 A type of task is a class in a file of this folder and a row of ``table.TASKS``. Its fields are the caller's arguments.
-It
-checks them, makes requests for the scheduler, and makes its result from their outputs. Most types need outputs of a
-step
-for every token of a prompt: they derive from ``PromptTask``, which needs only the names of the outputs and the function
-that reduces the rows to the result.
+It checks them, makes requests for the scheduler, and makes its result from their outputs. Most types need outputs of a
+step for every token of a prompt: they derive from ``PromptTask``, which needs only the names of the outputs and the
+function that reduces the rows to the result.
 """
 
 from __future__ import annotations

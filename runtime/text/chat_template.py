@@ -95,16 +95,13 @@ class ChatTemplate:
             add_generation_prompt: True ends the text with the start of the assistant's turn; None means True unless the
                 last message is continued.
             continue_final_message: True ends the text within the last message, so that the model continues it; a
-                field's
-                name continues that field instead of "content".
+                field's name continues that field instead of "content".
             variables: further variables of the template, such as ``enable_thinking``. They replace special tokens of
-                the
-                same name.
+                the same name.
 
         Raises:
             RequestError: the template refuses the messages (the text names the line) or takes too much time or memory,
-                or
-                an argument isn't plain data.
+                or an argument isn't plain data.
             EnginewrightError: the process that renders can't be started.
         """
         if add_generation_prompt is None:
@@ -135,8 +132,7 @@ class ChatTemplate:
         """Returns the messages for ``render``, after a check that the template reads everything that is passed.
 
         Text parts as in OpenAI's API become one text if the template needs that. The role "developer", OpenAI's newer
-        name
-        of "system", becomes "system" if the template doesn't read it.
+        name of "system", becomes "system" if the template doesn't read it.
 
         Args:
             messages: the turns.

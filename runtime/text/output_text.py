@@ -22,8 +22,7 @@ class OutputText:
     """The text of one request's new tokens.
 
     The text ends before the stop string that begins first in it, however the text is divided into tokens. Text that may
-    be
-    the beginning of a stop string is held back until more tokens decide.
+    be the beginning of a stop string is held back until more tokens decide.
 
     Args:
         keep_stop: True keeps the stop string at the end of the text.

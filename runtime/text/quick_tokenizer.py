@@ -42,9 +42,8 @@ class QuickTokenizer:
     """A quick start for ``tokenizers.Tokenizer``: the methods that the runtime needs, with the same results.
 
     It is thread-safe, and needn't read tokenizer.json. Its merging takes two to six times as long as the library's.
-    After
-    twice as many characters as the vocabulary has tokens, the library's tokenizer is read and used instead; reading it
-    takes about as long as merging so many characters here.
+    After twice as many characters as the vocabulary has tokens, the library's tokenizer is read and used instead;
+    reading it takes about as long as merging so many characters here.
 
     Args:
         tables: the tables of the bundle.

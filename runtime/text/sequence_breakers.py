@@ -18,8 +18,7 @@ class SequenceBreakers:
     """Finds the token sequences in which a text may occur, whatever text is around it.
 
     A token that contains the text is a sequence alone. A token that ends with the text's beginning is a sequence
-    together
-    with the tokens of the rest. The first call builds one array with the bytes of the whole vocabulary.
+    together with the tokens of the rest. The first call builds one array with the bytes of the whole vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:

@@ -141,8 +141,7 @@ class Tokenizer:
 
         Raises:
             RequestError: ``text`` has lone surrogates (Python decodes bytes that aren't UTF-8 so), or a word for which
-                the
-                tokenizer has no tokens.
+                the tokenizer has no tokens.
         """
         if not isinstance(text, str):
             raise RequestError(f"prompt: {shown(text)} isn't text", hint="Pass a string.")
@@ -189,8 +188,7 @@ class Tokenizer:
         """Returns the token ids of a conversation up to the assistant's turn: ``encode`` of ``render_chat``.
 
         No special tokens are added, as the template writes them. As in transformers, a message that contains the
-        spelling of a
-        special token becomes that token; ``LLM.chat`` encodes it as text, see ``guarded_chat``.
+        spelling of a special token becomes that token; ``LLM.chat`` encodes it as text, see ``guarded_chat``.
         """
         text = self.render_chat(messages, chat_template=chat_template, **options)
         return self.encode(text, add_special_tokens=False)
@@ -201,8 +199,7 @@ class Tokenizer:
         Args:
             messages: the turns.
             chat_template: the name of one of the model's templates, or the text of another. None uses "tool_use" if
-                that
-                exists and ``tools`` are passed, else "default".
+                that exists and ``tools`` are passed, else "default".
             options: see ``ChatTemplate.render``.
 
         Raises:
@@ -229,8 +226,7 @@ class Tokenizer:
         """Returns the text of a conversation for ``encode_guarded``, in which only the template writes control tokens.
 
         ``render_chat`` ignores arguments that the template doesn't read, as in transformers; this raises RequestError
-        for
-        them: see ``ChatTemplate.checked``.
+        for them: see ``ChatTemplate.checked``.
         """
         template = self._template(chat_template, options.get("tools") is not None)
         checked = template.checked(messages, options, of_params)
@@ -267,8 +263,7 @@ class Tokenizer:
         """True if the chat template only appends: a longer conversation's text begins with that of a shorter one.
 
         Then a prefix cache can reuse all but the last turn. A template that drops the reasoning of earlier answers, or
-        moves
-        the tools, doesn't append. A few conversations decide. None if there is no template, or it refuses them.
+        moves the tools, doesn't append. A few conversations decide. None if there is no template, or it refuses them.
         """
         messages = [{"role": role, "content": f"-{i}-"} for i, role in enumerate(("user", "assistant") * 2 + ("user",))]
         try:
@@ -500,14 +495,11 @@ class Detokenizer:
     """Decodes tokens incrementally. The pieces together are the text that follows the prompt.
 
     A decoder may strip the space before a text's first word, and turns part of a character into U+FFFD. So new tokens
-    are
-    decoded together with those of the piece before them, and a text that ends in U+FFFD is held back until it is
-    complete.
-    Special tokens are skipped if ``skip_special_tokens``.
+    are decoded together with those of the piece before them, and a text that ends in U+FFFD is held back until it is
+    complete. Special tokens are skipped if ``skip_special_tokens``.
 
     For bytes that are no text, decoders with byte fallback make U+FFFD of the whole run of bytes, also of good
-    characters
-    before the fault. A stream has already output those characters by then.
+    characters before the fault. A stream has already output those characters by then.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> None:

@@ -78,25 +78,25 @@ class Reading:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture: the class of transformers, the tensors, and how keys differ from those of other architectures.
+    """One architecture: its class in transformers, its tensors, and its differences from other architectures' keys.
 
     Attributes:
         model_type: transformers' name of the configuration's class.
         tensors: the place of each tensor, by the tensor's name in the file.
-        layer_prefix: the beginning of the model's names of layers.
-        names: the class's own names of configuration fields, by the usual name; "" leaves a field out.
+        layer_prefix: prefix of the model's names of layers.
+        names: the class's own names of configuration fields, by the usual name; "" omits a field.
         layer_norm: the class's field for the epsilon of norms that subtract the mean; "" for RMS norms.
         fixed: the values of fields that the architecture implies.
         rotates: True if positions are rotary embeddings.
         partial: True if the class can rotate a part of each head.
         free_heads: True if the class can have heads whose size isn't hidden_size / heads.
         reads_yarn: True if llama.cpp reads YaRN's own parameters.
-        drafts: True if blocks after the last layer may be a model for drafts, which is left out.
-        latent: True if keys and values are made from a latent vector, so that several fields have their widths.
+        drafts: True if blocks after the last layer may be a draft model, which is omitted.
+        latent: True if keys and values are computed from a latent vector, which gives several fields its widths.
         longrope: True if the rotary frequencies may have divisors for short and for long contexts.
         mixed_layers: True if layers may differ in their numbers of heads and widths.
         attends: False if no layer has attention.
-        harmless: keys that llama.cpp doesn't read for the architecture, or that change nothing here.
+        harmless: keys that llama.cpp doesn't read for the architecture, or that have no effect here.
         tensor_flags: fields that are True if the first layer has a tensor, by the tensor's name there: "attn_q.bias".
         experts: the fields for the number of experts, for the number of a token's experts and, if the class has one,
             for an expert's width; () if ``read`` reads the experts, or there are none.

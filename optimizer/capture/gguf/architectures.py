@@ -50,10 +50,10 @@ _NO_DECODERS = {
 
 
 def describe(file: GgufFile) -> Description:
-    """Reads all keys of a file, and says what they mean to transformers.
+    """Converts all keys of a file to a configuration of transformers.
 
     Raises:
-        UnsupportedModelError: the architecture isn't known, or a key has a meaning that can't be honoured.
+        UnsupportedModelError: the architecture is unknown, or a key can't be supported.
         SourceError: a key is missing or has another type.
     """
     name = file.architecture

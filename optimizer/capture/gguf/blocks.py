@@ -90,7 +90,7 @@ class _Factors(NamedTuple):
     own: npt.NDArray[np.int8] | None = None
 
     def tensor(self) -> torch.Tensor:
-        """Gives them as ``Codes`` has them."""
+        """Returns the factors as a tensor in the layout of ``Codes``."""
         halves = torch.from_numpy(np.ascontiguousarray(self.halves))
         return halves if self.own is None else block_bytes(halves, torch.from_numpy(np.ascontiguousarray(self.own)))
 
@@ -271,10 +271,10 @@ def rows_of(
     changes: Sequence[Callable[[npt.NDArray[Any]], npt.NDArray[Any]]],
     joined: Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]],
 ) -> npt.NDArray[np.int64] | None:
-    """The row of the tensors, counted one after the other, at each place of the weight: [..] for a weight [.., K].
+    """Returns the tensors' row, counted through all of them, that each row of the weight [.., K] has: [..].
 
-    None if a tensor's change does more than put rows in another order. That is seen by its effect on numbers of rows,
-    and of numbers of columns. ``joined`` joins the changed tensors, along an axis before the last.
+    None if a tensor's change does more than reorder rows. The changes are applied to row numbers and to column numbers
+    to find out. ``joined`` joins the changed tensors along an axis before the last.
     """
     size, start, rows = int(tensors[0].shape[0]), 0, []
     for tensor, change in zip(tensors, changes, strict=True):
@@ -293,9 +293,9 @@ def rows_of(
 
 
 def read_codes(tensors: Sequence[GgufTensor], rows: npt.NDArray[np.int64]) -> Codes:
-    """The integers of a weight of which ``rows_of`` says which rows it has.
+    """Reads the integers of a weight. ``rows``: its rows, from ``rows_of``.
 
-    Raises SourceError, naming the tensor, where they can't be kept.
+    Raises SourceError naming the tensor if its blocks' numbers can't be kept.
     """
     parts = [_unpack(t) for t in tensors]
     stored = [torch.cat(kind) if len(kind) > 1 else kind[0] for kind in zip(*parts, strict=True)]
@@ -307,12 +307,10 @@ def read_codes(tensors: Sequence[GgufTensor], rows: npt.NDArray[np.int64]) -> Co
 
 
 def dequantize(tensor: GgufTensor) -> npt.NDArray[np.float32]:
-    """The floats that a tensor's blocks stand for, in its shape: the package's, made of some thousand blocks at a time.
+    """Returns a tensor's values as floats, in its shape. Raises NotImplementedError for a type without dequantization.
 
-    Raises NotImplementedError for a type that nobody makes floats of.
-
-    Left to itself it takes 16 rows at a time, however short they are, and holds the result twice. Pieces are made
-    side by side: numpy leaves Python's lock to others while it computes.
+    It calls the package `gguf` for some thousand blocks at a time, on several threads. The package alone takes 16 rows
+    at a time, however short, and holds the result twice.
     """
     size, bytes_of_block = SIZES[tensor.tensor_type]
     if size == 1:

@@ -66,7 +66,7 @@ def open_gguf(path: Path) -> GgufFile:
 
     Raises:
         SourceError: it is damaged, a part is missing, or a tensor has blocks of a type that can't be read.
-        UnsupportedModelError: it isn't a model: an adapter, an encoder of images, an importance matrix.
+        UnsupportedModelError: it isn't a language model but an adapter, an image encoder or an importance matrix.
     """
     header = read_header(path)
     metadata = header.keys

@@ -1,8 +1,8 @@
-"""Reads the header of a GGUF file: keys with their values, and name, shape, type and place of each tensor.
+"""Reads the header of a GGUF file: keys with their values, and name, shape, type and offset of each tensor.
 
-Nothing here imports torch, numpy or the package `gguf`, which take longer to import than a header takes to read: 0.2 s
-for a vocabulary of 262,144 tokens. Arrays are located and counted, and read when they are needed. Every count, length
-and offset is compared with the file's size before anything is allocated, so that memory is bounded by the file.
+It imports neither torch, numpy nor the package `gguf`, whose import takes longer than reading a header: 0.2 s for a
+vocabulary of 262,144 tokens. Arrays are located and counted, and read on use. Every count, length and offset is
+compared with the file's size before anything is allocated, so memory is bounded by the file's size.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: magic, version, number of tensors and of keys; the
 keys with their values; for each tensor its name, dimensions, block type and offset.
@@ -67,7 +67,7 @@ class GgufArray:
         return self._header.items(self._key, self._kind, self.count, self._start)
 
     def read_bytes(self) -> Iterator[bytes]:
-        """Iterates over the items of an array of strings, as they are stored."""
+        """Iterates over the undecoded items of an array of strings."""
         return self._header.strings(self.count, self._start)
 
 
@@ -102,7 +102,7 @@ class Header:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Reads a header. Raises SourceError naming the file, and the key or tensor, for one that is damaged."""
+    """Reads a header. Raises SourceError naming the file, and the damaged key or tensor."""
     try:
         with open_regular(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -163,7 +163,7 @@ def all_parts(path: Path) -> tuple[Path, ...]:
 def has_kept_blocks(path: str | os.PathLike[str]) -> bool:
     """Returns True if a matrix of the file is stored in one of KEPT_BLOCKS.
 
-    False too for what isn't a GGUF file, and for a damaged one: the code that reads all of it says what is wrong.
+    False also for a damaged file or one of another format; opening it later raises the error.
     """
     try:
         first = read_header(path)
@@ -316,7 +316,9 @@ class _Cursor:
         file: bool = False,
         cause: Exception | None = None,
     ) -> NoReturn:
-        """Raises SourceError; ``file`` says that the reason is about the file rather than what is being read."""
+        """Raises SourceError. ``file`` True means that ``reason`` describes the file rather than the item being
+        read.
+        """
         if self._reading == "the header":
             reason = f"damaged or truncated GGUF file: {reason}" if file else f"GGUF file: {reason}"
         else:

@@ -117,7 +117,7 @@ class Keys:
         return [bool(self._item(name, item)) for item in value.read()[:layers]]
 
     def same_for_all(self, name: str, layers: int, default: int | _Required = REQUIRED) -> int:
-        """Reads an integer that all layers share. Raises UnsupportedModelError if they don't share it."""
+        """Reads an integer that must be equal for all layers. Raises UnsupportedModelError if layers differ."""
         values = set(self.by_layer(name, layers, default))
         if len(values) != 1:
             raise self.refusal(name, f"is {sorted(values)}: layers that differ in it")

@@ -50,14 +50,14 @@ class PreTokenizer:
     """The settings that the name of a pre-tokenizer implies.
 
     Attributes:
-        splits: regular expressions, applied in order, each to the parts that the previous one left.
-        byte_letters: the vocabulary writes each byte as a letter, as GPT-2's; otherwise it has characters, and bytes as
-            ``<0x0A>``.
-        ignore_merges: a part that is a token becomes that token, whatever the merges say.
-        add_bos: texts begin with the start token, unless the file says otherwise.
-        always_bos: texts begin with the start token even if the file says otherwise.
-        escape_spaces: spaces become U+2581 before the splits.
-        whole_newlines: a part of newlines that is a token becomes that token, whatever the merges say.
+        splits: regular expressions, each applied to the parts that the previous one made.
+        byte_letters: True if the vocabulary writes each byte as a letter, as GPT-2 does; otherwise it has characters,
+            and bytes as ``<0x0A>``.
+        ignore_merges: True if a part that is a token becomes that token, regardless of the merges.
+        add_bos: True if texts begin with the start token, unless the file has another setting.
+        always_bos: True if texts begin with the start token even if the file has another setting.
+        escape_spaces: True if spaces become U+2581 before the splits.
+        whole_newlines: True if a part of newlines that is a token becomes that token, regardless of the merges.
     """
 
     splits: tuple[Split, ...]

@@ -36,16 +36,16 @@ _DAMAGED = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, Attrib
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a tensor in the model.
+    """The place of a file's tensor in the model.
 
     Attributes:
         name: the model's name, within the layer for tensors of a layer, without ".weight" or ".bias".
-        change: what undoes the converter's rearrangement.
-        part: the tensor's position among those that make up one weight.
+        change: reverses the converter's rearrangement; None if there was none.
+        part: the tensor's position among the tensors that are joined to one weight.
         axis: the axis along which they are joined.
-        whole: ``name`` has no suffix to be added.
-        flat: the joined parts are one matrix for each head, and the heads' rows follow each other.
-        negated_exp: the file has -exp(w) of the weight w.
+        whole: True if ``name`` needs no suffix.
+        flat: True if the joined parts are one matrix for each head, and the heads' rows follow each other.
+        negated_exp: True if the file has -exp(w) of the weight w.
     """
 
     name: str
@@ -167,17 +167,17 @@ def place_tensors(
     layers: int,
     skipped: Sequence[str] = (),
 ) -> dict[str, WeightExpr]:
-    """The file's tensors under the model's names, float32, dequantized when evaluated.
+    """Returns the file's tensors by the model's names, float32, dequantized when evaluated.
 
     Args:
         file: an open file.
         config: the model's configuration.
         table: the place of each tensor, by its name in the file without block number and suffix.
-        layer_prefix: what the model's names of layers begin with.
-        layers: the number of layers; tensors of blocks after them (for drafts) are left out.
-        skipped: tensors that have been read already.
+        layer_prefix: prefix of the model's names of layers.
+        layers: the number of layers; tensors of blocks after them (for drafts) are omitted.
+        skipped: tensors that are read elsewhere.
 
-    Raises SourceError for a tensor without a place in the model, or one that doesn't fit the configuration.
+    Raises SourceError for a tensor that isn't in the model, or doesn't fit the configuration.
     """
     parts: dict[str, list[tuple[GgufTensor, Place]]] = defaultdict(list)
     for name, tensor in file.tensors.items():

@@ -1,8 +1,8 @@
-"""Builds the tokenizer of a GGUF file: the tokens that llama.cpp makes of a text, as a tokenizer.json.
+"""Builds a tokenizer.json that tokenizes a text as llama.cpp does with a GGUF file.
 
-llama.cpp takes special tokens out of a text first. Each part of the text between them is then normalised, split, and
-made into tokens by the file's model. A tokenizer.json says the same: added tokens, a normalizer, a pre-tokenizer and a
-model. Each function here builds that of one model of GGUF files.
+llama.cpp first separates special tokens from a text. Each part of the text between them is then normalised, split, and
+tokenized by the file's model. A tokenizer.json has the same steps: added tokens, a normalizer, a pre-tokenizer and a
+model. Each function here builds the steps of one model of GGUF files.
 
 Reference: llama.cpp, src/llama-vocab.cpp, as in llama-cpp-python 0.3.36.
 """
@@ -103,7 +103,7 @@ def build_tokenizer(vocabulary: Vocabulary) -> str:
 
 
 def _templates(path: Path, keys: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
-    """The default chat template, and the others by name. Raises SourceError naming one that isn't a text."""
+    """Returns the default chat template, and the others by name. Raises SourceError naming one that isn't a text."""
     templates: dict[str, str] = {}
     for key in sorted(keys):
         if key != _TEMPLATE and not key.startswith(f"{_TEMPLATE}."):
@@ -116,7 +116,7 @@ def _templates(path: Path, keys: Mapping[str, Any]) -> tuple[str | None, dict[st
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
-    """The tokens that are taken out of a text before anything else, or after it is normalised: see ``_stripped``."""
+    """Returns the tokens that are matched before a text is split; those of ``_stripped`` after normalisation."""
     stripped = _stripped(vocabulary)
     before = frozenset() if _trims_spaces(vocabulary) else vocabulary.strip_before - stripped
     return [
@@ -135,7 +135,10 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _stripped(vocabulary: Vocabulary) -> frozenset[int]:
-    """Ids of tokens whose white space ``_strip`` removes: the library would remove any, llama.cpp removes ASCII's."""
+    """Returns the ids of tokens whose neighbouring spaces ``_strip`` removes.
+
+    The library would remove any Unicode space there, but llama.cpp removes only ASCII's.
+    """
     if vocabulary.model not in ("llama", "gpt2"):
         return frozenset()
     texts, stripping = vocabulary.tokens, vocabulary.strip_before | vocabulary.strip_after
@@ -244,9 +247,10 @@ def _split_letters(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[Js
 
 
 def _split_characters(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[Json]:
-    """The pre-tokenizer that removes characters without a token, unless each byte has one.
+    """Returns pre-tokenizers that remove characters without a token; none if all 256 bytes have tokens.
 
-    A character without a token becomes its bytes, those that have tokens; the library takes all of them or none.
+    llama.cpp writes such a character as bytes and drops bytes without a token. The library needs tokens of all bytes of
+    a character or writes none.
     """
     present = [byte for byte, text in enumerate(_BYTES) if text in places]
     if len(present) == len(_BYTES):
@@ -260,9 +264,9 @@ def _split_characters(vocabulary: Vocabulary, places: Mapping[str, int]) -> list
 
 
 def _without_special(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges without those that make a special token.
+    """Returns the merges without those that result in a special token.
 
-    Its spelling is taken out of a text before, unless it must stay text: then it doesn't become the token.
+    Special tokens are separated from a text before merging; where their text must stay text, no merge may make them.
     """
     parts = {text for pair in vocabulary.merges for text in pair}
     special = {text for text, i in places.items() if vocabulary.kinds[i] & _SPECIAL and text not in parts}
@@ -286,11 +290,11 @@ def _check_newlines(vocabulary: Vocabulary, places: Mapping[str, int]) -> None:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> Json:
-    """SentencePiece's merging: of all pairs that make up a token, that of the highest score, and of these the first.
+    """Returns SentencePiece's merging as a BPE model: the pair with the highest score first, and of these the leftmost.
 
-    As a list of merges it has each way to make a token of two others, in the order of the scores. Tokens of equal score
-    are made from left to right there, which a list can't say in general. Runs of one character can be: the longest
-    first. So with equal scores the list is tried on texts of those tokens.
+    The list of merges has each way to make a token of two others, sorted by score. SentencePiece merges tokens of equal
+    score from left to right, which a list can't express in general; for runs of one character it can, with the longest
+    first. So with equal scores the list is tested on texts of those tokens.
     """
     tokens, kinds, scores = vocabulary.tokens, vocabulary.kinds, vocabulary.scores
     places = {text: i for i, text in enumerate(tokens)}
@@ -327,10 +331,10 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
 
 
 def _with_first_space(vocabulary: Vocabulary) -> Json:
-    """The normalizer and pre-tokenizer that write a space as U+2581, and put one before each part if the file says so.
+    """Returns the steps that write a space as U+2581, and put one before each part if the file's settings ask for that.
 
-    A part may begin at a token that is found after normalisation. Then the pre-tokenizer has to do it, which it does
-    unless U+2581 is there.
+    A part may begin after a token that is matched after normalisation. Then the pre-tokenizer adds the space, unless
+    U+2581 is already there.
     """
     steps, stripped = _strip(vocabulary), sorted(_stripped(vocabulary))
     splits: Json | None = None
@@ -370,7 +374,7 @@ def _check_ties(
 
 
 def merge_by_score(text: str, places: Mapping[str, int], scores: Sequence[float]) -> list[str]:
-    """The tokens of a text as SentencePiece merges them, unknown characters as they are.
+    """Returns the tokens of a text by SentencePiece's merging; unknown characters stay single.
 
     Kudo and Richardson, SentencePiece: A simple and language independent subword tokenizer (2018).
     """
@@ -439,7 +443,9 @@ _WORDS_OF_ONE = rf"\p{{P}}$+<=>^`|~{_IDEOGRAPHS}"
 
 
 def _hangul() -> Iterable[tuple[str, str, str]]:
-    """Syllables from ... to, and the consonant that llama.cpp leaves of them where it strips accents."""
+    """Yields ranges of syllables (first, last) and the consonant to which llama.cpp reduces them when it strips
+    accents.
+    """
     for i in range(19):
         yield chr(0xAC00 + 588 * i), chr(0xAC00 + 588 * i + 587), chr(0x1100 + i)
 
@@ -474,11 +480,11 @@ def _unigram(vocabulary: Vocabulary) -> Json:
 
 
 def _charsmap(vocabulary: Vocabulary) -> list[Json]:
-    """SentencePiece's normalisation by a table: the longest entry that a text begins with, and so on.
+    """Returns SentencePiece's normalisation by a table, which replaces the longest entry at each position.
 
-    The library looks up a letter together with its accents, takes the shortest entry that these begin with, and drops
-    the rest. So the text is brought into the Unicode form that the table is made for, whose letters have no entries.
-    Accents in another order than Unicode's are sorted by this, and may compose with letters that llama.cpp leaves.
+    The library looks up a letter together with its accents, uses the shortest matching entry, and drops the rest. So
+    the text is first converted to the Unicode form of the table, whose letters have no entries. This sorts accents into
+    Unicode's order, and may compose them with letters that llama.cpp leaves alone.
     """
     if not vocabulary.charsmap:
         return []

@@ -1,5 +1,4 @@
-"""Reads the vocabulary of a GGUF file: tokens, their kinds and scores, merges, special tokens, and what llama.cpp
-assumes where the file says nothing.
+"""Reads the vocabulary of a GGUF file: tokens, kinds, scores, merges and special tokens, with llama.cpp's defaults.
 
 Reference: llama.cpp, ``llama_vocab::impl::load`` in src/llama-vocab.cpp, as in llama-cpp-python 0.3.36.
 """
@@ -84,7 +83,7 @@ _KINDS = {1: Kind.NORMAL, 2: Kind.UNKNOWN, 3: Kind.CONTROL, 4: Kind.USER_DEFINED
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary of a file, checked.
+    """The checked vocabulary of a file.
 
     Attributes:
         path: the file.
@@ -94,18 +93,18 @@ class Vocabulary:
         tokens: the text of each id.
         kinds: the kind of each id.
         scores: the score of each id, a float32's value.
-        merges: pairs of tokens, the first merged first, without pairs that occur earlier.
+        merges: pairs of tokens in the order of merging, without repeated pairs.
         ids: special tokens by name ("bos", "eos", "unk", ...), with llama.cpp's defaults.
         stated: names in ``ids`` that the file itself has.
-        end_ids: tokens that end an answer, those that the file names first.
-        add_bos: texts begin with the start token.
-        add_eos: texts end with the end token.
-        space_prefix: a space is put before a text, and after each special token.
-        merge_spaces: white space is reduced to one space between words.
-        lowercase: the "bert" model reads small letters alone.
-        strip_accents: the "bert" model reads letters without accents.
-        strip_before: ids that take the white space before them.
-        strip_after: ids that take the white space after them.
+        end_ids: tokens that end an answer, the file's own first.
+        add_bos: True if texts begin with the start token.
+        add_eos: True if texts end with the end token.
+        space_prefix: True if a space is put before a text, and after each special token.
+        merge_spaces: True if white space is reduced to one space between words.
+        lowercase: True if the "bert" model lowers letters.
+        strip_accents: True if the "bert" model removes accents.
+        strip_before: ids that remove the white space before them.
+        strip_after: ids that remove the white space after them.
         charsmap: SentencePiece's table of normalisations, empty if there is none.
     """
 
@@ -142,8 +141,8 @@ def read_vocabulary(path: Path, keys: Mapping[str, Any]) -> Vocabulary | None:
         keys: the keys of its header, arrays as ``GgufArray``.
 
     Raises:
-        UnsupportedModelError: names a tokenizer, or a pre-tokenizer, that can't be read.
-        SourceError: names the key that is missing or wrong.
+        UnsupportedModelError: the tokenizer or pre-tokenizer can't be read; names it.
+        SourceError: a key is missing or wrong; names it.
     """
     if f"{_PREFIX}model" not in keys:
         return None
@@ -343,13 +342,13 @@ _INNER_ENDS: tuple[tuple[str, tuple[frozenset[str], ...], Kind], ...] = (
 def _adjust_kinds(
     tokens: Sequence[str], kinds: list[Kind], ids: dict[str, int], ends: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Changes kinds as llama.cpp does for tokens that it knows by their texts, and returns the ids that end an answer.
+    """Changes kinds of tokens with known texts as llama.cpp does, and returns the ids that end an answer.
 
     Args:
         tokens: the text of each id.
         kinds: the kind of each id, which is changed.
         ids: special tokens by name; special tokens for filling in the middle are added.
-        ends: the special tokens by name that the file says end a text.
+        ends: the file's end tokens by name.
     """
     places = {text: i for i, text in enumerate(tokens)}
     for name, texts in fill_in_middle.TEXTS.items():
@@ -373,9 +372,9 @@ def _adjust_kinds(
 def _without_inner_ends(
     tokens: Sequence[str], kinds: list[Kind], end_ids: set[int], ends: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Returns the ids that end an answer, those that the file names first, without those that end a part of one.
+    """Returns the ids that end an answer, the file's own first, without those that end only a part of an answer.
 
-    ``end_ids`` are those known by their texts; the other parameters are those of ``_adjust_kinds``.
+    ``end_ids``: ids of known end texts. The other parameters are those of ``_adjust_kinds``.
     """
     end_ids |= {ends[name] for name in ("eos", "eot", "eom") if ends.get(name, -1) >= 0}
     texts_of_ends = {tokens[i] for i in end_ids}
@@ -390,9 +389,9 @@ def _without_inner_ends(
 def _stripping(
     path: Path, keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Returns the ids that take the white space before them, and the ids that take the white space after them.
+    """Returns the ids that remove the white space before them, and the ids that remove the white space after them.
 
-    Files don't say it: llama.cpp knows it by the names of models.
+    Files don't have this setting; as in llama.cpp, the model's name decides.
     """
     name, architecture = (str(keys.get(f"general.{key}", "")) for key in ("name", "architecture"))
     pre, name = str(keys.get(f"{_PREFIX}pre", "")), name.lower()

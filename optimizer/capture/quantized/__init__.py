@@ -1,1 +1,1 @@
-"""Folders whose weights are quantized already: what their configuration says, and the layouts of their tensors."""
+"""Reads folders with quantized weights: their configurations, and the layouts of their tensors."""

@@ -186,7 +186,7 @@ def parse_quantization(section: object, where: str) -> QuantizedFolder:
         where: its file and key, for errors.
 
     Raises:
-        UnsupportedModelError: the method, or its variant, can't be read; names it.
+        UnsupportedModelError: the method or its variant can't be read; names it.
         SourceError: a field of the section is missing or wrong.
     """
     if not isinstance(section, Mapping):

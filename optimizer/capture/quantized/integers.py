@@ -72,7 +72,7 @@ def _groups(module: PackedModule, size: int, groups: int, scales: Source) -> int
 def _zero_points(module: PackedModule, zeros: Source, read: Read, bits: int) -> Read:
     """Checks zero points once and returns ``read`` unchanged.
 
-    Raises SourceError unless they are in the range of codes, and the middle of it if the file says symmetric.
+    Raises SourceError if one is outside the range of codes, or isn't its middle though the file says symmetric.
     """
     points = read()
     low, high, middle = int(points.min()), int(points.max()), 1 << (bits - 1)

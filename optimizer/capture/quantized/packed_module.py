@@ -1,8 +1,8 @@
-"""A packed weight of a checkpoint: its tensors, its numbers, and the lazy weight that is made of them.
+"""A packed weight of a checkpoint: its tensors, its numbers, and the lazy weight made of them.
 
-A weight is ``(value - zero) * scale``, in groups along its inputs K. A weight that one of our formats holds exactly
-keeps its integers (``SourceCodes``); every other weight is floats once it is evaluated. Scales and zero points, a few
-percent of the file, decide that when a folder is opened. The packed values are read when a weight is evaluated.
+A weight is ``(value - zero) * scale``, in groups along its inputs K. It keeps its integers (``SourceCodes``) if one of
+our formats holds it exactly; otherwise it evaluates to floats. Opening a folder reads scales and zero points, a few
+percent of the file, to decide this. The packed values are read when a weight is evaluated.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class PackedNumbers:
 
     Attributes:
         shape: the shape of the weight, (.., N, K).
-        label: the way that it is stored, for messages.
+        label: its storage format, for messages.
         values: reads integers [.., N, K], the codes of a table, or float8_e4m3fn.
         scales: reads float32 [.., N, groups].
         group: the number of neighbouring columns that share a scale.
-        lowest: the least integer that values may have.
-        largest: the largest one.
+        lowest: minimum of the integer values.
+        largest: maximum of the integer values.
         zeros: reads the numbers to subtract from values, int32 in the shape of the scales; None to subtract nothing.
-        order: reads the group of each column, [K]; None where groups are neighbouring columns.
-        kind: the kind of the values: "int", "fp8", codes of "nf4", or "float" for values that no format of ours has.
-        table: the number that each code stands for; None where values are no codes.
+        order: reads the group of each column, [K]; None if groups are neighbouring columns.
+        kind: the kind of the values: "int", "fp8", codes of "nf4", or "float" for values that none of our formats has.
+        table: the number for each code; None if values aren't codes.
         swapped: True if the model's parameter has the last two axes exchanged.
     """
 

@@ -61,6 +61,6 @@ class CpuEmitter:
 
 
 def lower_for_cpu(program: Program) -> Lowering:
-    """The program as the target runs it: memory planned. Raises what ``lower_program`` raises."""
+    """Lowers a program for the cpu target and plans its memory. Raises the errors of ``lower_program``."""
     lowering = lower_program(program)
     return replace(lowering, program=plan_arena(add_taps(lowering.program)))

@@ -19,13 +19,13 @@ MOST_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Machine:
-    """The limits that steps are held against.
+    """The processor's limits, to which steps are compared.
 
     Attributes:
         isa, threads: the instruction set and the number of threads of the kernels.
-        bandwidth: bytes a second that all threads read, of as many bytes as a decode step reads, so that what caches
-            hold of those they hold of these.
-        peaks: multiply-adds a second by the type of the factors (f32, bf16, i8), of operands that stay in registers.
+        bandwidth: bytes a second that all threads read together. It is measured on as many bytes as a decode step
+            reads, so that processor caches hold the same share.
+        peaks: multiply-adds a second by the type of the factors (f32, bf16, i8), with operands in registers.
     """
 
     isa: str
@@ -34,7 +34,7 @@ class Machine:
     peaks: dict[str, float]
 
     def at_best(self, other: Machine) -> Machine:
-        """Takes the faster of two measurements of one machine: a limit is what it can do when nothing disturbs it."""
+        """Returns the higher limits of two measurements of one machine, as other load only slows it."""
         peaks = {kind: max(peak, other.peaks[kind]) for kind, peak in self.peaks.items()}
         return Machine(self.isa, self.threads, max(self.bandwidth, other.bandwidth), peaks)
 
@@ -60,7 +60,7 @@ def measure_machine(isa: str, threads: int, types: Iterable[str], working_set: i
 
 
 def limit_seconds(cost: StepCost, machine: Machine) -> float:
-    """The least time for what a step must bring from memory and multiply."""
+    """Returns the minimum seconds of a step: the longer of its memory transfers and its multiplications."""
     return max(cost.memory / machine.bandwidth, multiply_seconds(cost, machine))
 
 

@@ -21,9 +21,9 @@ _PEER = "import sys; from enginewright.plugins.cpu.compile.meeting import meet; 
 
 
 def meeting_seconds(ranks: int) -> float:
-    """Times a meeting of that many ranks, at most one for each core: the median of many.
+    """Returns the median seconds of a meeting of ranks, at most one rank for each core.
 
-    Raises CapacityError where there is no shared memory, EnginewrightError where a process can't be started.
+    Raises CapacityError without shared memory, EnginewrightError if a process can't be started.
     """
     ranks = min(ranks, available_threads())
     if ranks < 2:

@@ -1,11 +1,10 @@
-"""Predicts the time of a step on this machine's processor, by constants that are measured here in some seconds.
+"""Predicts the time of a step on this machine's processor, from constants that are measured here in some seconds.
 
-The steps of the program are run in their order on made-up weights and caches (``step_probe``), at a few sizes: 1 to 32
-requests at 128 tokens, 1 and 8 at 1,024, 1 at 4,096, prompts of 64 and 512 tokens, and the second half of one of 1,024.
-Of each kind of step, of which a program has a dozen (``step_kinds``), times between these sizes and beyond them are
-taken to be on straight lines: by rows, or of attention by requests and context. The engine around a run and the sampler
-are timed apart. Products of experts aren't timed: they take what the machine's limits leave them
-(``report/machine.py``).
+The program's steps are run in order on made-up weights and caches (``step_probe``), at a few sizes: 1 to 32 requests at
+128 tokens, 1 and 8 at 1,024, 1 at 4,096, prompts of 64 and 512 tokens, and the second half of one of 1,024. For each of
+about a dozen kinds of step (``step_kinds``), other times are interpolated and extrapolated linearly: by rows, or for
+attention by requests and context. The engine's work around a run and the sampler are timed separately. Products of
+experts aren't timed; their time is the machine's limit (``report/machine.py``).
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class Grid:
 
     @property
     def sizes(self) -> list[StepSizes]:
-        """All of them, once."""
+        """Returns all sizes, without duplicates."""
         return list(dict.fromkeys([*self.rows, *(s for row in self.attention.values() for s in row), *self.chunks]))
 
 
@@ -120,7 +119,7 @@ class AttentionTimes:
     chunk: tuple[float, float, float]
 
     def decode(self, requests: int, context: float) -> float:
-        """Predicts the seconds of that many requests, with ``context`` tokens each."""
+        """Returns the predicted seconds of decoding ``requests`` requests, with ``context`` tokens each."""
         if not requests:
             return 0.0
         return Line.through([(n, line.at(context)) for n, line in self.decodes]).at(requests)
@@ -137,14 +136,21 @@ class RowTimes:
 
     Attributes:
         rows: seconds by the elements that it writes, at the context of ``Grid.rows``.
-        colder: additional seconds by the bytes of keys and values of a whole step, which leave caches less room.
+        colder: additional seconds by the bytes of keys and values of a whole step, which displace other data from the
+            processor's caches.
     """
 
     rows: Line
     colder: Line
 
     def at(self, size: int, kv: int, kv_at_rows: int) -> float:
-        """``kv``: of this step; ``kv_at_rows``: of one with as many requests at the context of ``Grid.rows``."""
+        """Returns the predicted seconds of a step.
+
+        Args:
+            size: elements that it writes.
+            kv: bytes of keys and values of the whole step.
+            kv_at_rows: the same bytes for as many requests at the context of ``Grid.rows``.
+        """
         most = self.colder.points[-1][0]
         return max(0.0, self.rows.at(size) + self.colder.at(min(kv, most)) - self.colder.at(min(kv_at_rows, most)))
 
@@ -162,7 +168,7 @@ class Overhead:
     sampler: Line
 
     def at(self, requests: int) -> float:
-        """All of it."""
+        """Returns the seconds around a step's kernels: of the run, the engine and the sampler."""
         return self.run.at(requests) + self.engine.at(requests) + self.sampler.at(requests)
 
 
@@ -230,16 +236,16 @@ def measure(
     threads: int = 0,
     progress: Progress = silent,
 ) -> CpuModel:
-    """Takes some seconds.
+    """Measures the model of this processor, which takes some seconds.
 
     Args:
         steps: the program's steps, with memory planned.
         context_length: the model's context, in tokens: no size is longer.
-        engine: gives seconds of the engine around a step, by the requests that decode.
-        threads: the number of threads of the kernels; 0 takes one for each core.
+        engine: returns the engine's seconds around a step, by the number of decoding requests.
+        threads: the number of threads of the kernels; 0 means one for each core.
         progress: a function called with the stage "kernels".
 
-    Raises CapacityError where memory doesn't suffice.
+    Raises CapacityError if memory doesn't suffice.
     """
     grid, threads = Grid.within(context_length), threads or available_threads()
     types = {kind for cost in steps.costs(decode(1, 1)) for kind in cost.products}
@@ -282,7 +288,7 @@ _SAMPLES = 40
 
 
 def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
-    """Times choosing a token from each of that many rows of logits, greedily."""
+    """Returns the seconds of choosing a token greedily from each of ``rows`` rows of logits."""
     sampler = RowSampler(threads)
     random = np.random.default_rng(0)
 

@@ -28,15 +28,15 @@ def row_seconds(
     threads: int = 0,
     choices: Mapping[str, int] | None = None,
 ) -> dict[int, tuple[float, ...]]:
-    """Context -> seconds of steps of 1, 2, ... ``DRAFT_ROWS`` rows of one request: the least of some rounds, as what
-    else runs only slows.
+    """Returns, by context, the seconds of steps of 1, 2, ... ``DRAFT_ROWS`` rows of one request.
 
-    Every row's token is drawn, greedily. A context for which time runs out is left out, and so are those after it.
+    Each is the minimum of some rounds, as other load only slows it. Every row's token is drawn greedily. When the time
+    is over, the remaining contexts are omitted.
 
     Args:
         bundle: opened, with a ready target cpu.
-        contexts: tokens of each request, those of the step among them.
-        seconds: the most time to measure, in seconds; opening the program comes first.
+        contexts: tokens of each request, including those of the step.
+        seconds: maximum time of the measurement, without opening the program.
         others: other requests in the step, each with one row.
         threads, choices: see ``CpuProgram``.
 

@@ -38,16 +38,16 @@ class Timed:
 
 
 class StepProbe:
-    """A program of the same steps, of as many layers as ``MOST_BYTES`` of weights hold.
+    """A program of the same steps, with as many layers as ``MOST_BYTES`` of weights hold.
 
-    Products of experts are left out: which experts made-up tokens go to says nothing.
+    Products of experts are omitted, because their time depends on which experts real tokens select.
 
     Args:
         steps: the program's steps, with memory planned.
         sizes: the sizes that will be timed.
-        threads: 0 takes one for each core.
+        threads: 0 means one for each core.
 
-    Raises CapacityError where memory doesn't suffice.
+    Raises CapacityError if memory doesn't suffice.
     """
 
     def __init__(self, steps: CountedSteps, sizes: Sequence[StepSizes], threads: int = 0) -> None:
@@ -96,7 +96,9 @@ class StepProbe:
 
 
 def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
-    """A stage without them, as the interpreter takes it: with a step that picks one number for each sampled row."""
+    """Returns a stage that has no logits with an added step that makes one number for each sampled row, and
+    that step.
+    """
     rows, one = Affine(r=1), Affine(1)
     logits = Operand(kind="buffer", name="made up", dtype="f32", shape=(rows, one), strides=(one, one))
     written = (o for s in program.steps for o in s.outputs)
@@ -133,11 +135,11 @@ def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[t
 
 
 def _made_up(uses: Iterable[WeightUse]) -> dict[str, npt.NDArray[np.uint8]]:
-    """Memory of its own for each weight, as far as ``MOST_BYTES`` go; then the same again.
+    """Returns memory for each weight: separate up to ``MOST_BYTES``, then shared with earlier weights.
 
-    It is a mapped file's, as that of a bundle's weights is, whose pages are others than a process's own: of a hole in a
-    file, which takes no disk. All are 0: of other numbers activations may become so large, or so small, that processors
-    take longer for them.
+    It is a mapped file with a hole, which needs no disk space: bundle weights are mapped files too, whose pages differ
+    from a process's own. All values are 0, because other numbers could make activations so large or small that
+    processors slow down.
     """
     sizes = {use.name: stored_bytes(use) for use in uses}
     places = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes.values()]

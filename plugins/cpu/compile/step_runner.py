@@ -1,4 +1,4 @@
-"""Runs single steps of a bundle's program at chosen sizes, for what is measured of them; free of torch."""
+"""Runs single steps of a bundle's program at chosen sizes, for measurements; without torch."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class StepRunner:
 
     Args:
         bundle: a bundle with a ready target cpu.
-        sizes: all that will be run.
-        threads: 0 takes one for each core.
-        weights: the arrays to run with, by name, instead of the bundle's own.
-        lowered: the program to run instead of the bundle's own.
+        sizes: all sizes that will be run.
+        threads: 0 means one for each core.
+        weights: arrays by name that replace the bundle's weights.
+        lowered: a program that replaces the bundle's own.
         tuning: see ``CpuProgram``.
 
     Raises:
@@ -71,7 +71,10 @@ class StepRunner:
 def open_ranks(
     bundle: Bundle, sizes: Sequence[StepSizes], *, threads: int = 0, partition: Partition = Partition()
 ) -> CpuExecutor:
-    """An executor of the same, on ranks if ``partition`` says so; close it. Its KV caches are made up."""
+    """Returns an executor of the bundle's cpu program, on ranks if ``partition`` has several. The caller closes it.
+
+    Its KV caches are filled with made-up values.
+    """
     blocks, placement = _blocks(bundle.program("cpu"), sizes), Placement(threads=threads, partition=partition)
     executor = make_executor(bundle, "cpu", blocks, bundle.model.context_length, placement)
     assert isinstance(executor, CpuExecutor)

@@ -78,8 +78,9 @@ class TuneResult(Measured[Tried]):
         return {"path": str(self.path), "written": self.written, "file": self.file.model_dump(), **self.measured()}
 
     def table(self) -> list[str]:
-        """Three tables: each choice beside the best so far, what is chosen beside the executor's own by kind of step,
-        and what steps of several rows of a request take."""
+        """Returns the lines of three tables: each choice against the best so far, the final choices against the
+        executor's defaults by kind of step, and the times of steps with several rows of a request.
+        """
         lines = [f"{'choice':<18}{'value':>10}{'speed':>9}"] if self.tried else []
         for tried in self.tried:
             verdict = "kept" if tried.kept else "faster, and not so in the last comparison" if tried.faster else ""
@@ -122,15 +123,15 @@ def tune(
     """Measures choices, and writes the best to a file next to the bundle.
 
     Each candidate runs interleaved with the best so far. In the end the best runs interleaved with the executor's own
-    choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is. No candidate is
-    begun that would not end in time, the last comparison included; if there is no time for any, no file is written.
-    Last, steps of several rows of a request are timed with what was chosen (``row_seconds``).
+    choices, and is stored if it is faster by ``LEAST_GAIN``; otherwise the file has no choices. A candidate is only
+    begun if it and the last comparison would end in time; if there is no time for any, no file is written. Finally,
+    steps of several rows of a request are timed with the final choices (``row_seconds``).
 
     Args:
         bundle: opened, with a ready target cpu.
-        seconds: the most time to measure, in seconds: opening the program, which comes first, may take longer.
-        threads: 0 takes one for each core, and tries half as many.
-        records: must be None: this target keeps none.
+        seconds: maximum time of the measurement. Opening the program isn't included and may take longer.
+        threads: 0 means one for each core, and also tries half as many.
+        records: must be None: this target has no records.
         write: True if the file is written.
         progress: a function called with the stage "tune".
 
@@ -179,14 +180,14 @@ class _Search:
 
     Args:
         bundle: opened, with a ready target cpu.
-        threads: the number of threads; 0 takes one for each core, and tries half as many.
-        seconds: the most time to measure, in seconds. Opening the program may take longer.
+        threads: the number of threads; 0 means one for each core, and also tries half as many.
+        seconds: maximum time of the measurement. Opening the program isn't included.
         progress: a function called with the stage "tune".
 
     Attributes:
         began: the time at which the search began, of ``time.perf_counter``.
         plan: the names and values to try.
-        tried: those that there was time for.
+        tried: the candidates tried so far.
         default: the program with the executor's own choices.
         best: the program with the best choices so far.
     """
@@ -246,7 +247,7 @@ class Contender(Timed):
     Args:
         bundle: opened, with a ready target cpu.
         cases: the cases that will be run.
-        threads: 0 takes one for each core.
+        threads: 0 means one for each core.
         choices: see ``CpuProgram``.
     """
 
@@ -262,7 +263,7 @@ class Contender(Timed):
 
 
 def _is_part(tried: Tried, best: Contender) -> bool:
-    """A later value of the same tunable takes the place of an earlier one."""
+    """Returns True if ``best`` still has the tried value; a later value of the same tunable may have replaced it."""
     value = best.threads if tried.name == "threads" else best.choices.get(tried.name)
     return value == tried.value
 

@@ -49,27 +49,27 @@ def tuned_choices(bundle: Bundle, isa: str) -> tuple[Mapping[str, int], str]:
 
 
 class CpuExecutor(HostBlocks):
-    """The executor of the cpu target. A step runs on the thread that asks for its result, without the interpreter lock.
+    """The executor of the cpu target. A step runs on the thread that calls ``result``, without the interpreter lock.
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: cache group -> blocks to allocate.
-        placement: the threads of the kernels, their instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni",
-            "avx512", "avx2_vnni", "avx2", "portable"), the way weights get into memory (read ones don't change with
-            their files), and the folder that blocks are offloaded to.
-        tuning: the way work is cut into tasks: see ``CpuProgram``. None takes the result of ``optimize tune`` for this
+        blocks: blocks to allocate by cache group.
+        placement: the kernels' threads, their instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni", "avx512",
+            "avx2_vnni", "avx2", "portable"), if weights are read or mapped (read ones don't change with their files),
+                and
+            the folder for offloaded blocks.
+        tuning: how work is divided into tasks: see ``CpuProgram``. None uses the result of ``optimize tune`` for this
             bundle and machine, if there is one, and its number of threads if the placement has none.
-        target: one whose program is the cpu target's.
-        part: the program of rank 0, if that isn't the target's, and what it meets the other ranks by.
-        entry: the name of the program of the target that runs.
+        target: a target whose program is the cpu target's.
+        part: the program of rank 0 if it isn't the target's, and its link to the other ranks.
+        entry: the name of the target's program to run.
 
     Attributes:
-        profile: the profile that steps add their times to; None, the initial value, times nothing. Set it between
-            steps.
+        profile: the profile to which steps add their times; initially None, which times nothing. Set it between steps.
 
     Raises:
-        BundleError: the program doesn't hold together.
-        CapacityError: less memory is free than the caches take.
+        BundleError: the program is inconsistent.
+        CapacityError: less memory is free than the caches need.
         OffloadError: no file can be made in the folder of the placement's ``offload``.
     """
 

@@ -1,10 +1,10 @@
-"""A rank but the first: a process that runs the steps which rank 0 posts, on its own part of the weights.
+"""A rank other than 0: a process that runs rank 0's steps on its own part of the weights.
 
-Rank 0 starts it (``ranked``), writes what it is to open as a line of JSON, and reads a line back: what is wrong, or
-nothing. Then it runs steps until rank 0 ends. It has no tokenizer, no scheduler and no sampler.
+Rank 0 starts it (``ranked``), writes the settings as a line of JSON, and reads a reply: a problem, or nothing. The
+process then runs steps until rank 0 ends. It has no tokenizer, no scheduler and no sampler.
 
-It ends with rank 0's process, however that ends: the system kills it then (PR_SET_PDEATHSIG), also while it is stopped;
-and a thread of it waits for the end of its input.
+It always ends with rank 0's process: the system kills it (PR_SET_PDEATHSIG), even while it is stopped; and one of its
+threads waits for the end of its input.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class CpuPartSetting(PartSetting, frozen=True, kw_only=True):
     tuning: dict[str, int]
 
     def open(self, rank: int) -> tuple[Bundle, LoweredProgram]:
-        """Opens the bundle, and returns it with a rank's program. Raises EnginewrightError if this machine, the bundle
-        or the installation differs from rank 0's."""
+        """Opens the bundle, and returns it with a rank's program.
+
+        Raises EnginewrightError if this machine, the bundle or the installation differs from rank 0's.
+        """
         if self.isa not in isas():
             raise EnginewrightError(f"its processor has no {self.isa}, the instruction set of rank 0")
         bundle = Bundle.open(self.bundle)

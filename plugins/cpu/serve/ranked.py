@@ -1,12 +1,12 @@
 """The cpu target on several ranks: processes of this machine, each of which runs a part of the model.
 
-Rank 0 is in this process. ``submit`` writes a step's arrays into memory that all ranks see, which wakes the others;
-``result`` runs rank 0's part, which meets theirs wherever values are gathered, and samples. All KV caches lie in that
-memory too, so that blocks are copied, kept on a disk and read again as those of one process are.
+Rank 0 is in this process. ``submit`` writes a step's arrays into shared memory and wakes the other ranks; ``result``
+runs rank 0's part, which meets the others wherever values are gathered, and samples. All KV caches are in shared memory
+too, so that blocks are copied and offloaded as with one process.
 
-A thread looks after the processes. Where one dies, or makes no progress for too long while rank 0 waits for it, the
-thread ends them all, and every step from then on raises an error that says what happened. Nothing is left behind: the
-memory has no name, and the system ends the processes with this one.
+A thread monitors the processes. If one dies, or makes no progress for too long while rank 0 waits for it, the thread
+ends them all, and every later step raises an error with the reason. Nothing is left over: the memory has no name, and
+the system ends the processes with this one.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class RankedExecutor(CpuExecutor):
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: cache group -> blocks to allocate; the same on all ranks.
-        placement: its partition has two ranks or more. ``threads`` are each rank's; 0 shares the cores out, at least
-            one a rank. ``rank_timeout``: seconds that rank 0 waits for a rank which makes no progress.
+        blocks: blocks to allocate by cache group; the same on all ranks.
+        placement: its partition has two ranks or more. ``threads`` is the number for each rank; 0 divides the cores,
+            with at least one for each rank. ``rank_timeout``: seconds that rank 0 waits for a rank without progress.
         tuning, target: see ``CpuExecutor``.
 
     Raises:
         BundleError, CapacityError: as ``CpuExecutor`` does, of any rank; CapacityError also without shared memory.
-        RequestError: the model can't be cut so, or there are too many ranks for the cores.
+        RequestError: the model can't be partitioned so, or there are more ranks than cores.
         EnginewrightError: a rank died while it started.
     """
 
@@ -183,7 +183,9 @@ class RankedExecutor(CpuExecutor):
         raise EnginewrightError(f"a step failed: {cause}") from cause
 
     def _pin(self) -> None:
-        """Keeps the engine's thread on the cores of rank 0. The main thread is the caller's, and stays as it is."""
+        """Pins the engine's thread to the cores of rank 0, unless it is the main thread, which belongs to the
+        caller.
+        """
         thread = threading.get_native_id()
         if self._cores and thread not in (self._pinned, os.getpid()):
             os.sched_setaffinity(0, self._cores)
@@ -243,16 +245,16 @@ class RankedExecutor(CpuExecutor):
 
 
 class RankProcesses:
-    """The processes of all ranks but the first, and the thread that looks after them.
+    """The processes of all ranks but the first, and the thread that monitors them.
 
-    The thread starts them, since the system ends them with the thread that did.
+    That thread also starts them, because the system ends them with the thread that started them.
 
     Args:
         settings: the settings of each rank.
-        link: rank 0's; it is abandoned where a rank is lost.
-        patience: see ``RankedExecutor``.
+        link: rank 0's link; it is abandoned if a rank is lost.
+        patience: the ``rank_timeout`` of ``RankedExecutor``.
 
-    Raises CapacityError if one can't be started.
+    Raises CapacityError if a process can't be started.
     """
 
     def __init__(self, settings: Sequence[RankSetting], link: _cpu.RankLink, patience: float) -> None:
@@ -276,7 +278,7 @@ class RankProcesses:
         return [process.pid for process in self._processes]
 
     def wait_until_ready(self) -> None:
-        """Returns when all have opened their parts. Raises what went wrong there."""
+        """Waits until all ranks have opened their parts. Raises a rank's error."""
         limit = time.monotonic() + _START_SECONDS
         for process in self._processes:
             line = process.read_line(limit)
@@ -398,14 +400,14 @@ class _Process:
         return f"rank {self.rank} (process {self.pid}) {how}{last_lines(self._errors)}"
 
     def cpu_ticks(self) -> str:
-        """The processor time that it has had, in a unit of the system's."""
+        """Returns the processor time that the process has used, in clock ticks, as a text to compare."""
         return " ".join(self._stat()[11:13])
 
     def is_stopped(self) -> bool:
         return self._stat()[:1] in (["T"], ["t"])
 
     def _stat(self) -> list[str]:
-        """The fields of /proc/PID/stat behind the name."""
+        """Returns the fields of /proc/PID/stat after the name; empty if the process is gone."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 return file.read().rpartition(b") ")[2].decode().split()

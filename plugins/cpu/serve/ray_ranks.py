@@ -1,7 +1,7 @@
-"""Ranks on the machines of a Ray cluster: an actor each, in a placement group that spreads them.
+"""Ranks on the machines of a Ray cluster: one actor each, in a placement group that spreads them.
 
-Rank 0 is the process that asks, on a machine of the cluster; its CPUs are taken from the cluster too. The others are on
-machines of their own where there are enough. Messages between ranks aren't Ray's: see ``remote_rank``.
+Rank 0 is the calling process, on a machine of the cluster; its CPUs are reserved in the cluster too. The other ranks
+are on separate machines if there are enough. Messages between ranks don't use Ray: see ``remote_rank``.
 """
 
 from __future__ import annotations

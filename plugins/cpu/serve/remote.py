@@ -1,12 +1,12 @@
-"""The cpu target on ranks of several machines: what they exchange goes over connections of TCP.
+"""The cpu target on ranks of several machines, which exchange messages by TCP.
 
 Rank 0 is in this process. ``submit`` sends a step's inputs to all others, which run it; ``result`` runs rank 0's part
 and samples. Each rank has its own weights, read from a bundle at the same path, its own intermediate values and its own
-KV cache, in which it copies blocks when a step says so.
+KV cache, in which it copies blocks when a step lists them.
 
-Where the others live is said by ``Places``: on machines of a Ray cluster (``ray_ranks``), or wherever somebody starts
-them. A rank that dies, or says nothing for too long, is lost, and with it all: every step from then on raises an error
-that names the rank and its machine, and no other stays.
+``Places`` decides where the others run: on machines of a Ray cluster (``ray_ranks``), or where a user starts them. If a
+rank dies, or sends nothing for too long, all are ended, and every later step raises an error that names the rank and
+its machine.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class RemoteExecutor:
 
     Args:
         bundle: a bundle with a ready target ``target``, at the same path on all machines.
-        blocks: cache group -> blocks to allocate; the same on all ranks.
-        placement: its partition has as many ranks as there are places. ``threads`` are each rank's, 0 for one; all
-            machines must have ``isa``, None takes the best that this one has. ``rank_timeout``: seconds that a rank
+        blocks: blocks to allocate by cache group; the same on all ranks.
+        placement: its partition has as many ranks as there are places. ``threads`` is the number for each rank, 0 for
+            one. All machines must have ``isa``; None is the best that this one has. ``rank_timeout``: seconds that a
+                rank
             waits for a message of another one.
         places: the places where ranks run; closed with the executor.
         tuning, target: see ``CpuExecutor``.
@@ -142,7 +143,7 @@ class RemoteExecutor:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that rank 0 has sent of what steps compute."""
+        """Bytes of computed values that rank 0 has sent."""
         return self._mail.sent_bytes
 
     def describe(self) -> dict[str, str | int]:

@@ -1,11 +1,11 @@
-"""A rank on another machine than rank 0: it joins by an address, and runs the steps that rank 0 sends.
+"""A rank on another machine than rank 0: it connects to an address, and runs the steps that rank 0 sends.
 
     python -m enginewright.plugins.cpu.serve.remote_rank HOST:PORT RANK
 
 RANK is a number from 1 on. See ``plugins.ranks.rank`` for how it starts and ends.
 
-A step comes from rank 0: what blocks to copy, and the step's inputs, as ``_cpu.pack_step`` has them. Everything else
-that ranks exchange is asked for by their programs: see ``MessageExchange``.
+Rank 0 sends a step as the blocks to copy and the step's inputs, in the format of ``_cpu.pack_step``. The ranks'
+programs exchange all other values: see ``MessageExchange``.
 """
 
 from __future__ import annotations

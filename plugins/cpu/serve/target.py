@@ -55,7 +55,10 @@ def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Pl
 
 
 def _offloadable(bundle: Bundle, target: str, tokens: int, requests: int) -> dict[str, Offloadable]:
-    """Memory must have what one row looks at, or what a step writes, if that is more."""
+    """Returns the groups whose blocks can be offloaded, with the minimum blocks in memory.
+
+    That is the number of blocks that one row reads, or that a step writes, if that is more.
+    """
     program = bundle.program(target)
     groups = {group.name: group for group in program.cache_groups}
     offloadable = dict[str, Offloadable]()

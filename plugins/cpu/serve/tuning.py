@@ -1,8 +1,7 @@
 """The results of `optimize tune` for a bundle on a machine: a file next to the bundle, BUNDLE.tune.json.
 
-It isn't part of the bundle: nothing hashes it, no copy of the bundle needs it, and no result depends on it. It is used
-on the kind of processor, with the number of cores, the instruction set, the version and the program that it was
-measured with, and on no other.
+It isn't part of the bundle: it isn't hashed, copies of the bundle don't need it, and no result depends on it. It is
+only used with the kind of processor, number of cores, instruction set, version and program that it was measured with.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Predicts the time of a step on a GPU, from the maker's figures and the shares of them that an H100 reached.
 
 Each step of the program takes the time of its bytes at a share of the memory bandwidth, or of its products at a share
-of
-the peak, whichever is longer (the roofline, as in an export's report), and at least the time of an empty kernel.
-Weights
-are read as stored, and multiplied as bf16, or as f32 if they are 32-bit floats.
+of the peak, whichever is longer (the roofline, as in an export's report), and at least the time of an empty kernel.
+Weights are read as stored, and multiplied as bf16, or as f32 if they are 32-bit floats.
 
 Products with weights of fewer than 16 bits are slower. Their values must be converted, and small products have few
 bytes in flight; with many rows, the weight is first written as floats.

@@ -319,8 +319,7 @@ def cuda_budget(bundle: Bundle, target: str, context: int, how: Partition = Part
     """Returns the default bytes for the caches of all ranks: most of the GPU's free memory after weights and steps.
 
     The free memory of the first GPU is used for all. ``context`` is the most tokens of a request. Raises CapacityError
-    if
-    nothing is left.
+    if nothing is left.
     """
     section, programs = cuda_section(bundle, target), rank_programs(bundle, target, how)
     if _interprets():

@@ -79,8 +79,7 @@ def specs_of(
     """Collects every kernel that steps of a program may launch, with sampling, in ``collector``, and returns it.
 
     A step's sizes determine tiles, and in decode steps whether contexts are split. So steps of many sizes are bound,
-    with
-    tensors without memory. ``exchange`` is that of a rank. Raises the errors of ``compile_attention``.
+    with tensors without memory. ``exchange`` is that of a rank. Raises the errors of ``compile_attention``.
     """
     limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=256)
     bound = CudaProgram(

@@ -254,8 +254,7 @@ def attended_heads(step: Step, cached: CacheGroup) -> tuple[int, int]:
     """Returns the index of the first head among the heads that the kernels get, and the number of those.
 
     Kernels need equally many query heads for each key/value head. A rank whose share is uneven passes the missing heads
-    too,
-    as zeros, and drops their results.
+    too, as zeros, and drops their results.
     """
     heads, have = step.outputs[0].shape[1].constant, cached.planes[0].heads
     group, first = int(step.attrs.get("group", heads // have)), int(step.attrs.get("first_head", 0))

@@ -94,8 +94,7 @@ class CudaSteps:
         graph_launches: the number of steps that replayed a graph.
         no_graphs: the reason why no graphs are made any more; "" if they are.
         late: counts of delays during serving, by name: sizes that were bound, graphs that were captured, milliseconds
-            for
-            both, and times that memory ran out.
+            for both, and times that memory ran out.
     """
 
     def __init__(self, program: CudaProgram, vocab: int, launcher: Launcher, capture: Capture | None) -> None:

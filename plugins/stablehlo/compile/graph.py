@@ -51,8 +51,7 @@ class Cache:
     """The keys or values of all slots of a step, [B*Nkv, C, D].
 
     Requests and heads are one dimension, the batch of attention's products: with a reshape in between, XLA would write
-    the
-    cache once for the result and again, into a copy, for the product.
+    the cache once for the result and again, into a copy, for the product.
     """
 
     rows: Tensor

@@ -31,8 +31,7 @@ class StableHloExecutor(SlotExecutor):
     """The executor of the stablehlo target. Each request has a slot; prefill and decode steps alternate.
 
     When a step first needs a module, XLA compiles it, which takes seconds for a large model, or reads it from the cache
-    of
-    compiled modules. IREE's modules are compiled at the export.
+    of compiled modules. IREE's modules are compiled at the export.
 
     Args:
         bundle: a bundle with a ready target of such modules.
@@ -139,8 +138,7 @@ class ModuleSlots:
     `slot_steps.Slots`.
 
     C is the shortest of the modules' lengths that the longest request needs. A module writes to the part of the memory
-    that
-    has its slots.
+    that has its slots.
 
     Raises the errors of ``StableHloExecutor``.
     """

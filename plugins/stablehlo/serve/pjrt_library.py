@@ -163,8 +163,7 @@ class Pjrt:
         """Registers functions of our kernels, so that modules can call them.
 
         Raises TargetError for a provider other than the CPU, or an unknown function; MissingDependencyError if the
-        library
-        isn't built.
+        library isn't built.
         """
         if not handlers:
             return
@@ -189,8 +188,7 @@ class Pjrt:
         """Returns a buffer on the memory of an aligned array (``aligned``).
 
         ``donated``: the next run may write to it. For that PJRT must be asked for a copy, although it makes none;
-        callers check
-        by the address that it didn't.
+        callers check by the address that it didn't.
         """
         copy = True if donated else None
         return self._api.dlpack_managed_tensor_to_buffer(capsule_of(array), self._devices[0], None, copy)

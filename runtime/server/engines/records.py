@@ -130,8 +130,7 @@ class Greeting(msgspec.Struct, tag=True):
     """The first message of a replica to the front end that called it.
 
     ``key``: the front end's secret, which it sent the replica through Ray. ``node``: the replica's machine. ``pid``:
-    the
-    replica's process, which is the parent of the engine.
+    the replica's process, which is the parent of the engine.
     """
 
     key: bytes

@@ -248,8 +248,7 @@ class _Closing:
     """A transport that, when closed with a body unread, first lets the client read the answer.
 
     The system resets a connection that is closed with unread data, and the last bytes sent may be lost. So ``close``
-    first
-    closes only the writing side and stops reading; a moment later the connection ends.
+    first closes only the writing side and stops reading; a moment later the connection ends.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:

@@ -43,8 +43,7 @@ class Words:
 
     Attributes:
         message: a format string. Its fields are the error's ``values``, its own message as ``detail``, and the
-            ``seconds``
-            to wait.
+            ``seconds`` to wait.
         type: the error's type; empty for that of its status.
         code: a name that programs compare; None if the protocol has none.
         patterns: a regular expression that a program searches in the message or the code, by program. The name of a

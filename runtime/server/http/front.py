@@ -84,8 +84,7 @@ class Front:
         """Adopts the options that may change while the server runs.
 
         Returns the names of the changed options that take effect now, and of those that need a restart. Raises
-        RequestError
-        for wrong options, and then changes none.
+        RequestError for wrong options, and then changes none.
         """
         self.options, now, later = self.options.reloaded(options)
         self.intake.options = self.tenants.options = self.options

@@ -26,8 +26,7 @@ class Option:
     Attributes:
         help: description for ``--help``.
         flags: its flags on the command line; "" stands for a flag of the option's own name. Empty: only option files
-            have
-            it.
+            have it.
         metavar: name of its value in ``--help``; None for that of its type.
         restart: True if a change needs a restart. Others may change while the server runs.
     """

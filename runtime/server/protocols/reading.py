@@ -143,8 +143,7 @@ class Reader:
     """Reads one answer: as the engine's text, or by a parser.
 
     A parser gets tokens, in which a stop string may lie. So this class cuts content and reasoning at stop strings, as
-    the
-    engine cuts its text.
+    the engine cuts its text.
 
     Args:
         parser: None for the engine's text.

@@ -72,8 +72,7 @@ class Stored:
 
     Args:
         most_bytes: maximum bytes of finished responses. Beyond it, the tenant with the most bytes loses its least
-            recently
-            used response.
+            recently used response.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:

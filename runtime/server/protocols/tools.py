@@ -243,8 +243,7 @@ def call_forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mappi
 
     First come the messages unchanged, then with all arguments as objects, whose items some templates iterate over, then
     with all arguments as JSON texts, which other templates join to texts. Last come the same three with ids of nine
-    letters
-    and digits, which Mistral's templates need. Messages without calls have one form.
+    letters and digits, which Mistral's templates need. Messages without calls have one form.
     """
     yield messages
     if not any(message.get("tool_calls") for message in messages):

@@ -47,8 +47,7 @@ class Ticket:
         version: hash of the bundle whose tokenizer made the prompt; empty if any replica will do.
         avoid: replicas to choose only if there is no other.
         only: the one replica that may be chosen. If neither ``only`` nor ``version`` is set, any replica without a link
-            is
-            chosen.
+            is chosen.
         replica: the chosen replica; None for none yet.
         sent: True if ``replica`` has accepted the request.
     """
@@ -97,8 +96,7 @@ class Routes:
 
     Args:
         policy: "prefix" chooses as the module describes; "load" the replica with the fewest requests; "round-robin"
-            each
-            replica in turn.
+            each replica in turn.
 
     Attributes:
         there: ids of the replicas that Ray Serve has, linked or not; ``replica_router`` sets them.

@@ -130,8 +130,7 @@ class TaggedCall(Notation):
         """Reads the text before a call's parameters, and begins the call.
 
         Returns True if the tag closes itself (a call without parameters), False if parameters follow, and None if the
-        text
-        isn't a call. The parameters are those of ``read``.
+        text isn't a call. The parameters are those of ``read``.
         """
         if self.name_begin:
             begin = self.name_begin.split()
@@ -205,8 +204,7 @@ class TaggedCall(Notation):
         """Returns a parameter's key, its form and its frame; None if they can't be read.
 
         The form is True if the model marks the value as text, False if as JSON, None if it doesn't mark the value. The
-        frame
-        is True if a line break precedes the value; then one also follows it.
+        frame is True if a line break precedes the value; then one also follows it.
         """
         is_text: bool | None = None
         ends = words(self.key_end)
