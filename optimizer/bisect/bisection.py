@@ -51,19 +51,19 @@ EMISSION = "emission, stored weights or kernels"
 
 
 def bisect(a: Given, b: Given, options: Options = Options(), progress: Progress | None = None) -> BisectReport:
-    """Finds where two runs first differ.
+    """Finds the first difference of two runs.
 
-    A source and a bundle: the source is captured again and goes through the passes of the bundle's recipe; each stage
-    is compared with the one before, and the bundle with the last. A source and itself: through the passes of
-    ``options.recipe``. Two bundles, two targets or instruction sets of one, two sources: directly.
+    A source and a bundle: the source is captured again and rewritten by the passes of the bundle's recipe; each stage
+    is compared with the one before, and the bundle with the last. A source and itself: the same with the passes of
+    ``options.recipe``. Two bundles, two targets or instruction sets of one, or two sources: directly.
 
-    Each run continues with the first run's values wherever both have them, so that what is found is a call's own
-    doing, and not the consequence of an earlier one.
+    Each value that both runs have replaces the second run's value, so that a difference is caused by the call itself
+    and not by an earlier one.
 
-    Every stored tensor of a bundle is compared too, bit for bit: with the repeated export's, or the other bundle's.
+    Every stored tensor of a bundle is also compared, bit for bit, with the repeated export's or the other bundle's.
 
     Raises:
-        RequestError: a layer is asked for that the model doesn't have.
+        RequestError: ``options`` has a layer that the model doesn't have.
         ComparisonError: the two are different models, have no value in common, or the calibration can't be repeated.
         SourceError, UnsupportedModelError, BundleError, RecipeError, PassError, CapacityError: as for an export and for
             opening a bundle.

@@ -1,7 +1,7 @@
-"""A run of a source: transformers' own forward pass with eager attention, seen through hooks.
+"""Runs a source with transformers' own forward pass and eager attention, and records values by hooks.
 
-Nothing of ours computes here: a hook on each module without modules in it sees its input and its output, and an
-attention function around the model's own eager one sees what attention gets and gives.
+A hook on each module without submodules records its input and output, and a function around the model's own eager
+attention records that function's arguments and result.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SourceRun:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """The weights of the module at ``path``, as float32; empty unless it is a linear or an embedding."""
+        """Returns the weights of the module at ``path``, as float32; empty unless it is a linear or an embedding."""
         module = self.model.get_submodule(path)
         weights = []
         for role in _ROLES:
@@ -166,7 +166,7 @@ def _attend(
 
 
 def _eager(module: torch.nn.Module) -> Callable[..., tuple[torch.Tensor, Any]]:
-    """The eager attention of the file that a module's class, or one that it is derived from, is in."""
+    """Returns the eager attention function of the file that defines a module's class, or one of its base classes."""
     for kind in type(module).__mro__:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if function is not None:

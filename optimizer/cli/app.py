@@ -1,7 +1,6 @@
-"""``optimize``: the commands, put together.
+"""``optimize``: registers all commands.
 
-Nothing heavy is imported here, nor at the top of a command's module: ``optimize --help`` has to answer at once. Each
-command imports what it calls when it is called.
+Modules of commands import their dependencies only inside the command, so that ``optimize --help`` is fast.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _POINTS = 12
 
 
 def print_auto(console: Console, auto: AutoReport) -> None:
-    """The Pareto curve with what one format for all would take, and how many modules got which format."""
+    """Prints the Pareto curve, the sizes with a single format, and the number of modules with each format."""
     from rich.table import Table
 
     from enginewright.runtime.shared.memory import format_bytes

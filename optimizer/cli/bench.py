@@ -37,7 +37,7 @@ RENAMED = {"--prompts": "--prompt", "--batches": "--batch", "--contexts": "--con
 
 
 def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Numbers between commas; "none" is none of them."""
+    """Parses numbers between commas; "none" returns an empty tuple."""
     if text is None:
         return None
     return () if text.strip().lower() == "none" else numbers(option, text)

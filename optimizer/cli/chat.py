@@ -102,13 +102,13 @@ class _QuitError(Exception):
 
 @dataclass
 class Chat:
-    """A conversation, and what can be typed in it.
+    """A conversation, and the commands that can be typed in it.
 
     Attributes:
-        options: what the chat template reads besides the messages.
-        rows: results for ``--json``; None where answers are printed as they come.
-        turns: without the system message.
-        failed: the first error of a turn, which the turns behind it survive.
+        options: values that the chat template reads besides the messages.
+        rows: results for ``--json``; None if answers are printed while they are generated.
+        turns: the messages without the system message.
+        failed: the error of the first turn that failed; later turns still run.
     """
 
     llm: LLM
@@ -151,7 +151,7 @@ class Chat:
         self._answer()
 
     def _answer(self) -> None:
-        """Answers the last turn; one that fails is dropped, and the conversation goes on without it."""
+        """Answers the last turn; if that fails, the turn is removed and the conversation continues."""
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
         params = replace(self.params, seed=(self.params.seed or 0) + self._retries) if self._retries else self.params
         try:
@@ -168,7 +168,7 @@ class Chat:
             self.turns.append(turn)
 
     def _parser(self, messages: list[dict[str, Any]], params: SamplingParams) -> ChatParser | None:
-        """The parser of an answer; None if it is plain text, or if a stop text may cut it anywhere."""
+        """Returns the parser of an answer; None if answers are plain text, or a stop text may cut them anywhere."""
         tokenizer = self.llm.tokenizer
         chat_format = tokenizer.chat_format_of(self.options.get("chat_template"))
         if params.stop or not (chat_format.has_calls or chat_format.has_reasoning):
@@ -177,8 +177,8 @@ class Chat:
         return chat_format.parser(tokenizer, tools=self.options.get("tools"), prompt_ids=prompt)
 
     def _stream(self, messages: list[dict[str, Any]], params: SamplingParams) -> dict[str, Any]:
-        """Prints the model's answer as it comes and returns it. In a terminal, Ctrl-C ends the answer, not the
-        conversation.
+        """Prints the model's answer while it is generated, and returns it. In a terminal, Ctrl-C ends only the
+        answer.
         """
         if self.rows is not None:
             (result,) = self.llm.chat(messages, params, **self.options)
@@ -309,7 +309,7 @@ class Chat:
 
 
 def as_turn(text: str, message: Message | None) -> dict[str, Any]:
-    """An answer as a turn of the conversation: its reasoning and calls apart, as templates read them."""
+    """Returns an answer as a message, with reasoning and calls in separate fields, as templates read them."""
     if message is None or not (message.reasoning or message.calls):
         return {"role": "assistant", "content": text}
     turn: dict[str, Any] = {"role": "assistant", "content": message.content or ""}

@@ -60,7 +60,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """Ends a command's process as documented, whatever happens: one place for errors, Ctrl-C and closed pipes.
+    """Decorates a command so that errors, Ctrl-C and closed pipes end its process as documented.
 
     An error of ours is printed to stderr, and with ``--json`` (the parameter ``as_json``) also to stdout, as an object.
     """
@@ -113,10 +113,10 @@ _FLAGS = {"overwrite=True": "--force", "resume=True": "--resume", 'trust="code"'
 def _as_typed(
     error: EnginewrightError, command: Callable[..., None], given: Mapping[str, object]
 ) -> tuple[EnginewrightError, int]:
-    """``error`` in the words of the command line, and what to exit with.
+    """Returns ``error`` with the command line's names of options, and the exit code.
 
-    A message that begins with an option that was given ("max_tokens: -5 is out of range") is a mistake in the command
-    line, as those are that the parser finds. If the option names a file, it is the file that is wrong.
+    A message that begins with the name of a passed option ("max_tokens: -5 is out of range") is a usage error, with the
+    parser's exit code. If the option names a file, the file is wrong instead, and the error keeps its own code.
     """
     message, hint, code = error.message, error.hint, error.exit_code
     for argument, spelled in _FLAGS.items():
@@ -129,7 +129,9 @@ def _as_typed(
 
 
 def _flag_of(command: Callable[..., None], name: str, given: Mapping[str, object]) -> str | None:
-    """The option of the command's parameter ``name``; None if it has none, names a file, or has its default."""
+    """Returns the option of the command's parameter ``name``; None if there is none, it names a file, or has its
+    default.
+    """
     parameter = inspect.signature(command).parameters.get(name)
     if parameter is None or given.get(name) == parameter.default:
         return None
@@ -147,7 +149,9 @@ def _flag_of(command: Callable[..., None], name: str, given: Mapping[str, object
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """A library's clean-up that fails because a Ctrl-C came within it (torch's mode stack) is still a Ctrl-C."""
+    """Raises KeyboardInterrupt for an error in a library's clean-up (such as torch's mode stack) that a Ctrl-C
+    caused.
+    """
     try:
         yield
     except Exception as e:
@@ -171,12 +175,12 @@ def _came_of_interrupt(error: BaseException) -> bool:
 
 @contextmanager
 def raises_terminated(terminated: threading.Event) -> Iterator[None]:
-    """Makes ``Terminated`` of the first SIGTERM, and ignores those that follow while it cleans up.
+    """Raises ``Terminated`` at the first SIGTERM, and ignores later ones during clean-up.
 
-    A handler that is installed meanwhile goes before it: a server that listens ends its requests first.
+    A handler that is installed within the block replaces it: a listening server first ends its requests.
 
     Args:
-        terminated: set by the signal.
+        terminated: set at the signal.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -198,7 +202,7 @@ def raises_terminated(terminated: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def _no_interrupt_dropped() -> Iterator[None]:
-    """A Ctrl-C that comes while Python finalizes an object is dropped there; here it comes again a moment later."""
+    """Repeats a Ctrl-C that arrives while Python finalizes an object, where Python would drop it."""
     before = sys.unraisablehook
 
     def interrupt_again(unraisable: UnraisableHookArgs) -> None:
@@ -249,7 +253,7 @@ def drop_stdout() -> None:
 
 
 def print_error(error: EnginewrightError, *, as_json: bool = False, exit_code: int | None = None) -> None:
-    """Says what is wrong and what to do about it. ``exit_code``: instead of the error's own."""
+    """Prints an error and its hint. ``exit_code`` replaces the error's own in JSON."""
     if as_json:
         body = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
         print_json({"error": body | {"exit_code": error.exit_code if exit_code is None else exit_code}})
@@ -265,7 +269,7 @@ def print_styled(text: str, **style: Any) -> None:
 
 
 def stdout_console() -> Console:
-    """Rich's, for tables; where the reader is gone it raises BrokenPipeError, and Rich alone would exit with 1."""
+    """Returns a Rich console for tables, which raises BrokenPipeError if stdout is closed; Rich's own exits with 1."""
     from rich.console import Console
 
     class Reported(Console):
@@ -306,10 +310,10 @@ def print_found(found: Found, show: Callable[[Found, Console], None], *, as_json
 
 
 def comparison_lines(report: Mapping[str, Any]) -> str:
-    """One target's comparison with the source, in a line or two.
+    """Returns one target's comparison with the source as text of one or two lines.
 
-    ``report`` is a ``VerificationReport`` as plain values: a bundle's report is read without what exporting needs.
-    Raises KeyError, TypeError or ValueError if it is not one.
+    ``report`` is a ``VerificationReport`` as plain values, so that no exporting package is needed. Raises KeyError,
+    TypeError or ValueError if it isn't one.
     """
     random, text = report["random_tokens"], report["text"]
     line = f"target {report['target']}, compared with the source on {random['tokens']} random tokens: logits at most "

@@ -41,9 +41,9 @@ _QUESTION, _BEGINNING = "What is the capital of Germany?", "The capital of Germa
 
 
 def default_output(source: str) -> Path:
-    """``models/Llama-1B``, ``Llama-1B.gguf`` and ``org/Llama-1B`` become ``Llama-1B.bundle`` in the current folder.
+    """Returns the default bundle, ``Llama-1B.bundle`` for ``models/Llama-1B``, ``Llama-1B.gguf`` and ``org/Llama-1B``.
 
-    Where that folder is the model's, or lies in it, the bundle goes beside the model's.
+    It is in the current folder, or next to the model's folder if the current folder is within that.
     """
     from enginewright.runtime.bundle.hub_id import parse_hub_id
 

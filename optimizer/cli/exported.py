@@ -1,7 +1,7 @@
-"""The bundle of a model that a command or ``LLM`` runs: what it is given, or what is exported of that, once.
+"""Returns the bundle of a model for a command or ``LLM``; a model that isn't a bundle is exported once.
 
-``LLM`` loads this module by its name, and only for a model: the runtime imports no compiler. Nothing here needs the
-packages of the command line.
+``LLM`` imports this module only for a model, so that the runtime needs no compiler. It needs no package of the command
+line.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def exported(
     quiet: bool = False,
     apart: bool = True,
 ) -> Path:
-    """Returns the folder of a bundle. A model is exported first, where no kept export of the same is found.
+    """Returns the folder of a bundle. A model is exported first, unless a cached export of the same is found.
 
-    A line on stderr says which recipe a model gets, and why, unless ``recipe`` names it. Progress is on stderr too.
+    A line on stderr names a model's recipe and the reason, unless ``recipe`` is passed. Progress is on stderr too.
 
     Args:
         model: a bundle; or a Hugging Face folder, a GGUF file or a Hub id.
-        recipe: of a model; by default gguf for a GGUF file with quantized matrices, else int8.
-        quiet: print nothing.
-        apart: export in another process, so that PyTorch's memory is given back before the bundle is opened.
+        recipe: the recipe for a model; by default gguf for a GGUF file with quantized matrices, else int8.
+        quiet: True prints nothing.
+        apart: True exports in another process, so that PyTorch's memory is free again before the bundle is opened.
 
     Raises:
-        BundleError: nothing is there.
-        RequestError: there is a recipe for a bundle.
-        MissingDependencyError: a package that exports need is not installed.
+        BundleError: the bundle doesn't exist.
+        RequestError: a recipe is passed for a bundle.
+        MissingDependencyError: a package for exporting is not installed.
         SourceError, CapacityError and others: as ``export`` raises them.
     """
     check_there(model)
@@ -87,7 +87,7 @@ def exported(
 
 
 def _export_apart(wanted: WantedExport, quiet: bool) -> Path:
-    """Exports in a process of its own. Ctrl-C reaches that too, and it cleans up before this one goes on."""
+    """Exports in a separate process. Ctrl-C also stops that process, which cleans up before this one continues."""
     child = subprocess.Popen([sys.executable, *_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         sent, _ = child.communicate(pickle.dumps((wanted, quiet)))

@@ -17,7 +17,7 @@ import typer
 
 
 def known_target(value: str | None) -> str | None:
-    """Raises typer.BadParameter for a target that doesn't exist; whether a bundle has it is seen later."""
+    """Returns the target. Raises typer.BadParameter if no target has this name; a bundle isn't checked."""
     if value is not None:
         from enginewright.runtime.executors.open import TARGETS
 
@@ -35,10 +35,10 @@ def known_targets(values: list[str] | None) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Flags:
-    """Marks a parameter of a command, ``Annotated[Mapping[str, Any], Flags(...)]``, that stands for several flags.
+    """Marks a command's parameter, ``Annotated[Mapping[str, Any], Flags(...)]``, that represents several flags.
 
     Attributes:
-        parameters: a flag each, None by default. The command gets a mapping of those that were passed.
+        parameters: one for each flag, None by default. The command gets a mapping of the flags that were passed.
     """
 
     parameters: Sequence[Parameter]
@@ -49,8 +49,7 @@ class Flags:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command some of whose parameters are dataclasses or ``Flags``: the parser sees an option for each of
-    their fields or flags."""
+    """Decorates a command with parameters that are dataclasses or ``Flags``: each field or flag becomes an option."""
     options: list[Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[Parameter]]] = {}
     for one in _parameters(command):
@@ -147,9 +146,9 @@ Provider = Annotated[
 
 
 def check_early(*models: str | Path | None, recipe: str | None = None) -> None:
-    """Models and a recipe that can't be right, told before torch is imported to read them. A bundle is right here.
+    """Checks models and a recipe before torch is imported. Bundles are accepted too.
 
-    Raises what reading them raises.
+    Raises the errors of reading them.
     """
     from enginewright.optimizer.capture.find_source import check_named
     from enginewright.optimizer.recipes.recipe import load_recipe
@@ -163,7 +162,9 @@ def check_early(*models: str | Path | None, recipe: str | None = None) -> None:
 
 
 def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
-    """LLM's ``scheduling`` of what was said: a name, or what is in a file. Raises BadParameter for any other."""
+    """Returns LLM's ``scheduling`` from an option: a name, or the contents of a TOML file. Raises BadParameter
+    otherwise.
+    """
     from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
     from enginewright.runtime.scheduler.options import NAMES
 
@@ -241,7 +242,7 @@ class Serving(Running):
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Numbers between commas. Raises BadParameter for what isn't that."""
+    """Parses numbers between commas. Raises BadParameter for other text."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as e:
@@ -298,7 +299,9 @@ class Sampling:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Keyword arguments for SamplingParams: only what was said. Raises BadParameter for an unknown --param."""
+        """Returns keyword arguments for SamplingParams of the passed options. Raises BadParameter for an unknown
+        --param.
+        """
         values = {name: value for name, value in vars(self).items() if value is not None and value != []}
         form = {"json" if name == "schema" else name: values.pop(name) for name in _FORMS if name in values}
         if len(form) > 1:
@@ -343,9 +346,9 @@ def _check_param(name: str, said: Mapping[str, Any]) -> None:
 
 
 def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
-    """A name and a value, which is what it says if it is JSON (true, 3, [1, 2]), and text otherwise.
+    """Parses NAME=VALUE to a name and a value: parsed if it is JSON (true, 3, [1, 2]), else text.
 
-    Raises BadParameter where the name is missing.
+    Raises BadParameter if the name is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():

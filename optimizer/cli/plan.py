@@ -1,4 +1,4 @@
-"""``optimize plan``: what a model takes and how fast it will be on a device, before it runs there."""
+"""``optimize plan``: predicts a model's memory and speed on a device."""
 
 from __future__ import annotations
 

@@ -23,16 +23,16 @@ SECONDS_TO_REPEAT = 60.0
 
 @contextmanager
 def stage_bars(*, hidden: bool = False, counts: bool = False, remaining: bool = False) -> Iterator[Progress]:
-    """Gives the function that a long command calls with its events.
+    """Yields the function that a long command calls with its events.
 
-    In a terminal one bar shows the present stage, and is gone when the work is done. Where stderr is a file or a pipe a
-    line says what is being done, every few seconds while that changes and once a minute while it doesn't; work of less
-    than a few seconds prints nothing.
+    In a terminal one bar shows the present stage, and disappears at the end. If stderr is a file or a pipe, a line with
+    the stage is printed every few seconds while it changes and once a minute otherwise; work of less than a few seconds
+    prints nothing.
 
     Args:
-        hidden: show nothing.
-        counts: the bar also says how much is done of how much.
-        remaining: the bar also says how long the stage may still take.
+        hidden: True shows nothing.
+        counts: True adds the numbers of done and of all items.
+        remaining: True adds the estimated time until the stage ends.
     """
     if hidden:
         yield lambda event: None
@@ -77,7 +77,7 @@ def _bar(console: Console, *, counts: bool, remaining: bool) -> Iterator[Progres
 
 @contextmanager
 def _lines(*, remaining: bool) -> Iterator[Progress]:
-    """The time so far, the stage, and what was last reported of it: a line whenever that has changed."""
+    """Prints the time so far, the stage and its last report, in a line whenever they have changed."""
     start = time.monotonic()
     latest, stage, began = "starting", "", start
     done = threading.Event()
@@ -109,6 +109,6 @@ def _lines(*, remaining: bool) -> Iterator[Progress]:
 
 
 def _left(event: ProgressEvent, seconds: float) -> str:
-    """Returns the time that a stage may still take, by what it took so far."""
+    """Returns the estimated time until a stage ends, from its speed so far."""
     left = round(seconds / event.done * (event.total - event.done))
     return f"{left} s" if left < 120 else f"{left // 60} min"

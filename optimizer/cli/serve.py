@@ -157,10 +157,10 @@ class _Request:
     """The arguments of the command, from which the options are made at the start and at SIGHUP.
 
     Attributes:
-        config: file of options; None: there is none.
-        flags: options of the server that flags set. They go before the file's.
-        llm: options of ``LLM`` that flags set.
-        recipe: recipe of models that are exported first; None takes their default.
+        config: file of options; None if there is none.
+        flags: options of the server from flags. They take precedence over the file's.
+        llm: options of ``LLM`` from flags.
+        recipe: recipe of models that are exported first; None for the default.
     """
 
     config: Path | None
@@ -244,7 +244,7 @@ def _need_ray() -> None:
 def _serve_engines(
     options: ServerOptions, ready: Callable[[str, Front], None], reread: Callable[[], ServerOptions]
 ) -> None:
-    """Serves models by processes of this machine, which open their bundles while this one imports what it needs."""
+    """Serves models by processes on this machine, which open their bundles while this process still imports."""
     from enginewright.runtime.server.http.engine_options import begin_engines
 
     engines = begin_engines(options)

@@ -1,7 +1,7 @@
 """The spelling of commands and options: a wrong word gets the nearest as a hint, and old names continue to work.
 
-An option of several commands has one name in all of them: --context is the most tokens of a request, and what may be a
-list has a name in the singular (--target, --gpu, --batch 1,4,16). -n is --max-tokens alone.
+An option has one name in all commands: --context is the maximum number of tokens of a request, and options that accept
+lists have a singular name (--target, --gpu, --batch 1,4,16). -n is always --max-tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEANT = {
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """Takes the type from options that take no value: the help would show `--quiet <bool>`, which nobody can type."""
+    """Removes the type of options without a value, which the help would show as `--quiet <bool>`."""
     for param in params:
         if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
             param.metavar = ""
@@ -39,7 +39,7 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class Commands(TyperGroup):
-    """The commands; one that isn't there is answered with what was meant."""
+    """A group of commands that answers an unknown name with the nearest one."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))

@@ -1,4 +1,4 @@
-"""Prints what requests give: pieces of text as they come, how fast they came, and a row of JSON."""
+"""Prints answers as they are generated, their speed, and rows of JSON."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def conversation(prompt: str, system: str | None) -> list[dict[str, Any]]:
 
 
 class StreamPrinter:
-    """Writes one answer to stdout as it comes.
+    """Writes one answer to stdout while it is generated.
 
-    Reasoning is written apart: dim on a terminal, and not at all elsewhere, as it isn't the answer. Each call has a
-    line.
+    Reasoning isn't part of the answer: it is dim on a terminal, and omitted elsewhere. Each call is on a line of its
+    own.
 
     Args:
-        wrap: between words, at the terminal's edge.
-        parser: takes the tokens apart; None where they are text alone.
+        wrap: True breaks lines between words at the terminal's edge.
+        parser: separates reasoning and calls from the text; None if answers are only text.
 
     Attributes:
         text: the answer's text so far; it stays if the stream is interrupted.
-        tokens: how many tokens that took.
+        tokens: number of tokens so far.
     """
 
     def __init__(self, *, wrap: bool = False, parser: ChatParser | None = None) -> None:

@@ -31,9 +31,9 @@ class Template:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Keyword arguments for ``LLM.chat``, of the tools and variables.
+        """Returns keyword arguments for ``LLM.chat`` from the options of tools and variables.
 
-        A variable's value that is JSON is what it says (true, 3, [1, 2]), and text otherwise.
+        A variable's value is parsed if it is JSON (true, 3, [1, 2]), else it is text.
 
         Raises RequestError naming the file, typer.BadParameter for an option that has no name.
         """

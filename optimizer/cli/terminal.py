@@ -57,14 +57,14 @@ def _readline() -> ModuleType | None:
 
 
 class Wrapped:
-    """Text that comes in pieces, with new lines between words where they would reach the terminal's edge.
+    """Writes pieces of text, with line breaks between words at the terminal's edge.
 
-    The last word is held back until it is complete. Words that are longer than a line, and lines' beginnings, are left
-    as they are.
+    The last word is held back until it is complete. Words longer than a line and spaces at the beginning of lines are
+    unchanged.
 
     Args:
-        write: takes text.
-        width: columns of the terminal; asked for each word, as it may change.
+        write: writes a text.
+        width: returns the terminal's columns; called for each word, as they may change.
     """
 
     def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
@@ -89,7 +89,7 @@ class Wrapped:
                 self._word += character
 
     def flush(self) -> None:
-        """Writes what is held back."""
+        """Writes the held-back word and space."""
         self._end_word()
         self._write(self._space)
         self._column += _columns(self._space)
@@ -109,8 +109,10 @@ class Wrapped:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """A model's text as a terminal may be given it: with pictures of control characters, which would move its cursor or
-    give it commands. A file or a pipe gets every character."""
+    """Returns a model's text for a stream: for a terminal, control characters are replaced by pictures of them.
+
+    On a terminal they could move the cursor or run commands. Files and pipes get the text unchanged.
+    """
     return text.replace("\r\n", "\n").translate(_PICTURES) if stream.isatty() else text
 
 

@@ -164,7 +164,7 @@ def _how(runs_with: dict[str, str | int]) -> str:
 
 
 def _print_comparison(found: BuildComparison, console: Console, budget: Path | None) -> None:
-    """The checks as a table, what explains those that failed, and the verdict."""
+    """Prints the checks as a table, the reasons of failed ones, and the verdict."""
     from rich.table import Table
     from rich.text import Text
 

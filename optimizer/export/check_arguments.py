@@ -66,9 +66,9 @@ class ExportArguments:
         return ModelSource(self.source, parse_adapters(self.lora))
 
     def inputs(self, loaded: Recipe | None) -> Inputs:
-        """The files and folders that the arguments name, by description; none of them may be overwritten.
+        """Returns the files and folders of the arguments, by description; none of them may be overwritten.
 
-        ``loaded``: the recipe, which may name files too.
+        ``loaded``: the recipe, which may have paths too.
         """
         buckets = None if loaded is None else loaded.buckets
         return {
@@ -82,9 +82,10 @@ class ExportArguments:
 
 
 def with_own_recipe(given: ExportArguments, progress: Progress) -> ExportArguments:
-    """Gives the recipe that keeps a file's integers, where none is given, and the source is on this disk and has some.
+    """Adds the recipe that keeps a file's integers, if no recipe is passed and a source on this disk has quantized
+    blocks.
 
-    A recovery brings a recipe of its own. ``progress`` is called with the stage "recipe" if the file decides.
+    A recovery has a recipe of its own. ``progress`` is called with the stage "recipe" if the recipe is added.
     """
     if given.recipe is not None or given.recovered is not None or not isinstance(given.source, str | os.PathLike):
         return given
@@ -95,10 +96,10 @@ def with_own_recipe(given: ExportArguments, progress: Progress) -> ExportArgumen
 
 
 def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool = False) -> Recipe | None:
-    """Checks all that can be judged without the model, and without what reads it; then ``check_model`` is due.
+    """Checks the arguments as far as that is possible without the model; ``check_model`` checks the rest.
 
-    Returns the recipe, which may come from a pipe and is read once; None if none is given. Raises what ``export``
-    raises of them.
+    Returns the recipe, which may be a pipe and is read only once; None if none is passed. Raises the errors of
+    ``export``.
     """
     recipe, name = given.recipe, given.name
     chosen = load_recipe(recipe) if isinstance(recipe, str | os.PathLike) else recipe
@@ -133,9 +134,9 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
 
 
 def check_model(given: ExportArguments) -> Listing | None:
-    """Checks a model that has a name, and asks the Hub for one of its own.
+    """Checks a model on this disk, or by a request to the Hub.
 
-    Returns the Hub's answer, so that it is asked once; None for a model on this disk. Raises what ``export`` raises.
+    Returns the Hub's answer for later use; None for a model on this disk. Raises the errors of ``export``.
     """
     if not isinstance(given.source, str | os.PathLike):
         return None
@@ -143,7 +144,7 @@ def check_model(given: ExportArguments) -> Listing | None:
 
 
 def check_target_names(names: Sequence[str]) -> None:
-    """Raises RecipeError where there are none, or one that nobody knows."""
+    """Raises RecipeError if there are no names, or a target doesn't exist."""
     known = ", ".join(TARGETS)
     for name in names:
         if name not in TARGETS:

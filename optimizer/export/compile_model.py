@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 def compile_model(
     request: ExportRequest, output: str | Path, revision: str | None, listed: Listing | None, overwrite: bool
 ) -> ExportReport:
-    """Runs the stages of ``export``, one after the other. ``listed``: the Hub's answer. Raises what it raises."""
+    """Runs the stages of ``export``, one after the other. ``listed``: the Hub's answer. Raises the errors of
+    ``export``.
+    """
     clock, on_progress = Clock(), request.on_progress
     with fewer_collections(), BundleWriter(output, overwrite, request.inputs) as writer:
         # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
@@ -162,7 +164,7 @@ def _report(request: ExportRequest, of: _Results, writer: BundleWriter, clock: C
 
 
 def _with_time(auto: AutoReport | None, ms_per_token: float | None) -> AutoReport | None:
-    """The search, with what a token of the bundle took."""
+    """Returns the search's report with the bundle's measured time of a token."""
     if auto is None or auto.time is None:
         return auto
     return replace(auto, time=replace(auto.time, measured=ms_per_token))

@@ -1,14 +1,14 @@
-"""Bundles that exports have made on this machine, kept for the next export that would make the same one.
+"""A cache of bundles that exports have made on this machine, for later exports with the same result.
 
-An entry is named after all that decides what an export makes: the hash of the source's bytes, of our own code, of the
-recipe and the files that it and the user name; the versions of the libraries; the processor. No time stamp is trusted.
-What is kept is a whole bundle, compared with its source when it was made. Its files are hashed again when they are
-taken: one byte that is another, and the entry goes, and the export is made as if it had never been.
+An entry's key hashes all that an export depends on: the source's bytes, our own code, the recipe with its files and the
+user's, the versions of the libraries, and the processor. Time stamps aren't used. An entry is a whole bundle that was
+compared with its source. Its files are hashed again before use; if one differs, the entry is removed and the export
+runs.
 
-    ~/.cache/enginewright/exports/KEY/entry.json     what it is, and the size and SHA-256 of each of its files
+    ~/.cache/enginewright/exports/KEY/entry.json     description, and the size and SHA-256 of each file
     ~/.cache/enginewright/exports/KEY/bundle/...     the files
 
-Entries are written beside their names and renamed. The least recently used go first where all have too many bytes.
+Entries are written under temporary names and renamed. Beyond the maximum size, the least recently used are removed.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class KeptExports:
         return [entry for name in names if (entry := self._read(name)) is not None]
 
     def bundle(self, key: str) -> Path | None:
-        """The folder of a kept bundle, to be served from there; None where there is no such entry.
+        """Returns the folder of a cached bundle, to be served from there; None if there is no such entry.
 
-        Its files have the sizes that they were written with. ``LLM`` compares their hashes.
+        Only the sizes of its files are checked here. ``LLM`` checks their hashes.
         """
         entry = self._read(key)
         if self.root is None or entry is None:
@@ -136,7 +136,7 @@ class KeptExports:
         return place
 
     def clear(self) -> int:
-        """Removes all, also what can't be read, but no export that is being made. Gives the bytes that are free now."""
+        """Removes all entries, even unreadable ones, except exports in progress. Returns the number of freed bytes."""
         if self.root is None or not self.root.is_dir():
             return 0
         names = [name for name in os.listdir(self.root) if not self._in_progress(name)]
@@ -165,10 +165,12 @@ class KeptExports:
         return entry
 
     def keep(self, entry: Entry, bundle: Path, most: int | None = None) -> bool:
-        """Keeps the files of ``bundle`` that the entry names, as links to them where the disk is the same.
+        """Adds an entry with the files of ``bundle``, as hard links if they are on the same disk.
 
-        An entry of the same key stays as it is. Entries that were used least recently go until all have ``most`` bytes.
-        False if it can't be kept, or is larger itself; nothing is said then: the export is as good without.
+        An existing entry with the key isn't changed. Least recently used entries are removed until all have at most
+        ``most`` bytes.
+
+        Returns False if the entry can't be written or is too large; no error is raised, as the export itself succeeded.
         """
         if self.root is None:
             return False
@@ -199,12 +201,12 @@ class KeptExports:
 
     @contextmanager
     def exporting(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Holds the place of an entry while it is exported; another process that wants it waits, and calls ``on_wait``.
+        """Locks an entry while it is exported; another process that needs it waits, and calls ``on_wait``.
 
-        The system frees the place of a process that ends, however it ends. Where a file system has no locks, nobody
-        waits: then two exports may run, and the later one replaces the entry.
+        The lock ends with the process. On a file system without locks nobody waits; then two exports may run, and the
+        later one replaces the entry.
 
-        Raises CapacityError or RequestError where the folder can't be written.
+        Raises CapacityError or RequestError if the folder can't be written.
         """
         assert self.root is not None
         lock = self.root / f".{key}.lock"
@@ -219,9 +221,9 @@ class KeptExports:
 
     @contextmanager
     def unfinished(self, key: str) -> Iterator[Path]:
-        """Gives the path of a bundle that is to be kept as ``key``; what is left of it, and of killed exports, goes.
+        """Yields a temporary path for the bundle of ``key``. It and the remains of killed exports are removed.
 
-        Raises CapacityError or RequestError where the folder can't be written.
+        Raises CapacityError or RequestError if the folder can't be written.
         """
         assert self.root is not None
         for left in self.root.glob(f".{key}.*"):
@@ -276,7 +278,7 @@ class KeptExports:
 
 
 def no_room(root: Path | None, what: str) -> CapacityError:
-    """Returns the error of a cache whose disk is full; ``what``: what there is no room for."""
+    """Returns the error of a cache whose disk is full; ``what`` continues the sentence "hasn't the room ..."."""
     return CapacityError(
         f"{root} hasn't the room {what}",
         hint="Run `optimize cache clear`, free space on that disk, or set XDG_CACHE_HOME to a folder on another one.",
@@ -285,7 +287,7 @@ def no_room(root: Path | None, what: str) -> CapacityError:
 
 @contextmanager
 def _writing(root: Path) -> Iterator[None]:
-    """Turns what goes wrong while the cache is written into errors that name it."""
+    """Converts errors of writing the cache to errors that name it."""
     try:
         yield
     except CapacityError as e:
@@ -305,7 +307,7 @@ def _writing(root: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, on_wait: Callable[[], None]) -> IO[bytes]:
-    """Opens a file that no other process has open by this function. Raises OSError where it can't be made."""
+    """Opens a file and locks it against other processes that use this function. Raises OSError if it can't be made."""
     while True:
         file = open(path, "ab")  # noqa: SIM115  the lock ends when it is closed
         try:
@@ -325,9 +327,9 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> IO[bytes]:
 
 
 def take_export(key: str, output: str | Path, overwrite: bool, inputs: Inputs, start: float) -> ExportReport | None:
-    """Writes the bundle of an earlier export to ``output``, and gives that export's report; None where none is kept.
+    """Copies the bundle of a cached export to ``output``, and returns that export's report; None if none is cached.
 
-    ``start``: when this one began, by ``time.perf_counter``. Raises what writing a bundle raises.
+    ``start``: the time at which this export began, of ``time.perf_counter``. Raises the errors of writing a bundle.
     """
     with BundleWriter(output, overwrite, inputs) as writer:
         with writing(writer.final_path, 0):
@@ -419,7 +421,7 @@ def key_of(
 
 
 def _files_of_source(source: Path) -> dict[str, Path]:
-    """All files of a folder; a GGUF file, and what libraries look at beside it."""
+    """Returns all files of a folder; for a GGUF file, its parts and the neighbouring files that libraries read."""
     if source.is_dir():
         return {path: source / path for path in sorted(files_in(source)) if (source / path).is_file()}
     beside = [p for p in sorted(source.parent.iterdir()) if p.name in _BESIDE and p.is_file()]
@@ -434,8 +436,9 @@ def _foreign() -> set[str]:
 
 @cache
 def _our_code() -> str:
-    """The hash of every file of the package, and of what is compiled of it: a version says too little of a working
-    tree."""
+    """Returns a hash of every file of the package, sources and compiled ones, because a working tree can change at a
+    version.
+    """
     digest = hashlib.sha256()
     sources = {
         f"{i}/{path}": Path(root, path) for i, root in enumerate(enginewright.__path__) for path in _sources(root)
@@ -456,10 +459,10 @@ def _sources(root: str) -> list[str]:
 
 
 def _versions(targets: Iterable[str]) -> dict[str, str | None]:
-    """Lists the versions of what the package, its extra "export" and the targets ask for.
+    """Returns the versions of the packages required by this package, its extra "export" and the targets.
 
-    A target's own extra has its name. Other extras that share a package with it, as those for other builds of a
-    library do, count too. Nothing else can change what comes out, whatever is installed.
+    A target's own extra has its name. Other extras that share a package with it, as those for other builds of a library
+    do, count too. No other installed package changes the result.
     """
     extras: dict[str, set[str]] = {}
     for line in metadata.requires("enginewright") or []:
@@ -480,7 +483,7 @@ def _version(name: str) -> str | None:
 
 
 def _machine() -> dict[str, object]:
-    """The processor and what libraries take of it: sums in another order round otherwise, and speeds are reported."""
+    """Returns facts of the processor and of libraries' settings, on which rounding and the reported speeds depend."""
     lines = _lines(Path("/proc/cpuinfo"))
     return {
         "system": platform.platform(),
@@ -508,7 +511,9 @@ def _hashed(path: Path) -> FileSection:
 
 
 def _copy(source: Path, target: Path, expected: FileSection) -> bool:
-    """Copies a file, and says whether it was what is expected. Raises OSError where ``target`` can't be written."""
+    """Copies a file, and returns True if its size and hash are as expected. Raises OSError if ``target`` can't be
+    written.
+    """
     try:
         file = open_regular(source, most=expected.bytes)
     except OSError:

@@ -1,4 +1,4 @@
-"""``--max-memory``: how an export keeps to a size, and what it says if it didn't."""
+"""``--max-memory``: limits an export's memory, and reports the memory used."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class MemoryLimit:
 
     @staticmethod
     def parse(value: int | str | None) -> MemoryLimit:
-        """The limit as a user gives it, such as "4GiB".
+        """Parses a limit such as "4GiB".
 
         Raises:
             RequestError: it isn't a size.
-            CapacityError: the process has more already, or hardly less; says how much it needs.
+            CapacityError: the process already uses as much, or nearly; the text has the least limit.
         """
         if value is None:
             return MemoryLimit(None)
@@ -49,12 +49,12 @@ class MemoryLimit:
         return None if self.limit is None else max(0, self.limit - rss_bytes())
 
     def keep_bytes(self) -> int:
-        """Bytes of weights that may be kept in memory where that saves reading them again."""
+        """Returns the bytes of evaluated weights that may stay in memory instead of being read again."""
         budget = self.memory_budget()
         return KEEP_BYTES if budget is None else min(KEEP_BYTES, budget // _SHARE)
 
     def cache_bytes(self) -> int | None:
-        """Bytes that keys and values may take while the model is sampled from."""
+        """Returns the limit of keys and values in bytes while sampling from the model; None for no limit."""
         budget = self.memory_budget()
         return None if budget is None else budget // _SHARE
 

@@ -62,15 +62,15 @@ class ExportRequest:
 
     @staticmethod
     def from_arguments(given: ExportArguments, loaded: Recipe | None, on_progress: Progress) -> ExportRequest:
-        """Takes the arguments of ``export``; ``loaded``: the recipe, where it was read already.
+        """Checks the arguments of ``export``, and returns the request. ``loaded``: the recipe, if it was read already.
 
         Raises:
-            RecipeError: the recipe has no such target or pass, or is not what was trained for.
+            RecipeError: a target or pass of the recipe doesn't exist, or the recovery was trained for another recipe.
             SourceError: ``recovered`` isn't a finished recovery.
-            TargetError: one of ``gpus`` is unknown; a target, or GPU, has no weights, or no KV cache, as
-                the recipe wants them.
-            MissingDependencyError: a target needs what isn't installed, and can say so now.
-            RequestError: a file of lengths is invalid, or ``max_memory`` no size.
+            TargetError: one of ``gpus`` is unknown; or a target or GPU doesn't support the recipe's weights or KV
+                cache.
+            MissingDependencyError: a target's package isn't installed.
+            RequestError: a file of lengths is invalid, or ``max_memory`` isn't a size.
         """
         trained = None if given.recovered is None else FinishedRecovery.open(given.recovered)
         chosen = _recipe(given.recipe if loaded is None else loaded, trained)
@@ -106,9 +106,9 @@ class ExportRequest:
         )
 
     def of(self, source: Path) -> ExportRequest:
-        """The request with its source on this disk, which decides on the recipe where none was named.
+        """Returns the request with its source on this disk, and with the source's recipe if none was passed.
 
-        Raises what ``from_arguments`` raises, where the file's recipe doesn't go with what was said beside it.
+        Raises the errors of ``from_arguments``, if that recipe and the other arguments conflict.
         """
         if self.arguments is not None:
             arguments = with_own_recipe(replace(self.arguments, source=source), self.on_progress)

@@ -57,16 +57,16 @@ def rewrite(
     measurements: PassMeasurements,
     progress: Progress,
 ) -> Rewritten:
-    """Runs ``passes`` on ``program``, and those of each target on a copy of what they made of it.
+    """Runs ``passes`` on ``program``, and each target's passes on a copy of the result.
 
     Args:
-        of_targets: in the order in which they are emitted.
+        of_targets: each target's passes, in the order of emitting.
         measurements: called after every pass.
         progress: called with the stage "passes".
 
     Raises:
-        PassError: a pass couldn't do what it must: one of ``passes``, or of every target.
-        VerificationError: a pass changed more than it may.
+        PassError: a required pass changed nothing: one of ``passes``, or in every target.
+        VerificationError: a pass changed the results by more than the recipe allows.
     """
     result = Rewritten()
     diffs, owners = DiffRecorder(), list[str]()

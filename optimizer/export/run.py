@@ -51,48 +51,49 @@ def export(
     cache: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Captures a decoder, rewrites it, writes a bundle, and compares it with the source all the way.
+    """Captures a decoder, rewrites it, writes a bundle, and compares it with the source after each step.
 
     Args:
         source: a Hugging Face directory, a GGUF file, a model's id on the Hugging Face Hub, such as "org/name" or
-            "org/name:Q4_K_M" (see ``find_source``), or a transformers model, which is not touched.
-        output: the bundle to write: a folder that appears whole or not at all.
-        revision: of a Hub id: a branch, tag or commit.
-        recipe: a built-in recipe's name, a TOML file, or a Recipe. By default what was recovered for; gguf for a GGUF
+            "org/name:Q4_K_M" (see ``find_source``), or a transformers model, which isn't changed.
+        output: the folder of the bundle; it is created only if the export succeeds.
+        revision: branch, tag or commit of a Hub id.
+        recipe: a built-in recipe's name, a TOML file, or a Recipe. By default the recovery's recipe; gguf for a GGUF
             file with quantized matrices, whose integers it keeps; else f32.
-        targets: instead of the recipe's.
-        context_length: instead of the recipe's: the longest request in tokens.
-        calibration: a file of text or JSONL for passes that look at what the model computes; without one a recipe that
-            has such passes samples from the model.
-        recovered: a folder of ``recover``, whose weights are exported in the places of the source's.
-        max_memory: most bytes that the process may have resident, or a size such as "4GiB". More is never used in
-            silence: the report says what was.
-        gpus: instead of the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
-        kv_cache: instead of the recipe's: what keys and values are stored in: "f32", "bf16", "int8" or "fp8".
-        partitions: that the model must be fit for on the cpu target, such as "tensor=2,pipeline=2", instead of the
-            recipe's; see ``LLM``.
-        name: what to call the model in the bundle and its report; by default as its file or folder is called.
-        part: "text" takes the text decoder alone of a folder's model that also takes images or sounds, with the
-            tokenizer and chat template. A model that is a decoder anyway is exported whole.
-        lora: folders of PEFT adapters, merged into the weights as these are read: each alone, as "FOLDER=0.5", or with
-            its weight, as (folder, 0.5). Each adapter's change is multiplied by its weight.
-        overwrite: replace an existing bundle.
-        tokenizer: for a model object, which brings none.
-        cache: take the bundle of an earlier export of the same, where one is kept, and keep this one; see
+        targets: replaces the recipe's targets.
+        context_length: replaces the recipe's: the longest request in tokens.
+        calibration: a file of text or JSONL for passes that need computed values; without it a recipe with such passes
+            samples from the model.
+        recovered: a folder of ``recover``, whose weights replace the source's.
+        max_memory: maximum resident bytes of the process, or a size such as "4GiB". The report has the memory used,
+            also if it was more.
+        gpus: replaces the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
+        kv_cache: replaces the recipe's storage of keys and values: "f32", "bf16", "int8" or "fp8".
+        partitions: replaces the recipe's: partitions that the model must support on the cpu target, such as
+            "tensor=2,pipeline=2"; see ``LLM``.
+        name: the model's name in the bundle and its report; by default that of its file or folder.
+        part: "text" exports only the text decoder of a folder's model that also takes images or sounds, with the
+            tokenizer and chat template; any other decoder whole.
+        lora: folders of PEFT adapters to merge into the weights: each as a folder, as "FOLDER=0.5", or as a pair
+            (folder, 0.5). Each adapter's change is multiplied by its weight.
+        overwrite: True replaces an existing bundle.
+        tokenizer: the tokenizer of a model object, which has none.
+        cache: True uses the bundle of an earlier export with the same result, if one is cached, and caches this one;
+            see
             `optimize cache`. The bytes are the same. Sources of the Hub, model objects, recoveries and exports with
-            ``max_memory`` are made each time.
-        progress: called as the work goes on.
+            ``max_memory`` aren't cached.
+        progress: called during the work.
 
     Raises:
-        SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: as their names say; each
-            names the file, field or module. Nothing is left behind, also after Ctrl-C.
-        RequestError: the calibration file, or a recipe's file of lengths, is invalid, ``max_memory`` no size, or
-            ``part`` none that can be taken, or ``lora`` no list of adapters.
+        SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: see these classes; each
+            names the file, field or module. Nothing is left on the disk, also after Ctrl-C.
+        RequestError: the calibration file, or a recipe's file of lengths, is invalid; or ``max_memory``, ``part`` or
+            ``lora`` is.
         TargetError: there is no such GPU, or engines for it can't be built.
-        PartialExportError: one of several targets failed. The bundle was written, and has the others; the error's
-            ``report`` is what would have been returned.
-        VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; says by how
-            much, and what a pass changed most.
+        PartialExportError: one of several targets failed. The bundle was written with the other targets; the error's
+            ``report`` has the report.
+        VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; the text has
+            the difference, and the values that a pass changed most.
     """
     start, on_progress = time.perf_counter(), progress or silent
     arguments = ExportArguments(
@@ -136,13 +137,13 @@ def export(
 
 @dataclass(frozen=True)
 class WantedExport:
-    """A model on this disk, how it is exported to be kept, and what is kept of it already.
+    """A model on this disk, the settings of its cached export, and the cached bundle if there is one.
 
     Attributes:
-        source: the model's folder or file, fetched where it is the Hub's.
-        recipe: the one that is named, or else the one that suits the source.
-        key: the name of its entry.
-        bundle: the folder of the kept bundle; None if there is none yet.
+        source: the model's folder or file, fetched if it is on the Hub.
+        recipe: the passed recipe, or else the source's default.
+        key: the key of its entry.
+        bundle: the folder of the cached bundle; None if there is none yet.
     """
 
     source: Path
@@ -152,14 +153,14 @@ class WantedExport:
 
 
 def find_kept(source: str | Path, *, recipe: str | Path | None = None, progress: Progress = silent) -> WantedExport:
-    """Looks for the kept bundle of a model, without PyTorch; ``export_to_keep`` makes one that is missing.
+    """Finds the cached bundle of a model, without PyTorch; ``export_to_keep`` makes a missing one.
 
     Args:
         source: as for ``export``.
-        recipe: the same; by default gguf for a GGUF file with quantized matrices, else int8.
-        progress: called with the stage "recipe" where none is named; its detail is the recipe and the reason.
+        recipe: as for ``export``; by default gguf for a GGUF file with quantized matrices, else int8.
+        progress: called with the stage "recipe" if none is passed; its detail is the recipe and the reason.
 
-    Raises SourceError and others for a model that can't be found, RequestError where nothing can be kept here.
+    Raises SourceError and others for a model that can't be found, RequestError if there is no cache folder.
     """
     exports = KeptExports.of_user()
     place = find_source(source, progress=progress)
@@ -180,11 +181,11 @@ def find_kept(source: str | Path, *, recipe: str | Path | None = None, progress:
 
 
 def export_to_keep(wanted: WantedExport, progress: Progress = silent) -> Path:
-    """Exports a model into the cache, unless another process has just done so, and gives the bundle's folder.
+    """Exports a model into the cache, unless another process has just done so, and returns the bundle's folder.
 
-    One process exports at a time; others that want the same wait for it. What a killed one has left is removed.
+    One process exports at a time; others that need the same bundle wait for it. Remains of a killed one are removed.
 
-    Raises what ``export`` raises, and CapacityError where the disk hasn't the room to keep it.
+    Raises the errors of ``export``, and CapacityError if the disk is too small.
     """
     exports, key = KeptExports.of_user(), wanted.key
     with exports.exporting(

@@ -103,9 +103,9 @@ class Clock:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """The model as captured, whose program passes rewrite, and the recipe as far as it is settled.
+    """The captured model, whose program passes rewrite, and the recipe so far.
 
-    ``recipe`` first has the sizes of ``buckets``, then what a search has found.
+    ``recipe`` is updated first with the sizes of ``buckets``, then with the results of searches.
     """
 
     captured: CapturedModel
@@ -125,7 +125,7 @@ class OpenModel:
 
 
 def find_model(request: ExportRequest, revision: str | None, listed: Listing | None, clock: Clock) -> ExportRequest:
-    """The request with a path that is there; what is fetched from the Hub has a time of its own."""
+    """Returns the request with an existing path. Fetching from the Hub is timed as a stage of its own."""
     model = request.source.model
     if isinstance(model, torch.nn.Module):
         if revision is not None:
@@ -196,7 +196,7 @@ def open_model(request: ExportRequest) -> OpenModel:
 
 
 def calibration_tokens(request: ExportRequest, model: OpenModel) -> Calibration | None:
-    """The calibration tokens: a recovery's, a file's, or sampled ones; None if no pass needs any."""
+    """Returns the calibration tokens: a recovery's, a file's, or sampled ones; None if no pass needs any."""
     info = model.captured.model_info
     known = None if request.trained is None else request.trained.calibration(info, request.calibration)
     if known is not None:
@@ -273,13 +273,13 @@ def run_passes(
 
 @dataclass(frozen=True)
 class Written:
-    """A bundle that is complete but for its name.
+    """A complete bundle that doesn't have its final name yet.
 
     Attributes:
-        info: what it says of its model.
+        info: the bundle's description of its model.
         targets: the targets that it has.
         failed: the error of each target that it lacks.
-        engines: that were built.
+        engines: the engines that were built.
     """
 
     info: ModelInfo
@@ -291,9 +291,9 @@ class Written:
 def write_bundle(
     request: ExportRequest, model: OpenModel, rewritten: Rewritten, writer: BundleWriter, scratch: Path
 ) -> Written:
-    """Evaluates and writes all weights, then what goes with them. What passes left in ``scratch`` goes.
+    """Evaluates and writes all weights, then the other files. Deletes the passes' files in ``scratch``.
 
-    A target whose emitter fails is left out, as long as there is another one. Raises its error if there is none.
+    A target whose emitter fails is omitted if there is another one; otherwise its error is raised.
     """
     captured = model.captured
     removed = sum(record.parameters_removed for record in rewritten.records)

@@ -1,4 +1,4 @@
-"""A client of HTTP/1.1 for streams of tokens, which takes little time itself, so that the server is measured.
+"""An HTTP/1.1 client for streams of tokens, fast enough that its own time doesn't distort the measurement.
 
 A connection has one exchange at a time, and is reused for the next. The time of each piece of an answer is the time at
 which its bytes arrive. httptools parses HTTP, and msgspec decodes each event into a few fields.

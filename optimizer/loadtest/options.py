@@ -26,11 +26,11 @@ Arrivals = Literal["poisson", "constant", "bursts"]
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of lengths in tokens: one of ``values`` if there are some, else as ``kind`` says.
+    """A distribution of lengths in tokens: one of ``values`` if there are some, else the distribution of ``kind``.
 
     Attributes:
-        text: as it was written.
-        kind: "uniform" from ``low`` to ``high``, or "lognormal" of the median ``low`` and the sigma ``high``.
+        text: the option's text.
+        kind: "uniform" from ``low`` to ``high``, or "lognormal" with the median ``low`` and the sigma ``high``.
     """
 
     text: str
@@ -102,7 +102,7 @@ class RequestClass:
 
 
 def read_classes(path: Path, default: RequestClass) -> tuple[RequestClass, ...]:
-    """The classes of a TOML file, a table each; what one doesn't say is as in ``default``. Raises RequestError."""
+    """Returns the classes of a TOML file, one for each table; ``default`` has missing values. Raises RequestError."""
     try:
         document = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES).decode())
     except (OSError, ValueError) as e:
@@ -145,7 +145,9 @@ def _checked(one: RequestClass, where: str) -> RequestClass:
 
 @dataclass(frozen=True)
 class Burst:
-    """``factor`` times the rate for ``on`` of every ``every`` seconds; less between them, so that the rate is kept."""
+    """``factor`` times the rate for ``on`` of every ``every`` seconds, and a lower rate otherwise, so that the mean is
+    kept.
+    """
 
     factor: float = 5.0
     on: float = 4.0
@@ -168,26 +170,26 @@ def parse_burst(text: str) -> Burst:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """A load test.
+    """The options of a load test.
 
     Attributes:
-        url: of the server, with or without /v1.
-        remote: whether it may be another machine.
-        api: which of the two generates.
-        model: its name; None takes the server's first.
-        api_key: sent as a bearer.
-        seed: of all that is drawn: the same seed draws the same requests at the same times.
-        clients: of a closed loop, in which each sends its next request when it has the answer.
-        rate: requests a second of an open loop, which come whether or not the server has answered others.
-        arrivals, burst: how they come.
-        trace: a file of requests, with their times unless ``clients`` or ``rate`` say otherwise.
-        speed: how many times as fast as it says a trace comes.
-        requests: how many are sent, conversations of several turns counted once; None: all of a trace, or 100.
-        seconds: after which none is sent.
+        url: the server's address, with or without /v1.
+        remote: True allows another machine.
+        api: the API that generates, chat or completions.
+        model: the model's name; None for the server's first.
+        api_key: sent as a bearer token.
+        seed: seed of all random choices; the same seed makes the same requests at the same times.
+        clients: number of clients of a closed loop, where each sends its next request after the answer.
+        rate: requests a second of an open loop, sent whether or not earlier ones were answered.
+        arrivals, burst: the distribution of their times.
+        trace: a file of requests, with their times unless ``clients`` or ``rate`` is set.
+        speed: factor by which a trace is sent faster than recorded.
+        requests: number of requests; a conversation of several turns counts once. None: all of a trace, or 100.
+        seconds: time after which no request is sent.
         think: seconds between an answer and its conversation's next turn.
-        shared_prefix: tokens that all requests begin with.
-        prefixes: how many different beginnings there are.
-        timeout: seconds without a word of the server, after which a request has failed.
+        shared_prefix: tokens at the beginning of all requests.
+        prefixes: number of different beginnings.
+        timeout: seconds without data from the server after which a request counts as failed.
         classes: kinds of requests.
     """
 

@@ -19,9 +19,10 @@ _MOST_TOLD = 400
 
 
 def start(*arguments: str | Path, errors: IO[str] | None = None) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    """Starts ``optimize serve`` at a free port, and waits until it listens: its process, and what it says of itself.
+    """Starts ``optimize serve`` at a free port, and waits until it listens.
 
-    What it says is empty or has no ``url`` if it couldn't start. ``errors`` takes its stderr, which otherwise is ours.
+    Returns the process, and the JSON that it prints; empty or without ``url`` if it couldn't start. ``errors``: file
+    for its stderr; None shares this process's.
     """
     program = [sys.executable, "-m", "enginewright", "serve", *map(str, arguments), "--port", "0", "--json"]
     # A session of its own: Ctrl-C ends who asks it, who still has to.
@@ -40,7 +41,7 @@ def start(*arguments: str | Path, errors: IO[str] | None = None) -> tuple[subpro
 
 
 def stop(process: subprocess.Popen[str]) -> int:
-    """Ends a server as a service manager does, and gives its exit code."""
+    """Ends a server by SIGTERM, as a service manager does, and returns its exit code."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     if process.stdout is not None:
@@ -50,7 +51,9 @@ def stop(process: subprocess.Popen[str]) -> int:
 
 @contextmanager
 def served(bundle: Path) -> Iterator[str]:
-    """Starts ``optimize serve BUNDLE``, gives its address, and ends it. Raises EnginewrightError if it can't start."""
+    """Starts ``optimize serve BUNDLE``, yields its address, and ends it. Raises EnginewrightError if it can't
+    start.
+    """
     with tempfile.TemporaryFile("w+") as errors:
         process, about = start(bundle, errors=errors)
         try:

@@ -1,4 +1,4 @@
-"""A load test as one picture: what share of requests was how fast, and what happened over the time of the test."""
+"""Draws a load test as one picture: percentiles of the requests' times, and the course of the test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def panels(result: LoadResult) -> list[Panel]:
 
 
 def _times(result: LoadResult) -> Panel | None:
-    """A chart of percentiles: the share of requests that took at most a time; dashed lines are the goals."""
+    """Returns a chart of percentiles: the share of requests up to each time; dashed lines are the goals."""
     goals = None if result.figures.goodput is None else vars(result.figures.goodput.goals)
     values = {
         name: [v for one in result.records if (v := of(one)) is not None and v > 0] for name, (_, of) in _TIMES.items()

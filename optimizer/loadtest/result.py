@@ -207,7 +207,7 @@ class LoadResult:
 
     @property
     def cpu_share(self) -> float:
-        """The share of a core that the load tool took."""
+        """The share of a core that the load tool used."""
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
     def notes(self) -> list[str]:

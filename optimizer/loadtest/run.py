@@ -1,7 +1,7 @@
-"""Drives the load: in an open loop conversations begin at their times, in a closed loop each client waits for answers.
+"""Sends the load: in an open loop conversations begin at their times, in a closed loop each client waits for answers.
 
-A request's times count from when it was meant to be sent. Where the server, or this program, holds up the sending, the
-wait is a part of what a user would have seen ("coordinated omission" is what leaving it out is called).
+A request's times are measured from its scheduled time. If the server or this program delays the sending, the delay is
+part of the time, as for a user. Omitting it is called "coordinated omission".
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class LoadRun:
         return model
 
     def _body(self, turn: Turn, more: Mapping[str, Any], said: list[Any], prefix: str) -> bytes:
-        """A request's body. ``said``: texts of the user and the model alternately, the last one the user's."""
+        """Returns a request's body. ``said``: texts of the user and the model alternately, the last one the user's."""
         body: dict[str, Any] = {**self._head, "max_tokens": turn.answer, **more}
         if self._options.api == "completions":
             body["prompt"] = " ".join([*([prefix] if prefix else []), *said])

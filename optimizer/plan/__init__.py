@@ -1,1 +1,1 @@
-"""`optimize plan`: what a model will take and how fast it will be on a device, before it is run there."""
+"""`optimize plan`: predicts a model's memory and speed on a device."""

@@ -72,7 +72,7 @@ class Wires:
         return rank // self.per_machine
 
     def waited(self, ranks: Sequence[int], at: int) -> float:
-        """Predicts the seconds for which one of them waits in a collective of these ranks, beside its bytes."""
+        """Predicts the seconds that one rank waits in a collective of ``ranks``, besides the transfer of its bytes."""
         machines = {self.machine(rank) for rank in ranks}
         near = sum(self.machine(rank) == self.machine(at) for rank in ranks)
         used = [link for link, more in ((self.inside, near > 1), (self.between, len(machines) > 1)) if more and link]
@@ -81,7 +81,9 @@ class Wires:
         return max((link.base for link in used), default=0.0) + hops
 
     def seconds(self, inside: float, between: float) -> float:
-        """Predicts the seconds for so many bytes from ranks of the same machine, and of others; both come at once."""
+        """Predicts the seconds to receive bytes from ranks of the same machine and of others, both at the same
+        time.
+        """
         pairs = (inside, self.inside), (between, self.between)
         return max(n / self._bandwidth(link) if link and link.bandwidth else 0.0 for n, link in pairs)
 
@@ -115,7 +117,10 @@ class Received:
 
 
 def received(program: LoweredProgram, rank: int, wires: Wires) -> Counter[Received]:
-    """Counts what a rank gets in a step of its program, by equal collectives. Messages count where they arrive."""
+    """Counts the bytes that a rank receives in a step of its program, grouped by equal collectives.
+
+    Messages are counted at the receiver.
+    """
     first, count = program.ranks
     ranks, element = range(first, first + count), partial(_element, wires=wires)
     counts: Counter[Received] = Counter()
@@ -208,14 +213,16 @@ class PartitionModel:
         return sum(self._waited(stage, sizes) for stage in self._stages)
 
     def tpot(self, batch: int, context: int) -> float:
-        """Predicts the seconds between two tokens of each of so many requests."""
+        """Predicts the seconds between two tokens of a request, with ``batch`` requests."""
         groups = min(len(self._stages), batch)  # of requests, one in each stage
         sizes = _decode(-(-batch // groups), context)
         stages = self._of_stages(sizes)
         return max(sum(stages) + self._around(sizes), groups * max(stages))
 
     def ttft(self, prompt: int, others: int, context: int) -> float:
-        """Predicts the time of a prompt that comes in chunks, while ``others`` requests get tokens."""
+        """Predicts the time to the first token of a prompt that is read in chunks, while ``others`` requests get
+        tokens.
+        """
         beside = -(-others // len(self._stages))
         seconds, done = 0.0, 0
         while done < prompt:

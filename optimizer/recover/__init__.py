@@ -1,4 +1,4 @@
-"""Recovery: trains what a recipe makes of a model to give what the model gave, in the very program that is exported."""
+"""Recovery: trains the weights of a changed model, in the program that is exported, to predict as the source does."""
 
 from .finished import FinishedRecovery
 from .options import RecoverOptions, RecoveryReport

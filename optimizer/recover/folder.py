@@ -1,12 +1,12 @@
-"""A recovery's folder: what is trained, checkpoints on the way, and the weights that an export takes.
+"""A recovery's folder: its inputs, checkpoints, and the final weights.
 
-    recovery.json          which model and recipe, the options, each weight's shape and origin; the report once finished
-    tokens.safetensors     the sequences that are trained on, held out, and looked at by calibrated passes
-    checkpoint-000100/     weights, the optimizer's state and figures after so many steps; the newest alone is kept
-    weights.safetensors    the weights at the end, float32
-    loss.html              how the loss fell
+    recovery.json          the model, recipe and options, each weight's shape and origin; the report once finished
+    tokens.safetensors     sequences for training, for measurements, and for calibrated passes
+    checkpoint-000100/     weights, the optimizer's state and figures after 100 steps; only the newest is kept
+    weights.safetensors    the final weights, float32
+    loss.html              a chart of the loss
 
-Each is written beside its name and renamed.
+Each is written under a temporary name and renamed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``recover``: trains the program that a recipe makes of a model, so that it computes what the model computes."""
+"""``recover``: trains the program that a recipe makes of a model, so that its predictions are the model's."""
 
 from __future__ import annotations
 
@@ -50,29 +50,28 @@ def recover(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
 ) -> RecoveryReport:
-    """Fine-tunes what ``recipe`` makes of a model so that it gives what the model gave, and keeps the weights.
+    """Fine-tunes the model that ``recipe`` makes of a source to predict as the source does, and stores the weights.
 
-    The program that is trained is the one that ``export`` makes, with its rounding: ``export(source, bundle,
-    recovered=output)`` emits what was trained, bit for bit. The loss is the divergence of the next token's
-    distributions from the source's.
+    The trained program is the one of ``export``, with its rounding: ``export(source, bundle, recovered=output)`` emits
+    the trained weights, bit for bit. The loss is the divergence of the next token's distribution from the source's.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, a Hub id, or a transformers model, which is not touched.
+        source: a Hugging Face directory, a GGUF file, a Hub id, or a transformers model, which isn't changed.
         output: a folder for the weights, checkpoints and figures.
         recipe: a built-in recipe's name, a TOML file, or a Recipe that changes the model.
-        text: a file of text or JSONL to train on; without one it is sampled from the source.
-        options: how to train.
-        calibration: as of ``export``, for passes that look at what the model computes.
-        resume: go on from the newest checkpoint in ``output``; with the same options the result is the same, bit for
-            bit, as if there had been no stop.
-        overwrite: replace an existing recovery.
-        tokenizer: for a model object, which brings none.
-        progress: called as the work goes on: stages capture, tokens, calibration, passes, train and measure.
+        text: a file of text or JSONL to train on; without it, text is sampled from the source.
+        options: the settings of training.
+        calibration: as for ``export``, for passes that need computed values.
+        resume: True continues from the newest checkpoint in ``output``; with the same options the result is the same,
+            bit for bit, as without the interruption.
+        overwrite: True replaces an existing recovery.
+        tokenizer: the tokenizer of a model object, which has none.
+        progress: called during the work, with the stages capture, tokens, calibration, passes, train and measure.
 
     Raises:
-        SourceError, UnsupportedModelError, RecipeError, PassError: as of ``export``.
+        SourceError, UnsupportedModelError, RecipeError, PassError: as for ``export``.
         RequestError: an option is out of range, the text is invalid or too small, or ``output`` exists.
-        CapacityError: there is too little memory or disk; says how much of what is needed.
+        CapacityError: there is too little memory or disk; the text has the needed size.
         VerificationError: training has diverged.
     """
     start, on_progress = time.perf_counter(), progress or silent

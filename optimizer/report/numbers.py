@@ -39,9 +39,7 @@ def percent(share: float) -> str:
 
 
 def of_limit(share: float) -> str:
-    """Formats a share of the machine's limit: 68 %. A larger share than 1 can't be of memory: the data was in a
-    cache.
-    """
+    """Formats a share of the machine's limit, "68 %"; "in cache" if it is larger than memory allows."""
     return f"{share:.0%}".replace("%", " %") if share < 1.005 else "in cache"
 
 

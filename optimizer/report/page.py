@@ -110,12 +110,13 @@ def rooflines_of(bundle: Bundle, document: ReportDocument | None) -> tuple[Roofl
 
 
 def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline] | None = None) -> str:
-    """Returns the page as HTML. Parts that the report lacks are taken from the bundle, or left out.
+    """Returns the page as HTML. For parts that the report lacks, the bundle is read; if it lacks them too, they are
+    omitted.
 
     Args:
         bundle: an open bundle; no weight is read.
         saved: the report of the bundle's export.
-        rooflines: rooflines in the place of the report's; None for the report's.
+        rooflines: rooflines that replace the report's; None for the report's.
     """
     document = saved.document or ReportDocument()
     shown_rooflines = rooflines if rooflines is not None else rooflines_of(bundle, saved.document)

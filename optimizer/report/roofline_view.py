@@ -107,7 +107,7 @@ class Line:
 
     @property
     def angle(self) -> float:
-        """The angle in degrees, as a picture turns: down is positive."""
+        """The clockwise angle in degrees."""
         return round(math.degrees(math.atan2(self.y2 - self.y1, self.x2 - self.x1)), 1)
 
 

@@ -1,8 +1,8 @@
-"""The searches of a recipe, in the order of its passes: what goes of the model, key/value heads, then formats.
+"""Runs the searches of a recipe, in the order of its passes: removed weights, key/value heads, then formats.
 
-Each has its share of one budget. ``max_kl`` in [prune] and in [attention] are theirs; formats have what [budget]
-leaves, as [auto] measures the model in its new shape against the source. A smaller shape is worth its share only if
-formats don't make more of it, so both candidates are tried, and the smaller result is taken.
+Each uses a part of one budget. ``max_kl`` in [prune] and in [attention] are their parts; formats get the rest of
+[budget], because [auto] compares the changed model with the source. Removing weights pays only if formats don't save
+more with the same KL, so both variants are tried, and the smaller result is used.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Searched:
 
 
 def search(recipe: Recipe, given: Searching) -> Searched:
-    """All that a recipe searches for.
+    """Runs all searches of a recipe.
 
     Raises:
-        RequestError: there are too few sequences to measure with and to check on.
-        VerificationError: nothing meets the budget; says how near it came.
+        RequestError: there are too few sequences to measure and to check with.
+        VerificationError: no choice meets the budget; the text has the nearest.
         RecipeError: there is nothing to choose.
     """
     if recipe.auto is None:
@@ -88,16 +88,18 @@ def search(recipe: Recipe, given: Searching) -> Searched:
 
 
 def search_shapes(recipe: Recipe, given: Searching) -> Searched:
-    """Searches for the weights to remove, then for key/value heads; a recipe that asks for neither is returned as it
-    is.
+    """Searches for the weights to remove, then for key/value heads. A recipe without these searches is returned
+    unchanged.
 
-    Raises as ``search``.
+    Raises the errors of ``search``.
     """
     return _search_heads(_search_pruning(Searched(recipe), given), given)
 
 
 def without_searched_shapes(recipe: Recipe) -> Recipe:
-    """The recipe without the shapes that only a KL budget asks for: what it says in numbers, and a cache, stay."""
+    """Returns the recipe without shapes that are searched for under a KL budget. Fixed numbers and cache sizes
+    stay.
+    """
     return _whole_heads(_unpruned(recipe))
 
 
@@ -109,15 +111,15 @@ def search_captured(
     progress: Progress,
     clock: Clock | None = None,
 ) -> Found[Report]:
-    """One search of a model as it is captured.
+    """Runs one search on the captured model.
 
-    Every second calibration sequence is for measuring units, the others are held out for the check. That looks at the
-    package's text too, and at the very random tokens of the bundle's verification, which holds all to the budget.
+    Every second calibration sequence is used for measuring units; the check uses the others, the package's text, and
+    the random tokens of the bundle's verification, which applies the budget to them.
 
     Args:
-        kind: of unit.
-        captured: the model; its program is left as it is.
-        recipe: says the budget; what it changes of the model's shape before, it says in numbers.
+        kind: the class of the search.
+        captured: the model; its program isn't changed.
+        recipe: has the budget; its earlier changes of the model's shape are fixed numbers.
         context: of the passes; its calibration is at least two sequences.
         progress: called with the search's stage.
         clock: see ``Task``.
@@ -172,7 +174,7 @@ def _search_formats(found: Searched, given: Searching) -> Searched:
 
 
 def _unpruned(recipe: Recipe) -> Recipe:
-    """Leaves out what [prune] searches for; layers that it names go all the same."""
+    """Returns the recipe without the search of [prune]; layers listed there are still removed."""
     prune = recipe.prune
     if prune is None or prune.max_kl is None:
         return recipe
@@ -181,7 +183,7 @@ def _unpruned(recipe: Recipe) -> Recipe:
 
 
 def _whole_heads(recipe: Recipe) -> Recipe:
-    """Leaves out what [attention] searches for, but for a cache that it demands."""
+    """Returns the recipe without the search of [attention], unless that has a required cache size."""
     attention = recipe.attention
     if attention is None or not attention.searched or attention.max_cache_bytes_per_token is not None:
         return recipe
@@ -189,7 +191,7 @@ def _whole_heads(recipe: Recipe) -> Recipe:
 
 
 def _smaller_of_two(recipe: Recipe, plain: Recipe, given: Searching) -> Searched:
-    """With and without the shapes that are searched for: what takes fewer bytes."""
+    """Returns the smaller result of the searches with and without changes of shapes."""
     results: dict[str, Searched] = {}
     failed: dict[str, NothingWithinError] = {}
     for name, one, shapes in ((FORMATS_ALONE, plain, search_shapes), (SHAPES_TOO, recipe, _what_can_go)):

@@ -28,11 +28,11 @@ _ALIKE = 0.02
 
 
 def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...]:
-    """Every dense format that kernels read.
+    """Returns every dense format that kernels read.
 
     Args:
-        common: only those that every target reads.
-        method: how integers are chosen; formats that it can't choose them for are left out.
+        common: True returns only formats that every target reads.
+        method: the method that chooses integers; formats that it doesn't support are omitted.
     """
     formats = []
     for storage, stored in FORMATS.items():
@@ -77,7 +77,7 @@ class Tried:
 
 
 def try_formats(program: Program, formats: Sequence[WeightFormat]) -> list[Tried]:
-    """Rounds some rows of some weights of a program to each format. What none of them can have is left out."""
+    """Rounds some rows of some weights of a program to each format. Formats that no weight can have are omitted."""
     units = find_units(program, formats)
     step = max(1, len(units) // _SAMPLED_UNITS)
     generator = torch.Generator().manual_seed(0)
