@@ -48,6 +48,7 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
         table = torch.arange(len(sequences) * width).view(-1, width)  # [B, M]
         inputs[group_port(BLOCK_TABLE, group.name)] = table
         if group.kind == STATE:
+            inputs[group_port(SLOTS, group.name)] = torch.full((len(positions),), -1)
             inputs |= {f"{STATE}:{n}": torch.zeros(()).expand(table.numel(), group.state_size) for n in group.layers}
             continue
         inputs[group_port(SLOTS, group.name)] = table[owner, positions // group.block_size] * group.block_size + (

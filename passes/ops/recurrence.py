@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from enginewright.runtime.shared.contracts import STATE_TOKENS
+
 from .activation import ACTIVATIONS
 from .library import accumulate_dtype, register
 
@@ -27,8 +29,12 @@ results.
 """
 
 
+Keep = Callable[[int, torch.Tensor], None]
+"""Takes the index of a token and the state [..] after it."""
+
+
 def _scan(
-    step: Step, inputs: Sequence[torch.Tensor], states: torch.Tensor, q_start: torch.Tensor
+    step: Step, inputs: Sequence[torch.Tensor], states: torch.Tensor, q_start: torch.Tensor, keep: Keep | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs a recurrence over packed requests, one token of every request at a time.
 
@@ -37,6 +43,7 @@ def _scan(
         inputs: [T, ..] each.
         states: [B, ..], the states before the requests' first tokens.
         q_start: [B+1], the bounds of the requests.
+        keep: is called for every token.
 
     Returns the results [T, ..] and the states [B, ..] after the last tokens.
     """
@@ -48,6 +55,9 @@ def _scan(
         active = torch.nonzero(lengths > offset).flatten()
         tokens = starts[active] + offset
         states[active], result = step(states[active], [x[tokens] for x in inputs])
+        if keep is not None:
+            for token, state in zip(tokens.tolist(), states[active], strict=True):
+                keep(token, state)
         if results is None:
             results = result.new_zeros((inputs[0].shape[0], *result.shape[1:]))
         results[tokens] = result
@@ -62,10 +72,12 @@ def _convolve(
     states: torch.Tensor,
     q_start: torch.Tensor,
     activation: str,
+    keep: Keep | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes `short_convolution` from given states: x [T, C] -> the result [T, C], and the states after the step.
 
-    ``states`` [B, C, W-1] are each request's last inputs, and are returned in the same shape.
+    ``states`` [B, C, W-1] are each request's last inputs, and are returned in the same shape. ``keep`` is that of
+    `_scan`.
     """
     wide = accumulate_dtype(x)
     taps = weight.to(wide)  # [C, W]
@@ -74,7 +86,7 @@ def _convolve(
         window = torch.cat((before, inputs[0][:, :, None].to(before.dtype)), dim=2)  # [b, C, W]
         return window[:, :, 1:], (window.to(wide) * taps).sum(2)
 
-    result, after = _scan(step, (x,), states, q_start)
+    result, after = _scan(step, (x,), states, q_start, keep)
     if bias is not None:
         result = result + bias.to(wide)
     return (ACTIVATIONS[activation](result) if activation else result).to(x.dtype), after
@@ -108,8 +120,12 @@ def _scan_selectively(
     c: torch.Tensor,
     states: torch.Tensor,
     q_start: torch.Tensor,
+    keep: Keep | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes `selective_scan` from the states [B, N, P, S] -> the result [T, N, P], and the states after the step."""
+    """Computes `selective_scan` from the states [B, N, P, S] -> the result [T, N, P], and the states after the step.
+
+    ``keep`` is that of `_scan`.
+    """
     wide = accumulate_dtype(x)
     per_group = x.shape[1] // b.shape[1]
     rates = (a if a.dim() == 2 else a[:, None]).to(wide)  # [N, S] or [N, 1]
@@ -121,7 +137,7 @@ def _scan_selectively(
         after = before * decay + (dt[:, :, None] * x)[..., None] * b[:, :, None]
         return after, (after * c[:, :, None]).sum(3)
 
-    result, after = _scan(step, (x, dt, b, c), states.to(wide), q_start)
+    result, after = _scan(step, (x, dt, b, c), states.to(wide), q_start, keep)
     return result.to(x.dtype), after
 
 
@@ -160,9 +176,12 @@ def _apply_delta_rule(
     q_start: torch.Tensor,
     scale: float,
     normalize: bool,
+    keep: Keep | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes `gated_delta_rule` from the states [B, N, D, Dv] -> the result [T, N, Dv], and the states after the
     step.
+
+    ``keep`` is that of `_scan`.
     """
     wide = accumulate_dtype(q)
     per_key = v.shape[1] // k.shape[1]
@@ -180,7 +199,7 @@ def _apply_delta_rule(
         after = after + k * delta[:, :, None]
         return after, (after * q).sum(2)
 
-    result, after = _scan(step, (q, k, v, decay, beta), states.to(wide), q_start)
+    result, after = _scan(step, (q, k, v, decay, beta), states.to(wide), q_start, keep)
     return result.to(v.dtype), after
 
 
@@ -226,13 +245,35 @@ def _read_states(
     return torch.where(begins[:, None], torch.zeros((), dtype=state.dtype), states).view(-1, *shape)
 
 
-def _write_states(state: torch.Tensor, table: torch.Tensor, first: int, states: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of the cache [P, F] with the requests' states [B, ..] written to their blocks, from value
-    ``first`` on.
+class _After:
+    """The cache after a step: a copy of ``state`` [P, F] in which states are written from value ``first`` on.
+
+    Args:
+        state: the cache before the step.
+        first: the position of a state in its block.
+        slots: [T], the place of each token, in units of ``STATE_TOKENS`` a block, whose block gets the state after the
+            token as well; negative for none.
+        order: swaps the last two axes of a state [..], if True, to the order of the cache.
     """
-    after = state.clone()
-    after[table[:, 0].long(), first : first + states[0].numel()] = states.flatten(1).to(state.dtype)
-    return after
+
+    def __init__(self, state: torch.Tensor, first: int, slots: torch.Tensor, *, order: bool) -> None:
+        self.state, self._first, self._order = state.clone(), first, order
+        self._blocks = torch.div(slots, STATE_TOKENS, rounding_mode="floor").tolist()
+
+    def keep(self, token: int, state: torch.Tensor) -> None:
+        """Stores the state [..] after a token of the step if the step wants a snapshot of it."""
+        if self._blocks[token] >= 0:
+            self._put(self._blocks[token], state)
+
+    def write(self, table: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Stores the requests' states [B, ..] in the first blocks of their rows of ``table``; returns the cache."""
+        for block, state in zip(table[:, 0].tolist(), states, strict=True):
+            self._put(block, state)
+        return self.state
+
+    def _put(self, block: int, state: torch.Tensor) -> None:
+        values = (state.transpose(-1, -2) if self._order else state).flatten()
+        self.state[block, self._first : self._first + len(values)] = values.to(self.state.dtype)
 
 
 def stored_convolution(
@@ -243,6 +284,7 @@ def stored_convolution(
     block_table: torch.Tensor,
     q_start: torch.Tensor,
     kv_len: torch.Tensor,
+    slots: torch.Tensor,
     first: int,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,12 +297,15 @@ def stored_convolution(
         q_start: [B+1], the bounds of the requests in x.
         kv_len: [B], tokens of each request up to the end of this step. A request whose tokens are all in this step
             starts from zeros.
+        slots: [T]; the state after token t is stored in block ``slots[t] // STATE_TOKENS`` too, unless ``slots[t]`` is
+            negative.
         first: the position in a block of the request's last inputs [W-1, C].
     """
     width = weight.shape[1] - 1
     before = _read_states(state, block_table, q_start, kv_len, first, [width, x.shape[1]]).transpose(1, 2)
-    result, after = _convolve(x, weight, bias, before, q_start, activation)
-    return result, _write_states(state, block_table, first, after.transpose(1, 2))
+    cache = _After(state, first, slots, order=True)
+    result, after = _convolve(x, weight, bias, before, q_start, activation, cache.keep)
+    return result, cache.write(block_table, after)
 
 
 def stored_scan(
@@ -273,6 +318,7 @@ def stored_scan(
     block_table: torch.Tensor,
     q_start: torch.Tensor,
     kv_len: torch.Tensor,
+    slots: torch.Tensor,
     first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes `selective_scan` from states in a cache: x [T, N, P], state [P, F] -> ([T, N, P], the cache after
@@ -283,8 +329,9 @@ def stored_scan(
     """
     shape = [x.shape[1], b.shape[2], x.shape[2]]
     before = _read_states(state, block_table, q_start, kv_len, first, shape).transpose(2, 3)
-    result, after = _scan_selectively(x, dt, a, b, c, before, q_start)
-    return result, _write_states(state, block_table, first, after.transpose(2, 3))
+    cache = _After(state, first, slots, order=True)
+    result, after = _scan_selectively(x, dt, a, b, c, before, q_start, cache.keep)
+    return result, cache.write(block_table, after)
 
 
 def stored_delta_rule(
@@ -297,6 +344,7 @@ def stored_delta_rule(
     block_table: torch.Tensor,
     q_start: torch.Tensor,
     kv_len: torch.Tensor,
+    slots: torch.Tensor,
     first: int,
     scale: float,
     normalize: bool,
@@ -307,8 +355,9 @@ def stored_delta_rule(
     The cache's arguments are those of `stored_convolution`. A request's state is stored as [N, D, Dv].
     """
     before = _read_states(state, block_table, q_start, kv_len, first, [v.shape[1], k.shape[2], v.shape[2]])
-    result, after = _apply_delta_rule(q, k, v, decay, beta, before, q_start, scale, normalize)
-    return result, _write_states(state, block_table, first, after)
+    cache = _After(state, first, slots, order=False)
+    result, after = _apply_delta_rule(q, k, v, decay, beta, before, q_start, scale, normalize, cache.keep)
+    return result, cache.write(block_table, after)
 
 
 def _check_groups(heads: int, groups: int, of: str, by: str) -> None:

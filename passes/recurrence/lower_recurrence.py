@@ -18,7 +18,7 @@ from enginewright.passes.attention.lower_attention import block_count
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, free_of
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.contracts import STATE, STATE_TOKENS, CacheGroup
-from enginewright.runtime.shared.step_schema import BLOCK_TABLE, KV_LEN, group_port
+from enginewright.runtime.shared.step_schema import BLOCK_TABLE, KV_LEN, SLOTS, group_port
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE
@@ -62,14 +62,14 @@ FORMS: Mapping[Any, _Form] = {
 
 
 def _has_step_inputs(program: Program) -> list[str]:
-    return [f"there is no input {n}" for n in (BLOCK_TABLE, KV_LEN) if n not in program.inputs]
+    return [f"there is no input {n}" for n in (BLOCK_TABLE, KV_LEN, SLOTS) if n not in program.inputs]
 
 
 class LowerRecurrence(Pass):
     """Replaces every captured recurrence by its lowered form, and adds cache groups for the states.
 
-    The new inputs are ``state:LAYER`` [P, F], and ``block_table:GROUP`` [B, M] for each group. The pass runs before
-    ``lower_attention``, which removes the block table of the captured form.
+    The new inputs are ``state:LAYER`` [P, F], and ``block_table:GROUP`` [B, M] and ``slots:GROUP`` [T] for each group.
+    The pass runs before ``lower_attention``, which removes the table and the slots of the captured form.
     """
 
     name = "lower_recurrence"
@@ -91,7 +91,8 @@ class LowerRecurrence(Pass):
             sizes[layer] = end
         groups = _groups(sizes)
         for group in groups:
-            program.add_input(group_port(BLOCK_TABLE, group.name), program.value(program.inputs[BLOCK_TABLE]))
+            for port in (BLOCK_TABLE, SLOTS):
+                program.add_input(group_port(port, group.name), program.value(program.inputs[port]))
             blocks = block_count(program)
             for layer in group.layers:
                 with program.fake_mode:
@@ -145,6 +146,7 @@ def _store(program: Program, calls: list[Node], offsets: Mapping[Node, int], sta
             "state": state,
             "block_table": program.inputs[group_port(BLOCK_TABLE, group.name)],
             "kv_len": program.inputs[KV_LEN],
+            "slots": program.inputs[group_port(SLOTS, group.name)],
             "first": offsets[call],
         }
         names = [argument.name for argument in form.op._schema.arguments]

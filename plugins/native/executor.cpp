@@ -17,12 +17,12 @@ constexpr int64_t kTableRounding = 64;            // block tables grow in steps 
 
 std::string entry(const std::string& name, int64_t index) { return name + "[" + std::to_string(index) + "]"; }
 
-// The values of an input must be in [0, limit).
-void check_range(const std::string& name, std::span<const int32_t> values, int64_t limit) {
+// The values of an input must be in [first, limit).
+void check_range(const std::string& name, std::span<const int32_t> values, int64_t limit, int64_t first = 0) {
   for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i] < 0 || values[i] >= limit) {
-      fail(entry(name, static_cast<int64_t>(i)) + " = " + std::to_string(values[i]) + " is not in [0, " +
-           std::to_string(limit) + ")");
+    if (values[i] < first || values[i] >= limit) {
+      fail(entry(name, static_cast<int64_t>(i)) + " = " + std::to_string(values[i]) + " is not in [" +
+           std::to_string(first) + ", " + std::to_string(limit) + ")");
     }
   }
 }
@@ -146,11 +146,13 @@ void Executor::check_values(const StepArrays& inputs, size_t index, const Sizes&
         }
       }
       break;
-    case PortCheck::slots:
-      check_range(port.name, values,
-                  resources_.blocks(static_cast<size_t>(port.group)) *
-                      program_.groups()[static_cast<size_t>(port.group)].block_tokens);
+    case PortCheck::slots: {
+      const size_t g = static_cast<size_t>(port.group);
+      const CacheGroup& group = program_.groups()[g];
+      const int64_t places = resources_.blocks(g) * group.block_tokens;
+      check_range(port.name, values, places, group.state_size > 0 ? -1 : 0);  // -1: no snapshot of a state
       break;
+    }
     case PortCheck::table:
       check_table(inputs, index);
       break;
@@ -196,6 +198,7 @@ void Executor::check_table(const StepArrays& inputs, size_t index) const {
              std::to_string(kSplit) + " keys");
       }
     }
+    if (group.state_size > 0) continue;  // the slots of states are those of snapshots
     for (int64_t t = begin; t < end; ++t) {
       const int64_t position = first + t - begin;
       const int64_t wanted = row[position / block] * block + position % block;

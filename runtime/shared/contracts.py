@@ -352,7 +352,9 @@ class StepInput:
         }
         for group in groups:
             size, table = group.block_size, tables[group.name]
-            arrays[group_port(SLOTS, group.name)] = _slots(table, owners, positions, size)
+            of_states = group.kind == STATE  # which have slots for snapshots alone
+            slots = np.full(len(ids), -1, np.int32) if of_states else _slots(table, owners, positions, size)
+            arrays[group_port(SLOTS, group.name)] = slots
             arrays[group_port(BLOCK_TABLE, group.name)] = table
         arrays.update(more or {})
         return cls(arrays, **others)
@@ -384,7 +386,7 @@ class StepInput:
 
     @property
     def slots(self) -> dict[str, Int32Array]:
-        """Cache group -> block * K + slot in the block, for each token, [T]."""
+        """Cache group -> block * K + slot in the block, for each token, [T]; of states -1, or in a snapshot's block."""
         return step_schema.by_group(self.arrays, SLOTS)
 
     @property

@@ -202,6 +202,7 @@ _CHOICE = (
     Attribute("best_blocks", "integer", False),
     Attribute("all_below", "integer", False, ", of [chosen blocks](#chosen-blocks)"),
 )
+_STATES = (*_PAST, Input("slots", "i32 [T]"))
 _FIRST_VALUE = Attribute("first", "integer", True, ", the state's first value in its block")
 _CUTS = Attribute("cuts", "string", True, ": for each matrix where its columns are cut, as `0,288,576;0,9,18`")
 _FIRST, _RANKS = Attribute("first", "integer"), Attribute("ranks", "integer")
@@ -425,7 +426,7 @@ OPS: Mapping[str, OpSchema] = {
     "stored_convolution": OpSchema(
         "recurrent",
         "all",
-        (Input("x", "[T,C]"), Input("weight", "[C,W]"), Input("bias", "[C]", "has_bias"), *_PAST),
+        (Input("x", "[T,C]"), Input("weight", "[C,W]"), Input("bias", "[C]", "has_bias"), *_STATES),
         ("[T,C]",),
         (
             _FIRST_VALUE,
@@ -445,7 +446,7 @@ OPS: Mapping[str, OpSchema] = {
             Input("a", "[N] or [N,S]"),
             Input("b", "[T,G,S]"),
             Input("c", "[T,G,S]"),
-            *_PAST,
+            *_STATES,
         ),
         ("[T,N,P]",),
         (_FIRST_VALUE,),
@@ -462,7 +463,7 @@ OPS: Mapping[str, OpSchema] = {
             Input("v", "[T,N,Dv]"),
             Input("decay", "[T,N] or [T,N,D]"),
             Input("beta", "[T,N]"),
-            *_PAST,
+            *_STATES,
         ),
         ("[T,N,Dv]",),
         (_FIRST_VALUE, Attribute("scale", "number"), Attribute("normalize", "flag")),

@@ -27,7 +27,8 @@ Check = Literal["none", "index", "row", "starts", "lengths", "segments", "slots"
 
 index: in the table that looks them up. row: in [0, T). starts: from 0 to T, never less than the one before. lengths: at
 least the request's tokens of the step. segments: in [0, T], never less than the one before. table: a block of the pool
-for every key that is read. slots: the places that the group's table has for the tokens.
+for every key that is read. slots: the places that the group's table has for the tokens; of states -1, or a place in the
+block that gets a snapshot.
 """
 
 Provider = Callable[[Sequence[Any]], Array]

@@ -179,7 +179,8 @@ struct RingAttentionArgs {
 };
 
 // The part of a cache of states [P, stride] that a recurrent op goes on from: `stride` floats a block, of
-// which its own begin at `first`. A request's block is the first one of its row of the table.
+// which its own begin at `first`. A request's block is the first one of its row of the table. The state after
+// token t is stored in block slots[t] / slot_tokens too, unless slots[t] is negative.
 struct StateArgs {
   int64_t requests = 0;
   float* state = nullptr;
@@ -188,6 +189,8 @@ struct StateArgs {
   int64_t block_table_stride = 0;
   const int32_t* q_start = nullptr;  // [B + 1]
   const int32_t* kv_len = nullptr;   // [B], with this step's tokens
+  const int32_t* slots = nullptr;    // [T]
+  int64_t slot_tokens = 1;
 };
 
 // Each channel's sum over its last W inputs, plus bias, activated.

@@ -3,7 +3,8 @@
 // A request's state is a part of its block of the cache. It is read when the request's first token of the
 // step is computed, and written after its last one; between them a task goes through the tokens one after the
 // other, so that results don't depend on how a request is cut into steps. A request that begins in this step
-// has a state of zeros, whatever its block holds.
+// has a state of zeros, whatever its block holds. Where the step asks for it, the state after a token within
+// the step is stored in another block as well: a snapshot.
 //
 // The channels of a state are independent of each other: a task has 16 of them, a tile, for one request.
 //
@@ -11,6 +12,8 @@
 //   scan          [ceil(N P / 16)][S][16]       tile i: channels 16 i .. 16 i + 15 of all heads' N P
 //   delta rule    [N][ceil(Dv / 16)][D][16]     tile i of a head: its columns 16 i .. 16 i + 15
 #pragma once
+
+#include <algorithm>
 
 #include "kernels.h"
 #include "parallel.h"
@@ -28,6 +31,11 @@ EW_INLINE float* state_of(const StateArgs& s, int64_t request) {
 }
 EW_INLINE bool begins(const StateArgs& s, int64_t request) {
   return s.kv_len[request] == s.q_start[request + 1] - s.q_start[request];
+}
+
+// Where the step wants a snapshot of the state after token t; null for nowhere.
+EW_INLINE float* snapshot_of(const StateArgs& s, int64_t t) {
+  return s.slots[t] < 0 ? nullptr : s.state + s.slots[t] / s.slot_tokens * s.stride + s.first;
 }
 
 // fn(request, part) for the parts of all requests that have tokens in the step; `work` of a part and token.
@@ -79,6 +87,9 @@ void stored_convolution(const StoredConvolutionArgs& a, Workers& pool) {
       if (a.activated) sum = activated(a.activation, sum);
       store_some(a.out.data + t * a.out.stride0 + c, sum, n);
       for (int64_t k = 0; k < before; ++k) window[k] = window[k + 1];
+      if (float* snapshot = snapshot_of(s, t)) {
+        for (int64_t k = 0; k < before; ++k) store_some(snapshot + c + k * a.channels, window[k], n);
+      }
     }
     for (int64_t k = 0; k < before; ++k) store_some(state + k * a.channels, window[k], n);
   });
@@ -146,6 +157,7 @@ void stored_scan(const StoredScanArgs& a, Workers& pool) {
         a.out
             .data[t * a.out.stride0 + (c + i) / a.head_channels * a.out.stride1 + (c + i) % a.head_channels] =
             lanes[i];
+      if (float* snapshot = snapshot_of(s, t)) std::copy_n(state, size * kTile, snapshot + c * size);
     }
   });
 }
@@ -168,7 +180,8 @@ void stored_delta_rule(const StoredDeltaRuleArgs& a, Workers& pool) {
   run_parts(s, a.heads * tiles, 4 * kTile * size, pool, [&](int64_t request, int64_t part) {
     const int64_t head = part / tiles, c = part % tiles * kTile, n = a.value_size - c;
     const int64_t key_head = head / (a.heads / a.key_heads);
-    float* state = state_of(s, request) + (head * tiles + part % tiles) * size * kTile;
+    const int64_t place = (head * tiles + part % tiles) * size * kTile;
+    float* state = state_of(s, request) + place;
     if (begins(s, request)) {
       for (int64_t d = 0; d < size; ++d) store(state + d * kTile, zero());
     }
@@ -203,6 +216,7 @@ void stored_delta_rule(const StoredDeltaRuleArgs& a, Workers& pool) {
       }
       store_some(a.out.data + t * a.out.stride0 + head * a.out.stride1 + c,
                  (sums[0] + sums[1]) + (sums[2] + sums[3]), n);
+      if (float* snapshot = snapshot_of(s, t)) std::copy_n(state, size * kTile, snapshot + place);
     }
   });
 }

@@ -20,8 +20,14 @@ void for_tokens(const StateArgs& s, int64_t size, const F& fn) {
     float* stored = s.state + s.block_table[b * s.block_table_stride] * s.stride + s.first;
     std::vector<double> state(static_cast<size_t>(size), 0.0);
     if (s.kv_len[b] > tokens) std::copy_n(stored, size, state.begin());
-    for (int64_t t = s.q_start[b]; t < s.q_start[b + 1]; ++t) fn(state.data(), t);
-    for (int64_t i = 0; i < size; ++i) stored[i] = static_cast<float>(state[static_cast<size_t>(i)]);
+    const auto store = [&](float* to) {
+      for (int64_t i = 0; i < size; ++i) to[i] = static_cast<float>(state[static_cast<size_t>(i)]);
+    };
+    for (int64_t t = s.q_start[b]; t < s.q_start[b + 1]; ++t) {
+      fn(state.data(), t);
+      if (s.slots[t] >= 0) store(s.state + s.slots[t] / s.slot_tokens * s.stride + s.first);
+    }
+    store(stored);
   }
 }
 
@@ -122,9 +128,9 @@ struct Layer {
   std::vector<float> weight = {}, bias = {};  // where the arguments point to
 };
 
-// Tokens first .. first + tokens - 1 of a request.
+// Tokens first .. first + tokens - 1 of a request, with a snapshot after `snapshot` tokens of them; 0: none.
 struct Piece {
-  int64_t request, first, tokens;
+  int64_t request, first, tokens, snapshot = 0;
 };
 using Step = std::vector<Piece>;
 
@@ -142,19 +148,23 @@ class Scene {
       for (float& value : operands_.back()) value = o.of_normal(value);
     }
     results_ = filled(requests * length * layer.inner * layer.size, kNaN);
-    cache_ = filled((requests + 2) * stride_, kNaN);
+    cache_ = filled((2 * requests + 2) * stride_, kNaN);
   }
 
-  // Computes the step by fn(Args), and checks that nothing is written but its results and its requests'
-  // states.
+  // Computes the step by fn(Args), and checks that nothing is written but its results, its requests' states
+  // and their snapshots.
   template <class F>
   void run(const Step& step, const F& fn, const std::string& what) {
-    constexpr int64_t kColumns = 3;
-    std::vector<int32_t> q_start = {0}, kv_len, table(step.size() * kColumns, -1);
+    constexpr int64_t kColumns = 3, kSlotTokens = 1000;
+    std::vector<int32_t> q_start = {0}, kv_len, slots, table(step.size() * kColumns, -1);
     for (size_t i = 0; i < step.size(); ++i) {
       table[i * kColumns] = static_cast<int32_t>(block(step[i].request));
       q_start.push_back(q_start.back() + static_cast<int32_t>(step[i].tokens));
       kv_len.push_back(static_cast<int32_t>(step[i].first + step[i].tokens));
+      slots.resize(static_cast<size_t>(q_start.back()), -1);
+      if (step[i].snapshot > 0)
+        slots[static_cast<size_t>(q_start[i] + step[i].snapshot - 1)] =
+            static_cast<int32_t>(snapshot_block(step[i].request) * kSlotTokens + step[i].snapshot);
     }
     Args a = layer_->args;
     std::vector<std::vector<float>> inputs;
@@ -177,7 +187,9 @@ class Scene {
                table.data(),
                kColumns,
                q_start.data(),
-               kv_len.data()};
+               kv_len.data(),
+               slots.data(),
+               kSlotTokens};
     fn(a);
     const Rows<float> expected_rows = with_gaps(expected_out, layer_->inner, layer_->size);
     for_rows(step, layer_->inner, layer_->size, [&](int64_t t, int64_t j, int64_t at) {
@@ -188,6 +200,8 @@ class Scene {
     for (const Piece& piece : step) {
       const int64_t at = state_at(piece.request);
       if (piece.tokens > 0) std::copy_n(cache_.begin() + at, layer_->state, expected_cache.begin() + at);
+      const int64_t kept = snapshot_block(piece.request) * stride_ + kFirst;
+      if (piece.snapshot > 0) std::copy_n(cache_.begin() + kept, layer_->state, expected_cache.begin() + kept);
     }
     CHECK(same_bits(out, expected_out)) << "writes between its results: " << what;
     CHECK(same_bits(cache_, expected_cache)) << "writes beside its states: " << what;
@@ -202,6 +216,15 @@ class Scene {
   std::vector<float> state(int64_t request) const {
     return {cache_.begin() + state_at(request), cache_.begin() + state_at(request) + layer_->state};
   }
+  std::vector<float> snapshot(int64_t request) const {
+    const auto at = cache_.begin() + snapshot_block(request) * stride_ + kFirst;
+    return {at, at + layer_->state};
+  }
+  // A request goes on from its snapshot.
+  void resume(int64_t request) {
+    const std::vector<float> kept = snapshot(request);
+    std::copy(kept.begin(), kept.end(), cache_.begin() + state_at(request));
+  }
 
  private:
   static constexpr int64_t kFirst = 13;
@@ -211,6 +234,7 @@ class Scene {
     return {data.data(), row_stride(inner, size), size + 3};
   }
   int64_t block(int64_t request) const { return requests_ - request; }  // the first and the last are nobody's
+  int64_t snapshot_block(int64_t request) const { return requests_ + 1 + request; }
   int64_t state_at(int64_t request) const { return block(request) * stride_ + kFirst; }
 
   // fn(token of the step, j, where the row is in an array [requests, length, inner, size])
@@ -243,7 +267,7 @@ void is_near_reference(const Layer<Args>& layer, double tolerance) {
   };
   Scene<Args> before(layer, 5, 37);
   before.run({{1, 0, 6}, {2, 0, 3}, {3, 0, 20}}, reference, "the reference");
-  const Step step = {{0, 0, 37}, {1, 6, 5}, {2, 3, 0}, {2, 0, 0}, {3, 20, 1}, {4, 0, 1}};
+  const Step step = {{0, 0, 37, 19}, {1, 6, 5, 5}, {2, 3, 0}, {2, 0, 0}, {3, 20, 1}, {4, 0, 1, 1}};
   Scene<Args> expected = before;
   expected.run(step, reference, "the reference");
   std::map<std::string, Scene<Args>> of_one_thread;
@@ -296,11 +320,39 @@ void has_same_bits_in_pieces(const Layer<Args>& layer) {
       {.small_work = 1});
 }
 
+// A snapshot after any token has the bits of a state that ends there, and a request that goes on from it those
+// of one that never stopped.
+template <class Args>
+void resumes_from_snapshots(const Layer<Args>& layer) {
+  constexpr int64_t kLength = 23;
+  const Scene<Args> before(layer, 2, kLength);
+  for_all(
+      [&](const KernelTable& kernels, ThreadPool& pool, const std::string& threads) {
+        const auto kernel = [&](const Args& a) { (kernels.*layer.kernel)(a, pool); };
+        Scene<Args> whole = before;
+        whole.run({{0, 0, kLength}}, kernel, layer.about);
+        for (const int64_t end : {int64_t{1}, int64_t{7}, kLength}) {
+          const std::string what = layer.about + ", a snapshot after " + std::to_string(end) + ", " + threads;
+          Scene<Args> kept = before, ended = before;
+          kept.run({{1, 0, 3}, {0, 0, kLength, end}}, kernel, what);
+          ended.run({{0, 0, end}}, kernel, what);
+          CHECK(same_bits(kept.snapshot(0), ended.state(0))) << what;
+          if (end == kLength) continue;
+          kept.resume(0);
+          kept.run({{0, end, kLength - end}}, kernel, what);
+          CHECK(same_bits(kept.results(0), whole.results(0))) << what;
+          CHECK(same_bits(kept.state(0), whole.state(0))) << what;
+        }
+      },
+      {.small_work = 1});
+}
+
 template <class Args>
 void verify(const Layer<Args>& layer, double tolerance) {
   if (left_out()) return;
   is_near_reference(layer, tolerance);
   has_same_bits_in_pieces(layer);
+  resumes_from_snapshots(layer);
 }
 
 struct ConvolutionCase {

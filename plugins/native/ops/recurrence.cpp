@@ -16,7 +16,7 @@ constexpr int64_t kMostState = 1024;
 
 int64_t padded(int64_t channels) { return (channels + kTile - 1) / kTile * kTile; }
 
-// The cache, block_table, q_start and kv_len from input `at` on; the product of `sizes` is how many floats of
+// The cache, block_table, q_start, kv_len and slots from input `at` on; the product of `sizes` is how many floats of
 // a block are the state.
 void verify_state(StepVerifier& v, size_t at, std::initializer_list<int64_t> sizes) {
   int group = 0;
@@ -29,6 +29,7 @@ void verify_state(StepVerifier& v, size_t at, std::initializer_list<int64_t> siz
   v.input(v.in(at + 1), PortCheck::table, group);
   v.input(v.in(at + 2), PortCheck::starts);
   v.input(v.in(at + 3), PortCheck::lengths);
+  v.input(v.in(at + 4), PortCheck::slots, group);
   Attributes& a = v.attributes();
   a.first = v.integer("first", 0, cached.state_size);
   v.require(size <= cached.state_size - a.first,
@@ -45,7 +46,9 @@ StateArgs state_args(const StepResolver& s, size_t at) {
           .block_table = s.in(at + 1).as<int32_t>(),
           .block_table_stride = s.block_table_stride(at),
           .q_start = s.in(at + 2).as<int32_t>(),
-          .kv_len = s.in(at + 3).as<int32_t>()};
+          .kv_len = s.in(at + 3).as<int32_t>(),
+          .slots = s.in(at + 4).as<int32_t>(),
+          .slot_tokens = s.block_tokens(at)};
 }
 
 // x [T, C], weight [C, W], bias? [C], and the state [W - 1, C] -> [T, C]

@@ -12,6 +12,7 @@ from torch.library import opcheck
 from torch.nn.functional import conv1d, silu
 
 from enginewright.passes.ops.recurrence import gated_delta_rule, selective_scan, short_convolution
+from enginewright.runtime.shared.contracts import STATE_TOKENS
 
 ew = torch.ops.ew
 
@@ -131,11 +132,32 @@ def test_a_stored_form_goes_on_from_chunk_to_chunk(case: str, chunk: int) -> Non
         index = torch.cat([torch.arange(*pair) for pair in bounds])
         chunks = tuple(end - begin for end in ends)
         parts = [t[index] if t is not None and t.shape[0] == 26 else t for t in tensors]
-        result, state = stored(
-            *parts, state, table[active], starts_of(chunks), torch.tensor(ends, dtype=torch.int32), first, *options
-        )
+        lengths_so_far, none = torch.tensor(ends, dtype=torch.int32), torch.full((len(index),), -1)
+        result, state = stored(*parts, state, table[active], starts_of(chunks), lengths_so_far, none, first, *options)
         torch.testing.assert_close(result, whole[index], rtol=1e-6, atol=1e-6)
     assert state[[0, 2, 3]].isnan().all() and state[:, :first].isnan().all(), "nothing else is written"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_state_is_stored_after_any_token(case: str) -> None:
+    """The state after tokens 5 and 9 of a request of 26 is the state that a request of so many tokens ends with."""
+    torch.manual_seed(0)
+    _, stored, tensors, options, size = CASES[case]()
+    first, table = 2, torch.tensor([[1]], dtype=torch.int32)
+
+    def states(length: int, snapshots: dict[int, int]) -> torch.Tensor:
+        slots = torch.full((length,), -1)
+        for end, block in snapshots.items():
+            slots[end - 1] = block * STATE_TOKENS + end - 1
+        parts = [t[:length] if t is not None and t.shape[0] == 26 else t for t in tensors]
+        cache, lengths = torch.full((4, size + first + 1), float("nan")), torch.tensor([length], dtype=torch.int32)
+        return stored(*parts, cache, table, starts_of((length,)), lengths, slots, first, *options)[1]
+
+    kept = states(26, {5: 0, 9: 3})
+    torch.testing.assert_close(kept[0], states(5, {})[1], rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(kept[3], states(9, {})[1], rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(kept[1], states(26, {})[1], rtol=0, atol=0, equal_nan=True)
+    assert kept[2].isnan().all(), "nothing else is written"
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -39,6 +39,7 @@ def test_layers_with_states_of_one_size_share_a_group() -> None:
         ("state-2", (1,), STATE, 48, STATE_TOKENS),
     ]
     assert {"block_table:state", "block_table:state-2", "state:0", "state:1", "state:2"} <= set(program.inputs)
+    assert {"slots:state", "slots:state-2"} <= set(program.inputs)
     assert not program.nodes_of(ew.short_convolution.default)
 
 
@@ -47,7 +48,7 @@ def test_the_states_of_one_layer_follow_each_other() -> None:
     program = lowered(((0, 3), (0, 4)))
     first, second = program.nodes_of(ew.stored_convolution.default)
     assert [group.state_size for group in program.cache_groups] == [16 + 32]
-    assert (first.args[7], second.args[7]) == (0, 16)
+    assert (first.args[8], second.args[8]) == (0, 16)
     assert second.args[3].args == (first, 1)
 
 
