@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
-from ..shared.contracts import KV_BLOCK_SIZE, CacheGroup, ExecutorCaps
+from ..shared.contracts import KV_BLOCK_SIZE, CacheGroup, ExecutorCaps, StepInput
+from ..shared.step_schema import SLOTS, group_port
 from .candidate import Candidate
 from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
@@ -21,6 +24,10 @@ from .kept_slots import KeptSlots
 from .kinds.base import CacheKind
 from .prefix_index import PrefixIndex
 from .prefixes import IndexedPrefixes, Prefixes, PrefixUse
+
+Span = tuple[Request, int, int]
+"""The tokens of a request in a step, from the first one that isn't computed: the request, its tokens up to the end of
+them, and how many of them are a draft."""
 
 
 class CacheManager(HeldBlocks):
@@ -49,6 +56,7 @@ class CacheManager(HeldBlocks):
         self.prefixes = prefixes_of(self, caps) if prefix_cache else Prefixes(self)
         self._guard = guard
         self._disk: DiskTier | None = None
+        self._states = {name: i for i, (name, kind) in enumerate(self.kinds.items()) if kind.found_as == "copies"}
         # Only the kinds that override a method are asked: most don't.
         self._after_steps = [k.after_step for k in self.kinds.values() if _has(k, CacheKind.after_step)]
         self._before_drafts = [k.before_drafts for k in self.kinds.values() if _has(k, CacheKind.before_drafts)]
@@ -123,6 +131,29 @@ class CacheManager(HeldBlocks):
         for after_step in self._after_steps:
             after_step(request)
 
+    def store_states(self, step: StepInput, spans: Iterable[Span]) -> None:
+        """Has a step store the states of recurrent layers that later steps go back to, or later requests go on from.
+
+        Args:
+            step: the step, which stores none so far.
+            spans: the tokens of each request of the step, in order.
+        """
+        if not self._states:
+            return
+        slots = {name: np.full(len(step.ids), NO_BLOCK, np.int32) for name in self._states}
+        row = 0
+        for request, end, drafted in spans:
+            first = row - request.computed
+            row = first + end
+            known = end - drafted
+            for tokens, blocks in self.prefixes.snapshots(request, known - (drafted > 0)).items():
+                for name, at in self._states.items():
+                    slots[name][first + tokens - 1] = blocks[at] * self.groups[name].block_size + tokens - 1
+            for name in self._states if drafted else ():
+                slots[name][first + known - 1] = request.tables[name][1] * self.groups[name].block_size + known - 1
+        for name, of_group in slots.items():
+            step.arrays[group_port(SLOTS, name)] = of_group
+
     @property
     def goes_back(self) -> bool:
         """Returns True if a request can go back to any of its tokens without ``before_drafts``."""
@@ -155,51 +186,13 @@ class CacheManager(HeldBlocks):
         if request.error is not None and self._clears_blocks:
             self._clear(request)
             self._unverified.discard(request)
-        if self.copies:
-            self._keep_sources(request)
         self.take_all(request)
         self._unverified.discard(request)
         self.changes += 1
 
-    def _keep_sources(self, request: Request) -> None:
-        """Has others find a request's blocks themselves in place of their copies, which the next step was to make: the
-        request is about to release the blocks, and there may be no next step."""
-        for i, name in enumerate(self.groups):
-            pool, pairs, table = self.pools[name], self.copies.get(name, []), request.tables.get(name, ())
-            for source, to in [
-                pair for pair in pairs if pair[0] in table and pool.holders(pair[1]) == pool.pins(pair[1])
-            ]:
-                if request.error is None and self.prefixes.replace(i, to, source):
-                    pool.keep(source, request.tenant)
-                self._cancel(i, source, to)
-
     def cancel_snapshots(self) -> bool:
-        """Cancels the pending copies to blocks that no request holds, and frees these blocks.
-
-        Returns False if there are none.
-        """
-        changes = self.changes
-        for i, (name, pool) in enumerate(self.pools.items()):
-            pairs = self.copies.get(name, [])
-            while pair := next((pair for pair in pairs if pool.holders(pair[1]) == pool.pins(pair[1])), None):
-                self._cancel(i, *pair)
-        return self.changes > changes
-
-    def _cancel(self, group: int, source: int, to: int) -> None:
-        """Cancels the pending copy of a group's block ``source`` to ``to``, which no request holds: nothing is found
-        there, and what was to be copied from there is copied from ``source``.
-        """
-        name, pool = list(self.pools.items())[group]
-        pairs = self.copies[name]
-        pairs.remove((source, to))
-        self.prefixes.discard(group, to)
-        pool.drop(to)
-        for at, (read, copy) in enumerate(pairs):
-            if read == to:
-                pairs[at] = source, copy
-                pool.pin(source)
-                pool.unpin(to)
-        self.unpin(((name, source), (name, to)))
+        """Frees the blocks of snapshots that nothing finds yet. Returns False if there are none."""
+        return self.prefixes.cancel_snapshots()
 
     def _clear(self, request: Request) -> None:
         """Has blocks that only this request holds set to zero before another gets them; they aren't found any more."""
@@ -215,16 +208,6 @@ class CacheManager(HeldBlocks):
         """Removes a tenant's prefixes, or all if ``tenant`` is None; returns the number of files that were deleted."""
         self.prefixes.forget(tenant)
         return 0 if self.disk is None else self.disk.store.delete(tenant)
-
-    def drop_copies(self) -> None:
-        """Implements ``HeldBlocks``: what was to be copied to a block isn't found there."""
-        copies = [self.copies, *self._copying.values()]
-        pairs = [(name, to) for each in copies for name, of_group in each.items() for _, to in of_group]
-        handed = [pin for pins in self._handed.values() for pin in pins]
-        super().drop_copies()
-        for name, block in (*pairs, *handed):
-            self.prefixes.discard(list(self.groups).index(name), block)
-            self.pools[name].drop(block)
 
     def lose(self, name: str, blocks: Iterable[int]) -> None:
         """Removes lost blocks of a group, which no request holds, from what can be found."""

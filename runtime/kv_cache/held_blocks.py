@@ -70,7 +70,6 @@ class HeldBlocks:
         self.copies: dict[str, list[tuple[int, int]]] = {}
         self.clears: dict[str, list[int]] = {}
         self._handed: dict[int, Pins] = {}  # a step's id -> the blocks of ``hand_over``, until it has run
-        self._copying: dict[int, Copies] = {}  # a step's id -> the copies that it makes, until it has run
         self._clearing: dict[int, dict[str, list[int]]] = {}  # a step's id -> the blocks that it clears, until then
         # Blocks that may hold numbers that aren't finite: they are cleared before they are anybody's again.
         self._doubtful: dict[str, set[int]] = {g.name: set() for g in groups}
@@ -235,6 +234,10 @@ class HeldBlocks:
         if self._clears_blocks:
             self._unverified.add(request)
 
+    def is_doubted(self, request: Request) -> bool:
+        """Returns True if no finite row follows a request's last computed tokens yet."""
+        return request in self._unverified
+
     def doubted(self, blocks: Pins) -> bool:
         """Returns True if one of these blocks may have keys that aren't finite."""
         return any(
@@ -259,7 +262,6 @@ class HeldBlocks:
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in copies.items() if pairs}
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in clears.items() if blocks}
         self._handed[id(step)] = [*copied, *cleared]
-        self._copying[id(step)] = copies
         if clears:
             self._clearing[id(step)] = clears
 
@@ -284,18 +286,16 @@ class HeldBlocks:
         for name, pool in self.pools.items():
             holders, pins, total = pool.holders, pool.pins, pool.total_blocks
             for block in set((step.arrays[group_port(SLOTS, name)] // self.groups[name].block_size).tolist()):
-                assert block >= total or holders(block) - pins(block) == 1, (
+                assert not 0 <= block < total or holders(block) - pins(block) == 1, (
                     f"block {block} of {name} isn't one request's"
                 )
 
     def ran(self, step: StepInput) -> None:
         """Takes note that a step has run: the blocks that it was to clear are clear."""
-        self._copying.pop(id(step), None)
         self._clearing.pop(id(step), None)
 
     def never_ran(self, step: StepInput) -> None:
         """Takes note that a step never ran to its end: the blocks that it was to clear are cleared later."""
-        self._copying.pop(id(step), None)
         self._doubt_blocks(self._clearing.pop(id(step), {}))
 
     def landed(self, step: StepInput) -> None:
@@ -307,7 +307,6 @@ class HeldBlocks:
         """Cancels the pending copies, and frees the blocks of ``hand_over`` of all steps: none of them will run."""
         copies, self.copies = self.copies, {}
         self.unpin(_ends(copies))
-        self._copying.clear()
         handed, self._handed = self._handed, {}
         for pins in handed.values():
             self.unpin(pins)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from enginewright.runtime.requests.block_keys import Item, Namespace
@@ -25,7 +25,9 @@ class Node:
 
     Attributes:
         items: K of them; fewer in a block that was filled in part. A root has none.
-        blocks: of each cache group, NO_BLOCK where it is lost.
+        blocks: of each cache group, NO_BLOCK where it is lost, and of groups of states.
+        states: snapshots of recurrent states: how many of the items they include -> the block of each cache group;
+            NO_BLOCK of groups that hold no states.
         children: in the order of their items.
         users: requests that will add a child. A node with one stays, whatever it has lost.
         detached: nothing finds it any more.
@@ -37,6 +39,7 @@ class Node:
     parent: Node | None
     items: Items
     blocks: list[int]
+    states: dict[int, list[int]] = field(default_factory=dict)
     children: list[Node] = field(default_factory=list)
     users: int = 0
     detached: bool = False
@@ -109,16 +112,63 @@ class PrefixIndex:
             if after is not None and after.items[: len(items)] == items:
                 return parent
             before = parent.children[at - 1] if at else None
+            after = self._node(parent.namespace, parent, items, [NO_BLOCK] * len(blocks))
             if before is not None and len(before.items) < len(items) and items[: len(before.items)] == before.items:
+                self._move_states(before, after)
                 self._detach(before)
                 at -= 1
-            after = self._node(parent.namespace, parent, items, [NO_BLOCK] * len(blocks))
             parent.children.insert(at, after)
         for group, block in enumerate(blocks):
             if after.blocks[group] == NO_BLOCK != block and block not in self._node_of[group]:
                 after.blocks[group] = block
                 self._node_of[group][block] = after
         return after
+
+    def add_state(self, parent: Node, items: Items, blocks: Sequence[int]) -> bool:
+        """Adds a snapshot of the states after ``items``, which follow ``parent``.
+
+        Args:
+            parent: a node, which isn't detached.
+            items: the first items of a child of it.
+            blocks: the held block of each group of states; NO_BLOCK of other groups.
+
+        Returns:
+            False if there is such a snapshot, or no such child.
+        """
+        at = bisect_left(parent.children, items, key=_items)
+        node = parent.children[at] if at < len(parent.children) else None
+        if node is None or node.items[: len(items)] != items or self._state(node, items) is not None:
+            return False
+        node.states[len(items)] = list(blocks)
+        for group, block in _of_groups(blocks):
+            self._node_of[group][block] = node
+        return True
+
+    def snapshots(self, match: Match) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yields the snapshots within a match, the longest first: how many tokens they include, and their blocks.
+
+        A snapshot may belong to another child of a node than the one that matches best.
+        """
+        for at in range(len(match.nodes) - 1, -1, -1):
+            node, before = match.nodes[at], at * self.block_size
+            if not node.states and node.parent is not None and len(node.parent.children) == 1:
+                continue
+            items = node.items[: match.tokens - before]
+            for count in range(len(items), 0, -1):
+                if (blocks := self._state(node, items[:count])) is not None:
+                    yield before + count, blocks
+
+    def _state(self, node: Node, items: Items) -> Sequence[int] | None:
+        """Returns the snapshot after ``items``, with which ``node`` begins, of the node or of one beside it."""
+        if (blocks := node.states.get(len(items))) is not None or node.parent is None:
+            return blocks
+        siblings = node.parent.children
+        for child in siblings[bisect_left(siblings, items, key=_items) :] if len(siblings) > 1 else ():
+            if child.items[: len(items)] != items:
+                break
+            if (blocks := child.states.get(len(items))) is not None:
+                return blocks
+        return None
 
     def node(self, group: int, block: int) -> Node:
         """The node that a group's block belongs to. Raises KeyError if ``find`` doesn't give it."""
@@ -138,20 +188,16 @@ class PrefixIndex:
 
     def forget(self, group: int, block: int) -> None:
         """A block gets other tokens. Unless its group may lose some, what comes after it is of no use any more."""
-        node = self._node_of[group].pop(block)
+        node = self._node_of[group][block]
+        if node.blocks[group] != block:
+            self._forget_state(node, group, block)
+            return
+        del self._node_of[group][block]
         node.blocks[group] = NO_BLOCK
         if self._may_lose[group]:
             self.prune(node)
         else:
             self._detach(node)
-
-    def replace(self, group: int, block: int, by: int) -> bool:
-        """Another block gets the tokens of one of a group. Returns False if ``find`` doesn't give the first one."""
-        if (node := self._node_of[group].pop(block, None)) is None:
-            return False
-        node.blocks[group] = by
-        self._node_of[group][by] = node
-        return True
 
     def clear(self, tenant: str | None) -> None:
         """Takes all nodes of a tenant away, or of any."""
@@ -172,7 +218,23 @@ class PrefixIndex:
             node.detached = True
 
     def _needed(self, node: Node) -> bool:
-        return bool(node.users or node.children) or any(block != NO_BLOCK for block in node.blocks)
+        return bool(node.users or node.children or node.states) or any(block != NO_BLOCK for block in node.blocks)
+
+    def _forget_state(self, node: Node, group: int, block: int) -> None:
+        """Removes the snapshot with ``block``: its blocks in other groups are of no use any more."""
+        count = next(count for count, blocks in node.states.items() if blocks[group] == block)
+        for other, one in _of_groups(node.states.pop(count)):
+            del self._node_of[other][one]
+            if other != group:
+                self._drop(other, one)
+        self.prune(node)
+
+    def _move_states(self, before: Node, after: Node) -> None:
+        """Moves the snapshots of a node to one that begins with the same items."""
+        after.states, before.states = before.states, {}
+        for blocks in after.states.values():
+            for group, block in _of_groups(blocks):
+                self._node_of[group][block] = after
 
     def _detach(self, node: Node) -> None:
         """Takes a node away, with all that is under it."""
@@ -187,14 +249,19 @@ class PrefixIndex:
             gone.detached = True
             left += gone.children
             gone.children = []
-            for group, block in enumerate(gone.blocks):
-                if block != NO_BLOCK:
-                    del self._node_of[group][block]
-                    gone.blocks[group] = NO_BLOCK
-                    self._drop(group, block)
+            lost = [pair for blocks in (gone.blocks, *gone.states.values()) for pair in _of_groups(blocks)]
+            gone.blocks, gone.states = [NO_BLOCK] * len(gone.blocks), {}
+            for group, block in lost:
+                del self._node_of[group][block]
+                self._drop(group, block)
 
     def _node(self, namespace: Namespace, parent: Node | None, items: Items, blocks: list[int]) -> Node:
         return Node(next(self._serials), namespace, parent, items, blocks)
+
+
+def _of_groups(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns group and block of those of ``blocks``, one a group, that are one."""
+    return [(group, block) for group, block in enumerate(blocks) if block != NO_BLOCK]
 
 
 def _items(node: Node) -> Items:

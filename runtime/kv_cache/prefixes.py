@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
@@ -17,6 +17,9 @@ from .prefix_index import Items, Match, Node, PrefixIndex
 LEAST_COPIED = 4
 """The least tokens of a block that are copied; fewer are computed, as a copy moves the whole block."""
 
+REQUESTS_SHARE = 4
+"""A request's prompt stores at most one in so many states of the pool, but two in any case."""
+
 
 @dataclass
 class PrefixUse:
@@ -28,6 +31,7 @@ class PrefixUse:
         tokens: tokens of these requests.
         reused: tokens of the prefixes that were found.
         copied_blocks: blocks that were copied, as a prefix ends within them, over all groups.
+        snapshots: states of recurrent layers that steps stored for later requests.
         from_disk: tokens of ``reused`` that were read from a disk.
     """
 
@@ -36,6 +40,7 @@ class PrefixUse:
     tokens: int = 0
     reused: int = 0
     copied_blocks: int = 0
+    snapshots: int = 0
     from_disk: int = 0
 
 
@@ -64,6 +69,18 @@ class Prefixes:
         """Implements ``CacheManager.begin``."""
         return self.held.has_blocks_for(candidate)
 
+    def snapshots(self, request: Request, end: int) -> Mapping[int, Sequence[int]]:
+        """Returns the snapshots that a step stores of a request's states, while it computes the tokens up to ``end``.
+
+        They are positions, each with the block of each cache group for the state after so many tokens; NO_BLOCK of
+        groups that hold no states.
+        """
+        return {}
+
+    def cancel_snapshots(self) -> bool:
+        """Gives up the snapshots that steps have stored and that aren't found yet. Returns False if there are none."""
+        return False
+
     def after_step(self, request: Request) -> None:
         """Takes note that a step of a request is over: others may find what it has computed."""
 
@@ -84,11 +101,6 @@ class Prefixes:
 
     def discard(self, group: int, block: int) -> None:
         """Removes a block of a group, which requests may hold, from what can be found."""
-
-    def replace(self, group: int, block: int, by: int) -> bool:
-        """Has ``by``, a block that nothing finds, be found instead of another one of its group; returns False if that
-        can't be found."""
-        return False
 
     def forget(self, tenant: str | None) -> None:
         """Removes a tenant's prefixes from what can be found; all prefixes if ``tenant`` is None."""
@@ -112,11 +124,19 @@ class _Place:
         node: the node of its last indexed block, or the root.
         blocks: the number of blocks up to that node.
         ran: True after its first step; before that, a block that is to be copied has nothing in it.
+        state_at: the number of tokens that its states include; -1 while a step changes them.
+        wanted: the numbers of tokens after which its states are to be stored, the most useful first.
+        snapshots: the stored ones that aren't in the index yet: tokens -> the block of each group.
+        doubted: of those in the index, the ones that no finite row follows yet: group and block of each.
     """
 
     node: Node
     blocks: int
     ran: bool = False
+    state_at: int = -1
+    wanted: list[int] = field(default_factory=list)
+    snapshots: dict[int, list[int]] = field(default_factory=dict)
+    doubted: list[tuple[int, int]] = field(default_factory=list)
 
 
 class IndexedPrefixes(Prefixes):
@@ -125,6 +145,10 @@ class IndexedPrefixes(Prefixes):
     A request begins with the blocks of the longest prefix that is known, to the token: whole blocks are shared, and one
     that is used in part is copied. What a request has computed can be found as soon as the step is over, and stays so
     after its end, until the memory is needed for something else.
+
+    With recurrent layers a request begins where a snapshot of their states was stored. Snapshots are stored where two
+    known prompts diverge, before the last token of each prompt, about 1, 2, 4, ... blocks before its end, and at a
+    request's end. A snapshot is found once its block of the index is full, or at the request's end.
 
     Args:
         held: the blocks that requests hold.
@@ -136,6 +160,9 @@ class IndexedPrefixes(Prefixes):
     def __init__(self, held: HeldBlocks, block_size: int) -> None:
         super().__init__(held)
         self._kinds = list(held.kinds.values())
+        self._keys = {kind.name for kind in self._kinds if kind.found_as == "blocks"}
+        self._with_keys = [i for i, kind in enumerate(self._kinds) if kind.found_as == "blocks"]
+        self._with_states = [i for i, kind in enumerate(self._kinds) if kind.found_as == "copies"]
         self.index: PrefixIndex = PrefixIndex(block_size, [kind.may_lose for kind in self._kinds], self._drop)
         self.on_disk = all(kind.found_as == "blocks" for kind in self._kinds)
         self._pools = list(held.pools.values())
@@ -148,16 +175,17 @@ class IndexedPrefixes(Prefixes):
         index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.items, len(request.items) - 1)
-        most = self._usable(match, LEAST_COPIED)
-        end = most // size * size + size
-        if not request.wants_prompt and any(_is_ahead(other, request, end) for other in candidate.others):
+        ends = self._ends(match)
+        if not request.wants_prompt and self._waits(candidate, next(iter(ends))):
             return False
         # A copy pins its whole source, which may be the only block left. Where that can't be, fewer tokens are reused:
         # whole blocks, then none.
-        for tokens in dict.fromkeys((most, self._usable(match, size), 0)):
-            sources = self._begin_with(request, match, tokens)
+        for tokens, states in ends.items():
+            sources = self._begin_with(request, match, tokens, states)
             copied = _pins(held, sources)
-            doubted = tokens % size > 0 and held.doubted(copied)
+            doubted = tokens % size > 0 and held.doubted(
+                [(name, block) for name, block in copied if name in self._keys]
+            )
             if not doubted and held.has_blocks_for(candidate, sources):
                 break
             self._undo_begin(request, sources)
@@ -168,6 +196,8 @@ class IndexedPrefixes(Prefixes):
         node = match.nodes[whole - 1] if whole else index.root(request.namespace)
         node.users += 1
         self.places[request] = place = _Place(node, whole)
+        if self._with_states:
+            place.wanted = self._wanted(request, match.tokens)
         try:
             if not self._read(request, place, candidate.disk):
                 self._copy(request, sources)
@@ -179,14 +209,17 @@ class IndexedPrefixes(Prefixes):
     def after_step(self, request: Request) -> None:
         """Adds the blocks that got full to the index."""
         place = self.places[request]
-        place.ran = True
+        place.ran, place.state_at = True, request.computed
+        if place.doubted and not self.held.is_doubted(request):
+            place.doubted.clear()
         if place.blocks == request.computed // self.index.block_size:
             return
         node, at = place.node, place.blocks
         if node.detached:  # a prefix of the same tokens, which it didn't hold, is lost: its own takes the place
             node, at = self.index.root(request.namespace), 0
         while (at + 1) * self.index.block_size <= request.computed:
-            node = self._add(request, node, at, self.index.block_size)
+            parent, node = node, self._add(request, node, at, self.index.block_size)
+            self._add_snapshots(request, place, parent, at)
             at += 1
         node.users += 1
         place.node.users -= 1
@@ -206,8 +239,18 @@ class IndexedPrefixes(Prefixes):
             return
         whole, part = divmod(request.computed, self.index.block_size)
         sound = place.ran and request.error is None and not place.node.detached
-        if partly and part and whole == place.blocks and sound:
-            self._add(request, place.node, whole, part)
+        if partly and whole == place.blocks and sound:
+            last = self._add(request, place.node, whole, part) if part else place.node
+            if place.state_at == request.computed and self._with_states:
+                self._leave_state(request, place)
+            self._add_snapshots(request, place, place.node, whole)
+            if last is not place.node:
+                self.index.prune(last)
+        if request.error is not None:
+            for group, block in place.doubted:
+                self.index.discard(group, block)
+                self._drop(group, block)
+        self._give_up(place, place.snapshots)
         place.node.users -= 1
         self.index.prune(place.node)
 
@@ -221,35 +264,142 @@ class IndexedPrefixes(Prefixes):
         """Implements ``Prefixes``."""
         self.index.discard(group, block)
 
-    def replace(self, group: int, block: int, by: int) -> bool:
-        """Implements ``Prefixes``."""
-        return self.index.replace(group, block, by)
-
     def forget(self, tenant: str | None) -> None:
         """Implements ``Prefixes``."""
         self.index.clear(tenant)
 
+    def snapshots(self, request: Request, end: int) -> Mapping[int, Sequence[int]]:
+        """Implements ``Prefixes``. Takes a block of each group of states for every snapshot, if one is free."""
+        place = self.places[request]
+        place.state_at = -1
+        due = [tokens for tokens in place.wanted if request.computed < tokens <= end]
+        if not due:
+            return {}
+        place.wanted = [tokens for tokens in place.wanted if tokens > end]
+        for tokens in due:
+            if not all(self._pools[i].available(request.tenant) for i in self._with_states):
+                break
+            blocks = [NO_BLOCK] * len(self._kinds)
+            for i in self._with_states:
+                blocks[i] = self.held.allocate(request, self._kinds[i].name)
+            place.snapshots[tokens] = blocks
+            self.use.snapshots += 1
+        return {tokens: place.snapshots[tokens] for tokens in due if tokens in place.snapshots}
+
+    def cancel_snapshots(self) -> bool:
+        """Implements ``Prefixes``. A step in flight still writes to the blocks of the others."""
+        changes = self.held.changes
+        for request, place in self.places.items():
+            self._give_up(place, [tokens for tokens in place.snapshots if tokens <= request.computed])
+        return self.held.changes > changes
+
+    def _wanted(self, request: Request, matched: int) -> list[int]:
+        """Returns where the states of a request that begins are to be stored; see the class.
+
+        Args:
+            request: the request, which begins after ``request.computed`` tokens.
+            matched: how many of its first tokens are known.
+        """
+        size, last = self.index.block_size, len(request.tokens) - 1
+        block = last // size
+        steps = (1 << i for i in range(block.bit_length() + 1))
+        ends = [matched, last, *((block + 1 - step) * size for step in steps)]
+        pools = [self._pools[i].total_blocks for i in self._with_states]
+        most = max(min(pools) // REQUESTS_SHARE, 2)
+        return [tokens for tokens in dict.fromkeys(ends) if request.computed < tokens <= last][:most]
+
+    def _add_snapshots(self, request: Request, place: _Place, parent: Node, at: int) -> None:
+        """Has others find the snapshots within block ``at`` of a request, the child of ``parent``."""
+        first = at * self.index.block_size
+        last = min(first + self.index.block_size, request.computed)
+        for tokens in [tokens for tokens in place.snapshots if first < tokens <= last]:
+            blocks = place.snapshots.pop(tokens)
+            added = self.index.add_state(parent, tuple(request.items[first:tokens]), blocks)
+            for i in self._with_states:
+                if added:
+                    self._pools[i].keep(blocks[i], request.tenant)
+                    if self.held.is_doubted(request):
+                        place.doubted.append((i, blocks[i]))
+                self._pools[i].release(blocks[i])
+
+    def _leave_state(self, request: Request, place: _Place) -> None:
+        """Makes a snapshot of the states of a request that ends: of the blocks that hold them."""
+        blocks = [NO_BLOCK] * len(self._kinds)
+        for i in self._with_states:
+            blocks[i] = request.tables[self._kinds[i].name][0]
+        first = place.blocks * self.index.block_size
+        parent = place.node
+        if first == request.computed and parent.parent is not None:
+            parent, first = parent.parent, first - self.index.block_size
+        if self.index.add_state(parent, tuple(request.items[first : request.computed]), blocks):
+            for i in self._with_states:
+                self._pools[i].keep(blocks[i], request.tenant)
+
+    def _give_up(self, place: _Place, ends: Iterable[int]) -> None:
+        """Releases those of a request's snapshots after ``ends`` tokens, which are not to be found."""
+        for blocks in [place.snapshots.pop(tokens) for tokens in tuple(ends)]:
+            for i in self._with_states:
+                self._pools[i].release(blocks[i])
+            self.held.changes += 1
+
+    def _ends(self, match: Match) -> dict[int, Sequence[int]]:
+        """Returns the numbers of tokens with which a request may begin, the best first; the last is 0.
+
+        Each has the blocks of the snapshot to go on from, one a group; none where there are no recurrent layers.
+        """
+        size = self.index.block_size
+        if not self._with_states:
+            return dict.fromkeys((self._usable(match, LEAST_COPIED), self._usable(match, size), 0), ())
+        ends: dict[int, Sequence[int]] = {}
+        for tokens, blocks in self.index.snapshots(match):
+            if (not ends or tokens % size == 0) and self._usable(replace(match, tokens=tokens), 1) == tokens:
+                ends[tokens] = blocks
+                if tokens % size == 0:
+                    break
+        return ends | {0: ()}
+
     def _usable(self, match: Match, least_part: int) -> int:
-        """Returns how many tokens of a match are of use to all groups. Fewer than ``least_part`` tokens of a block
-        aren't worth a copy of it."""
+        """Returns how many tokens of a match are of use to all groups with keys. Fewer than ``least_part`` tokens of a
+        block aren't worth a copy of it."""
         tokens, before = match.tokens, -1
         if tokens % self.index.block_size < least_part:
             tokens -= tokens % self.index.block_size
-        blocks = [[node.blocks[i] for node in match.nodes] for i in range(len(self._kinds))]
+        blocks = {i: [node.blocks[i] for node in match.nodes] for i in self._with_keys}
         while tokens != before:
             before = tokens
-            for kind, of_kind in zip(self._kinds, blocks, strict=True):
-                tokens = kind.usable_prefix(of_kind, tokens, self.index.block_size)
+            for i, of_kind in blocks.items():
+                tokens = self._kinds[i].usable_prefix(of_kind, tokens, self.index.block_size)
         return tokens
 
-    def _begin_with(self, request: Request, match: Match, tokens: int) -> Sequence[int]:
+    def _waits(self, candidate: Candidate, most: int) -> bool:
+        """Returns True if a running request is about to compute more of a request's tokens than the first ``most``.
+
+        With recurrent layers, the running request stores its states where the two diverge.
+        """
+        request, size = candidate.request, self.index.block_size
+        end = most // size * size + size
+        for other in candidate.others:
+            if not _shares(other, request, end):
+                continue
+            # Whole blocks: until its prompt's last row is finite, no block of the other request is copied.
+            shared = _shared_tokens(other, request) // size * size if self._with_states else end
+            if other.computed < shared and shared >= end:
+                place = self.places[other]
+                if self._with_states and shared not in (*place.wanted, *place.snapshots):
+                    place.wanted.insert(0, shared)
+                return True
+        return False
+
+    def _begin_with(self, request: Request, match: Match, tokens: int, states: Sequence[int]) -> Sequence[int]:
         """Shares the blocks of a match's first ``tokens`` with a request, and pins those that are to be copied.
 
-        Returns the latter, one a group; NO_BLOCK for none.
+        ``states`` are the blocks of the snapshot after these tokens. Returns the blocks to copy, one a group; NO_BLOCK
+        for none.
         """
         sources, nodes = [], match.nodes[: -(-tokens // self.index.block_size)]
         for i, kind in enumerate(self._kinds):
-            sources.append(kind.begin(request, [node.blocks[i] for node in nodes], tokens))
+            blocks = [states[i]] if states and i in self._with_states else [node.blocks[i] for node in nodes]
+            sources.append(kind.begin(request, blocks, tokens))
         request.computed = tokens
         for name, source in _pins(self.held, sources):
             self.held.pools[name].pin(source)
@@ -270,7 +420,7 @@ class IndexedPrefixes(Prefixes):
         """Adds block ``at`` of a request, with its first ``count`` tokens, to what can be found after ``parent``."""
         begin = at * self.index.block_size
         items = tuple(request.items[begin : begin + count])
-        blocks = [kind.indexed(request, at, begin + count, count == self.index.block_size) for kind in self._kinds]
+        blocks = [kind.indexed(request, at) for kind in self._kinds]
         if self._divided:
             self._keep_owners(parent, at, items, blocks)
             if count < self.index.block_size and all(block == NO_BLOCK for block in blocks):
@@ -356,10 +506,16 @@ def _pins(held: HeldBlocks, sources: Sequence[int]) -> list[tuple[str, int]]:
     return [(name, source) for name, source in zip(held.pools, sources, strict=True) if source != NO_BLOCK]
 
 
-def _is_ahead(other: Request, request: Request, end: int) -> bool:
-    """Returns True if ``other`` has yet to compute tokens of which the first ``end`` are this one's, too."""
+def _shared_tokens(other: Request, request: Request) -> int:
+    """Returns with how many equal items two requests begin, without the last one of ``request``."""
+    most = min(len(other.items), len(request.items) - 1)
+    return bisect_left(range(1, most + 1), True, key=lambda count: other.items[:count] != request.items[:count])
+
+
+def _shares(other: Request, request: Request, end: int) -> bool:
+    """Returns True if ``other`` has yet to compute tokens of a prompt whose first ``end`` are this one's, too."""
     return (
-        other.computed < end <= min(len(other.tokens), len(request.tokens))
+        end <= min(len(other.tokens), len(request.tokens))
         and other.remaining > 1
         and other.namespace == request.namespace
         and other.items[:end] == request.items[:end]

@@ -228,6 +228,8 @@ class ContinuousScheduler:
                 except Exception as e:
                     raise FailedRequestError(chunk.request) from e
             raise
+        spans = ((chunk.request, chunk.start + chunk.count, len(chunk.draft)) for chunk in chunks)
+        self.cache.store_states(step, spans)
         self.cache.hand_over(step)
         if self.caps.in_flight == 1:  # nothing is written at once, or read from a disk, before it has run
             self.cache.landed(step)

@@ -10,7 +10,7 @@ import numpy as np
 from enginewright.runtime.requests.logit_rules import RowLists
 from enginewright.runtime.requests.structured import Guided, Masks
 
-from ..shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
+from ..shared.contracts import STATE, CacheGroup, Int32Array, SamplingBatch, StepInput
 from ..shared.step_schema import BLOCK_TABLE, IDS, KV_LEN, POSITIONS, SLOTS, group_port, provided
 from .base import Chunk, step_input
 
@@ -140,14 +140,14 @@ class DecodeStep:
     def _moved(
         self, group: CacheGroup, table: Any, last_slots: Any, changed: Sequence[int]
     ) -> tuple[Int32Array, Int32Array]:
-        """Returns block table [B, M] and slots [B] one token further.
+        """Returns block table [B, M] and slots [B] one token further. The slots of states stay.
 
         Args:
             group: the cache group.
             table, last_slots: its arrays in the last step.
             changed: rows of the table that are read anew; the others stay.
         """
-        slots, size = last_slots + 1, group.block_size
+        slots, size = last_slots if group.kind == STATE else last_slots + 1, group.block_size
         if changed:
             rows = [self._tables[b][group.name] for b in changed]
             more = max(map(len, rows)) - table.shape[1]
@@ -155,6 +155,8 @@ class DecodeStep:
             for b, row in zip(changed, rows, strict=True):
                 table[b, : len(row)] = row
                 table[b, len(row) :] = -1
+        if group.kind == STATE:
+            return table, slots
         moved = [b for b, start in enumerate(self._starts) if start % size == 0]  # these come to another block
         for b in {*moved, *changed} if changed else moved:
             at = self._starts[b]

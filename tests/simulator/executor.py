@@ -114,6 +114,7 @@ class SimulatedExecutor:
     Attributes:
         steps: number of steps submitted.
         states_that_go_on: number of states that another step left, and a request went on from.
+        snapshots: number of states that steps stored besides those after their last tokens.
         overlapped: number of those submitted while another was in flight.
         submitting: called with each step before it is taken.
         faulted: the faults that were raised, in order.
@@ -139,7 +140,7 @@ class SimulatedExecutor:
         self.cache_groups, self.blocks = tuple(groups), dict(blocks)
         self._seconds, self._waits, self._faults = seconds, waits, dict(faults or {})
         self._padding = dict(padding or {})
-        self.steps = self.overlapped = self.states_that_go_on = 0
+        self.steps = self.overlapped = self.states_that_go_on = self.snapshots = 0
         self.submitting: Callable[[Submitted], None] = lambda step: None
         self.faulted: list[str] = []
         self.dead = False
@@ -241,7 +242,7 @@ class SimulatedExecutor:
         for group in self.cache_groups:
             slots = step.slots[group.name]
             if group.kind == STATE:
-                slots = step.block_tables[group.name][:, 0]
+                slots = np.concatenate((step.block_tables[group.name][:, 0], slots[slots >= 0] // group.block_size))
             self._cells[group.name][:, slots] = mix_cells(slots.astype(np.uint64) + np.uint64(number))
         if fault == "dies":
             self.dead = True
@@ -292,6 +293,7 @@ class SimulatedExecutor:
         step, cells = pending.step, self._cells[group.name]
         states = np.zeros(len(step.ids), np.uint64)  # after each token
         ids, positions, begins = step.ids.tolist(), step.positions.tolist(), step.q_start.tolist()
+        snapshots = (step.slots[group.name] // group.block_size).tolist()
         for b, block in enumerate(step.block_tables[group.name][:, 0].tolist()):
             begin, end = begins[b], begins[b + 1]
             start, state = positions[begin], 0
@@ -301,6 +303,9 @@ class SimulatedExecutor:
                 self.states_that_go_on += 1
             for t in range(begin, end):
                 states[t] = state = next_state(state, ids[t], positions[t], index)
+                if snapshots[t] >= 0:
+                    cells[:, snapshots[t]] = state, positions[t] + 1
+                    self.snapshots += 1
             cells[:, block] = state, positions[end - 1] + 1
         return states[step.rows]
 
@@ -311,7 +316,7 @@ class SimulatedExecutor:
         for group in self.cache_groups:
             size, bad, table = group.block_size, self._bad[group.name], step.block_tables[group.name]
             if group.kind == STATE:
-                rows |= self._spread_states(step, bad, table[:, 0])
+                rows |= self._spread_states(step, bad, table[:, 0], step.slots[group.name] // group.block_size)
                 continue
             bad[step.slots[group.name]] = step.ids == POISON
             for t, (b, position) in enumerate(zip(owner.tolist(), step.positions.tolist(), strict=True)):
@@ -332,7 +337,7 @@ class SimulatedExecutor:
 
     @staticmethod
     def _spread_states(
-        step: StepInput, bad: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int32]
+        step: StepInput, bad: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int32], snapshots: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.bool_]:
         """Marks states that are NaN. Returns which rows are: those at NaN and after it.  [R]"""
         tokens = step.ids == POISON
@@ -342,6 +347,8 @@ class SimulatedExecutor:
                 tokens[of_request] = True
             np.logical_or.accumulate(tokens[of_request], out=tokens[of_request])
             bad[block] = tokens[of_request.stop - 1]
+        stored = snapshots >= 0
+        bad[snapshots[stored]] = tokens[stored]
         return tokens[step.rows]
 
     # Its rows
@@ -409,7 +416,10 @@ class SimulatedExecutor:
             check(int(table.max()) < self.blocks[group.name], "a block that there is not")
             written = table[owner, step.positions // size]  # [T]
             check(int(written.min()) >= 0, "a token has no block")
-            check((slots == written * size + step.positions % size).all(), "slots")
+            if group.kind == STATE:
+                self._check_snapshots(step, group)
+            else:
+                check((slots == written * size + step.positions % size).all(), "slots")
             if group.name in self._padding:
                 written = written[written < self._padding[group.name]]
             # A block that is written is in the table of the request that writes it, and nowhere else.
@@ -419,6 +429,15 @@ class SimulatedExecutor:
                     check((source - to) % self.caps.owners == 0, "a copy for another owner")
                     check(np.count_nonzero(table == to) <= 1, "a copy to a block that is shared")
 
+    def _check_snapshots(self, step: StepInput, group: CacheGroup) -> None:
+        """A snapshot has a block to itself, in which no request of the step has its state."""
+        slots, table = step.slots[group.name], step.block_tables[group.name]
+        places = slots[slots >= 0]
+        blocks = places // group.block_size
+        check(bool((places % group.block_size == step.positions[slots >= 0]).all()), "the slot of a snapshot")
+        check(len(np.unique(blocks)) == len(blocks) and blocks.max(initial=-1) < self.blocks[group.name], "snapshots")
+        check(not np.isin(blocks, table[:, 0]).any(), "a snapshot is stored over a state")
+
     def _check_beside(self, step: StepInput) -> None:
         """Steps in flight write to blocks that no other step has."""
         for other in (one.step for one in self._flying):
@@ -426,6 +445,7 @@ class SimulatedExecutor:
                 name, size = group.name, group.block_size
                 for one, two in ((step, other), (other, step)):
                     written = np.unique(one.slots[name] // size)
+                    written = written[written >= 0]
                     check(not np.isin(two.block_tables[name], written).any(), "two steps in flight share a block")
 
 

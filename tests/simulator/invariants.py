@@ -22,7 +22,7 @@ def step(pending: Submitted, scheduler: ContinuousScheduler) -> None:
         total, holders = pool.total_blocks, pool.holders
         held = {block for block in table.ravel().tolist() if 0 <= block < total}
         check(all(map(holders, held)), f"a table of {name} has a block that nobody holds")
-        written = {block for block in (step.slots[name] // group.block_size).tolist() if block < total}
+        written = {block for block in (step.slots[name] // group.block_size).tolist() if 0 <= block < total}
         several = [block for block in written if holders(block) != 1]  # a pin doesn't own
         check(
             all(holders(block) == 1 + pool.pins(block) for block in several),
@@ -50,6 +50,8 @@ def blocks(scheduler: ContinuousScheduler) -> None:
     for i, (name, pool) in enumerate(scheduler.pools.items()):
         requests = [*scheduler.running, *(r for r in scheduler.queues.leaving if r not in scheduler.running)]
         held = Counter(b for r in requests for b in r.tables.get(name, ()) if b != NO_BLOCK)
+        places = getattr(cache.prefixes, "places", {}).values()
+        held.update(blocks[i] for place in places for blocks in place.snapshots.values() if blocks[i] != NO_BLOCK)
         holders = list(map(pool.holders, range(pool.total_blocks)))
         for block, count in enumerate(holders):
             if count != held[block]:
@@ -74,7 +76,7 @@ def _nodes(cache: CacheManager) -> list[dict[int, Node]]:
         check(not node.detached, "what is detached is found")
         check(node.users == users[id(node)], "users of a node")
         nodes += node.children
-        for i, block in enumerate(node.blocks):
+        for i, block in [pair for blocks in (node.blocks, *node.states.values()) for pair in enumerate(blocks)]:
             if block != NO_BLOCK:
                 check(block not in by_block[i], "one block stands for two prefixes")
                 by_block[i][block] = node

@@ -548,6 +548,7 @@ class World:
         counts, scheduler = self.counts, self.engine.scheduler
         counts["steps"] += self.executor.steps
         counts["states that go on"] += self.executor.states_that_go_on
+        counts["snapshots"] += self.executor.snapshots
         counts["overlapped"] += self.executor.overlapped
         counts["preemptions"] += scheduler.preemptions
         counts["evictions"] += sum(pool.evictions for pool in scheduler.pools.values())

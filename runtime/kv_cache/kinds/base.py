@@ -51,6 +51,9 @@ class Pool(Protocol):
 class BlockHolder(Protocol):
     """The part of the cache manager that changes the block tables of requests."""
 
+    def allocate(self, request: Request, name: str) -> int:
+        """Takes one more block of the group ``name`` for a request, and returns it."""
+
     def copy_block(self, request: Request, name: str, source: int) -> None:
         """Appends a block to the request's table of the group ``name``; the next step copies the block ``source``
         to it.
@@ -171,15 +174,8 @@ class CacheKind:
             request.tables.extend(self.name, [block])
         return blocks[whole] if part else NO_BLOCK
 
-    def indexed(self, request: Request, at: int, tokens: int, full: bool) -> int:
-        """Returns the block that the prefix index should store as its block ``at``; NO_BLOCK for none.
-
-        Args:
-            request: the request whose table has the block.
-            at: number of the block in the index.
-            tokens: tokens of the request up to the end of that block.
-            full: False if the block is the last one of a finished request and isn't full.
-        """
+    def indexed(self, request: Request, at: int) -> int:
+        """Returns the block that the prefix index should store as block ``at`` of a request; NO_BLOCK for none."""
         return request.tables[self.name][at]
 
     def after_step(self, request: Request) -> None:

@@ -19,11 +19,11 @@ class StateCache(CacheKind):
     ::
 
         table:  | state |                   between two steps
-                | state | snapshot |        for other requests; the next step makes the copy, then changes the state
-                | state | state before |    while a step has drafts
+                | state | state before |    while a step has drafts: the state after the last known token
 
     A state can't be cut at an earlier token: a request resumes only after a prefix that has a snapshot, and a branch
-    copies the state. A snapshot is made when a step ends at the end of a block of the prefix index, if a block is free.
+    copies the state. The kernels store a snapshot while they compute (``StepInput.slots``); ``IndexedPrefixes`` says
+    after which tokens.
     """
 
     may_lose = True
@@ -56,45 +56,31 @@ class StateCache(CacheKind):
         """Implements ``CacheKind``."""
         return min(tokens, self.size) if self.pool.certain(sequences)[0] >= sequences else 0
 
-    def usable_prefix(self, blocks: Sequence[int], tokens: int, size: int) -> int:
-        """Implements ``CacheKind``: the longest prefix whose end has a snapshot."""
-        return next((end for end in range(tokens // size * size, 0, -size) if blocks[end // size - 1] != NO_BLOCK), 0)
-
     def begin(self, request: Request, blocks: Sequence[int], tokens: int) -> int:
         """Implements ``CacheKind``."""
         request.tables.put(self.name, ())
         return blocks[-1] if tokens else NO_BLOCK
 
-    def indexed(self, request: Request, at: int, tokens: int, full: bool) -> int:
-        """Implements ``CacheKind``.
-
-        Makes a snapshot if the state is the one after ``tokens`` tokens and a block is free.
-        """
-        if not full or tokens != request.computed or not self._add_copy(request):
-            return NO_BLOCK
-        return request.tables[self.name][-1]
+    def indexed(self, request: Request, at: int) -> int:
+        """Implements ``CacheKind``: a node of the prefix index has snapshots instead."""
+        return NO_BLOCK
 
     def after_step(self, request: Request) -> None:
-        """Implements ``CacheKind``.
-
-        Releases the second block: the index holds a snapshot now, and no draft can be rejected.
-        """
+        """Implements ``CacheKind``. Releases the state before drafts, none of which can be rejected any more."""
         for block in request.tables[self.name][1:]:
             self.pool.release(block)
         request.tables.cut(self.name, 1)
 
     def before_drafts(self, request: Request) -> bool:
-        """Implements ``CacheKind``."""
-        return self._add_copy(request)
+        """Implements ``CacheKind``. Takes a block for the state before the drafts, if one is free."""
+        if len(request.tables[self.name]) > 1:  # of a step that was given up
+            return True
+        if not self.pool.available(request.tenant):
+            return False
+        request.tables.extend(self.name, [self.holder.allocate(request, self.name)])
+        return True
 
     def rollback(self, request: Request, start: int, tokens: int) -> int:
         """Implements ``CacheKind``. Returns to the state before the drafts; accepted tokens are computed again."""
         request.tables.put(self.name, list(request.tables[self.name])[::-1])
-        return start
-
-    def _add_copy(self, request: Request) -> bool:
-        """Has the next step copy the state before it changes the state. Returns False if no block is free for it."""
-        if not self.pool.available(request.tenant):
-            return False
-        self.holder.copy_block(request, self.name, request.tables[self.name][0])
-        return True
+        return start + 1

@@ -153,11 +153,11 @@ def test_a_state_is_stored_after_any_token(case: str) -> None:
         cache, lengths = torch.full((4, size + first + 1), float("nan")), torch.tensor([length], dtype=torch.int32)
         return stored(*parts, cache, table, starts_of((length,)), lengths, slots, first, *options)[1]
 
-    kept = states(26, {5: 0, 9: 3})
-    torch.testing.assert_close(kept[0], states(5, {})[1], rtol=1e-6, atol=1e-6, equal_nan=True)
-    torch.testing.assert_close(kept[3], states(9, {})[1], rtol=1e-6, atol=1e-6, equal_nan=True)
-    torch.testing.assert_close(kept[1], states(26, {})[1], rtol=0, atol=0, equal_nan=True)
-    assert kept[2].isnan().all(), "nothing else is written"
+    cache = states(26, {5: 0, 9: 3})
+    torch.testing.assert_close(cache[0], states(5, {})[1], rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(cache[3], states(9, {})[1], rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(cache[1], states(26, {})[1], rtol=0, atol=0, equal_nan=True)
+    assert cache[2].isnan().all(), "nothing else is written"
 
 
 @pytest.mark.parametrize("case", CASES)
