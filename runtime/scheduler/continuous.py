@@ -55,7 +55,7 @@ class ContinuousScheduler:
        its sequences. They stay promised to it while it runs (``Admission``).
     2. If no request can advance, pending snapshots are cancelled. If that isn't enough, all running requests are
        preempted, and the oldest search begins with nothing beside it (``PrefillPhase.chunks_of_first_search``).
-    3. Then each block is one of that search, or can be taken: nobody else holds one, pending copies for nobody are
+    3. Then each block is one of that search, or can be taken: nobody else holds one, pending snapshots are
        cancelled, and kept blocks of every tenant are evicted for the oldest request. ``check`` refuses a search whose
        sequences don't fit together. So all of them compute the tokens that they have, and the search goes on.
     4. Preemption takes no token from a request, and each has a limit of tokens. So step 2 comes to an end.
