@@ -28,20 +28,20 @@ def program() -> CpuProgram:
 
 def step(ids: list[int], past: int, block: int, slots: dict[int, int]) -> StepInput:
     """Tokens of a request with its state in ``block``; ``slots`` are token of the step -> slot."""
-    made = step_input([ids], [past], groups=["state"], tables=[[block]], return_logits=True)
-    made.arrays["slots:state"][:] = -1
+    new_step = step_input([ids], [past], groups=["state"], tables=[[block]], return_logits=True)
+    new_step.arrays["slots:state"][:] = -1
     for token, slot in slots.items():
-        made.arrays["slots:state"][token] = slot
-    return made
+        new_step.arrays["slots:state"][token] = slot
+    return new_step
 
 
 def test_a_request_goes_on_from_a_snapshot_with_the_same_bits() -> None:
     """It is stored after 3 of 6 tokens; another request with the first 3 tokens goes on in the snapshot's block."""
-    whole, kept = program(), program()
+    whole, snapshot = program(), program()
     ids = [0, 3, 5, 1, 1, 4]
     expected = whole.run(step(ids, 0, 2, {})).logits
-    np.testing.assert_array_equal(kept.run(step(ids, 0, 2, {2: 7 * STATE_TOKENS + 2})).logits, expected)
-    np.testing.assert_array_equal(kept.run(step(ids[3:], 3, 7, {})).logits, expected)
+    np.testing.assert_array_equal(snapshot.run(step(ids, 0, 2, {2: 7 * STATE_TOKENS + 2})).logits, expected)
+    np.testing.assert_array_equal(snapshot.run(step(ids[3:], 3, 7, {})).logits, expected)
 
 
 @pytest.mark.parametrize("slot", [-2, 8 * STATE_TOKENS])
