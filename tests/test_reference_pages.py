@@ -238,7 +238,7 @@ def vllm_lines(rules: Mapping[str, Rule]) -> Iterator[str]:
         if text:
             yield f"- {code(names)}: {text}"
     if "" in by_rule:
-        yield from ("", "Any value is taken, since no result depends on it:", "", *block(by_rule[""]))
+        yield from ("", "These are accepted and ignored, since no result depends on them:", "", *block(by_rule[""]))
 
 
 def vllm_page() -> str:
@@ -247,10 +247,10 @@ def vllm_page() -> str:
     lines = [
         "# vLLM's arguments",
         "",
-        "The arguments of vLLM that Enginewright takes under vLLM's name, and the values that it takes."
+        "The arguments of vLLM that Enginewright accepts under vLLM's name, and the accepted values."
         f" [Coming from another library](migration.md) has examples. {MADE}",
         "",
-        "Any other value, and an unknown name, is a `RequestError` that says what to use.",
+        "Another value, or an unknown name, raises a `RequestError` that says what to use.",
     ]
     for title, rules in (("LLM", OF_LLM), ("generate, chat, beam_search", calls), ("SamplingParams", OF_SAMPLING)):
         lines += ["", f"## {title}", "", *vllm_lines(rules)]

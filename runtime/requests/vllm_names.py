@@ -103,12 +103,12 @@ OF_LLM: Mapping[str, Rule] = {
         (False,), "text comes with the tokens", "Leave it out, and pass SamplingParams(detokenize=False)."
     ),
     "chat_template": Only((None,), "a bundle has its own templates", "Pass chat_template to llm.chat."),
-    "hf_overrides": Only(_EMPTY, "a model is what it was exported as", "Change its config.json, and export it again."),
+    "hf_overrides": Only(_EMPTY, "the export fixes the configuration", "Change its config.json, and export it again."),
     "device": Only((None, "auto"), "it is chosen by target", 'Use target="cpu" or another that the bundle has.'),
     "speculative_config": Only((None,), "it is called speculate here", 'Use speculate="lookup", or a draft\'s bundle.'),
     "generation_config": Only(
         (None, "vllm"),
-        "what a model's makers recommend is never applied by itself",
+        "the model makers' recommendations are never applied by default",
         "Pass llm.default_params() to generate or chat.",
     ),
     "override_generation_config": Only(
