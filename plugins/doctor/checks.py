@@ -36,7 +36,7 @@ class Problem:
     missing: bool = False
 
     def error(self) -> EnginewrightError:
-        """The error that says it."""
+        """Returns the problem as an error."""
         return (MissingDependencyError if self.missing else TargetError)(self.message, hint=self.hint)
 
 

@@ -60,15 +60,15 @@ class Examination:
 
 
 def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str] = ()) -> Examination:
-    """Looks at the targets of a bundle, or, without one, at what its targets could be.
+    """Examines the targets of a bundle, or without one, all possible targets.
 
     Args:
         machine: the result of ``look_at_machine``.
-        bundle: an open one, or None.
-        named: the targets to look at; none: all.
+        bundle: an open bundle, or None.
+        named: the targets to examine; empty for all.
 
     Raises:
-        RequestError: a name that no target has.
+        RequestError: no target has one of the names.
     """
     for name in named:
         if name not in TARGETS and (bundle is None or name not in bundle.targets):
@@ -118,7 +118,7 @@ def _judged(name: str, checked: Checked) -> Finding:
 
 
 def _with_memory(checked: Checked, machine: Machine, bundle: Bundle) -> Checked:
-    """Weights are mapped, so that more of them than memory is slow, and not impossible."""
+    """Adds a note if the weights exceed the free memory: they are mapped, so this is slow but possible."""
     weights = sum(blob.bytes for blob in bundle.index.blobs)
     if weights <= machine.free_bytes:
         return checked

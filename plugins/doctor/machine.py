@@ -1,7 +1,7 @@
 """Reads the parts of a machine that targets depend on: processor, memory, GPUs, and libraries with their versions.
 
-Nothing heavy is loaded: versions are read from what pip wrote, and GPUs are found through the driver's own libraries.
-A target's own ``serve.doctor`` says what else it looks at: ``look(problems)`` gives fields of ``Machine``.
+Large libraries aren't loaded: versions come from pip's metadata, and GPUs from the driver's own libraries. A target's
+``serve.doctor`` adds its own checks: ``look(problems)`` returns fields of ``Machine``.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class Machine:
     Attributes:
         system: the operating system and architecture, such as "Linux x86_64".
         processor: the processor's name.
-        features: its instruction-set flags, as Linux names them; () if they aren't listed.
+        features: its instruction-set flags, with Linux's names; () if they aren't listed.
         instruction_sets: instruction sets of the cpu target's kernels that this processor runs, best first; () if the
             extension module can't be loaded.
         cores: the number of cores that this process may use.
         memory_bytes, free_bytes: bytes of memory, and those still free.
         python: the version of Python.
-        packages: name -> version of those of ``PACKAGES`` that are installed, and of IREE's runtime ("iree").
+        packages: versions of the installed ones of ``PACKAGES``, and of IREE's runtime ("iree"), by name.
         providers: the execution providers of onnxruntime.
         onnx_operators: True if the library of our operators for onnxruntime is there.
         xla_handlers: True if the library of our handlers for XLA is there.
         pjrt_plugins: plugins of jaxlib that are installed besides its CPU client.
-        cuda_of: package -> the major version of CUDA that it was built for, if the name of the installed package has it
+        cuda_of: the major version of CUDA that a package was built for, if the installed package's name has it
             (tensorrt_cu13).
         torch_cuda: the CUDA that torch was built for; "" if it has none, or isn't installed.
         driver: version of NVIDIA's driver; "" if there is none.
-        cuda: the newest CUDA that the driver runs.
+        cuda: the newest CUDA that the driver supports.
         gpus: NVIDIA's GPUs.
         gpu_problem: the reason why there are none; "" if there are.
-        problems: package -> the reason why it doesn't load, for those that were tried.
+        problems: the reason why a package can't be loaded, for those that were tried.
     """
 
     system: str
@@ -158,7 +158,7 @@ def _gpus() -> tuple[str, tuple[InstalledGpu, ...], str]:
 
 
 def _versions() -> dict[str, str]:
-    """Lists versions of what is installed, under whatever name (onnxruntime-gpu is onnxruntime too)."""
+    """Returns the versions of installed packages, also under other distribution names such as onnxruntime-gpu."""
     distributions = metadata.packages_distributions()
     versions = {}
     for name in PACKAGES:

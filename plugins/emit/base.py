@@ -43,7 +43,7 @@ class EmitOptions:
     sections: tuple[Section, ...] = ()
 
     def section(self, kind: type[S]) -> S:
-        """The table of that kind; its defaults where the recipe has none."""
+        """Returns the recipe's table of that kind; its defaults if the recipe has none."""
         return next((section for section in self.sections if isinstance(section, kind)), None) or kind()
 
 
@@ -54,20 +54,21 @@ class Emitter(Protocol):
     def name(self) -> str: ...
 
     def passes(self) -> list[Pass]:
-        """The fusions that pay on this target, in order, and before them what only it can store in fewer bits. A recipe
-        may turn each exact one off, or require it, by its name.
+        """Returns the target's own passes in order: storage in fewer bits that only it supports, then fusions that make
+        it faster.
 
-        They run on a copy of the program, which ``emit`` then gets.
+        They run on a copy of the program, which ``emit`` then gets. A recipe may turn each exact pass off, or require
+        it, by its name.
         """
         ...
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """Writes the target's files and weights; leaves ``program`` as it is. The same program gives the same bytes.
+        """Writes the target's files and weights. ``program`` isn't changed. Equal programs give equal bytes.
 
         Args:
-            program: a program with attention in its paged form, and what ``passes`` made of it.
+            program: a program with attention in its paged form, after ``passes``.
             writer: the bundle being written; it is not committed here.
             progress: a function called with the stage "emit", weight by weight.
             options: further inputs of the target; most need none.
@@ -77,7 +78,7 @@ class Emitter(Protocol):
 
         Raises:
             UnsupportedModelError: the target can't run an op of the program.
-            TargetError, RecipeError: what ``options`` say can't be made.
+            TargetError, RecipeError: ``options`` can't be satisfied.
             BundleError, CapacityError: a file can't be written.
         """
         ...

@@ -1,8 +1,8 @@
-"""Writes a bundle whole or not at all.
+"""Writes a bundle completely or not at all.
 
-Everything goes to a hidden folder beside the final name, which ``commit`` renames into place. An exception or Ctrl-C
-removes that folder; what a killed process left is removed by the next export to the same name. A folder is left alone
-while another process writes in it: the writer holds a lock (flock) on it, which the system drops with the process.
+All files are written to a hidden folder next to the final name, which ``commit`` renames. An exception or Ctrl-C
+removes that folder; the next export to the same name removes that of a killed process. The writer holds a lock (flock)
+on the folder, which ends with the process, so that another process doesn't remove it while it is in use.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class BundleWriter:
             writer.weights().add("embed", table, parts=[SourceRows(source="model.embed", rows=(0, 49152))])
             writer.commit(manifest, {"cpu": TargetManifest()})
 
-    Leaving the block without ``commit`` (or ``complete`` and ``publish``) leaves nothing behind.
+    Leaving the block without ``commit`` (or ``complete`` and ``publish``) removes all files.
 
     Args:
         final_path: the bundle to write. It may be an empty folder.
-        overwrite: replace a bundle that is there. What isn't a bundle, or has a file that isn't the bundle's, is never
+        overwrite: True replaces an existing bundle. A folder that isn't a bundle, or has other files too, is never
             replaced.
         inputs: the files that the bundle is made from, which must be outside of it.
 
     Raises:
-        BundleError: ``final_path`` exists, or can't be taken (see ``output_place``), or a file can't be written there.
+        BundleError: ``final_path`` exists, or can't be used (see ``output_place``), or a file can't be written there.
         CapacityError: the disk is full; names the file and the bytes needed.
     """
 
@@ -138,7 +138,7 @@ class BundleWriter:
         self._add(path, file)
 
     def adopt(self, path: str, source: Path) -> FileSection:
-        """Moves the file ``source``, which lies on the bundle's disk, to ``path``; gives its size and hash.
+        """Moves the file ``source``, on the same disk, to ``path`` in the bundle; returns its size and hash.
 
         Raises ValueError for a path written before, BundleError if it can't be moved.
         """
@@ -156,9 +156,9 @@ class BundleWriter:
 
     @contextmanager
     def undone_by_error(self, target: str) -> Iterator[None]:
-        """Takes back what was written within for ``target``, if an error leaves the block: its files and its weights.
+        """Removes files and weights that the block wrote for ``target`` if it raises an error.
 
-        A blob that was completed within keeps its bytes, which no tensor of the index refers to.
+        A blob that was completed in the block stays, without any tensor of the index in it.
         """
         files, weights = dict(self._files), self.weights()
         before = weights.mark()
@@ -305,10 +305,10 @@ class WeightsMark:
 
 
 class WeightsWriter:
-    """Streams tensors into blobs. Holds no more of them than the chunk being written.
+    """Streams tensors into blobs. Only the chunk being written is in memory.
 
-    Bytes that are there already (a table or a norm that two targets read as it is) are not stored again: the index has
-    the same place for both tensors.
+    Equal bytes (a table or a norm that two targets read in the same form) are stored once: the index has the same
+    location for both tensors.
     """
 
     def __init__(self, writer: BundleWriter) -> None:
@@ -330,7 +330,7 @@ class WeightsWriter:
         dtype: Dtype = "f32",
         stored_as: Storage | None = None,
     ) -> TensorEntry:
-        """Appends a tensor.
+        """Appends a tensor, and returns its entry of the index.
 
         Args:
             name: the name in the index; programs use it by this name.
@@ -338,12 +338,12 @@ class WeightsWriter:
                 of panels they are packed already (``weights.pack``, or panel by panel).
             layout: see ``weights``.
             parts: the rows of source tensors that it is made of.
-            shape: the logical shape; may be left out for one array in layout rows.
+            shape: the logical shape; not needed for one array in layout rows.
             dtype: the elements' type; the arrays must have it.
-            stored_as: the format in whose blocks they are given instead.
+            stored_as: the format whose blocks ``data`` has, instead of elements of ``dtype``.
 
         Raises:
-            ValueError: a name that was added before; data of another type or size than ``shape`` and ``dtype`` say.
+            ValueError: the name was added before, or data has another type or size than ``shape`` and ``dtype``.
         """
         if name in self._tensors or self.finished:
             raise ValueError(f"tensor {name} was added before, or after the weights were finished")
@@ -436,7 +436,9 @@ def blob_path(index: int) -> str:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the lock on ``folder``, or None if another process holds it or the folder is gone."""
+    """Returns a descriptor that holds the lock on ``folder``; None if another process holds it or the folder is
+    gone.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

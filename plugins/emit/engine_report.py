@@ -1,4 +1,4 @@
-"""Engines that were built: what an export reports of them, and what `optimize build` writes."""
+"""Reports of built engines: for an export, and for `optimize build`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from enginewright.runtime.shared.progress import Progress
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """An engine for steps of one phase, as ``optimize build`` writes it.
+    """An engine for steps of one phase, built by ``optimize build``.
 
-    ``scratch_bytes``: of GPU memory that it needs while it runs, as the library says once it is loaded.
+    ``scratch_bytes``: the GPU memory that it needs while it runs, reported by the library after loading.
     """
 
     phase: Literal["decode", "prefill"]
@@ -23,17 +23,17 @@ class BuiltPlan:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """An engine as it was built, for report.json.
+    """The report of a built engine, for report.json.
 
     Attributes:
         target: the target's name.
         file: the file's path in the bundle.
-        seconds: the time of building it, in seconds.
-        peak_rss_bytes: the most that the process which built it had resident.
+        seconds: the duration of building it.
+        peak_rss_bytes: the peak resident memory of the process that built it.
         file_bytes: the size of the file.
         compute_capabilities: the compute capabilities that it was built for.
         profiles: sizes of its steps, as text.
-        attentions: attentions that the library fuses; others are computed op by op.
+        attentions: the number of attentions that the library fuses; others are computed op by op.
     """
 
     target: str
@@ -51,12 +51,13 @@ class BuildReport:
     """The result of `optimize build`.
 
     Attributes:
-        built: False if the target was ready, and was left alone.
+        built: False if the target was ready and wasn't changed.
         gpu: the GPU that the engines run on.
-        library, version: the library that built them; the same version has to run them.
-        engines: file -> bytes.
-        scratch: file -> bytes of GPU memory that the engine needs while it runs, besides weights and caches.
-        copies: files of engines whose memory is large enough for a copy of a cache, which TensorRT may have added.
+        library, version: the library that built them; only the same version can run them.
+        engines: bytes of each engine's file, by the file's name.
+        scratch: GPU memory in bytes that each engine needs while it runs, besides weights and caches, by file.
+        copies: files of engines whose scratch memory is large enough for a copy of a cache, which TensorRT may have
+            added.
     """
 
     path: str

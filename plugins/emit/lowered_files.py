@@ -14,8 +14,10 @@ from .weights import add_weight
 
 
 def with_own_names(lowering: Lowering, target: str) -> Lowering:
-    """Returns a lowering with weights named NAME.TARGET, since other targets may store them in other forms. Equal bytes
-    are stored once, whatever their names."""
+    """Returns a lowering with weights named NAME.TARGET, since other targets may store them in other forms.
+
+    Equal bytes are stored once, whatever their names.
+    """
 
     def own(name: str) -> str:
         return f"{name}.{target}"
@@ -33,7 +35,7 @@ def with_own_names(lowering: Lowering, target: str) -> Lowering:
 def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progress: Progress) -> str:
     """Writes weights/ and targets/TARGET/programs/decode.json, and returns the text of the latter.
 
-    One weight is in memory at a time, and one expert of those that are stored one by one.
+    At most one weight is in memory at a time, or one expert if experts are stored separately.
 
     Args:
         lowering: a lowering with memory planned.
@@ -41,7 +43,7 @@ def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progres
         writer: the bundle being written.
         progress: a function called with the stage "emit", weight by weight.
 
-    Raises BundleError or CapacityError where a file can't be written.
+    Raises BundleError or CapacityError if a file can't be written.
     """
     uses = lowering.program.weights
     progress(ProgressEvent("emit", 0, len(uses)))

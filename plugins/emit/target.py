@@ -17,25 +17,24 @@ from .base import EmitOptions, Emitter
 
 @dataclass(frozen=True)
 class Target:
-    """The compiler's half of a target.
+    """The compiler's description of a target.
 
     Attributes:
         emitter: lowers a program and writes the target's files.
         tools: distributions that it is made with, besides those of every export; the manifest has their versions.
-        check: a function of a target that can't be emitted everywhere: it raises the emitter's errors before any work
-            is done.
+        check: raises the emitter's errors before any work is done, for targets that can't be emitted everywhere.
         gpus: the GPUs that it builds for by default; () for a target that isn't built for GPUs.
         check_gpus: raises TargetError for GPUs that it can't be built for.
-        narrow_caches: True if its KV cache may have fewer bits than what it computes with.
-        caches: the cache formats that it may have, if not all of them.
-        cache_instructions: those of the cache formats that its GPUs must have instructions for.
-        floats: the type of activations by default, if a recipe doesn't state one ([engines] dtype).
-        instructions: formats of weights that its GPUs must have instructions for.
-        every_format: True if it reads formats of weights that not every target reads.
+        narrow_caches: True if its KV cache may have fewer bits than its computation.
+        caches: returns the supported cache formats, if not all are.
+        cache_instructions: cache formats that need instructions of its GPUs.
+        floats: the default type of activations, if a recipe has none ([engines] dtype).
+        instructions: weight formats that need instructions of its GPUs.
+        every_format: True if it supports weight formats that not all targets support.
         states: True if it has kernels for the states of recurrent layers.
-        adaptive_context: True if its attention chooses what it looks at, where a recipe says so.
-        lower: gives the lowered program that the target runs, with memory planned; None: it runs no such program.
-        no_cache: why caches with scales are unsupported, where ``caches`` depends on the recipe.
+        adaptive_context: True if it supports [adaptive_context] of recipes.
+        lower: returns the lowered program that the target runs, with memory planned; None if it runs no such program.
+        no_cache: the reason why caches with scales are unsupported, if ``caches`` depends on the recipe.
     """
 
     emitter: Emitter

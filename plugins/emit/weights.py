@@ -25,13 +25,14 @@ _CHUNK_BYTES = 32 << 20
 
 
 def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr, *, coded: bool = False) -> TensorEntry:
-    """Evaluates a weight and writes it as kernels read it, a piece at a time.
+    """Evaluates a weight and writes it in its kernels' layout, a piece at a time.
 
-    ``coded``: ``Bundle.weight`` alone reads it, so that floats of a format that no kernel reads are stored as this.
+    ``coded``: True if only ``Bundle.weight`` reads it; then a format without kernels is stored as blocks instead of
+    floats.
 
     Raises:
-        UnsupportedModelError: it has values that the type it is stored in doesn't have.
-        SourceError, BundleError, CapacityError: it can't be read, or not written.
+        UnsupportedModelError: a value can't be represented in the stored type.
+        SourceError, BundleError, CapacityError: the weight can't be read or written.
     """
     stored: Array | Iterator[Array] = stored_chunks(use, expr)
     storage: Storage | None = None

@@ -75,20 +75,19 @@ class CpuProgram:
     Args:
         lowered: the program, with memory planned (every buffer has an offset).
         weights: the memory of every weight the program uses, by name: C-contiguous, 64-byte aligned, packed in the
-            layout that the program asks for; dtype and shape of the array don't matter, its bytes do. Kept alive; may
-            be a read-only map of a file.
+            program's layout. Only the bytes matter, not the array's dtype and shape. The arrays are kept alive, and may
+            be read-only maps of a file.
         blocks: number of KV blocks P of each cache group, by name. Cache memory is address space until it is written.
         threads: 0 means the cores this process may use, by affinity and cgroup quota.
-        isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
-        tuning: ``TUNABLES`` by name: the way work is cut into tasks, and the time that threads wait awake. A missing
-            one, or 0, is the kernels' own choice. Logits are bit-equal for any.
-        exchange: the exchange with the other ranks of a program of several. Every rank runs the same steps.
-        offload: the number of blocks of each cache group that there is memory for, in layers that choose what they
-            attend to. The others wait in a file without a name in its folder. Other layers have memory for all. None:
-            all layers have.
+        isa: one of ``isas()``; None means the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
+        tuning: ``TUNABLES`` by name: how work is divided into tasks, and how long threads spin. A missing one, or 0,
+            means the kernels' own choice. Logits are bit-equal for any.
+        exchange: the exchange with the other ranks, if the program has several. Every rank runs the same steps.
+        offload: the number of blocks in memory for each cache group, in layers with adaptive context. Other blocks are
+            in an unnamed file in its folder. Other layers have all blocks in memory. None: all layers have.
 
     Raises:
-        BundleError: the program or a weight doesn't hold together; names step, operand and module path.
+        BundleError: the program or a weight is inconsistent; names step, operand and module path.
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
         OffloadError: no file can be made in the folder of ``offload``.
         EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
@@ -177,9 +176,9 @@ class CpuProgram:
         return output, np.asarray(extra["seconds"])
 
     def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
-        """Runs as ``run`` does; returns copies of what step ``index`` of the program wrote, one for each output.
+        """Runs as ``run`` does; returns copies of the outputs of the program's step ``index``.
 
-        A step with nothing to do wrote nothing. Raises RequestError if there is no such step.
+        The list is empty if the step had nothing to do. Raises RequestError if there is no such step.
         """
         if not 0 <= index < len(self.lowered.steps):
             raise RequestError(f"step {index} is not in [0, {len(self.lowered.steps)})")
@@ -210,9 +209,9 @@ class CpuProgram:
         return self._run(step, watch=named)[0]
 
     def cache_arrays(self, group: str, layer: int) -> tuple[FloatArray, FloatArray]:
-        """A layer's cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools.
+        """Returns a layer's cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools.
 
-        Views of the memory of an f32 cache; of another format, a copy of what it stands for.
+        An f32 cache is returned as views of its memory; other formats as decoded copies.
         """
         return _cpu.cache_arrays(self._executor, group, layer)
 
@@ -221,9 +220,9 @@ class CpuProgram:
         return _cpu.cache_memory(self._executor, group, layer)
 
     def check_memory(self) -> None:
-        """Lays out steps of some sizes, and runs none. ``blocks`` must have been one or more of each group.
+        """Checks the memory layout of steps of some sizes without running them. Each group needs at least one block.
 
-        Raises BundleError where something lies outside of the arena, or over what is still read; CapacityError.
+        Raises BundleError if a buffer exceeds the arena or overwrites one that is still read; CapacityError.
         """
         for sizes in _PROBES:
             try:
@@ -232,8 +231,10 @@ class CpuProgram:
                 raise BundleError(f"program: {e.message.removeprefix('step: ')}", hint=_EXPORT_AGAIN) from e
 
     def begin_for_tvm(self, step: StepInput) -> npt.NDArray[np.uint8]:
-        """Begins a step that a library compiled by TVM runs on the calling thread; gives the arena, which it reads and
-        writes. The library calls ``RUN_STEP_FOR_TVM`` and ``RUN_LOOP_FOR_TVM``. Raises as ``run`` does."""
+        """Begins a step that a library compiled by TVM runs on the calling thread; returns the arena.
+
+        The library calls ``RUN_STEP_FOR_TVM`` and ``RUN_LOOP_FOR_TVM``. Raises the errors of ``run``.
+        """
         return self._asked(lambda: _cpu.begin_for_tvm(self._executor, step.arrays))
 
     def end_for_tvm(self) -> None:

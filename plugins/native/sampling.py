@@ -36,13 +36,13 @@ class RowSampler:
     def sample(self, logits: FloatArray, sampling: SamplingBatch, *, return_logits: bool = False) -> StepOutput:
         """Draws a token from each row of logits [R, V] float32, and computes the logprobs that ``sampling`` requests.
 
-        A row with a logit that is NaN or +infinity gets ``NO_TOKEN``; the others are as they would be without it.
+        A row with a logit that is NaN or +infinity gets ``NO_TOKEN``; other rows aren't affected.
 
         Args:
-            return_logits: put the logits into the output as well.
+            return_logits: True adds the logits to the output.
 
         Raises:
-            RequestError: a value of ``sampling`` is out of range, or there is not one for each row.
+            RequestError: a value of ``sampling`` is out of range, or there isn't one for each row.
         """
         rows = np.ascontiguousarray(logits, np.float32)
         try:

@@ -45,14 +45,13 @@ class _Runs:
 
 
 class StepProfile:
-    """Seconds of each step of the program, with what it moved and multiplied. Not safe for several threads.
+    """Sums the seconds, bytes and multiply-adds of each step of a program. It isn't thread-safe.
 
-    Where none is asked for, no clock is read.
+    Without a profile, no clock is read.
 
     Attributes:
         runs: the number of runs added.
-        seconds: seconds of these runs as the caller saw them: kernels, checks of the inputs, sampling, copies of
-            logits.
+        seconds: duration of these runs for the caller: kernels, checks of the inputs, sampling, copies of logits.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class StepProfile:
         self._runs: dict[tuple[int, StepSizes], _Runs] = {}
 
     def run(self, program: CpuProgram, step: StepInput) -> StepOutput:
-        """``program.run(step)``, and raises what it raises; what fails isn't counted."""
+        """Runs ``program.run(step)`` and adds its times. Raises its errors; a failed run isn't added."""
         start = time.perf_counter()
         output, seconds = program.profile(step)
         self.add(program.lowered, sizes_of(step), seconds, time.perf_counter() - start)
@@ -79,7 +78,7 @@ class StepProfile:
 
     @property
     def kernels(self) -> float:
-        """Seconds of all steps of the program; ``seconds`` less this is what happened around them."""
+        """Returns the seconds of all steps of the program; the rest of ``seconds`` is work around them."""
         return sum(float(r.seconds.sum()) for r in self._runs.values())
 
     def by_op(self) -> list[StepTotal]:
@@ -87,7 +86,7 @@ class StepProfile:
         return self.totals(lambda step: step.op)
 
     def totals(self, key: Callable[[Step], str]) -> list[StepTotal]:
-        """Adds up by any key; those that took longest first."""
+        """Returns the totals of steps grouped by ``key``, the longest first."""
         calls: defaultdict[str, int] = defaultdict(int)
         seconds: defaultdict[str, float] = defaultdict(float)
         costs: defaultdict[str, StepCost] = defaultdict(StepCost)

@@ -18,9 +18,9 @@ def available_threads(root: Path = Path("/")) -> int:
 
 
 def core_shares(ranks: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
-    """The cores of this process, shared out among ranks: neighbours together, by NUMA node, and both threads of a core.
+    """Divides the cores of this process among ranks: neighbours together, by NUMA node, with both threads of a core.
 
-    Empty where there are fewer cores than ranks, or the system doesn't say. ``root`` is where /sys is looked for.
+    Empty if there are fewer cores than ranks, or the system has no affinities. ``root``: the folder that contains /sys.
     """
     if not hasattr(os, "sched_getaffinity"):
         return ()

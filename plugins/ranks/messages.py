@@ -1,8 +1,8 @@
-"""Messages between ranks that share no memory, over connections of TCP.
+"""Messages between ranks that share no memory, over TCP.
 
-Whoever can read what goes over the network can read what they say, and alter it: they belong on a private network.
-Ranks read and write in the call that waits. With gloo of torch.distributed, which does it in a thread of its own, a
-token of SmolLM2 by tensor=2 took 143 ms over 10 Gbit/s on two cores, and so it takes 22 (benchmarks/notes/ranks.md).
+The connections aren't encrypted or authenticated, so they belong on a private network. Ranks read and write in the call
+that waits. gloo of torch.distributed uses a thread of its own instead; with it a token of SmolLM2 by tensor=2 took
+143 ms over 10 Gbit/s on two cores, and with this module 22 ms (benchmarks/notes/ranks.md).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Mail:
         return works
 
     def _send_later(self, message: Bytes, to: Sequence[int], tag: int) -> None:
-        """Sends what is taken sooner or later, and waits for what was sent long before."""
+        """Starts sending a message, and waits for the oldest unfinished ones if there are many."""
         self._unread.append((message, self._send(message, to, tag)))
         while len(self._unread) > 4 * len(self._machines):
             self._finish(self._unread.popleft()[1])
@@ -208,7 +208,7 @@ class Connections:
         return self._links[rank, tag].send(message.data)
 
     def recv(self, array: Bytes, rank: int, tag: int) -> _Receiving:
-        """The next message of a rank, as long as ``array``; who waits for it reads it."""
+        """Starts receiving the next message of a rank into ``array``; waiting for it reads it."""
         return _Receiving(self._links[rank, tag].socket, array.data)
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class _Link:
                 made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: memoryview) -> _Sending:
-        """Sends what the system takes at once; a thread sends the rest, if there is any."""
+        """Sends the bytes that the system accepts at once; a thread sends the rest, if there is any."""
         sending = _Sending(message)
         with self._lock:
             if not self._unsent:
@@ -278,7 +278,9 @@ class _Sending:
         self.left, self.problem, self.done = message, "", threading.Event()
 
     def wait(self, limit: timedelta) -> None:
-        """Returns when the system has taken all of it. Raises RuntimeError where it doesn't."""
+        """Waits until the system has accepted all bytes. Raises RuntimeError if that fails or takes longer than
+        ``limit``.
+        """
         if not self.done.wait(min(limit.total_seconds(), threading.TIMEOUT_MAX)):
             raise RuntimeError("it takes nothing")
         if self.problem:

@@ -1,7 +1,7 @@
-"""The ranks but the first, as rank 0 sees them: started, told what to open, sent steps, watched, and ended.
+"""Controls the ranks other than 0 from rank 0: starts them, sends settings and steps, monitors and ends them.
 
-Where they live is said by ``Places``. A rank that dies, or says nothing for too long, is lost, and with it all: every
-step from then on raises an error that names the rank, and no other stays.
+``Places`` decides where they run. If a rank dies, or sends nothing for too long, all are ended: every later step raises
+an error that names the rank.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class OtherRanks:
     """The ranks except the first, as rank 0 reaches them.
 
     Args:
-        how: the partition, of as many ranks as there are places.
-        places: the places where ranks run; closed with this.
+        how: the partition, with as many ranks as there are places.
+        places: the places where ranks run; ``close`` closes them too.
         patience: seconds that a rank waits for a message of another one.
 
     Attributes:
         mail: messages between rank 0 and the others, once they are ready.
-        store: the store by which they joined.
-        problem: a description of how a rank was lost, or that this was closed; "" as long as all are there.
+        store: the store through which they connected.
+        problem: a description of how a rank was lost, or that this object was closed; "" while all run.
 
     Raises EnginewrightError if no port can be opened.
     """
@@ -92,9 +92,9 @@ class OtherRanks:
         self._places.start(f"{self._places.machines[0]}:{self.store.port}")
 
     def wait_until_ready(self) -> None:
-        """Returns when all have opened their parts, and can send each other something. Watches them from now on.
+        """Waits until all ranks have opened their parts and are connected; from then on they are monitored.
 
-        Raises what went wrong there, and EnginewrightError if a rank died or they can't reach each other.
+        Raises a rank's error, and EnginewrightError if a rank died or they can't reach each other.
         """
         limit = time.monotonic() + START_SECONDS
         waiting = set(range(1, self._count))
@@ -119,18 +119,21 @@ class OtherRanks:
         threading.Thread(target=_watch, args=(weakref.ref(self), self._closed), name="ranks", daemon=True).start()
 
     def raise_if_lost(self) -> None:
-        """Raises EnginewrightError if one of them was."""
+        """Raises EnginewrightError if a rank was lost."""
         if self.problem:
             raise EnginewrightError(self.problem, hint=self._hint)
 
     def lose(self, rank: int, problem: str, cause: BaseException) -> NoReturn:
-        """Raises EnginewrightError: a rank was silent, and it, or the one that it waits for, is lost."""
+        """Raises EnginewrightError after a rank sent nothing in time; finds out if it or one that it waits for is
+        lost.
+        """
         self.find_lost(rank, problem)
         raise EnginewrightError(self.problem, hint=self._hint) from cause
 
     def lose_one(self, problem: str, cause: BaseException) -> NoReturn:
-        """Raises EnginewrightError: one of them didn't come where all meet. It has ended, or says nothing, or says that
-        something else went wrong in it."""
+        """Raises EnginewrightError after a rank missed a collective; finds the rank that has ended, is silent or has
+        an error.
+        """
         limit = time.monotonic() + _REPORT_SECONDS
         waiting = set(range(1, self._count))  # for those that come
         lost = None
@@ -155,7 +158,9 @@ class OtherRanks:
         raise AssertionError("a problem was there") from cause
 
     def find_lost(self, rank: int, problem: str) -> None:
-        """Asks a rank that seems lost whom it waits for, and so on; the last one is to blame. Then all are ended."""
+        """Asks a silent rank for the rank that it waits for, and so on; the last one is reported as lost. Then all are
+        ended.
+        """
         with self._lost_lock:
             seen = {0}
             while not self.problem and rank not in seen:

@@ -67,7 +67,7 @@ class ProcessPlaces:
 
 
 def errors_of(rank: int) -> int:
-    """Memory for what a rank writes to its standard error, to be shown if it dies."""
+    """Returns a memory file for a rank's standard error, which is shown if the rank dies."""
     return os.memfd_create(f"enginewright-rank-{rank}", os.MFD_CLOEXEC)
 
 

@@ -1,7 +1,7 @@
-"""A rank but the first: a process that joins rank 0 by an address, and runs the steps that rank 0 sends.
+"""A rank other than 0: a process that connects to rank 0's address, and runs the steps that rank 0 sends.
 
-At the address, HOST:PORT, is rank 0's store (a TCPStore of torch.distributed). In it the rank finds what it is to open,
-and says what is wrong, or that it is ready. Then all connect to each other.
+At the address, HOST:PORT, is rank 0's store (a TCPStore of torch.distributed). The rank reads its settings there, and
+replies that it is ready or has an error. Then all ranks connect to each other.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def join(address: str, timeout: float = START_SECONDS) -> TCPStore:
 
 
 def serve_rank(address: str, rank: int, open_part: Callable[[bytes, int], Part]) -> None:
-    """Runs a rank until rank 0 ends, or something goes wrong; then it returns, having reported it.
+    """Runs a rank until rank 0 ends, or an error occurs; the error is reported to rank 0.
 
-    ``open_part`` takes what rank 0 has set for this rank, and its number.
+    ``open_part``: called with rank 0's settings for this rank, and the rank's number.
     """
     store = join(address)
     try:

@@ -60,7 +60,7 @@ def facts(bundle: Bundle, program: LoweredProgram, further: Mapping[str, str]) -
 
 
 def check_same(here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raises BundleError naming what differs from ``there``, which is rank 0's."""
+    """Raises BundleError naming a value that differs from rank 0's, ``there``."""
     for name, value in there.items():
         if here.get(name) != value:
             raise BundleError(

@@ -37,7 +37,7 @@ def capsule_of(array: Array) -> Any:
 
 
 class _Writable:
-    """An array's memory as NumPy takes it from others: with a word that it may be written to."""
+    """An array's memory in NumPy's array interface, marked as writable."""
 
     def __init__(self, array: Array) -> None:
         self._array = array  # what NumPy makes of this holds this, and so the memory

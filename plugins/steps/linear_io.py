@@ -1,25 +1,25 @@
-"""The linear form of a step: what an ONNX file of a bundle takes and gives. The ``io`` section of a target's manifest.
+"""The linear form of a step: inputs and outputs of a bundle's ONNX file. The ``io`` section of a target's manifest.
 
-B requests of S tokens each, N = B*S; a request's cache is one slot of C tokens in a row, at the place that its index in
-the batch says. R rows of logits are wanted. Sizes B, S, C and R are known when a step runs.
+B requests of S tokens each, N = B*S. A request's cache is one slot of C contiguous tokens, at the request's index in
+the batch. R rows of logits are requested. The sizes B, S, C and R may differ between steps.
 
-The last of a slot's C places is for rows that rest, so a request has C - 1 tokens at most, and a file for slots of one
-fixed size serves a context of one token less.
+Unused rows write to the last of a slot's C positions, so a request has C - 1 tokens at most, and a file for slots of
+one fixed size serves a context of one token less.
 
     input_ids        i64 [B, S]
     position_ids     i64 [B, S]
-    write_index      i64 [B]            where in its slot a request's first token of this step goes
+    write_index      i64 [B]            position in the slot of a request's first token of this step
     MASK             bool [B, 1, S, C]  one for each window: True where the key may be attended to
     rows             i64 [R]            indices into the N tokens
     past_key_L       [B, Nkv, C, D]     for each layer L of a cache group
     past_value_L     [B, Nkv, C, Dv]
 
     logits           f32 [R, V]
-    present_key_L    as past_key_L, and may be the very memory of it
+    present_key_L    as past_key_L, and may share its memory
     present_value_L  as past_value_L
 
-The contrib and kernels variants take and give the same, but no mask where GroupQueryAttention attends. Requests that
-run together, with more than one token each, must be at their beginning there.
+The contrib and kernels variants have the same inputs and outputs, but no mask where GroupQueryAttention attends. In
+these, requests with more than one token each can run together only if all begin at position 0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
         return cls(**shape, mask=mask_name(group.window))
 
     def to_group(self, block_size: int) -> CacheGroup:
-        """The group as schedulers see it: a slot of ``block_size`` tokens is one block."""
+        """Returns the group for schedulers, with a slot of ``block_size`` tokens as one block."""
         return CacheGroup(**self.model_dump(exclude={"mask"}), block_size=block_size)
 
 
@@ -72,7 +72,7 @@ class VariantFile(Record, frozen=True, kw_only=True):
     """A further file with onnxruntime's own operators, or with ours as well.
 
     Attributes:
-        file: the file's path in the bundle; "" where nothing would be in it that the standard file hasn't.
+        file: the file's path in the bundle; "" if it would equal the standard file.
         standard: the attentions that keep standard operators, each with the reason.
         accuracy_level: see ``LinearIo``.
     """
@@ -90,14 +90,14 @@ class NarrowFile(Record, frozen=True, kw_only=True):
 
 
 class LinearIo(Record, frozen=True, kw_only=True):
-    """The section of a target in the linear form: its files, and all that running a step needs.
+    """The section of a target in the linear form: its files, and the data for running a step.
 
     Attributes:
-        file: the standard variant's path in the bundle; "" if it was made into engines and isn't kept.
+        file: the standard variant's path in the bundle; "" if it was built into engines and removed.
         opset: the version of the standard operators in it.
         onnxruntime: the smallest version that runs it.
-        variant: the kind of ``file``: "standard" has nothing but standard operators, "contrib" onnxruntime's own too,
-            "kernels" those of the library ``plugins/onnx/kernels`` as well.
+        variant: the kind of ``file``: "standard" has only standard operators, "contrib" also onnxruntime's own,
+            "kernels" also those of the library ``plugins/onnx/kernels``.
         contrib, kernels: the variants next to a standard file; None if they weren't requested.
         narrow: the variant of 16 bits next to it; None if it wasn't requested.
         accuracy_level: the level of products with weights of 4 bits in onnxruntime (MatMulNBits): 1 multiplies floats,
@@ -168,6 +168,6 @@ def linear_io(bundle: Bundle, target: str) -> LinearIo:
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
-    """The onnxruntime that a target of this form needs at least."""
+    """Yields the minimum version of onnxruntime that a target of this form needs."""
     if (io := target.section(LinearIo)) is not None:
         yield "onnxruntime", io.onnxruntime

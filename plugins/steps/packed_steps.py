@@ -18,13 +18,13 @@ from enginewright.runtime.shared.step_schema import BLOCK_TABLE, ROWS, Array, gr
 
 @dataclass(frozen=True)
 class StepShape:
-    """Sizes that a step is padded to; equal ones share a graph.
+    """The sizes that a step is padded to. Steps of equal shape share a graph.
 
     Attributes:
-        profile: the profile of the target that runs it.
+        profile: index of the target's profile that runs it.
         tokens, requests, rows, blocks: T, B, R, and M of the tables.
         decodes: True if each request has one token.
-        mixed: True if some have one, and are to be decoded beside the prompts of others.
+        mixed: True if some requests have one token and others are prompts, and the former are decoded separately.
     """
 
     profile: int
@@ -54,11 +54,12 @@ class HoldsSteps(Protocol):
 
 
 def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
-    """Requests that run together: decodes, then prompts, as many as a profile holds. Raises RequestError.
+    """Returns groups of requests that run together: decodes, then prompts, as many as a profile holds. Raises
+    RequestError.
 
     Args:
         counts: tokens of each request in the step, [B].
-        program: says what it holds.
+        program: has the limits of its profiles.
     """
     members: list[list[int]] = []
     for decodes in (True, False):
@@ -99,7 +100,9 @@ def padded(
 
 
 def owners_of_bad_rows(step: StepInput, logits: FloatArray | None, tokens: Int32Array | None) -> Int32Array:
-    """Requests (indices into B) of which a row's logits are not finite, as the sampler says where it ran."""
+    """Returns the requests (indices into B) with a row whose logits aren't finite, by the sampler's result if
+    it ran.
+    """
     if tokens is not None:
         bad = tokens == NO_TOKEN
     else:
@@ -111,14 +114,14 @@ def owners_of_bad_rows(step: StepInput, logits: FloatArray | None, tokens: Int32
 
 
 def rounded(size: int, sizes: Sequence[int]) -> int:
-    """``size`` up to a power of two within a profile's range, so that few graphs serve all steps."""
+    """Rounds ``size`` up to a power of two within a profile's range, so that few graphs serve all steps."""
     return min(max(1 << (size - 1).bit_length(), sizes[0]), sizes[2])
 
 
 def bucketed(size: int, sizes: Sequence[int]) -> int:
-    """Tokens of a prompt step, up to one of few sizes within a profile's range: four for each doubling, by 16 at least.
+    """Rounds the tokens of a prompt step up to one of few sizes: four for each doubling, at least multiples of 16.
 
-    An engine that was bound to many sizes keeps something of each: a plugin's code, a compiled kernel.
+    An engine stores data for each size that it has run: a plugin's code, a compiled kernel.
     """
     unit = max(16, (1 << (size - 1).bit_length()) >> 3)
     return min(max(-(-size // unit) * unit, sizes[0]), sizes[2])

@@ -1,13 +1,13 @@
-"""The paged form of a step in TensorRT engines: what they take and give, and what they are built from.
+"""The paged form of a step in TensorRT engines: their inputs and outputs, and the files that they are built from.
 
-T packed tokens of B requests, R of whose logits are wanted; tables have room for M blocks a request, the pool of a
+A step has T packed tokens of B requests and R rows of logits. Tables have M blocks for each request, and the pool of a
 cache group has P blocks of K tokens. The arrays of a step are those of ``runtime.shared.step_schema``, in i32; a slot
-of -1 isn't written. Besides, there are:
+of -1 isn't written. There are also:
 
     k_cache:L, v_cache:L     [P, K, Nkv, D]   for each layer L, of the cache group's type
     k_scales:L, v_scales:L   f32 [P, K, Nkv]  of caches of 8 bits
     logits                   f32 [R, V]
-    k_cache_written:L, ...                    the caches again, and their scales: to be bound to the very memory of
+    k_cache_written:L, ...                    outputs for the caches and scales, bound to the same memory as
                                               k_cache:L, ...
 """
 
@@ -93,7 +93,7 @@ class CacheTensor(NamedTuple):
 
 
 def cache_tensors(group: CacheGroup, layer: int) -> tuple[CacheTensor, ...]:
-    """A layer's keys and values, then their scales if they have some."""
+    """Returns a layer's tensors of keys and values, then of their scales if the cache has scales."""
     kinds: list[tuple[str, CacheDtype, tuple[int, ...]]] = [
         (f"{plane.name}_cache", group.dtype, plane.shape) for plane in group.planes
     ]

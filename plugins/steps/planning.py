@@ -19,9 +19,9 @@ from enginewright.runtime.shared.weight_formats import FORMAT_OF, FORMATS
 
 @dataclass(frozen=True)
 class StepKind:
-    """Steps that do the same to operands of the same sizes: the first of them, and how many there are.
+    """Steps with the same op and operand sizes: the first of them, and their number.
 
-    ``key``: equal for equal kinds, also of different programs.
+    ``key``: equal for equal kinds, also in different programs.
     """
 
     step: Step
@@ -72,16 +72,15 @@ class CountedSteps:
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of a GPU's figures that steps reach, and their fixed costs in seconds; devices.toml has the sources.
+    """The shares of a GPU's stated figures that steps reach, and fixed costs in seconds; devices.toml has the sources.
 
     Attributes:
-        bandwidth, compute: shares of the most that the memory and the cores do.
-        memory: the share that may be used.
-        kernel: seconds of a step of the program that has hardly any work.
-        narrow: the share of ``compute`` that products with weights of fewer than 16 bits reach: they are dequantized on
-            the way.
-        latency: seconds that a byte takes from memory to a multiprocessor, which limits the bytes under way.
-        between_steps: seconds of the engine for which the GPU waits.
+        bandwidth, compute: shares of the peak of memory and cores.
+        memory: the share of memory that may be used.
+        kernel: seconds of a program's step with hardly any work.
+        narrow: the share of ``compute`` that products reach with weights of fewer than 16 bits, which are dequantized.
+        latency: seconds from memory to a multiprocessor, which limits the bytes in flight.
+        between_steps: seconds between steps in which the GPU waits for the engine.
     """
 
     bandwidth: float
@@ -97,7 +96,7 @@ class Shares:
 class Gpu:
     """A GPU: bytes, bytes a second, and operations a second by type (a multiply-add is two), with their source.
 
-    ``multiprocessors`` is 0 where it isn't said: then what hangs on it isn't planned.
+    ``multiprocessors`` is 0 if it is unknown; then effects that depend on it aren't planned.
     """
 
     name: str
@@ -111,12 +110,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Device:
-    """The device on which steps are planned to run.
+    """The device that steps are planned for.
 
     Attributes:
         gpu: a GPU; None for this machine's processor.
         shares: the shares of the GPU's figures that are reached.
-        threads: threads of this machine; 0 takes one for each core.
+        threads: threads of this machine; 0 means one for each core.
     """
 
     gpu: Gpu | None
@@ -133,7 +132,7 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """Sums them."""
+        """Returns the seconds of all steps and of the work around them."""
         return sum(self.steps) + self.around
 
 
@@ -144,7 +143,7 @@ class StepModel(Protocol):
         """Predicts the seconds of a step of the engine."""
 
     def around(self, sizes: StepSizes) -> float:
-        """Predicts what of that isn't in kernels: the engine, between two steps."""
+        """Predicts the seconds of a step outside of kernels: the engine's between two steps."""
 
     def bound(self, sizes: StepSizes) -> str:
         """Returns what most of a step waits for."""
@@ -152,13 +151,13 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True)
 class PlannedSteps:
-    """A program whose times are wanted.
+    """A program whose times are predicted.
 
     Attributes:
         steps: the program's steps, with memory planned.
-        own: True if it is the target's own program; else another target's stands for it.
+        own: True if it is the target's own program; False if it is another target's similar one.
         context_length: the model's context, in tokens: no step is longer.
-        engine: gives seconds of the engine around a step on this machine, by the requests that decode.
+        engine: returns the engine's seconds around a step on this machine, by the number of decoding requests.
     """
 
     steps: CountedSteps

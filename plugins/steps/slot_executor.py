@@ -13,16 +13,16 @@ from .slot_steps import SlotSteps
 
 
 class SlotExecutor:
-    """An executor whose steps run on the thread that asks for their results. Prefill and decode alternate.
+    """An executor whose steps run on the thread that calls ``result``. Prefill and decode alternate.
 
-    A subclass sets ``_steps`` when its slots are there.
+    A subclass sets ``_steps`` after allocating its slots.
 
     Args:
         bundle: the opened bundle.
         target: the target's name.
-        blocks: cache group -> slots to allocate; the smallest number counts for all.
+        blocks: slots to allocate by cache group; all groups get the smallest number.
         groups: the cache groups, with slots as their blocks.
-        threads: the number of threads of kernels on the CPU and of the sampler; 0 takes one for each core.
+        threads: the number of threads of kernels on the CPU and of the sampler; 0 means one for each core.
     """
 
     _steps: SlotSteps

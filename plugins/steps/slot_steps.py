@@ -37,7 +37,7 @@ class Slots(Protocol):
         """Returns the logits of a run's wanted tokens, [R, V]. They are valid until the next run."""
 
     def forget(self, slots: Int32Array) -> None:
-        """Fills slots with zeros, so that their NaN and infinity don't reach the next requests that get them."""
+        """Fills slots with zeros, so that NaN and infinity in them don't affect later requests."""
 
 
 class Draws(Protocol):

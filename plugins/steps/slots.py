@@ -1,8 +1,8 @@
-"""Steps in the linear form: which rows of which slots run together, and the arrays for it. Free of any library.
+"""Steps in the linear form: the rows of slots that run together, and their arrays. It needs no library.
 
-A slot is one block of a cache group, of C tokens in a row, or less while no request needs so many. Its last place is
-never a request's: what an inactive row of a run writes goes there, so that a run may cover slots whose requests rest.
-See ``plugins/steps/linear_io.py``.
+A slot is one block of a cache group, of C contiguous tokens, or fewer while all requests are short. Inactive rows of a
+run write to its last position, which no request uses, so that a run may include slots without active requests. See
+``plugins/steps/linear_io.py``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class SlotRun:
 
     Attributes:
         first: the first slot.
-        ids: [B, S], 0 where there is none.
-        places: [B, S], where in its slot a token's key and value go; it sees this place and those before it.
-        wanted: [R], indices into the B*S tokens.
-        order: [R], which rows of the step's logits these are; ascending.
+        ids: [B, S], 0 for padding.
+        places: [B, S], the position in its slot of a token's key and value; it attends to this position and earlier
+            ones.
+        wanted: [R], indices into the B*S tokens whose logits are needed.
+        order: [R], the index of each in the step's rows of logits; ascending.
     """
 
     first: int
@@ -48,15 +49,15 @@ class SlotRun:
 
 
 def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32Array:
-    """Each request's slot: [B], the same in every group.
+    """Returns each request's slot: [B], the same in every group.
 
     Args:
         step: the step, as submitted.
-        groups: the executor's, each with a block of C tokens.
+        groups: the executor's groups, each with a block of C tokens.
         slots: the number of slots.
 
     Raises:
-        RequestError: a slot that isn't there, or not the same in every group, or held by two requests.
+        RequestError: a slot doesn't exist, differs between groups, or belongs to two requests.
         CapacityError: a request is longer than a slot.
     """
     longest = max(step.kv_len.tolist(), default=0)
@@ -89,13 +90,13 @@ def plan_runs(
     chunks_together: bool = True,
     prompts_alone: bool = False,
 ) -> list[SlotRun]:
-    """The runs of a step: decodes over ranges of slots, prompts together where they are of like length.
+    """Returns the runs of a step: decodes over ranges of slots, and prompts together if their lengths are similar.
 
     Args:
         step: the step, as submitted.
         slot_of: each request's slot, [B].
-        capacity: places that slots have now, more than any request of the step has tokens.
-        chunks_together: True if parts of prompts that are behind others may run together, too.
+        capacity: the current positions of slots, more than any request of the step has tokens.
+        chunks_together: True if later parts of prompts may run together, too.
         prompts_alone: True if no prompts run together.
     """
     if (decodes_alone := _decodes(step, slot_of, capacity)) is not None:
@@ -113,7 +114,10 @@ def plan_runs(
 
 
 def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | None:
-    """The run of a step of decodes that all want logits, as most steps are; None if it is another, or takes several."""
+    """Returns the single run of a step of decodes that all need logits, the usual case.
+
+    None for any other step, or if more than ``MOST_HOLES`` slots lie between two requests.
+    """
     count = len(slot_of)
     if not count or step.counts.tolist() != [1] * count or step.rows.tolist() != list(range(count)):
         return None
@@ -130,10 +134,9 @@ def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | N
 
 
 def mask(places: Int64Array, capacity: int, window: int, out: BoolArray | None = None) -> BoolArray:
-    """Returns the places of a slot that each token sees: its own and those before it, at most ``window`` of them (0:
-    all).
+    """Returns the positions of a slot that each token attends to: [B, S] -> [B, 1, S, C].
 
-    [B, S] -> [B, 1, S, C]
+    These are its own position and earlier ones, at most ``window`` of them; 0 means all.
     """
     keys = np.arange(capacity)
     seen: BoolArray = np.less_equal(keys, places[:, None, :, None], out=out)
@@ -143,7 +146,7 @@ def mask(places: Int64Array, capacity: int, window: int, out: BoolArray | None =
 
 
 def _ranges(requests: Sequence[int], slot_of: Int32Array) -> list[list[int]]:
-    """Requests in the order of their slots, cut where more than ``MOST_HOLES`` slots lie between two."""
+    """Returns requests in the order of their slots, in ranges with at most ``MOST_HOLES`` unused slots between two."""
     ranges: list[list[int]] = []
     for b in requests:
         if ranges and slot_of[b] - slot_of[ranges[-1][-1]] <= MOST_HOLES + 1:
@@ -161,9 +164,9 @@ def _padded(
     capacity: int,
     alone: BoolArray,
 ) -> list[list[int]]:
-    """Requests of neighbouring slots, together as long as little is padding and it fits into their slots.
+    """Groups requests of adjacent slots, as long as there is little padding and it fits into their slots.
 
-    No slot between them may be left out: padding of a whole prompt would not fit into its last place.
+    Slots must be adjacent, because a whole prompt's padding doesn't fit into the last position of an unused slot.
     """
     runs: list[list[int]] = []
     for b in requests:

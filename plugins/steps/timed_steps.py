@@ -96,14 +96,14 @@ T = TypeVar("T", bound=Trial)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Generic[T]):
-    """The part of a ``Tuned`` that is the same for every target.
+    """The fields of a ``Tuned`` that all targets have.
 
     Attributes:
         gain, gains: gains of all choices together, as in ``Trial``; 1 if nothing is faster, or nothing was compared.
-        tried: the choices that there was time for.
-        candidates: the number of choices.
-        seconds: the time that tuning took.
-        most_seconds: the time that it was allowed.
+        tried: the choices that were tried in time.
+        candidates: the number of all choices.
+        seconds: the duration of tuning.
+        most_seconds: the allowed duration.
     """
 
     gain: float

@@ -1,4 +1,4 @@
-"""Levels of x86-64 that libraries and modules are compiled for ahead, and which of them a processor has."""
+"""Levels of x86-64 for which libraries and modules are compiled ahead of time, and the levels of a processor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LevelName = Literal["v2", "v3", "v4", "v4-vnni"]
 
 
 def best_level(levels: Sequence[LevelName], features: Sequence[str]) -> LevelName | None:
-    """The last of ``levels`` whose instructions a processor has; None if it has none's."""
+    """Returns the last of ``levels`` whose instructions a processor has; None if there is none."""
     here = set(features)
     fitting = [name for name in levels if FEATURES[name] <= here]
     return fitting[-1] if fitting else None
@@ -25,16 +25,16 @@ FEATURES = {"v2": _V2, "v3": _V3, "v4": _V4, "v4-vnni": _V4 | {"avx512_vnni"}}
 
 @dataclass(frozen=True)
 class Level:
-    """A kind of processor that libraries are compiled for, and what a schedule takes from its registers.
+    """A kind of processor for which libraries are compiled, and its registers' limits for schedules.
 
     Attributes:
         name: the level's name in a recipe, and of its library in a bundle.
         cpu: LLVM's name of the processor.
         features: LLVM's features besides those of ``cpu``.
         rows, vectors: the block of sums that a product keeps in registers: rows by vectors of 16 floats.
-        vnni: True if it multiplies bytes by an instruction of its own.
-        lanes: floats that loops handle at a time.
-        grid: True if loops over rows are a grid of threads, of a GPU.
+        vnni: True if it has an instruction that multiplies bytes.
+        lanes: floats that loops process at a time.
+        grid: True if loops over rows become a grid of GPU threads.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""The write into a cache as TensorRT sees nothing of it: the kernel's code, with outputs that only put it in order.
+"""A cache write that TensorRT doesn't see: the kernel's code, with outputs that only order it before attention.
 
-``kv_write`` writes where its outputs are, which are declared to be the memory of its inputs; then TensorRT "may insert
-copies". Here the same code writes where its inputs are. Its outputs are two numbers that nobody writes or reads, which
-attention takes among its inputs, so that it comes after the write.
+``kv_write`` writes to its outputs, which are declared as aliases of its inputs; TensorRT "may insert copies" then. Here
+the same code writes to its inputs. Its outputs are two numbers that are never written or read. Attention has them as
+inputs, so that it runs after the write.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..gpu.compile_ahead import CompiledKernel
 
 
 def writing_to_inputs(kernel: CompiledKernel) -> CompiledKernel:
-    """A write whose code takes the caches' addresses where ``X_before`` stands among its parameters, not from X.
+    """Returns a write kernel changed to use the caches' addresses from its parameters ``X_before`` instead of X.
 
-    Raises TargetError for code that doesn't load each of those addresses by name.
+    Raises TargetError if the code doesn't load each of those addresses by name.
     """
     places = {name: index for index, (name, _) in enumerate(kernel.spec.arguments)}
     code = kernel.ptx

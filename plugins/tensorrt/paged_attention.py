@@ -1,6 +1,6 @@
-"""The ``ew`` plugins of TensorRT, in its Python interface for plugins that are compiled ahead (``tensorrt.plugin``).
+"""The ``ew`` plugins of TensorRT, in its Python interface for plugins compiled ahead of time (``tensorrt.plugin``).
 
-Such a plugin is one launch and gets no scratch memory, and its inputs are fixed. Hence, for caches [P, K, Nkv, D]:
+Such a plugin is one launch without scratch memory, with a fixed list of inputs. Hence, for caches [P, K, Nkv, D]:
 
     ew::kv_write                           k, v, slots, k_cache, v_cache -> k_cache, v_cache (the same memory)
     ew::quantized_kv_write                 ... k_cache, v_cache, k_scales, v_scales -> those four (the same memory)
@@ -11,11 +11,11 @@ Such a plugin is one launch and gets no scratch memory, and its inputs are fixed
     ew::quantized_paged_attention_parts    as ew::quantized_paged_attention -> parts, lse (both float32)
     ew::combine_splits                     parts, lse -> out
 
-They mean what the ops of these names mean; attention takes the caches that the write gives back, so that it comes
-after. The parts and what combines them are for steps of one token a request over long contexts. A model without sinks
-or slopes passes any float32 [Nq] and has_sinks or has_slopes False.
+They compute the ops of these names. Attention reads the write's result, so it runs after the write. The parts and
+combine_splits are for steps of one token a request over long contexts. A model without sinks or slopes passes any
+float32 [Nq] and has_sinks or has_slopes False.
 
-The decorators of TensorRT look at annotations, and strings they refuse: no ``from __future__ import annotations`` here.
+TensorRT's decorators need real annotations, not strings, so this file has no ``from __future__ import annotations``.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,14 +70,14 @@ _REGISTERED: list[_Registered] = []
 
 
 def register_plugins(capability: int, kernels: Kernels, attention: Attention | None = None) -> None:
-    """Makes the plugins known to TensorRT, for engines that are built from now on.
+    """Registers the plugins with TensorRT, for engines that are built afterwards.
 
     Args:
         capability: the compute capability of the GPU that engines are built for; 89 for 8.9.
-        kernels: gives a kernel's machine code; its errors come out of TensorRT's build.
-        attention: gives the attention kernels to choose from; None: by compiling them with ``kernels``.
+        kernels: returns a kernel's machine code; its errors are raised by TensorRT's build.
+        attention: returns candidates of attention kernels; None compiles them with ``kernels``.
 
-    Called again it changes both. Raises TargetError for a capability that isn't known.
+    A further call replaces all three. Raises TargetError for an unknown capability.
     """
     gpu_of(capability)
     if not _REGISTERED:

@@ -26,10 +26,10 @@ FREE_SHARE = 0.5
 
 
 def device_budget(bundle: Bundle, target: str, provider: str, variant: str | None = None) -> int:
-    """Returns the bytes for the caches by default: of the memory that they will lie in.
+    """Returns the default bytes for the caches, from the free memory of the provider's device.
 
-    Raises RequestError for a provider that there is none of, TargetError without a driver for one that needs it,
-    CapacityError if nothing is left.
+    Raises RequestError for an unknown provider, TargetError if its driver is missing, CapacityError if no memory is
+    left.
     """
     known = PROVIDERS.get(provider)
     if known is None or known.device != "cuda":
@@ -60,22 +60,22 @@ NARROW_WEIGHT = re.compile(r"\.onnx\.(b?f16)")
 class OnnxExecutor(SlotExecutor):
     """The executor of the onnx target: blocks are slots, and prefill and decode alternate.
 
-    The decodes of a step run together, as far as their slots are near each other. Prompts run one by one, or padded
-    together where that costs little.
+    The decodes of a step run together if their slots are near each other. Prompts run one by one, or padded together if
+    little padding is needed.
 
     Args:
         bundle: a bundle with a ready target of the linear form.
-        blocks: cache group -> slots to allocate; the same number for each.
-        capacity: tokens of a slot (C), the last of which is for rows that rest: ``slot_capacity``.
-        threads: the number of threads of the kernels on the CPU; 0 takes one for each core.
+        blocks: slots to allocate by cache group; the same number for each.
+        capacity: tokens of a slot (C); unused rows write to the last one: ``slot_capacity``.
+        threads: the number of threads of the kernels on the CPU; 0 means one for each core.
         provider: one of ``onnx_session.PROVIDERS``.
         target: the target's name.
-        variant: the variant of the target's file; None takes the fastest for the provider.
+        variant: the variant of the target's file; None means the fastest for the provider.
 
     Raises:
         BundleError: the bundle has no such target or variant, or its file is damaged.
         MissingDependencyError: onnxruntime, the provider or the variant's library is missing, or too old.
-        CapacityError: there is no memory for the slots.
+        CapacityError: there isn't enough memory for the slots.
     """
 
     def __init__(

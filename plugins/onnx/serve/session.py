@@ -37,10 +37,10 @@ class Provider:
     """An execution provider.
 
     Attributes:
-        full_name: onnxruntime's.
+        full_name: its name in onnxruntime.
         package: the package that has to be installed in place of onnxruntime.
-        device: the device of its memory, as onnxruntime names it; "cpu" also if memory elsewhere has no usable address:
-            a step's caches are then copied there and back.
+        device: onnxruntime's name of the device for caches. It is "cpu" also if the provider's memory has no usable
+            address; then a step copies the caches there and back.
     """
 
     full_name: str
@@ -78,11 +78,11 @@ def load_onnxruntime(smallest: str = OLDEST) -> ModuleType:
 
 
 def find_provider(name: str, module: ModuleType) -> Provider:
-    """The provider ``name``.
+    """Returns the provider with a name.
 
     Raises:
         RequestError: there is none of that name.
-        MissingDependencyError: this onnxruntime was built without it; names those that it has.
+        MissingDependencyError: this onnxruntime was built without it; lists the available ones.
     """
     if name not in PROVIDERS:
         raise RequestError(f"provider: there is no {name!r}", hint=f"Take one of {', '.join(PROVIDERS)}.")
@@ -105,15 +105,15 @@ def open_session(
     accuracy_level: AccuracyLevel = 1,
     operators: Path | None = None,
 ) -> Any:
-    """An ``onnxruntime.InferenceSession`` of a file, on one provider, with the CPU's for what that one lacks.
+    """Opens an ``onnxruntime.InferenceSession`` on one provider; the CPU's provider runs ops that it lacks.
 
-    ``accuracy_level``: see ``LinearIo``. ``operators``: a library that the file's operators come from.
+    ``accuracy_level``: see ``LinearIo``. ``operators``: a library with the file's custom operators.
 
     Raises:
-        BundleError: the file can't be read, or is damaged, or not for this onnxruntime.
-        CapacityError: there isn't memory for it.
-        MissingDependencyError: the provider is installed, and doesn't start (a driver or library is missing), or the
-            library of operators doesn't load.
+        BundleError: the file can't be read, is damaged, or needs another onnxruntime.
+        CapacityError: there isn't enough memory.
+        MissingDependencyError: the provider can't start (a driver or library is missing), or the library of operators
+            can't be loaded.
     """
     names = list(dict.fromkeys([provider.full_name, PROVIDERS["cpu"].full_name]))
     try:
@@ -138,7 +138,7 @@ def open_session(
 
 
 def run_session(session: Any, binding: Any, options: Any, module: ModuleType) -> None:
-    """Runs what was bound. Raises CapacityError if memory runs out, EnginewrightError for what else goes wrong."""
+    """Runs a session with a binding. Raises CapacityError if memory runs out, EnginewrightError for other failures."""
     try:
         session.run_with_iobinding(binding, options)
     except _errors(module) as e:

@@ -37,13 +37,13 @@ held then costs less than attention would over places that nobody needs yet."""
 
 
 class SlotCaches:
-    """A session, and [slots, Nkv, C, D] for the keys and the values of each layer, of which a run takes some rows.
+    """A session, and its caches [slots, Nkv, C, D] of the keys and the values of each layer.
 
-    Attention behind a mask passes over all places of a slot, masked or not. So slots have no more of them than the
-    longest request calls for: ``length``, which grows up to C, and falls again. It is C on a device, where the file
-    says so, and where it takes no mask: such attention looks at no more places than are held.
+    Masked attention computes all positions of a slot. So slots have only ``length`` positions, as many as the longest
+    request needs; it grows up to C and shrinks again. It is always C on a device, for files of a fixed size, and
+    without a mask, where attention reads only used positions.
 
-    All of it begins as zeros: what is masked is multiplied by 0, and so must be finite.
+    The memory is zeroed first, since masked values are multiplied by 0 and must be finite.
 
     Args:
         session: an ``onnxruntime.InferenceSession`` in the linear form.
@@ -51,12 +51,12 @@ class SlotCaches:
         path: the file's path.
         slots, capacity: the number of slots, and their size in tokens (C).
         vocab: columns of the logits.
-        device: the device of the caches, as onnxruntime names it.
+        device: onnxruntime's name of the device for caches.
         module: onnxruntime.
 
     Raises:
-        BundleError: the file takes or gives something else than ``io`` says.
-        CapacityError: there isn't memory for them; the file is for slots of a fixed size, which is another.
+        BundleError: the file's inputs or outputs differ from ``io``.
+        CapacityError: there isn't enough memory, or the file needs slots of another fixed size.
     """
 
     def __init__(
@@ -143,7 +143,9 @@ class SlotCaches:
             memory.forget(slots)
 
     def _bind(self, first: int, batch: int, length: int, rows: int) -> _Bound:
-        """Names to memory. A run that wants no row gives one that nobody reads: some providers take no empty arrays."""
+        """Binds inputs and outputs to memory. A run without wanted rows computes one unused row, as some providers
+        refuse empty arrays.
+        """
         rows = max(rows, 1)
         binding = self.session.io_binding()
         arrays: dict[str, npt.NDArray[Any]] = {

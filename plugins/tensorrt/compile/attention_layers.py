@@ -27,10 +27,10 @@ class PluginAttention:
     _numbers: dict[str, trt.ITensor] = field(default_factory=dict)  # of ordered writes, by the caches they give
 
     def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
-        """The caches with the step's keys and values in them, and their scales: the same memory.
+        """Writes the step's keys and values; returns the caches and their scales, in the same memory.
 
-        They are outputs that are declared to be it, or, where writes are ``ordered``, the inputs themselves: then
-        attention takes numbers that the write gives in the places of sinks and slopes, one of which it must lack.
+        They are outputs declared as aliases of the inputs. If writes are ``ordered``, they are the inputs themselves,
+        and attention gets two numbers of the write instead of sinks and slopes, so that it runs after the write.
         """
         if self.caches == "ordered":
             if _scaled(b):

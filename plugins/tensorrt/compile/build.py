@@ -1,7 +1,7 @@
-"""``optimize build`` of the target tensorrt: finishes it on a machine that has what building it needs.
+"""``optimize build`` of the target tensorrt: builds its engines on a machine with TensorRT and the GPU.
 
-Nothing but the target's folder changes: engines are written beside what is there and renamed, then the target's
-manifest is replaced. What is killed in between leaves the bundle as it was.
+Only the target's folder changes: engines are written under temporary names and renamed, then the target's manifest is
+replaced. If the process is killed, the bundle is unchanged.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def build(
     machine: Machine | None = None,
     make: MakeEngines | None = None,
 ) -> BuildReport:
-    """Builds the engines of a target that waits for it: see ``Build``.
+    """Builds the engines of a target that has none yet: see ``Build``.
 
     Args:
         bundle: a bundle, opened with the caller's trust: TensorRT runs the bundle's kernels while it builds.
         target: the target's name.
-        again: also if it is ready, such as for another GPU.
+        again: True also rebuilds existing engines, for example for another GPU.
         progress: a function called with the stages "hash" (in bytes) and "build" (engines).
-        machine: this machine; None looks at it.
+        machine: this machine; None examines it.
         make: a function that builds; None for TensorRT's.
 
     Raises:
-        BundleError: the bundle is damaged, or its target isn't one that is built here.
+        BundleError: the bundle is damaged, or its target isn't built in this way.
         TrustError: the bundle isn't trusted.
-        TargetError: the library, the driver or the GPU that it needs is not here, or TensorRT refuses the network.
+        TargetError: the library, the driver or the GPU is missing, or TensorRT refuses the network.
         CapacityError: the disk is too full for an engine.
     """
     start = time.perf_counter()

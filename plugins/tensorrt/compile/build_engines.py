@@ -51,16 +51,16 @@ def weights_of(bundle: Bundle) -> WeightBytes:
 
 
 def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[BuiltPlan]:
-    """The engine of each profile, as TensorRT serializes it, one after the other. Each is loaded once.
+    """Yields the serialized engine of each profile. Each is loaded once as a test.
 
     Args:
         bundle: a bundle with intact files.
         target: the name of the target.
         paged: the section of its manifest.
-        capability: the compute capability of the GPU here; 89 for 8.9.
+        capability: the compute capability of this machine's GPU; 89 for 8.9.
 
     Raises:
-        TargetError: TensorRT refuses something, or to load what it built; says which layer, and what TensorRT said.
+        TargetError: TensorRT refuses a layer or its own engine; the text has the layer and TensorRT's error.
         BundleError: the description, or a kernel, is damaged.
     """
     folder = target_folder(target)
@@ -81,7 +81,7 @@ def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: 
 def build_engine(
     description: Network, weights: WeightBytes, attention: AttentionLayers, profile: PagedProfile, log: ErrorLog
 ) -> bytes:
-    """One engine. Raises TargetError with what TensorRT said."""
+    """Returns one serialized engine. Raises TargetError with TensorRT's error."""
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     layers: NetworkBuilder = build_network(network, description, weights, attention)

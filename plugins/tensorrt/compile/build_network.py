@@ -31,7 +31,7 @@ class AttentionLayers(Protocol):
     """Adds the layers of the builder's call, which is one of our own."""
 
     def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
-        """The two caches as they are written, and their scales."""
+        """Adds the cache write; returns the two written caches, and their scales."""
 
     def attend(self, b: NetworkBuilder) -> trt.ITensor:
         """Returns the result of attention."""
@@ -42,9 +42,9 @@ def build_network(
 ) -> NetworkBuilder:
     """Adds all of ``description`` to an empty, strongly typed network.
 
-    Returns the builder, which must live until the engine is built: TensorRT reads the constants that it holds.
+    Returns the builder, which must live until the engine is built, because TensorRT reads its constants.
 
-    Raises TargetError, naming the call, for what TensorRT doesn't take.
+    Raises TargetError, naming the call, if TensorRT refuses it.
     """
     b = NetworkBuilder(network, description, weights)
     for name, port in description.inputs.items():

@@ -96,7 +96,7 @@ class PagedBuilder(GraphBuilder):
         self.inputs[name] = helper.make_tensor_value_info(name, element, shape)
 
     def _add_placeholder(self, node: Node) -> None:
-        """Integers have 32 bits outside and 64 in the graph; what only plugins read stays as it is."""
+        """Adds a step input. Integers are cast from 32 bits to the graph's 64, unless only plugins read them."""
         name = str(node.target)
         if name not in self.ports:
             return
@@ -148,16 +148,16 @@ def _shape_of(name: str) -> list[int | str | None]:
 
 
 def describe_network(program: Program, weights: ExternalWeights, floats: FloatDtype) -> Network:
-    """The network of a program whose attention is paged; writes its weights.
+    """Returns the network of a program whose attention is paged, and writes its weights.
 
     Args:
-        program: the program that emitters get.
+        program: the emitter's program.
         weights: the bundle's weights.
-        floats: the type that the network computes in, and its caches hold.
+        floats: the type of computation and caches.
 
     Raises:
-        UnsupportedModelError: an op that no operator expresses, named with its module; or a weight that f16 can't hold.
-        SourceError, BundleError, CapacityError: a weight can't be read, or not written.
+        UnsupportedModelError: no operator expresses an op, named with its module; or f16 can't represent a weight.
+        SourceError, BundleError, CapacityError: a weight can't be read or written.
     """
     builder = PagedBuilder(program, weights, floats)
     graph = builder.build().graph

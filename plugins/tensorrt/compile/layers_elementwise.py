@@ -37,12 +37,12 @@ def _several(kind: trt.ElementWiseOperation) -> Handler:
 
 
 def _inverted(kind: trt.ElementWiseOperation) -> Handler:
-    """LessOrEqual is what Greater isn't."""
+    """Returns a handler that adds the negation of a comparison: LessOrEqual is not Greater."""
     return lambda b: b.unary(b.binary(b.input(0), b.input(1), kind), _Unary.NOT)
 
 
 def _equal(b: NetworkBuilder) -> trt.ITensor:
-    """TensorRT compares numbers; of conditions it is what their exclusive or isn't."""
+    """Adds an equality. TensorRT compares only numbers; for conditions, it is the negated exclusive or."""
     x, y = b.input(0), b.input(1)
     if x.dtype == trt.DataType.BOOL:
         return b.unary(b.binary(x, y, _Op.XOR), _Unary.NOT)
@@ -88,7 +88,7 @@ def _reduction(kind: trt.ReduceOperation) -> Handler:
 
 
 def _norm(centered: bool) -> Handler:
-    """RMSNormalization, or LayerNormalization if ``centered``, in 32 bits whatever it gets."""
+    """Returns the handler of RMSNormalization, or LayerNormalization if ``centered``, computed in 32 bits."""
 
     def add(b: NetworkBuilder) -> trt.ITensor:
         operand, single = b.input(0), trt.DataType.FLOAT

@@ -24,7 +24,9 @@ def _gemm(b: NetworkBuilder) -> trt.ITensor:
 
 
 def _dequantize(b: NetworkBuilder) -> trt.ITensor:
-    """Integers times their scales: one for each place of an axis, or for each block along it."""
+    """Adds the product of integers and their scales: one scale for each index of an axis, or for each block
+    along it.
+    """
     x, scales = b.input(0), b.input(1)
     layer = b.add(b.network.add_dequantize(x, scales, scales.dtype))
     axis, block = b.attribute("axis") % len(x.shape), b.attribute("block_size")

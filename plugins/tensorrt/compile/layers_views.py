@@ -67,7 +67,7 @@ def _slice_static(
 
 
 def _along(b: NetworkBuilder, x: trt.ITensor, axis: int, start: int, size: int, stride: int = 1) -> trt.ITensor:
-    """``size`` places of an axis of fixed size; sizes of the others are taken as they come."""
+    """Returns ``size`` elements along an axis of fixed size; other axes may have dynamic sizes."""
     rank, fixed = len(x.shape), sizes_of(x)
     starts = [start if i == axis else 0 for i in range(rank)]
     strides = [stride if i == axis else 1 for i in range(rank)]
@@ -107,7 +107,7 @@ def _split(b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
 
 
 def _expand(b: NetworkBuilder) -> trt.ITensor:
-    """A slice that steps by 0 along what has one place only."""
+    """Adds a broadcast: a slice with stride 0 along axes of size 1."""
     sizes = b.integers(1)
     x = b.of_rank(b.input(0), b.input(1).shape[0])
     rank, before = len(x.shape), sizes_of(x)

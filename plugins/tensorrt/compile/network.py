@@ -1,6 +1,6 @@
-"""network.json: the network that a target's engines are built of, torch-free and without weights.
+"""network.json: the network that a target's engines are built of, without weights. The module doesn't need torch.
 
-Calls are operators of ONNX opset 24 by their names, with the meaning that they have there, and of our own two:
+Calls are operators of ONNX opset 24 by their names, with ONNX's meaning, and two of our own:
 
     ew.kv_write          k [T,Nkv,D], v [T,Nkv,Dv], slots [T], k_cache, v_cache -> the caches, in place
     ew.paged_attention   q [T,Nq,D], k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes -> [T,Nq,Dv]
@@ -10,8 +10,8 @@ or, over caches of 8 bits with 32-bit scales [P,K,Nkv] each,
     ew.quantized_kv_write         ... k_cache, v_cache, k_scales, v_scales -> those four, in place
     ew.quantized_paged_attention  q, k_cache, v_cache, k_scales, v_scales, block_table, ... -> [T,Nq,Dv]
 
-Operands of an operator have one type, as TensorRT's strongly typed networks want it: what is to be cast is cast by a
-call. Norms compute in 32 bits, whatever they get.
+All operands of an operator have the same type, as TensorRT's strongly typed networks require; casts are explicit calls.
+Norms compute in 32 bits for any input type.
 """
 
 from __future__ import annotations
@@ -86,12 +86,14 @@ class Network(_Model):
     calls: tuple[Call, ...]
 
     def to_json(self) -> str:
-        """Stable text: the same network gives the same bytes."""
+        """Returns the network as JSON; equal networks have equal bytes."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> Network:
-        """Raises BundleError naming ``source`` and what is wrong: the field, or the value that nothing gives."""
+        """Parses a network. Raises BundleError naming ``source`` and the invalid field, or a value that no call
+        computes.
+        """
         again = "Export the bundle again."
         try:
             data = parse_shown(text)
@@ -116,7 +118,9 @@ class Network(_Model):
         return network
 
     def _problem(self) -> str | None:
-        """Each value comes before it is read, and once."""
+        """Returns a description of the first value that is read before it is computed, or computed twice; None if
+        there is none.
+        """
         known = {"", *self.inputs, *self.constants, *self.weights}
         for i, call in enumerate(self.calls):
             if unknown := [name for name in call.inputs if name not in known]:

@@ -27,8 +27,8 @@ class NetworkBuilder:
     """Adds layers to ``network`` for the calls of ``description``.
 
     Attributes:
-        call: the one that layers are added for: they are named after it.
-        tensors: values of the description by their names there.
+        call: the current call; its layers are named after it.
+        tensors: values of the description by their names.
     """
 
     def __init__(self, network: trt.INetworkDefinition, description: Network, weights: WeightBytes) -> None:
@@ -48,7 +48,7 @@ class NetworkBuilder:
         return self.tensor(self.operand(index))
 
     def operand(self, index: int) -> str:
-        """An operand's name; "" for one that is left out."""
+        """Returns the name of the current call's operand; "" if it is omitted."""
         assert self.call is not None
         return self.call.inputs[index] if index < len(self.call.inputs) else ""
 
@@ -67,21 +67,21 @@ class NetworkBuilder:
         return None if constant is None else tuple(int(v) for v in constant.values)
 
     def attribute(self, name: str, default: int = 0) -> int:
-        """One of the call's that is an integer."""
+        """Returns an integer attribute of the current call."""
         assert self.call is not None
         value = self.call.attributes.get(name, default)
         assert isinstance(value, int)
         return value
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """One of the call's that is a float."""
+        """Returns a float attribute of the current call."""
         assert self.call is not None
         value = self.call.attributes.get(name, default)
         assert isinstance(value, (int, float))
         return float(value)
 
     def text(self, name: str) -> str:
-        """One of the call's that is a text; "" if it is left out."""
+        """Returns a text attribute of the current call; "" if it is omitted."""
         assert self.call is not None
         return str(self.call.attributes.get(name, ""))
 
@@ -156,7 +156,7 @@ class NetworkBuilder:
         return self.out(self.network.add_unsqueeze(x, axes))
 
     def same_rank(self, *tensors: trt.ITensor) -> list[trt.ITensor]:
-        """Gives all tensors as many dimensions as the one with most, as broadcasting has it."""
+        """Returns the tensors with leading dimensions added up to the highest rank, as broadcasting does."""
         rank = max(len(x.shape) for x in tensors)
         return [self.of_rank(x, rank) for x in tensors]
 
@@ -176,5 +176,5 @@ class NetworkBuilder:
 
 
 def sizes_of(x: trt.ITensor) -> tuple[int, ...]:
-    """A tensor's shape; -1 for what a profile says."""
+    """Returns a tensor's shape; -1 for dynamic sizes."""
     return tuple(x.shape[i] for i in range(len(x.shape)))

@@ -21,15 +21,15 @@ def adopt_engine(
     writer: BundleWriter,
     options: EmitOptions,
 ) -> EngineSection:
-    """Moves an engine's plan into the target's folder, records how it was built, and returns its section.
+    """Moves an engine's plan into the target's folder, records its report, and returns its section.
 
     Args:
         built: the result of building it.
-        request: what it was built from; its plan is the file that is moved.
+        request: the request that it was built for; ``plan`` is the file to move.
         file: the name of the plan in the target's folder.
         sizes: its optimization profiles, as text for the report.
         writer: the bundle's writer.
-        options: the emitter's options, whose ``record`` takes the report.
+        options: the emitter's options, whose ``record`` gets the report.
 
     Raises BundleError if the plan can't be moved.
     """

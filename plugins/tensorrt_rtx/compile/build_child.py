@@ -174,7 +174,9 @@ def _check_names(network: trt.INetworkDefinition, inputs: Mapping[str, Any], req
 
 
 def _attentions(trt: Any, network: trt.INetworkDefinition) -> list[trt.IAttention]:
-    """The fused attentions. Raises RefusedError if one lost its mask: the library leaves out what it doesn't take."""
+    """Returns the fused attentions. Raises RefusedError if one has lost its mask, as the library drops unsupported
+    ones.
+    """
     attentions = []
     for i in range(network.num_layers):
         layer: Any = network.get_layer(i)
@@ -188,7 +190,7 @@ def _attentions(trt: Any, network: trt.INetworkDefinition) -> list[trt.IAttentio
 
 
 def _lengths(trt: Any, network: trt.INetworkDefinition, inputs: Mapping[str, trt.ITensor]) -> trt.ITensor:
-    """i32 [B]: ``write_index`` and the tokens of the step, which is what a slot holds behind it."""
+    """Returns the tokens in each slot after the step, i32 [B]: ``write_index`` plus the tokens of the step."""
     shape = network.add_shape(inputs["input_ids"]).get_output(0)  # i64 [2]
     tokens = network.add_slice(shape, *[trt.Dims([1])] * 3).get_output(0)  # i64 [1]
     total = network.add_elementwise(inputs["write_index"], tokens, trt.ElementWiseOperation.SUM).get_output(0)

@@ -56,15 +56,14 @@ def emit_segments(
         program: a program with attention in its paged form.
         writer: the bundle's writer.
         progress: a function called with the stages "kernels", "emit" and "engines".
-        options: ``engines`` of them, ``record``.
+        options: its ``engines`` and ``record`` are used.
         gpus: compute capabilities, such as "8.9".
 
     Raises:
-        UnsupportedModelError: as ``segment_model`` has it.
-        TargetError: a GPU that no kernels are compiled for, attention of a shape that doesn't fit, or a graph that
-            TensorRT-RTX refuses.
+        UnsupportedModelError: as ``segment_model`` raises it.
+        TargetError: kernels can't be compiled for a GPU or an attention's shape, or TensorRT-RTX refuses a graph.
         MissingDependencyError: tensorrt_rtx or Triton is not installed.
-        SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
+        SourceError, BundleError, CapacityError: a weight can't be read, or a file can't be written.
     """
     floats = options.engines.dtype or "f16"
     capabilities, folder = [int(name.replace(".", "")) for name in gpus], f"{target_folder(TARGET)}/{KERNELS_FOLDER}"
@@ -88,8 +87,10 @@ def emit_segments(
 
 
 def profiles_of(section: EnginesSection) -> tuple[SegmentProfile, ...]:
-    """One for decode steps, one for prompts with decodes beside them. A segment's tokens are packed, so every step of
-    fewer runs in the second, too."""
+    """Returns a profile for decode steps, and one for steps with prompts.
+
+    A segment's tokens are packed, so the second also runs every smaller step.
+    """
     requests = section.requests or REQUESTS
     most = max(section.chunk or CHUNK, requests)
     decode = (1, min(_USUAL_BATCH, requests), requests)

@@ -1,7 +1,7 @@
-"""Sizes of steps that an engine is built for: its optimization profiles, from buckets or from stated defaults.
+"""The optimization profiles of an engine, from buckets or from default sizes.
 
-A profile is for the sizes between the bucket before it and its own, which is the one that kernels are chosen for; so
-steps run padded to their bucket or as they are.
+A profile covers the sizes above the previous bucket up to its own, for which kernels are optimized. Steps may run
+padded to the bucket or unpadded.
 """
 
 from __future__ import annotations

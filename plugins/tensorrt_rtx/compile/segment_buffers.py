@@ -12,14 +12,14 @@ _IN_TURNS = ("q", "k", "v", "out")
 def share_buffers(
     steps: Sequence[Step], values: Mapping[str, SegmentTensor], kept: str
 ) -> tuple[tuple[Step, ...], dict[str, SegmentTensor]]:
-    """Steps that name buffers in place of values, and those buffers.
+    """Returns the steps with values replaced by buffers, and those buffers.
 
-    A step's results share none with what it reads, so no engine works in place. What a step gives and nothing reads has
-    a buffer all the same.
+    A step's results never share a buffer with its inputs, so no engine works in place. Unused results also get a
+    buffer.
 
     Args:
-        steps: the steps in order; each value is written by one, before any reads it.
-        values: the values that they write; other names are left as they are.
+        steps: the steps in order; each value is written once, before any step reads it.
+        values: the values to replace; other names stay.
         kept: a value with a buffer of its own, of the same name.
     """
     last: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""The segments of a program as ONNX graphs, one for all that are alike, and the steps that run them.
+"""The segments of a program as ONNX graphs, one for all equal segments, and the steps that run them.
 
-Names in a graph say what a value is there, never where it is in the model, and weights are inputs: so segments that are
-alike give the same bytes. Tokens are packed, [T, ...]; integers come as 32-bit ones.
+Names in a graph describe a value's role, not its place in the model, and weights are inputs: so equal segments have
+equal bytes. Tokens are packed, [T, ...]; integer inputs have 32 bits.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SegmentBuilder(GraphBuilder):
         return self._given_as[label]
 
     def tokens(self) -> str:
-        """T as i64 [1], of whatever input has it."""
+        """Returns T as i64 [1], from any input with that size."""
         return self.once("N", lambda: self._leading("T"))
 
     def sampled(self) -> str:
@@ -110,7 +110,7 @@ class SegmentBuilder(GraphBuilder):
         self.inputs[name] = helper.make_tensor_value_info(name, _ELEMENTS[tensor.dtype], list(tensor.shape))
 
     def declare_output(self, name: str, node: Node, floats: FloatType | None) -> SegmentTensor:
-        """An output of a call's value, in the type that the graph has it in, or else in that of ``floats``."""
+        """Declares a call's value as an output, cast to the type ``floats``; None keeps the graph's type."""
         value = self.value(node)
         if floats is not None:
             value = self._in_type(value, ELEMENTS[floats])
@@ -127,11 +127,11 @@ def segment_model(program: Program, weights: ExternalWeights, floats: FloatType)
     Args:
         program: a program with attention in its paged form.
         weights: the bundle's weights.
-        floats: the type that graphs compute in, and what goes in and out of attention.
+        floats: the type of the graphs' floats, and of attention's inputs and outputs.
 
     Raises:
-        UnsupportedModelError: a call that standard operators don't express, or what ``cut`` refuses, by module.
-        SourceError, BundleError, CapacityError: a weight can't be read, or not written.
+        UnsupportedModelError: standard operators don't express a call, or ``cut`` refuses it; names the module.
+        SourceError, BundleError, CapacityError: a weight can't be read or written.
     """
     graphs: dict[bytes, SegmentGraph] = {}
     steps: list[Step] = []
@@ -171,7 +171,7 @@ def _step_input(name: str) -> SegmentTensor:
 
 
 def _add_inputs(b: SegmentBuilder, piece: SegmentCut, tensors: Mapping[Node, SegmentTensor]) -> dict[str, Node]:
-    """Declares what a segment reads: step inputs by their names, an attention's result, whatever else comes along."""
+    """Declares a segment's inputs: step inputs by their names, attention results, and numbered other values."""
     attended = [node for node in piece.inputs if node.target is ew.paged_attention.default]
     numbers = count()
     nodes: dict[str, Node] = {}
@@ -189,7 +189,7 @@ def _add_inputs(b: SegmentBuilder, piece: SegmentCut, tensors: Mapping[Node, Seg
 
 
 def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
-    """Declares what a segment gives: queries, keys and values, logits, whatever else is read later."""
+    """Declares a segment's outputs: queries, keys and values, logits, and numbered other values."""
     roles: dict[Node, str] = {b.program.logits: LOGITS}
     for i, attention in enumerate(piece.attentions):
         for letter in "vkq":  # one value may be several of them

@@ -1,9 +1,9 @@
-"""Cuts a program at its attentions: what lies between two of them is a segment.
+"""Cuts a program at its attentions: the part between two of them is a segment.
 
-Each call runs in the latest segment that precedes all its readers: a feed-forward layer beside an attention runs after
-it, and what is made for wanted rows alone at the end. So layers that are alike have segments that are alike.
-What positions alone say (the tables of rotations) is made once, in the first; what is made of weights alone in each
-that reads it.
+Each call runs in the latest segment before all its readers: a feed-forward layer parallel to an attention runs after
+it, and calls for the rows of logits run at the end. So equal layers have equal segments. Values that depend only on
+positions (the tables of rotations) are computed once, in the first segment; values that depend only on weights in each
+segment that reads them.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class SegmentCut:
 
 
 def cut(program: Program) -> tuple[SegmentCut, ...]:
-    """The segments of a program, in the order in which they run.
+    """Returns the segments of a program, in the order in which they run.
 
     Args:
-        program: a program with attention in its paged form, fused with nothing.
+        program: a program with attention in its paged form, without fused ops around it.
 
     Raises:
-        UnsupportedModelError: a call reads what only attention may (caches, block tables), or attention what no
-            segment can hand to it; named with its module.
+        UnsupportedModelError: a call reads caches or block tables, which only attention may, or attention needs a value
+            that no segment can pass to it; names the module.
     """
     attentions = [_attention(node) for node in program.nodes_of(ew.paged_attention.default)]
     behind = _behind(program, attentions)
@@ -95,7 +95,9 @@ def cut(program: Program) -> tuple[SegmentCut, ...]:
 
 
 def _attention(node: Node) -> AttentionCut:
-    """Raises UnsupportedModelError if its caches are not what one write gave, or sinks or slopes are computed."""
+    """Returns an attention and its write. Raises UnsupportedModelError if its caches aren't those of one write, or its
+    sinks or slopes are computed.
+    """
     a = bound_arguments(node)
     write = a["k_cache"].args[0]
     if not isinstance(write, Node) or write.target is not ew.kv_write.default or len(write.users) != 2:
@@ -122,7 +124,9 @@ def _attention(node: Node) -> AttentionCut:
 
 
 def _behind(program: Program, attentions: Sequence[AttentionCut]) -> dict[Node, int]:
-    """Finds for each attention, its write and the caches between them the segment that they come right behind."""
+    """Returns, for each attention, its write and the caches between them, the index of the segment that they
+    follow.
+    """
     attention_nodes = {a.node for a in attentions}
     early: dict[Node, int] = {}
     for node in program.graph.nodes:
@@ -161,7 +165,7 @@ def _needed(nodes: Sequence[Node], constants: Mapping[Node, None]) -> list[Node]
 
 
 def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Node, None]) -> dict[Node, int]:
-    """Finds the segment in which each call runs, in the program's order; attention's and constants apart."""
+    """Returns the segment of each call, in the program's order, except for attentions and constants."""
     last = max((place + 1 for place in behind.values()), default=0)
     calls = [n for n in program.graph.nodes if n.op == "call_function" and n not in behind and has_tensors(n)]
     calls = [n for n in calls if n not in constants]

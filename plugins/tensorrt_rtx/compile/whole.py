@@ -33,11 +33,11 @@ def emit_whole(
 ) -> TargetManifest:
     """Writes targets/tensorrt-rtx/model.plan.
 
-    The graph and its weights lie beside the bundle's other files while the engine is built, and are then removed.
+    The graph and its weights are next to the bundle's other files while the engine is built, and are then removed.
 
     Raises:
-        RecipeError: sizes that don't go together.
-        UnsupportedModelError: standard operators don't express the program, or f16 doesn't hold a weight.
+        RecipeError: the sizes conflict.
+        UnsupportedModelError: standard operators don't express the program, or f16 can't represent a weight.
         TargetError, MissingDependencyError, CapacityError: see ``build_engine``.
     """
     profiles = profiles_of(options.engines, options.context_length, options.buckets)

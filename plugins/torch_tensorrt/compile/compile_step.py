@@ -32,9 +32,9 @@ _RELATIVE = 1e-3
 
 
 def compile_step(program: Program, path: Path) -> None:
-    """Compiles a program, writes it as an ExportedProgram, and compares the file with the program on some tokens.
+    """Compiles a program, writes it as an ExportedProgram, and compares the file's results with the program's.
 
-    Their number isn't that of the example, so that a file of one size is noticed.
+    The comparison has another number of tokens than the example, so that it detects a file of one fixed size.
 
     Raises VerificationError if they differ.
     """

@@ -30,7 +30,7 @@ class TorchTensorRtEmitter:
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """Compiles the step and writes it. The engines are of this machine: the same program may give other bytes.
+        """Compiles the step and writes it. Engines depend on the machine: equal programs may give other bytes.
 
         Raises VerificationError if the compiled step differs from the program, and the errors of ``check_machine``.
         """

@@ -41,9 +41,9 @@ _EXAMPLE = (5, 40)
 
 @dataclass(frozen=True)
 class ExportedStep:
-    """A step of the program: takes ``inputs``, in order; gives the logits and the caches it wrote, by ``results``.
+    """A step of the program that computes logits and written caches (``results``) from ``inputs``, in order.
 
-    ``sizes``: of each input, those of its dimensions that vary, by their names; ``dynamic``: as torch.export has them.
+    ``sizes``: the variable dimensions of each input, by axis; ``dynamic``: the same for torch.export.
     """
 
     exported: ExportedProgram
@@ -68,9 +68,9 @@ class ExportedStep:
 
 
 def exported_step(program: Program) -> ExportedStep:
-    """Exports a program with sizes left open, and our ops, but ``KEPT``, made of ATen's by their references.
+    """Exports a program with dynamic sizes; our ops, except ``KEPT``, are replaced by their references in ATen ops.
 
-    All weights are evaluated, and in memory as the program has them.
+    All weights are evaluated, and in memory in the program's format.
     """
     module = _Step(program)
     example = step_example(program, _EXAMPLE)

@@ -1,4 +1,4 @@
-"""Compiles a step's function and kernels to a shared library, ahead: the same program gives the same bytes."""
+"""Compiles a step's function and kernels ahead of time to a shared library; the same program has the same bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ HOST = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"}
 
 
 def compile_library(module: tvm.IRModule, level: Level) -> bytes:
-    """Raises MissingDependencyError without a linker, TargetError for what the linker says."""
+    """Returns the library's bytes. Raises MissingDependencyError without a linker, TargetError with the linker's
+    error.
+    """
     options = {"mcpu": level.cpu, "mattr": list(level.features), "opt-level": 3}
     return linked(build(module, tvm.target.Target(HOST | options)))
 
@@ -42,7 +44,9 @@ def _pipeline() -> tvm.transform.Pass:
 
 
 def _loops() -> tuple[tvm.transform.Pass, tvm.transform.Pass, tvm.transform.Pass]:
-    """Kernels are written as they are to run: what is left is their arguments, and threads."""
+    """Returns TVM's passes for kernels. The kernels are already scheduled, so only arguments and threads are
+    lowered.
+    """
     lower = tirx.transform
     passes = tvm.transform.Sequential(
         [

@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA's GPUs as files, made without one: TVM's CUDA source, and what nvcc makes of it if it is there."""
+"""Compiles kernels for NVIDIA's GPUs to files without a GPU: TVM's CUDA source, and a cubin if nvcc is installed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _FUNCTIONS = {"llvm.nearbyint": "rintf", "llvm.floor": "floorf"}
 
 
 def cuda_files(program: LoweredProgram, capability: str) -> Iterator[tuple[str, bytes]]:
-    """Names and contents: the source; its cubin where there is nvcc; the library with ``step``, which launches them.
+    """Yields names and contents: the source; its cubin if nvcc is installed; the library with ``step``, which launches
+    both.
 
-    Raises UnsupportedModelError naming the first step without a kernel, TargetError for what nvcc says.
+    Raises UnsupportedModelError naming the first step without a kernel, TargetError with nvcc's error.
     """
     name = f"sm_{capability.replace('.', '')}"
     _teach_functions()

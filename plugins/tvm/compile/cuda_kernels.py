@@ -1,7 +1,7 @@
-"""Kernels for a GPU, a thread for each row or each result: what the others' loops are with one lane, and those whose
-loops are cut for a CPU's registers and caches, which are written here anew.
+"""Kernels for a GPU, with a thread for each row or each result.
 
-Nobody has run them on a GPU: tests run the same loops on a CPU, and compile them for GPUs.
+Most are the CPU kernels' loops with one lane. Kernels whose CPU loops are blocked for registers and caches are written
+here separately. They have never run on a GPU: tests run the same loops on a CPU, and compile them for GPUs.
 """
 
 from __future__ import annotations

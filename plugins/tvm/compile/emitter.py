@@ -77,9 +77,9 @@ class TvmEmitter:
 
 
 def lower_for_tvm(program: Program) -> Lowering:
-    """The program as the target runs it: memory planned, weights under names of their own.
+    """Lowers a program for the tvm target: plans memory and gives the weights names of their own.
 
-    Raises what ``lower_program`` raises.
+    Raises the errors of ``lower_program``.
     """
     lowering = lower_program(program, Form("the tvm target"))
     return with_own_names(replace(lowering, program=plan_arena(add_taps(lowering.program))), "tvm")

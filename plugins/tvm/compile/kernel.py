@@ -1,8 +1,8 @@
-"""A kernel being written: its arguments, and the operands of its step as memory that loops load from and store to.
+"""The state of one kernel's generation: its arguments, and its step's operands as memory that loops load and store.
 
-A kernel gets whole tensors of one dimension: the arena in each type that it needs, weights, step inputs, a layer's
-keys and values. Where an operand lies in the arena comes as numbers, so that layers share kernels; what else decides
-the code (sizes, strides, attributes) is in ``signature``. T, B and R are lengths of ids, kv_len and rows.
+A kernel gets whole one-dimensional tensors: the arena in each type that it needs, weights, step inputs, a layer's keys
+and values. Offsets of operands in the arena are arguments, so that layers share kernels; all else that determines the
+code (sizes, strides, attributes) is in ``signature``. T, B and R are lengths of ids, kv_len and rows.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Local:
 
 
 class Kernel:
-    """One step's. Its place in the program is ``arguments``; steps of one ``signature`` are one kernel.
+    """The kernel of one step. Steps with the same ``signature`` share it and differ in their ``arguments``.
 
     Args:
         step: a step of ``program``.
@@ -321,7 +321,7 @@ class Kernel:
         return [self.memory(operand) for operand in self.step.outputs]
 
     def use(self, index: int) -> WeightUse:
-        """The weight that is the step's input of that number, caches counted."""
+        """Returns the weight at an index of the step's inputs, where caches count as inputs."""
         return self._uses[self.step.inputs[index].name]
 
     def check_layout(self, use: WeightUse, *layouts: str) -> None:

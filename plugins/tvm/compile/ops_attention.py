@@ -1,10 +1,10 @@
-"""Attention over block tables, as FlashAttention goes over keys: a block of 32 at a time with running maxima and sums
-(Dao et al., https://arxiv.org/abs/2205.14135).
+"""Attention over block tables as in FlashAttention: 32 keys at a time, with running maxima and sums (Dao et al.,
+https://arxiv.org/abs/2205.14135).
 
-    keys [P][Nkv][D][32]    values [P][Nkv][32][Dv]    a block is at the same places for every token that sees it
+    keys [P][Nkv][D][32]    values [P][Nkv][32][Dv]    blocks begin at multiples of 32 for every token
 
-Rows are the queries of neighbouring tokens with the heads that share keys. A row's steps are the same in any batch:
-a block that lies outside of what it sees changes nothing of it.
+Rows are the queries of neighbouring tokens with the heads that share keys. A row is computed in the same way in any
+batch: a block without visible keys doesn't change it.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _TileLoops:
         return visible
 
     def _softmax(self, i: int, scores: Sequence[Local], block: Expr) -> Expr:
-        """Stores the powers of a row's scores; returns the factor of what earlier blocks gave."""
+        """Stores the exponentials of a row's scores; returns the factor for the sums of earlier blocks."""
         seen = [self._masked(i, v, s, block) for v, s in enumerate(scores)]
         highest = T.Bind(_largest([s.get() for s in scores]))
         now = T.Bind(T.max(self.greatest[i].get(), highest))

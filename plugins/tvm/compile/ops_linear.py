@@ -32,7 +32,12 @@ class Product:
 
     @classmethod
     def of(cls, k: Kernel, rest: Sequence[Memory], *expert: Expr) -> Product:
-        """``rest``: what follows the weight, its scales and offsets. ``expert``: whose row of biases it is."""
+        """Returns the product of a kernel's step.
+
+        Args:
+            rest: the operands after the weight with its scales and offsets.
+            expert: the index of the row of biases, if the product is an expert's.
+        """
         operands = list(rest)
         residual = operands.pop() if k.step.attrs.get("has_residual") else None
         bias = operands.pop(0) if operands else None
@@ -64,7 +69,7 @@ class Product:
 
 
 def choose(value: Expr, options: Sequence[int], body: Callable[[int], None]) -> None:
-    """body(option) for the one that ``value`` is; one of them."""
+    """Emits code that runs ``body(option)`` for the option that equals ``value``; the last if no other does."""
     *others, last = options
     if not others:
         body(last)

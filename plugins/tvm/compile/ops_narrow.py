@@ -1,10 +1,10 @@
-"""Products with weights of bf16 and of integers, what rounds activations for them, and tables of them.
+"""Products with weights of bf16 and of integers, rounding of activations for them, and lookups in tables of them.
 
     bf16   panel32x2   a word has 2 neighbours along K of a column    sums are chains of floats, as for weights of f32
     i8     panel32x4   4 bytes of value + 128                         sums are exact integers in each group, then floats
     i4 u4  panel32x8   8 values, the low halves of 4 bytes first      as i8; i4 is stored as value + 8
 
-docs/inside/numerics.md has the order of every sum; it is the same here.
+Every sum has the order that docs/inside/numerics.md describes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The schedules of products' loops, which ``optimize tune`` searches. No result depends on them by a bit.
+"""The schedules of products' loops, which ``optimize tune`` searches. They don't change any result's bits.
 
-A record is for all products of one op, type and shape of a program, whatever comes behind their sums.
+A record applies to all products of one op, type and shape of a program, whatever is fused after them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Schedule(Record, frozen=True, kw_only=True):
     """The schedule of a product's loops.
 
     Attributes:
-        rows: most rows of the block of sums in registers; no more than the level's.
-        row_block: rows of x that stay in the second-level cache while panels go by.
-        groups: most parts that the panels are cut into; each goes to one thread, neighbours to the same one.
-        streams: most panels that a block of few rows takes at once, which keeps the memory busy.
-        unroll: steps along K that are written one after the other.
+        rows: maximum rows of the block of sums in registers; at most the level's.
+        row_block: rows of x that stay in the second-level cache during a pass over panels.
+        groups: maximum groups of panels; each group runs on one thread, neighbouring ones on the same.
+        streams: maximum panels that a block of few rows reads at a time, to use the memory's bandwidth.
+        unroll: unrolled steps along K.
     """
 
     rows: Small = 64

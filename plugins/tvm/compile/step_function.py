@@ -67,7 +67,12 @@ def kernels_of(
     schedules: Schedules = NONE,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> Kernels:
-    """``ours``: ops that are left to our kernels; ``schedules``: records of products; ``handlers``: what writes others.
+    """Writes the kernels of all steps of a program.
+
+    Args:
+        ours: ops that run on our own kernels instead.
+        schedules: records of products.
+        handlers: the functions that write other ops' kernels.
 
     Raises UnsupportedModelError naming the first step without a kernel.
     """

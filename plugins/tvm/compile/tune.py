@@ -121,21 +121,21 @@ def tune(
     write: bool = True,
     progress: Progress = silent,
 ) -> TunedTvm:
-    """Searches faster schedules of products, and compiles the library of this processor's level with them.
+    """Searches for faster schedules of products, and compiles the library of this processor's level with them.
 
     Args:
         bundle: the opened bundle, with a ready target tvm.
-        seconds: the most time to measure, in seconds. Products with the largest weights are first.
-        threads: the number of threads; 0 takes one for each core.
-        records: a file of schedules that an earlier run wrote, also for another bundle or machine: nothing is measured
-            then.
+        seconds: maximum time of the measurement. Products with the largest weights are first.
+        threads: the number of threads; 0 means one for each core.
+        records: a file of schedules from an earlier run, possibly for another bundle or machine; then nothing is
+            measured.
         write: True if the bundle is changed.
         progress: a function called with the stage "tune".
 
     Raises:
         RequestError: ``seconds`` is out of range.
-        TrustError: the bundle isn't trusted: what is compiled of its program runs.
-        BundleError: the target isn't ready, the records aren't its, or its folder can't be written.
+        TrustError: the bundle isn't trusted, as code compiled from its program is run.
+        BundleError: the target isn't ready, the records are for other products, or its folder can't be written.
         TargetError: it doesn't run here, or its products are the cpu target's kernels.
         MissingDependencyError: TVM or a linker is missing.
     """
@@ -251,8 +251,10 @@ class _Compiler:
 
 
 def fits(product: str, name: str, value: int, level: Level) -> bool:
-    """Returns True if a candidate is another schedule: blocks have no more rows than the level's, and only those of
-    floats in wide registers take several panels at once."""
+    """Returns True if a value would change the schedule of a product.
+
+    Blocks have at most the level's rows, and only products of floats with two vectors of registers use ``streams``.
+    """
     if name == "streams":
         return product.startswith("linear ") and level.vectors == 2
     return name != "rows" or value < level.rows

@@ -36,20 +36,20 @@ from .library import Library, tensor, tvm_version
 
 
 class TvmExecutor(HostBlocks):
-    """The executor of the tvm target. A step runs on the thread that asks for its result.
+    """The executor of the tvm target. A step runs on the thread that calls ``result``.
 
     Args:
         bundle: a bundle with a ready target ``target``.
-        blocks: cache group -> blocks to allocate.
-        threads: the number of threads of the kernels; 0 takes one for each core. TVM has one pool of them in a process:
-            the last executor that is made says how many there are.
+        blocks: blocks to allocate by cache group.
+        threads: the number of threads of the kernels; 0 means one for each core. TVM has one pool of them in a process,
+            whose size the last created executor sets.
         target: the target's name.
 
     Raises:
         BundleError: the bundle has no such target, or it is damaged.
         TargetError: its libraries are for other processors, or another TVM.
-        MissingDependencyError: TVM isn't there.
-        CapacityError: less memory is free than the caches take.
+        MissingDependencyError: TVM is missing.
+        CapacityError: less memory is free than the caches need.
     """
 
     def __init__(self, bundle: Bundle, blocks: Mapping[str, int], *, threads: int = 0, target: str = "tvm") -> None:

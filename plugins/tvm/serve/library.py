@@ -44,7 +44,7 @@ def tvm_version() -> str | None:
 
 @functools.cache
 def load_runtime() -> ModuleType:
-    """TVM's functions (``tvm_ffi``), with its runtime's. Raises MissingDependencyError."""
+    """Returns TVM's functions (``tvm_ffi``), after loading its runtime library. Raises MissingDependencyError."""
     spec = util.find_spec("tvm")
     if spec is None or not spec.submodule_search_locations or util.find_spec("tvm_ffi") is None:
         raise MissingDependencyError("TVM (apache-tvm) is not installed", hint=INSTALL)
@@ -72,16 +72,16 @@ def _import_without_torch() -> ModuleType:
 class Library:
     """A compiled library in TVM's virtual machine.
 
-    It is loaded from a copy, which then goes: the system gives a process the library that it has loaded before from a
-    path, whatever is there now.
+    It is loaded from a temporary copy, because the system returns an already loaded library for the same path, even if
+    the file has changed.
 
     Args:
         content: the content of the library's file.
         source: the file's path, for messages.
-        threads: the number of threads of its loops; None: they run as ``RUN_LOOP_FOR_TVM`` does, and steps may be
-            ``RUN_STEP_FOR_TVM``'s.
+        threads: the number of threads of its loops; None: its loops run through ``RUN_LOOP_FOR_TVM``, and steps may run
+            through ``RUN_STEP_FOR_TVM``.
 
-    Raises BundleError if it isn't one, or not of this version of TVM; MissingDependencyError without TVM.
+    Raises BundleError if it isn't a library, or one of another version of TVM; MissingDependencyError without TVM.
     """
 
     def __init__(self, content: bytes, source: Path, threads: int | None) -> None:
@@ -106,21 +106,22 @@ class Library:
             ) from e
 
     def function(self, name: str) -> Any:
-        """Returns one of the library's functions; None where it has none of that name."""
+        """Returns one of the library's functions; None if it has none of that name."""
         try:
             return self._machine[name]
         except AttributeError:
             return None
 
     def program(self, program: LoweredProgram) -> LoweredProgram:
-        """Returns the program that the library runs, of the one that it was compiled from: with taps as outputs, where
-        it has a function that writes them."""
+        """Returns the program that the library runs: ``program``, with taps as outputs if the library has a function
+        for them.
+        """
         return program if self.function(STEP_WITH_TAPS) is None else with_tap_outputs(program)[0]
 
     def enter(self) -> None:
-        """Gives the calling thread its pool, if it has none: TVM keeps one for each thread that calls it.
+        """Makes the calling thread's pool on its first call, as TVM has one for each calling thread.
 
-        Left alone, it would take half of the processors that there are, and tie each thread to one.
+        TVM's default would use half of the processors, and pin each thread to one.
         """
         if self._threads is None or getattr(self._pools, "made", False):
             return
@@ -147,7 +148,7 @@ def _take_over(ffi: ModuleType, path: Path) -> None:
 
 
 def tensor(array: npt.NDArray[Any]) -> Any:
-    """An array as TVM sees it, of one dimension or as it is; the memory stays the array's, which must stay alive."""
+    """Returns an array as TVM's tensor that shares its memory; the array must stay alive."""
     ffi = load_runtime()
     if not array.flags.writeable:  # nobody writes to weights, but DLPack can't say so
         array = (
