@@ -48,7 +48,8 @@ INTERRUPTED = 130
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    compared = [name for name, model in MODELS.items() if model.by_default]
+    options.add_argument("--models", nargs="+", choices=MODELS, default=compared)
     options.add_argument("--formats", nargs="+", choices=FORMATS, default=[], help="those of each model if left out")
     options.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     options.add_argument("--tasks", nargs="+", choices=TAKEN, default=list(COMPARED), help="what is measured")

@@ -13,6 +13,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 
 FILE_TYPES = {
     "F32": gguf.LlamaFileType.ALL_F32,
@@ -23,16 +24,33 @@ FILE_TYPES = {
 }
 TABLE = "token_embd.weight"
 """The table of tokens, which in many models is the head too."""
+BLOCK = 32
+"""Values of the smallest block of a quantized type."""
 
 
-def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, other: Mapping[str, Any] | None = None) -> None:
-    """All that a file says of its model but its types, with some values replaced by ``other``."""
+def architecture_of(reader: gguf.GGUFReader) -> str:
+    """The architecture that a file names."""
+    return str(reader.fields["general.architecture"].contents())
+
+
+def copy_metadata(
+    reader: gguf.GGUFReader, writer: gguf.GGUFWriter, other: Mapping[str, Any] | None = None, *, without: str = "GGUF."
+) -> None:
+    """All that a file says of its model but its types, with some values replaced by ``other``.
+
+    Keys that begin with ``without`` are left out.
+    """
     replaced = other or {}
     for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+        if name.startswith(("GGUF.", without)) or name in ("general.architecture", "general.file_type"):
             continue
         inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, replaced.get(name, field.contents()), field.types[0], sub_type=inner)
+
+
+def keeps_floats(name: str, values: npt.NDArray[np.float32]) -> bool:
+    """Returns True for a tensor that llama.cpp's converter stores in F32: all but matrices of whole blocks."""
+    return values.ndim < 2 or bool(values.shape[-1] % BLOCK) or name.endswith("_norm.weight")
 
 
 def convert_gguf(source: Path, target: Path, kind: str, *, table: str | None = None) -> Path:
@@ -42,16 +60,16 @@ def convert_gguf(source: Path, target: Path, kind: str, *, table: str | None = N
     """
     reader = gguf.GGUFReader(source)
     unfinished = target.with_suffix(".unfinished")
-    writer = gguf.GGUFWriter(unfinished, str(reader.fields["general.architecture"].contents()))
+    writer = gguf.GGUFWriter(unfinished, architecture_of(reader))
     copy_metadata(reader, writer)
     writer.add_file_type(FILE_TYPES[kind])
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         stored = gguf.GGMLQuantizationType[(table or kind) if tensor.name == TABLE else kind]
-        if stored != gguf.GGMLQuantizationType.F32 and values.ndim > 1:
-            writer.add_tensor(tensor.name, gguf.quants.quantize(values, stored), raw_dtype=stored)
-        else:
+        if stored == gguf.GGMLQuantizationType.F32 or keeps_floats(tensor.name, values):
             writer.add_tensor(tensor.name, values)
+        else:
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

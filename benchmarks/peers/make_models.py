@@ -1,6 +1,6 @@
 """Makes the files that engines read of a model, once: python -m peers.make_models MODEL FOLDER [--kinds KIND ...]
 
-Everything starts from one GGUF: a real model's, or one with random weights and SmolLM2's tokenizer. Of it come ``hf``
+Everything starts from one GGUF: a real model's, or one with random weights (``peers.shapes``) and SmolLM2's tokenizer. Of it come ``hf``
 (a Hugging Face folder for those that convert), ``f16``, ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the table of tokens, which
 is the head too, has 8 bits, as our recipe int4 has), the file itself by its type, and ``reference`` (logits of the
 package's text in float32, by transformers). Other types of GGUF files llama.cpp makes (``peers.quantize``).
@@ -16,13 +16,18 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-from peers.convert_gguf import convert_gguf, copy_metadata
+from enginewright.optimizer.capture.capture_model import build_from_gguf
+from enginewright.optimizer.capture.gguf.file import open_gguf
+from peers.convert_gguf import architecture_of, convert_gguf, copy_metadata, keeps_floats
 from peers.engines import STORED
 from peers.loading import REPOSITORY, load_module
-from peers.models import MODELS, RANDOM_SIZES, TEXT_TOKENS
+from peers.models import MODELS, TEXT_TOKENS
+from peers.shapes import Shape
 
 SEED = 0
 STD = 0.02
@@ -35,51 +40,24 @@ def fetched_gguf(model: str) -> Path:
     return path
 
 
-def random_gguf(target: Path) -> Path:
-    """A Llama of ``RANDOM_SIZES`` with random weights in bfloat16, and SmolLM2's tokenizer and other metadata."""
-    sizes = RANDOM_SIZES
+def random_gguf(shape: Shape, target: Path) -> Path:
+    """A file of random weights in bfloat16, with SmolLM2's tokenizer and other metadata."""
     source = gguf.GGUFReader(fetched_gguf("smollm2"))
     unfinished = target.with_suffix(".unfinished")
-    writer = gguf.GGUFWriter(unfinished, "llama")
-    head = sizes.hidden // sizes.heads
-    copy_metadata(
-        source,
-        writer,
-        {
-            "llama.block_count": sizes.layers,
-            "llama.embedding_length": sizes.hidden,
-            "llama.feed_forward_length": sizes.feed_forward,
-            "llama.attention.head_count": sizes.heads,
-            "llama.attention.head_count_kv": sizes.kv_heads,
-            "llama.rope.dimension_count": head,
-            "general.name": "random weights",
-        },
-    )
+    writer = gguf.GGUFWriter(unfinished, shape.architecture)
+    copy_metadata(source, writer, {"general.name": "random weights"}, without=f"{architecture_of(source)}.")
+    for name, value in shape.keys.items():
+        kind = gguf.GGUFValueType.get_type(value) if not isinstance(value, int) else gguf.GGUFValueType.UINT32
+        writer.add_key_value(f"{shape.architecture}.{name}", value, kind)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     random = np.random.default_rng(SEED)
-    stored = gguf.GGMLQuantizationType.BF16
-    kv = sizes.kv_heads * head
-
-    def matrix(name: str, rows: int, columns: int) -> None:
-        values = random.standard_normal((rows, columns), np.float32) * np.float32(STD)
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, stored), raw_dtype=stored)
-
-    def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(sizes.hidden, np.float32))
-
-    matrix("token_embd", sizes.vocabulary, sizes.hidden)
-    for layer in range(sizes.layers):
-        block = f"blk.{layer}."
-        norm(block + "attn_norm")
-        norm(block + "ffn_norm")
-        matrix(block + "attn_q", sizes.hidden, sizes.hidden)
-        matrix(block + "attn_k", kv, sizes.hidden)
-        matrix(block + "attn_v", kv, sizes.hidden)
-        matrix(block + "attn_output", sizes.hidden, sizes.hidden)
-        matrix(block + "ffn_gate", sizes.feed_forward, sizes.hidden)
-        matrix(block + "ffn_up", sizes.feed_forward, sizes.hidden)
-        matrix(block + "ffn_down", sizes.hidden, sizes.feed_forward)
-    norm("output_norm")
+    for name, size in shape.tensors.items():
+        values = random_values(name, size, random)
+        if keeps_floats(name, values):
+            writer.add_tensor(name, values)
+        else:
+            stored = gguf.GGMLQuantizationType.BF16
+            writer.add_tensor(name, gguf.quants.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,12 +66,26 @@ def random_gguf(target: Path) -> Path:
     return target
 
 
+def random_values(name: str, size: tuple[int, ...], random: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Values like those that models are trained from: states forget within 1 to 1,000 tokens."""
+    if name.endswith("ssm_a"):
+        return -random.uniform(1, 16, size).astype(np.float32)
+    if name.endswith("ssm_dt.bias"):  # the inverse of softplus, which makes 0.001 to 0.1 of it
+        return np.log(np.expm1(np.exp(random.uniform(np.log(1e-3), np.log(0.1), size)))).astype(np.float32)
+    if name.endswith(("norm.weight", "ssm_d")):
+        return np.ones(size, np.float32)
+    if name.endswith(".bias"):
+        return np.zeros(size, np.float32)
+    std = 0.5 if name.endswith("ssm_conv1d.weight") else STD
+    return random.standard_normal(size, np.float32) * np.float32(std)
+
+
 def source_gguf(model: str, folder: Path) -> Path:
     """The file that everything else is made from."""
     if not MODELS[model].random:
         return fetched_gguf(model)
     path = folder / "source.gguf"
-    return path if path.exists() else random_gguf(path)
+    return path if path.exists() else random_gguf(MODELS[model].sizes, path)
 
 
 def hf_folder(source: Path, target: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -102,16 +94,28 @@ def hf_folder(source: Path, target: Path, dtype: torch.dtype = torch.float32) ->
         return target
     unfinished = target.with_name(target.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    AutoTokenizer.from_pretrained(**where).save_pretrained(unfinished)
-    read = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype)
-    # What was read from blocks is not saved as such; a model of the same configuration and weights is.
-    config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+    if architecture_of(gguf.GGUFReader(source)) in GGUF_SUPPORTED_ARCHITECTURES:
+        where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+        AutoTokenizer.from_pretrained(**where).save_pretrained(unfinished)
+        read = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype)
+        # What was read from blocks is not saved as such; a model of the same configuration and weights is.
+        config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+        weights = read.state_dict()
+    else:  # read by us, as transformers can't
+        where = {"pretrained_model_name_or_path": str(fetched_gguf("smollm2").parent)}
+        AutoTokenizer.from_pretrained(**where, gguf_file=fetched_gguf("smollm2").name).save_pretrained(unfinished)
+        config, weights = evaluated(source)
     plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    plain.load_state_dict(read.state_dict())
+    plain.load_state_dict(weights)
     plain.save_pretrained(unfinished)
     os.replace(unfinished, target)
     return target
+
+
+def evaluated(source: Path) -> tuple[PretrainedConfig, dict[str, torch.Tensor]]:
+    """The configuration and the weights of a GGUF, as our reader has them."""
+    model, weights = build_from_gguf(open_gguf(source))
+    return model.config, {name: weight.evaluate() for name, weight in weights.items()}
 
 
 def reference(folder: Path) -> Path:

@@ -5,33 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peers.engines import STORED, Format
+from peers.shapes import DeltaShape, LlamaShape, ScanShape, Shape
 
 TEXT_TOKENS = 256
 """The length of the text that engines' logits are compared on."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a decoder whose head is its table of tokens, norms aside. ``head``: of one attention head, where
-    that isn't hidden / heads."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    feed_forward: int
-    vocabulary: int
-    head: int | None = None
-
-    @property
-    def parameters(self) -> int:
-        """All weights, those of a Llama's norms too."""
-        head = self.head or self.hidden // self.heads
-        layer = self.hidden * (2 * head * self.heads + 2 * head * self.kv_heads + 3 * self.feed_forward + 2)
-        return self.vocabulary * self.hidden + self.layers * layer + self.hidden
-
-
-RANDOM_SIZES = Sizes(hidden=2048, layers=16, heads=32, kv_heads=8, feed_forward=8192, vocabulary=49152)
 
 
 @dataclass(frozen=True)
@@ -46,11 +23,12 @@ class Model:
         formats: that it is compared in.
         more: that it is compared in where they are asked for.
         stored: the type of the file that it comes as, where that is among the formats.
+        by_default: True if it is compared where no models are requested.
     """
 
     name: str
     title: str
-    sizes: Sizes
+    sizes: Shape
     random: bool
     long_rounds: int
     steps: int
@@ -58,6 +36,7 @@ class Model:
     formats: tuple[Format, ...] = ("int8", "int4")
     more: tuple[Format, ...] = ()
     stored: Format | None = None
+    by_default: bool = True
 
 
 MODELS = {
@@ -66,7 +45,7 @@ MODELS = {
         Model(
             "smollm2",
             "SmolLM2-135M-Instruct",
-            Sizes(hidden=576, layers=30, heads=9, kv_heads=3, feed_forward=1536, vocabulary=49152),
+            LlamaShape(hidden=576, layers=30, heads=9, kv_heads=3, feed_forward=1536, vocabulary=49152),
             random=False,
             long_rounds=2,
             steps=48,
@@ -76,7 +55,7 @@ MODELS = {
         Model(
             "gemma3",
             "Gemma 3 270M, a Q4_K_M file",
-            Sizes(hidden=640, layers=18, heads=4, kv_heads=1, feed_forward=2048, vocabulary=262144, head=256),
+            LlamaShape(hidden=640, layers=18, heads=4, kv_heads=1, feed_forward=2048, vocabulary=262144, head=256),
             random=False,
             long_rounds=1,
             steps=48,
@@ -87,12 +66,45 @@ MODELS = {
         Model(
             "llama-1b",
             "Llama of 1.04 billion random weights",
-            RANDOM_SIZES,
+            LlamaShape(hidden=2048, layers=16, heads=32, kv_heads=8, feed_forward=8192, vocabulary=49152),
             random=True,
             long_rounds=1,
             steps=20,
             short_prompt=32,
             more=STORED,
+        ),
+        Model(
+            "qwen35-1b",
+            "a hybrid in Qwen3.5's shape of 1.01 billion random weights",
+            DeltaShape(
+                hidden=2048,
+                layers=16,
+                every=4,
+                heads=8,
+                kv_heads=2,
+                head=256,
+                states=16,
+                state=128,
+                feed_forward=6144,
+                vocabulary=49152,
+            ),
+            random=True,
+            long_rounds=3,
+            steps=20,
+            short_prompt=32,
+            formats=("q4_k_m", "int8"),
+            by_default=False,
+        ),
+        Model(
+            "mamba2-1b",
+            "a Mamba-2 of 1.03 billion random weights",
+            ScanShape(hidden=2048, layers=36, states=64, head=64, state=128, vocabulary=49152),
+            random=True,
+            long_rounds=3,
+            steps=20,
+            short_prompt=32,
+            formats=("q4_k_m", "int8"),
+            by_default=False,
         ),
     )
 }

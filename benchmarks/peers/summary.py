@@ -36,6 +36,8 @@ FIGURES = (
     Figure("start", "first token, s", more=False),
     Figure("peak", "peak memory, MB", more=False),
 )
+RECURRENCE = "recurrence_share_of_"
+"""What names of figures begin with that are the share of a step's time in recurrences."""
 SAME_KL = 1.02
 """KL divergences up to this factor apart are taken as equal: the order of a sum alone moves them by as much."""
 
@@ -80,7 +82,8 @@ def best_peers(ours: Measured, peers: Sequence[Measured]) -> dict[str, dict[str,
 def limits_of(ours: Measured, roofs: Sequence[Report]) -> dict[str, float]:
     """Shares of what the machine can do. Bandwidths and peaks are medians of those measured before each round."""
     figures, limits = figures_of(ours), dict[str, float]()
-    for name in ("bandwidth", "bandwidth_of_weights", "peak", "matmul", "matmul_share_of_prefill"):
+    names = ["bandwidth", "bandwidth_of_weights", "peak", "matmul", "matmul_share_of_prefill"]
+    for name in (*names, *(name for name in (roofs[0].figures if roofs else ()) if name.startswith(RECURRENCE))):
         values = [roof.figures[name] for roof in roofs if name in roof.figures]
         if values:
             limits[name] = median(values)

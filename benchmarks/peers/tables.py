@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peers.engines import OURS, TITLES
-from peers.summary import FIGURES, Figure
+from peers.summary import FIGURES, RECURRENCE, Figure
 
 SHORT = ("prefill", "decode_1", "decode_16", "peak")
 """Figures that the README shows."""
@@ -76,6 +76,10 @@ def limit_line(table: Mapping[str, Any]) -> str:
             f"behind {', '.join(behind)} tokens a step moves weights and cache at "
             f"{', '.join(f'{share:.0%}' for share in behind.values())} of the {limits['bandwidth']:.1f} GB/s of memory"
         )
+    if shares := {name: share for name, share in limits.items() if name.startswith(RECURRENCE)}:
+        of = {name: name.removeprefix(RECURRENCE).replace("_", " of ") for name in shares}
+        each = ", ".join(f"{share:.1%} ({of[name]})" for name, share in shares.items())
+        parts.append(f"recurrences and their convolutions take {each} of the kernels' time")
     if "memory" in limits:
         parts.append(
             f"at its peak Enginewright's process has {limits['memory']:.2f} times the bytes of weights and KV cache"

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from peers.models import MODELS
+from peers.shapes import parameters
 from peers.workload import Workload, kl_divergence
 
 
@@ -44,5 +45,7 @@ def test_kl_is_that_of_the_definition(tokens: int, vocabulary: int) -> None:
 
 
 def test_sizes_are_those_of_the_models() -> None:
-    assert MODELS["smollm2"].sizes.parameters == 134_515_008
-    assert MODELS["llama-1b"].sizes.parameters == pytest.approx(1.04e9, rel=0.04)
+    assert parameters(MODELS["smollm2"].sizes) == 134_515_008
+    assert parameters(MODELS["llama-1b"].sizes) == pytest.approx(1.04e9, rel=0.04)
+    assert parameters(MODELS["qwen35-1b"].sizes) == pytest.approx(1.01e9, rel=0.01)
+    assert parameters(MODELS["mamba2-1b"].sizes) == pytest.approx(1.03e9, rel=0.01)
