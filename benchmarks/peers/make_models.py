@@ -1,9 +1,10 @@
 """Makes the files that engines read of a model, once: python -m peers.make_models MODEL FOLDER [--kinds KIND ...]
 
-Everything starts from one GGUF: a real model's, or one with random weights (``peers.shapes``) and SmolLM2's tokenizer. Of it come ``hf``
-(a Hugging Face folder for those that convert), ``f16``, ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the table of tokens, which
-is the head too, has 8 bits, as our recipe int4 has), the file itself by its type, and ``reference`` (logits of the
-package's text in float32, by transformers). Other types of GGUF files llama.cpp makes (``peers.quantize``).
+Everything starts from one GGUF: a real model's, or one with random weights (``peers.shapes``) and SmolLM2's tokenizer.
+Of it come ``hf`` (a Hugging Face folder for those that convert), ``f16``, ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the
+table of tokens, which is the head too, has 8 bits, as our recipe int4 has), the file itself by its type, and
+``reference`` (logits of the package's text in float32, by transformers). Other types of GGUF files llama.cpp makes
+(``peers.quantize``).
 """
 
 from __future__ import annotations

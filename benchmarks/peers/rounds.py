@@ -103,6 +103,7 @@ def measure(
     """
     progress = Progress(len(jobs))
     failed: set[tuple[Contender, Task]] = set()
+    batches: dict[Contender, tuple[int, ...]] = {}
     last = -1
     for job in jobs:
         contender, task = job.contender, job.task
@@ -113,7 +114,7 @@ def measure(
             progress.tell(job, "left out")
             continue
         try:
-            report = run(command_of(job, work))
+            report = _report(job, work, batches)
         except WorkerError as e:
             failed.add((contender, task))
             missing.append(Missing(contender.engine, contender.model, contender.format, f"{task}: {e}"))
@@ -121,6 +122,21 @@ def measure(
             continue
         measured.setdefault(contender, Measured(contender)).add(job.round, task, report)
         progress.tell(job, ", ".join(f"{name} {value:,.4g}" for name, value in report.figures.items()))
+
+
+def _report(job: Job, work: Workload, batches: dict[Contender, tuple[int, ...]]) -> Report:
+    """Runs a job. An engine that fails at the largest batch is measured without that batch, from then on.
+
+    ``batches`` has what is left of the batches of such engines. Raises WorkerError.
+    """
+    while True:
+        able = batches.get(job.contender, work.batches)
+        try:
+            return run(command_of(job, replace(work, batches=able)))
+        except WorkerError:
+            if job.task != "speed" or len(able) < 2:
+                raise
+            batches[job.contender] = able[1:]
 
 
 def command_of(job: Job, work: Workload) -> list[str]:

@@ -16,7 +16,7 @@ _MOST = {
     "vocab_size": 1 << 26,
     **dict.fromkeys(("conv_kernel", "conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv"), 1 << 10),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "num_heads"), 1 << 16),
-    **dict.fromkeys(("mamba_num_heads", "mamba_n_groups", "n_groups", "time_step_rank"), 1 << 16),
+    **dict.fromkeys(("mamba_num_heads", "mamba_n_groups", "n_groups", "time_step_rank", "mamba_dt_rank"), 1 << 16),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_head", "mamba_head_dim"), 1 << 16),
     **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 1 << 16),
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,22 @@ def test_prompts_change_with_the_round_and_the_prefix_comes_first() -> None:
     assert [Workload.parse(c[6]).seed for c in (first, second)] == [0, 1]
     start = command_of(Job(0, "start", prefixed), Workload())
     assert start[0] == "nice" and "peers.processes" in start and start.count("nice") == 1
+
+
+def test_an_engine_that_fails_at_the_largest_batch_is_measured_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def run(command: list[str]) -> Report:
+        batches = next(tuple(json.loads(part)["batches"]) for part in command if part.startswith("{"))
+        tried.append(batches)
+        if batches[0] > 8:
+            raise WorkerError("no room")
+        return Report("e 1", "s", {"prefill": 5.0, "decode_8": 3.0})
+
+    monkeypatch.setattr(rounds, "run", run)
+    measured: dict[Contender, Measured] = {}
+    missing: list[Missing] = []
+    jobs = plan(TWO[1:], 2, ["speed"])
+    measure(jobs, Workload(batches=(16, 8)), measured, missing, before=lambda: None)
+    assert tried == [(16, 8), (8,), (8,)] and not missing
+    assert [figures["decode_8"] for figures in measured[TWO[1]].rounds] == [3.0, 3.0]

@@ -105,10 +105,15 @@ def _read_olmo2(r: Reading) -> None:
     r.ropes[FULL], r.ropes[SLIDING] = rope, Rope(read_swa_base(r, rope.theta))
 
 
+def check_latent_epsilon(r: Reading) -> None:
+    """Raises UnsupportedModelError for an epsilon far from 1e-6, which classes have in the norms of latent vectors."""
+    if r.fields["rms_norm_eps"] > 1.001e-5:
+        raise r.keys.refusal(RMS, f"is {r.fields['rms_norm_eps']}")
+
+
 def _read_minicpm3(r: Reading) -> None:
     width = r.fields["rope_width"]
-    if r.fields["rms_norm_eps"] > 1.001e-5:  # the class has 1e-6 for the norms of latent vectors, whatever this is
-        raise r.keys.refusal(RMS, f"is {r.fields['rms_norm_eps']}")
+    check_latent_epsilon(r)
     r.fields |= {
         "q_lora_rank": r.keys.integer("attention.q_lora_rank"),
         "kv_lora_rank": r.keys.integer("attention.kv_lora_rank"),

@@ -17,11 +17,13 @@ from .architecture import (
     experts,
     shared_expert,
 )
-from .dense_architectures import read_granite_scales
+from .dense_architectures import check_latent_epsilon, read_granite_scales
 from .mixture_architectures import read_shared_width
 from .tensors import (
     Place,
+    experts_transposed,
     flat,
+    head_axis,
     heads_together,
     less_one,
     middle_axis,
@@ -30,6 +32,8 @@ from .tensors import (
 )
 
 LINEAR = "linear_attention"
+SIGMOID = 2
+"""The value of expert_gating_func for sigmoids."""
 
 
 def _part_of(r: Reading, key: str, of: str) -> int:
@@ -107,9 +111,10 @@ def _read_mamba2_sizes(r: Reading, names: Mapping[str, str]) -> None:
 
 
 def _read_expansion(r: Reading, field: str) -> None:
-    r.fields[field] = r.keys.integer("ssm.inner_size") // r.fields["hidden_size"]
-    if r.fields[field] * r.fields["hidden_size"] != r.keys.integer("ssm.inner_size"):
-        raise r.keys.refusal("ssm.inner_size", f"is no multiple of the width, {r.fields['hidden_size']}")
+    hidden, inner = r.fields["hidden_size"], r.keys.integer("ssm.inner_size")
+    if not hidden or not inner or inner % hidden:
+        raise r.keys.refusal("ssm.inner_size", f"is {inner}, for a width of {hidden}")
+    r.fields[field] = inner // hidden
 
 
 _PREFIXED = {
@@ -147,14 +152,21 @@ def _read_falcon_h1(r: Reading) -> None:
     }
 
 
-def _kinds_by_heads(r: Reading, kind: str, tensor: str) -> list[str]:
-    """Reads the kind of each layer: one without heads of keys and values is of ``kind``, and alone has ``tensor``."""
+def _kinds_by_heads(r: Reading, kind: str, tensor: str, attention: str = "attn_k.weight") -> list[str]:
+    """Reads the kind of each layer: one without heads of keys and values is of ``kind``.
+
+    Args:
+        r: the reading.
+        kind: the name of that kind.
+        tensor: the tensor that layers of ``kind`` alone have.
+        attention: the tensor that layers with attention alone have.
+    """
     key = "attention.head_count_kv"
     heads = r.keys.by_layer(key, r.blocks, r.heads)[: r.layers]
     if len(set(heads) - {0}) > 1:
         raise r.keys.refusal(key, f"is {sorted(set(heads))}: layers that differ in it")
     kinds = [FULL if n else kind for n in heads]
-    _check_layers(r, key, kinds, {kind: tensor, FULL: "attn_k.weight"})
+    _check_layers(r, key, kinds, {kind: tensor, FULL: attention})
     return kinds
 
 
@@ -185,10 +197,28 @@ def _read_granite_hybrid(r: Reading) -> None:
 
 
 def _read_nemotron_h(r: Reading) -> None:
-    heads = r.keys.by_layer("attention.head_count_kv", r.blocks, r.heads)
-    widths = r.keys.by_layer("feed_forward_length", r.blocks)
-    kinds = [FULL if n else "mlp" if width else LINEAR for n, width in zip(heads, widths, strict=True)]
-    tensors = {LINEAR: "ssm_in.weight", FULL: "attn_k.weight", "mlp": "ffn_up.weight"}
+    _read_nemotron_layers(r, "mlp", "ffn_up.weight")
+
+
+def _read_nemotron_h_moe(r: Reading) -> None:
+    _read_nemotron_layers(r, "moe", "ffn_gate_inp.weight")
+    if (gating := r.keys.integer("expert_gating_func", SIGMOID)) != SIGMOID:
+        raise r.keys.refusal("expert_gating_func", f"is {gating}")
+    r.fields |= {
+        "n_shared_experts": r.keys.integer("expert_shared_count", 1),
+        "moe_shared_expert_intermediate_size": r.keys.integer("expert_shared_feed_forward_length"),
+        "moe_latent_size": r.keys.integer("moe_latent_size", 0) or None,
+        "norm_topk_prob": r.keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": r.keys.number("expert_weights_scale", 0.0) or 1.0,
+    }
+
+
+def _read_nemotron_layers(r: Reading, kind: str, tensor: str) -> None:
+    """Reads the layers of Nemotron-H: one without heads and with a width is of ``kind``, and alone has ``tensor``."""
+    heads = r.keys.by_layer("attention.head_count_kv", r.blocks, r.heads)[: r.layers]
+    widths = r.keys.by_layer("feed_forward_length", r.blocks)[: r.layers]
+    kinds = [FULL if n else kind if width else LINEAR for n, width in zip(heads, widths, strict=True)]
+    tensors = {LINEAR: "ssm_in.weight", FULL: "attn_k.weight", kind: tensor}
     _check_layers(r, "feed_forward_length", kinds, tensors)
     for key, values in (("attention.head_count_kv", heads), ("feed_forward_length", widths)):
         if len(set(values) - {0}) > 1:
@@ -207,6 +237,62 @@ def _read_nemotron_h(r: Reading) -> None:
         raise r.keys.refusal("rope.scaling.finetuned", "is true: a model with rotary embeddings")
 
 
+def _period(r: Reading, key: str, layers: Sequence[bool]) -> tuple[int, int]:
+    """Returns the period and the offset of the layers that are True. Raises UnsupportedModelError naming ``key``."""
+    first = [i for i, flag in enumerate(layers) if flag][:2]
+    offset = first[0] if first else len(layers)
+    period = first[1] - offset if len(first) > 1 else len(layers) + 1
+    if [i % period == offset for i in range(len(layers))] != list(layers):
+        raise r.keys.refusal(key, "differs between layers without a period")
+    return period, offset
+
+
+def _read_jamba(r: Reading) -> None:
+    kinds = _kinds_by_heads(r, LINEAR, "ssm_in.weight")
+    attends = _period(r, "attention.head_count_kv", [kind == FULL for kind in kinds])
+    mixtures = [r.has(f"blk.{layer}.ffn_gate_inp.weight") for layer in range(r.layers)]
+    period = _period(r, "expert_count", mixtures)
+    r.fields |= {
+        "attn_layer_period": attends[0],
+        "attn_layer_offset": attends[1],
+        "expert_layer_period": period[0],
+        "expert_layer_offset": period[1],
+        "mamba_d_conv": r.keys.integer("ssm.conv_kernel"),
+        "mamba_d_state": r.keys.integer("ssm.state_size"),
+        "mamba_dt_rank": r.keys.integer("ssm.time_step_rank"),
+    }
+    _read_expansion(r, "mamba_expand")
+
+
+def _read_kimi_linear(r: Reading) -> None:
+    check_latent_epsilon(r)
+    if (gating := r.keys.integer("expert_gating_func")) != SIGMOID:
+        raise r.keys.refusal("expert_gating_func", f"is {gating}")
+    rotated, latent = r.keys.integer("rope.dimension_count"), r.keys.integer("attention.kv_lora_rank")
+    key = r.keys.integer("attention.key_length_mla")
+    if r.head_dim != latent + rotated or key <= rotated:
+        raise r.keys.refusal("attention.key_length", f"is {r.head_dim}, for {latent} and {rotated} of {key} columns")
+    dense = r.keys.integer("leading_dense_block_count", 0)
+    r.fields |= {
+        "layer_types": _kinds_by_heads(r, LINEAR, "ssm_a", "attn_kv_a_mqa.weight"),
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(r.layers)],
+        "num_key_value_heads": r.heads,
+        "head_dim": rotated,
+        "q_lora_rank": r.keys.integer("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": latent,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": r.keys.integer("attention.value_length_mla"),
+        "linear_num_heads": r.heads,
+        "linear_head_dim": r.keys.integer("kda.head_dim"),
+        "linear_conv_kernel_dim": r.keys.integer("ssm.conv_kernel"),
+        "num_shared_experts": r.keys.integer("expert_shared_count"),
+        "routed_scaling_factor": r.keys.number("expert_weights_scale", 0.0) or 1.0,
+    }
+    if not r.keys.flag("expert_weights_norm", True):
+        raise r.keys.refusal("expert_weights_norm", "is false")
+
+
 def _read_lfm2(r: Reading) -> None:
     r.fields |= {
         "layer_types": _kinds_by_heads(r, "conv", "shortconv.conv.weight"),
@@ -217,7 +303,7 @@ def _read_lfm2(r: Reading) -> None:
 def _read_lfm2_mixture(r: Reading) -> None:
     _read_lfm2(r)
     r.fields["num_dense_layers"] = r.keys.integer("leading_dense_block_count", 0)
-    if (gating := r.keys.integer("expert_gating_func")) != 2:
+    if (gating := r.keys.integer("expert_gating_func")) != SIGMOID:
         raise r.keys.refusal("expert_gating_func", f"is {gating}")
 
 
@@ -304,6 +390,37 @@ _DELTA_EXPERTS = {
     **experts("mlp", "gate"),
     **shared_expert("mlp.shared_expert"),
     "ffn_gate_inp_shexp": Place("mlp.shared_expert_gate", row_matrix),
+}
+_NEMOTRON = {
+    "token_embd": Place("=model.embeddings"),
+    "output_norm": Place("=model.norm_f"),
+    "output": TOP["output"],
+    "attn_norm": Place("norm"),
+    **{name: Place(place.name.replace("self_attn", "mixer")) for name, place in ATTENTION.items()},
+    **_mamba2("mixer"),
+}
+_KDA = {
+    "ssm_conv1d_q": Place("self_attn.conv1d", middle_axis, 0, 0),
+    "ssm_conv1d_k": Place("self_attn.conv1d", middle_axis, 1, 0),
+    "ssm_conv1d_v": Place("self_attn.conv1d", middle_axis, 2, 0),
+    "ssm_f_a": Place("self_attn.forget_gate.f_a_proj"),
+    "ssm_f_b": Place("self_attn.forget_gate.f_b_proj"),
+    "ssm_beta": Place("self_attn.b_proj"),
+    "ssm_a": Place("self_attn.forget_gate.A_log", head_axis, whole=True, negated_exp=True),
+    "ssm_dt.bias": Place("self_attn.forget_gate.dt_bias", whole=True),
+    "ssm_g_a": Place("self_attn.g_a_proj"),
+    "ssm_g_b": Place("self_attn.g_b_proj"),
+    "ssm_norm": Place("self_attn.o_norm"),
+}
+_LATENT = {
+    "attn_q_a": Place("self_attn.q_a_proj"),
+    "attn_q_b": Place("self_attn.q_b_proj"),
+    "attn_q_a_norm": Place("self_attn.q_a_layernorm"),
+    "attn_kv_a_mqa": Place("self_attn.kv_a_proj_with_mqa"),
+    "attn_kv_a_norm": Place("self_attn.kv_a_layernorm"),
+    "attn_kv_b": Place("self_attn.kv_b_proj"),
+    "attn_k_b": Place("self_attn.kv_b_proj", experts_transposed, 0, 1, flat=True),
+    "attn_v_b": Place("self_attn.kv_b_proj", None, 1, 1, flat=True),
 }
 _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _WITHOUT_HEADS = ("attention.head_count", "feed_forward_length")
@@ -412,19 +529,72 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "nemotron_h": Architecture(
         "nemotron_h",
-        {
-            "token_embd": Place("=model.embeddings"),
-            "output_norm": Place("=model.norm_f"),
-            "output": TOP["output"],
-            "attn_norm": Place("norm"),
-            **{name: Place(place.name.replace("self_attn", "mixer")) for name, place in ATTENTION.items()},
-            **{name: Place(place.name.replace("mlp", "mixer")) for name, place in MLP.items()},
-            **_mamba2("mixer"),
-        },
+        {**_NEMOTRON, **{name: Place(place.name.replace("mlp", "mixer")) for name, place in MLP.items()}},
         layer_norm="layer_norm_epsilon",
         rotates=False,
         mixed_layers=True,
         harmless=("rope.dimension_count", "attention.layer_norm_rms_epsilon"),
         read=_read_nemotron_h,
+    ),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "ffn_gate_inp": Place("mixer.gate"),
+            "exp_probs_b.bias": Place("mixer.gate.e_score_correction_bias", whole=True),
+            "ffn_up_exps.weight": Place("mixer.experts.up_proj", whole=True),
+            "ffn_down_exps.weight": Place("mixer.experts.down_proj", whole=True),
+            "ffn_latent_down": Place("mixer.fc1_latent_proj"),
+            "ffn_latent_up": Place("mixer.fc2_latent_proj"),
+            **shared_expert("mixer.shared_experts"),
+        },
+        names={"intermediate_size": ""},
+        layer_norm="layer_norm_epsilon",
+        rotates=False,
+        drafts=True,
+        mixed_layers=True,
+        harmless=("rope.dimension_count", "attention.layer_norm_rms_epsilon"),
+        experts=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        read=_read_nemotron_h_moe,
+    ),
+    "jamba": Architecture(
+        "jamba",
+        {
+            **TOP,
+            "output_norm": Place("=model.final_layernorm"),
+            **ATTENTION,
+            "attn_norm": Place("input_layernorm"),
+            "ffn_norm": Place("pre_ff_layernorm"),
+            **{name: Place(place.name.replace("mlp", "feed_forward")) for name, place in MLP.items()},
+            **experts("feed_forward", "router"),
+            **_mamba("mamba"),
+            "ssm_x": Place("mamba.x_proj"),
+            "ssm_dt": Place("mamba.dt_proj"),
+            "ssm_dt_norm": Place("mamba.dt_layernorm"),
+            "ssm_b_norm": Place("mamba.b_layernorm"),
+            "ssm_c_norm": Place("mamba.c_layernorm"),
+        },
+        fixed={"mamba_conv_bias": True, "mamba_proj_bias": False},
+        free_heads=False,
+        rotates=False,
+        mixed_layers=True,
+        experts=("num_experts", "num_experts_per_tok"),
+        read=_read_jamba,
+    ),
+    "kimi-linear": Architecture(
+        "kimi_linear",
+        {
+            **DENSE,
+            **_KDA,
+            **_LATENT,
+            **experts("mlp", "gate"),
+            "exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias", whole=True),
+            **shared_expert("mlp.shared_experts"),
+        },
+        rotates=False,
+        latent=True,
+        mixed_layers=True,
+        experts=("num_experts", "num_experts_per_token", "moe_intermediate_size"),
+        read=_read_kimi_linear,
     ),
 }

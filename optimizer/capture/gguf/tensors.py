@@ -145,8 +145,13 @@ def row_matrix(weight: Any, config: PretrainedConfig) -> Any:
 
 
 def middle_axis(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns [N, K] into the [N, 1, K] of a convolution by channel."""
-    return weight.reshape(weight.shape[0], 1, -1)
+    """Turns [N, K], [N, 1, K] or [1, N, 1, K] into the [N, 1, K] of a convolution by channel."""
+    return weight.reshape(-1, 1, weight.shape[-1])
+
+
+def head_axis(weight: Any, config: PretrainedConfig) -> Any:
+    """Turns a number for each head into [1, 1, heads, 1]."""
+    return weight.reshape(1, 1, -1, 1)
 
 
 def join(parts: Sequence[Any], axis: int) -> Any:

@@ -321,7 +321,7 @@ def _state(name: str, value: Array, config: Any) -> Tensors:
     """Tensors of recurrent layers of Mamba and Mamba-2: A for its logarithm, and shapes that ggml broadcasts."""
     if name.endswith(".A_log"):
         value = -np.exp(value)
-    if name.endswith((".A_log", ".D")) and config.model_type != "mamba":
+    if name.endswith((".A_log", ".D")) and config.model_type not in ("mamba", "jamba"):
         value = value.reshape(-1, 1)
     elif name.endswith(".dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")
@@ -333,8 +333,36 @@ def _state(name: str, value: Array, config: Any) -> Tensors:
 
 
 def _nemotron_h(name: str, value: Array, config: Any) -> Tensors:
+    if ".experts." in name:
+        kind = "up" if "up_proj" in name else "down"
+        yield f"blk.{_block(name)}.ffn_{kind}_exps.weight", value
+        return
     for renamed, part in _state(name, value, config):
-        yield renamed.replace("model.", "backbone.", 1), part
+        for final, whole in _experts(renamed, part, config):
+            yield final.replace("model.", "backbone.", 1), whole
+
+
+def _jamba(name: str, value: Array, config: Any) -> Tensors:
+    for renamed, part in _state(name, value, config):
+        yield from _experts(renamed, part, config)
+
+
+def _kimi_linear(name: str, value: Array, config: Any) -> Tensors:
+    """Tensors of Kimi Linear: a convolution for each of queries, keys and values, and keys and values apart."""
+    block, name = _block(name) if ".layers." in name else "", name.replace("forget_gate.", "")
+    if name.endswith(".conv1d.weight"):
+        for part, kind in zip(np.split(value, 3), "qkv", strict=True):
+            yield f"blk.{block}.ssm_conv1d_{kind}.weight", part[None]
+    elif name.endswith("kv_b_proj.weight"):
+        heads = value.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+        yield f"blk.{block}.attn_k_b.weight", heads[:, : config.qk_nope_head_dim].swapaxes(1, 2)
+        yield f"blk.{block}.attn_v_b.weight", heads[:, config.qk_nope_head_dim :]
+    elif name.endswith(".A_log"):
+        yield f"blk.{block}.ssm_a", -np.exp(value)
+    elif name.endswith(".dt_bias"):
+        yield f"blk.{block}.ssm_dt.bias", value
+    else:
+        yield from _experts(name, value, config)
 
 
 def _granite_hybrid(name: str, value: Array, config: Any) -> Tensors:
@@ -845,6 +873,100 @@ CASES: dict[str, Case] = {
         {**_MAMBA2_KEYS, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 0]},
         _nemotron_h,
         ("layer_norm_epsilon", "attention.layer_norm_epsilon"),
+    ),
+    "nemotron_h_moe": Case(
+        "nemotron_h",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": None,
+            "intermediate_size": None,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "moe_latent_size": 24,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+        {
+            **_MAMBA2_KEYS,
+            **_MOE,
+            "attention.head_count_kv": [0, 0, 2, 0],
+            "feed_forward_length": [0, 32, 0, 32],
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": 48,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_group_count": 1,
+            "moe_latent_size": 24,
+        },
+        _nemotron_h,
+        ("layer_norm_epsilon", "attention.layer_norm_epsilon"),
+    ),
+    "jamba": Case(
+        "jamba",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_dt_rank": 8,
+        },
+        {
+            "attention.head_count_kv": [0, 2, 0, 0],
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 16,
+            "ssm.inner_size": 128,
+            "ssm.time_step_rank": 8,
+            "expert_count": 4,
+            "expert_used_count": 2,
+        },
+        _jamba,
+    ),
+    "kimi-linear": Case(
+        "kimi_linear",
+        {
+            "rms_norm_eps": 1e-6,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 24,
+            "v_head_dim": 20,
+            "linear_num_heads": 4,
+            "linear_head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_token": 2,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+        },
+        {
+            **_MOE,
+            "attention.head_count_kv": [0, 1],
+            "attention.key_length": 24,
+            "attention.key_length_mla": 32,
+            "attention.value_length": None,
+            "attention.value_length_mla": 20,
+            "attention.kv_lora_rank": 16,
+            "rope.dimension_count": 8,
+            "kda.head_dim": 32,
+            "ssm.conv_kernel": 4,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 2.5,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+        },
+        _kimi_linear,
     ),
     "mamba": Case(
         "mamba",
