@@ -37,7 +37,7 @@ FIGURES = (
     Figure("peak", "peak memory, MB", more=False),
 )
 RECURRENCE = "recurrence_share_of_"
-"""What names of figures begin with that are the share of a step's time in recurrences."""
+"""The beginning of the names of figures that are shares of time in recurrences."""
 SAME_KL = 1.02
 """KL divergences up to this factor apart are taken as equal: the order of a sum alone moves them by as much."""
 
