@@ -12,6 +12,11 @@ Each round takes a new beginning of random tokens, and times to the first token:
 All first tokens are compared with those of a model that keeps nothing. Then an agent's conversation (``peers.agent``)
 with the cache and without. ``--peers`` has llama.cpp and OpenVINO GenAI hold the same conversation, in turn with ours,
 with SmolLM2 in a format of as many bits; BUNDLE must be that model. Whose answers the cache changed is counted.
+
+    python benchmarks/prefix_cache.py BUNDLE --turns FILE.gguf [--context 4000] [--json FILE]
+
+times nothing but an agent's turns (``peers.turns``), at `optimize serve` with BUNDLE and at llama.cpp's server with the
+GGUF file that BUNDLE is exported from. Both run at the same time, and answer the same prompts one after the other.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ from peers.engines import FORMATS, OURS
 from peers.machine import machine
 from peers.prepare import Asked, prepare
 from peers.processes import Command, WorkerError, run
+from peers.servers import LLAMA_SERVER, Serving, ready
+from peers.turns import Turns, measure, shown
 from peers.workload import Workload
 
 from enginewright import LLM, SamplingParams
@@ -57,12 +64,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--memory", default="2GiB")
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--peers", choices=FORMATS, help="other engines too, with weights of this format")
+    parser.add_argument(
+        "--turns", type=Path, metavar="FILE.gguf", help="time an agent's turns beside llama.cpp's server"
+    )
+    parser.add_argument("--context", type=int, default=Turns.context, help="tokens of the first prompt of --turns")
     parser.add_argument("--disk", nargs=2, metavar=("FOLDER", "PROMPT"), help=argparse.SUPPRESS)
     words = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(words)
     if options.disk is not None:
         print(json.dumps(from_disk(options)))
         return 0
+    if options.turns is not None:
+        return agents_turns(options)
     rounds = [one_round(options, seed) for seed in range(options.rounds)]
     figures = {name: [r[name] for r in rounds] for name in ("cold", "hit", "disk", "rest")}
     print(f"{options.prompt} tokens, {options.shared} of them shared; milliseconds to the first token")
@@ -87,6 +100,21 @@ def main(arguments: list[str] | None = None) -> int:
             "agent": agents,
         }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def agents_turns(options: argparse.Namespace) -> int:
+    """Measures an agent's turns next to llama.cpp's server, prints the figures and writes them."""
+    if (why := ready(LLAMA_SERVER, lambda text: print(text, file=sys.stderr))) is not None:
+        print(f"{LLAMA_SERVER}: {why}", file=sys.stderr)
+        return 1
+    turns = Turns(context=options.context)
+    serving = Serving(options.bundle, options.turns, options.threads, 1, turns.longest)
+    result = measure([OURS, LLAMA_SERVER], serving, turns)
+    print(f"{turns.turns} turns of {turns.new} new tokens after {turns.context}, cut at odd places")
+    print("\n".join(shown(result, OURS)))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
     return 0
 
 

@@ -46,12 +46,12 @@ class Conversion:
 
     Attributes:
         fields: fields of the configuration, beside those of the tiny model.
-        told: fields of config.json that the converter reads by another name or value; None leaves one out.
+        replaced: fields of config.json that the converter reads by another name or value; None leaves one out.
         options: options of the converter.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    told: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
 
@@ -158,8 +158,8 @@ def converted(folder: Path, conversion: Conversion, target: Path) -> None:
     """Has the converter make ``target`` of a folder, whose config.json is afterwards as it was."""
     config = folder / "config.json"
     text = config.read_text(encoding="utf-8")
-    told = {key: value for key, value in (json.loads(text) | dict(conversion.told)).items() if value is not None}
-    config.write_text(json.dumps(told), encoding="utf-8")
+    fields = json.loads(text) | dict(conversion.replaced)
+    config.write_text(json.dumps({key: value for key, value in fields.items() if value is not None}), encoding="utf-8")
     command = [sys.executable, "-c", CONVERT, str(folder), "--outfile", str(target), "--outtype", "f32"]
     done = subprocess.run([*command, *conversion.options], cwd=SOURCES, capture_output=True, text=True, check=False)
     config.write_text(text, encoding="utf-8")

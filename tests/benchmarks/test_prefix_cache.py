@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import prefix_cache
 import pytest
 from peers.engines import OURS
+from peers.servers import Serving
+from peers.turns import Turns, measure, shown
 
 
 def test_every_way_to_a_first_token_is_timed(
@@ -21,3 +24,21 @@ def test_every_way_to_a_first_token_is_timed(
     seconds = json.loads((tmp_path / "found.json").read_text())["seconds_to_first_token"]
     assert set(seconds) == {"cold", "hit", "disk", "rest"} and all(of[0] > 0 for of in seconds.values())
     assert "changed 3 of 8 answers" in capsys.readouterr().out
+
+
+def test_turns_are_cut_at_odd_places_and_begin_as_those_before() -> None:
+    turns = Turns(context=100, turns=5, new=64, vocabulary=200)
+    prompts = turns.prompts()
+    assert len(prompts) == 6 and len(prompts[0]) == 100
+    for before, after in pairwise(prompts):
+        shared = len(after) - 64
+        assert after[:shared] == before[:shared] and (len(before) - shared) % 2 == 1
+    assert max(map(len, prompts)) < turns.longest
+
+
+def test_turns_are_answered_by_a_server(tiny_bundle: Path) -> None:
+    turns = Turns(context=60, turns=2, new=16, vocabulary=200)
+    result = measure([OURS], Serving(tiny_bundle, Path(), 1, 1, turns.longest), turns)
+    assert len(result["seconds"][OURS]) == 3 and min(result["seconds"][OURS]) > 0
+    assert result["snapshot_bytes"] == 0  # a model without states
+    assert [line.split(":")[0] for line in shown(result, OURS)][:1] == [OURS]
