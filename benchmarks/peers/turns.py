@@ -54,8 +54,8 @@ class Turns:
         random = np.random.default_rng(self.seed)
         prompts = [random.integers(100, self.vocabulary, self.context).tolist()]
         for _ in range(self.turns):
-            kept = prompts[-1][: -int(random.choice(CUTS))]
-            prompts.append(kept + random.integers(100, self.vocabulary, self.new).tolist())
+            begin = prompts[-1][: -int(random.choice(CUTS))]
+            prompts.append(begin + random.integers(100, self.vocabulary, self.new).tolist())
         return prompts
 
 
@@ -114,7 +114,7 @@ def shown(result: Mapping[str, Any], ours: str) -> list[str]:
             f"the turns took {(after - before) / 1e6:,.0f} MB more memory"
         )
         if name != ours:
-            times = [theirs / own for theirs, own in zip(seconds[1:], result["seconds"][ours][1:], strict=True)]
+            times = [theirs / mine for theirs, mine in zip(seconds[1:], result["seconds"][ours][1:], strict=True)]
             line += f"; ours is {median(times):.2f} times as fast in a turn"
         lines.append(line)
     return [*lines, f"a snapshot of our states has {result['snapshot_bytes'] / 1e6:,.1f} MB"]
