@@ -211,7 +211,7 @@ def _print_counts(name: str, program: LoweredProgram) -> None:
     for group in program.cache_groups:
         if group.kind == STATE:
             state = format_bytes(cache_block_bytes(group))
-            _row("", f"states {group.name!r}: {len(group.layers)} layers, {state} a request")
+            _row("", f"states {group.name!r}: {len(group.layers)} layers, {state} a request and a snapshot")
             continue
         window, keys = f", window {group.window}" if group.window else "", group.planes[0]
         _row(

@@ -199,6 +199,13 @@ class Running:
 class Serving(Running):
     """Options of the engine that runs requests."""
 
+    states_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for snapshots of recurrent layers' states, such as 1GiB; by default a snapshot a request.",
+        ),
+    ] = None
     prefix_folder: Annotated[
         Path | None,
         typer.Option(help="Keep what is computed of conversations in this folder, for later runs; by default nowhere."),

@@ -25,6 +25,7 @@ from enginewright.plugins.steps.planning import (
 )
 from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes, kind_of
 from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows, pool_unit
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
@@ -252,6 +253,18 @@ class Memory:
         whole = -(-tokens // block) * block
         return bytes_for(groups, requests * whole, enough_for_windows(groups, requests, CHUNK))
 
+    @property
+    def kv_per_token(self) -> int:
+        """The bytes of keys and values of a token."""
+        groups = [group for group in self.program.cache_groups if not kind_of(group).fixed]
+        return sum(cache_block_bytes(group) // group.block_size for group in groups)
+
+    @property
+    def states_per_request(self) -> int:
+        """The bytes of a request's recurrent states, and of as many for its snapshots."""
+        fixed = [group for group in self.program.cache_groups if kind_of(group).fixed]
+        return bytes_for(fixed, 0, enough_for_windows(fixed, 1, CHUNK))
+
     def needed(self, requests: int, context: int, prompt: int) -> int:
         """Returns all bytes for ``requests`` requests that have ``context`` tokens each; ``prompt`` is the length of a
         prompt.
@@ -284,7 +297,8 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
         fits=requests > 0,
         room=room,
         weights=memory.weights,
-        kv_per_token=memory.cache(block) // block,
+        kv_per_token=memory.kv_per_token,
+        states_per_request=memory.states_per_request,
         workspace=memory.workspace(1, prompt, context),
         needed=memory.needed(1, context, prompt),
         most_requests=requests,

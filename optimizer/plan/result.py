@@ -58,6 +58,7 @@ class DevicePlan:
         room: the bytes of the device's memory that may be used.
         weights: the bytes of the weights.
         kv_per_token: the bytes of keys and values of a token.
+        states_per_request: the bytes of a request's recurrent states, and of as many for its snapshots.
         workspace: the bytes of the values of a step with one prompt.
         needed: all bytes for one request.
         most_requests: the number of requests with the planned context that fit, at most 4,096.
@@ -76,6 +77,7 @@ class DevicePlan:
     room: int
     weights: int
     kv_per_token: int
+    states_per_request: int
     workspace: int
     needed: int
     most_requests: int

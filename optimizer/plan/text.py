@@ -112,7 +112,9 @@ def plain_table(*headings: str) -> Table:
 
 def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
     goals = any(result.options[name] is not None for name in ("tpot", "ttft"))
-    columns = ["recipe", "weights", "KV a token", "most requests", "longest request"]
+    states = any(plan.states_per_request for plan in plans)
+    columns = ["recipe", "weights", "KV a token", *(["states a request"] if states else []), "most requests"]
+    columns.append("longest request")
     table = plain_table(*columns, "largest batch" if not goals else "largest batch within the goals", "limited by")
     for plan in plans:
         most = f"{plan.most_requests:,}" if plan.fits else "too big"
@@ -125,6 +127,7 @@ def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
             ", ".join(plan.recipes),
             format_bytes(plan.weights),
             format_bytes(plan.kv_per_token),
+            *([format_bytes(plan.states_per_request)] if states else []),
             most,
             longest_request(plan.most_tokens, result.context_length),
             largest,

@@ -263,7 +263,8 @@ def open_draft(setup: ProposerSetup) -> DraftModel | None:
     budget = setup.budget
     drafts = (group.model_copy(update={"name": f"draft {group.name}"}) for group in groups)
     both = (*target_groups(bundle, target, context, placement), *drafts)
-    enough = enough_for_windows(both, config.max_requests, max(config.prefill_tokens, CHUNK))
+    step_tokens = max(config.prefill_tokens, CHUNK)
+    enough = enough_for_windows(both, config.max_requests, step_tokens, states_memory=config.states_memory)
     try:
         plan = plan_pools(both, budget - weights, config.max_requests * context, 0, enough)
     except CapacityError as e:

@@ -112,7 +112,12 @@ def offload_of(folder: str | os.PathLike[str] | None, size: int | str, prefix_fo
 
 
 def scheduler_config(
-    max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object, speculate: object = None
+    max_requests: int,
+    prefill_chunk: int | None,
+    prefix_cache: bool,
+    scheduling: object,
+    speculate: object = None,
+    states_memory: int | str | None = None,
 ) -> SchedulerConfig:
     """Returns the scheduler's limits for these arguments of ``LLM``. Raises RequestError."""
     if speculate is not None and (not isinstance(speculate, (str, os.PathLike)) or speculate == ""):
@@ -127,7 +132,8 @@ def scheduler_config(
     max_requests = check_int("max_requests", max_requests, 1, most)
     chunk = check_int("prefill_chunk", chunk, 1, most)
     ahead = None if speculate == "auto" else speculate is not None
-    return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, speculate=ahead)
+    states = None if states_memory is None else parse_size(states_memory, "states_memory")
+    return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, ahead, states)
 
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class LLM:
             request reserves memory for so many tokens.
         memory: the most bytes of the KV cache, or a size such as "512MiB"; None takes a quarter of the free memory.
             Less is used if ``max_requests`` requests with full context need less.
+        states_memory: the bytes for snapshots of recurrent layers' states, or a size such as "1GiB", within ``memory``;
+            the least recently used are evicted. None has room for one snapshot for each of ``max_requests``.
         max_requests: the most requests that run at the same time; further requests wait.
         prefill_chunk: the most prompt tokens of a step; None takes 512, or with ``buckets`` the largest bucket.
         buckets: True pads steps to the bundle's static-shape buckets, if it has any; False runs steps of any size.
@@ -145,6 +147,7 @@ class LLM:
         provider: str | None = None,
         context: int | None = None,
         memory: int | str | None = None,
+        states_memory: int | str | None = None,
         max_requests: int = 64,
         prefill_chunk: int | None = None,
         buckets: bool = True,
@@ -162,7 +165,7 @@ class LLM:
         seed: int | None = None,
     ) -> None:
         path = one_of(path=path, model=model)
-        config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling, speculate)
+        config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling, speculate, states_memory)
         threads = check_int("threads", threads, 0, MOST_THREADS)
         check_options(
             path=path, recipe=recipe, target=target, isa=isa, provider=provider, context=context, memory=memory

@@ -192,7 +192,10 @@ def open_executor(
             f"partition: {placement.partition}: keys are divided by tokens, and states of recurrent layers can't be",
             hint="Divide the model by tensor=N or pipeline=N.",
         )
-    enough = enough_for_windows(groups, config.max_requests, step_tokens, owners) if gives_back else {}
+    if config.states_memory is not None and not any(kind_of(group).found_as == "copies" for group in groups):
+        raise RequestError("states_memory: the model has no recurrent layers", hint="Leave it out.")
+    limits = config.max_requests, step_tokens, owners, config.states_memory
+    enough = enough_for_windows(groups, *limits) if gives_back else {}
     budget = _default_memory(bundle, target, placement, context) if memory is None else memory
     if placement.offload is None or "offload" not in _opening(target).takes:
         plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough, owners)

@@ -82,11 +82,14 @@ def plan_pools(
             f"memory: a KV budget of {format_bytes(budget)} holds no block: "
             f"{unit} tokens need {format_bytes(unit_bytes)}"
             + (f", beside {format_bytes(reserved)} for padding" if reserved else ""),
-            hint=f"Pass memory of {unit_bytes + reserved} bytes or more.",
+            hint=f"Pass memory of {unit_bytes + reserved} bytes or more{_or_less(groups)}.",
         )
     more = bisect_right(most, budget - reserved, key=partial(size, units)) - 1
     return PoolPlan(tuple(groups), units * unit, _blocks(groups, units * unit, enough, more * unit, whole))
 
+
+MOST_SLOTS = 2**31 - 1
+"""Most tokens of a pool's blocks: their slots are 32-bit integers."""
 
 MOST_OFFLOADED = 4
 """Most blocks for each one that there is memory for, where the others wait on a disk."""
@@ -154,18 +157,33 @@ def plan_offload(
 
 
 def enough_for_windows(
-    groups: Sequence[CacheGroup], requests: int, step_tokens: int, owners: int = 1
+    groups: Sequence[CacheGroup],
+    requests: int,
+    step_tokens: int,
+    owners: int = 1,
+    states_memory: int | None = None,
 ) -> dict[str, int]:
     """Cache group -> tokens, if others have no such number, that are enough for so many requests at a time.
 
-    Nobody ever waits for a block of such a group: see ``CacheKind.enough_tokens``.
+    Nobody ever waits for a block of such a group: see ``CacheKind.enough_tokens``. ``states_memory`` is the bytes for
+    snapshots of recurrent states, besides those of the requests; None for a snapshot of each request.
     """
     split = SPLIT_TOKENS * owners if owners > 1 else 0
     enough = {g.name: kind_of(g).enough_tokens(g, requests, step_tokens, split) for g in groups}
+    states = [g for g in groups if kind_of(g).found_as == "copies"]
+    snapshot_bytes = sum(map(cache_block_bytes, states))
+    snapshots = requests if states_memory is None or not states else states_memory // snapshot_bytes
+    for g in states:
+        enough[g.name] = min(enough[g.name] + snapshots * g.block_size, MOST_SLOTS // g.block_size * g.block_size)
     growing = [g for g in groups if not kind_of(g).fixed]
     if all(enough[g.name] for g in growing):  # tokens that all groups hold say how many blocks each of these has
         enough |= dict.fromkeys((g.name for g in growing), 0)
     return {name: tokens for name, tokens in enough.items() if tokens}
+
+
+def _or_less(groups: Sequence[CacheGroup]) -> str:
+    """Returns the end of a hint: the options that ask for less memory of fixed pools, if there are such pools."""
+    return ", or fewer max_requests or less states_memory" if any(kind_of(g).fixed for g in groups) else ""
 
 
 def pool_unit(groups: Sequence[CacheGroup]) -> int:

@@ -25,6 +25,7 @@ class SchedulerConfig:
         prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
         prefix_cache: True if a request begins with the longest prefix of it that others have computed.
         scheduling: the options of the policy; None for first come, first served.
+        states_memory: bytes for snapshots of recurrent states; None for a snapshot of each running request.
         speculate: True if drafts are computed; None if they are on executors that verify them (``ExecutorCaps``).
     """
 
@@ -34,6 +35,7 @@ class SchedulerConfig:
     prefix_cache: bool = False
     scheduling: Scheduling | None = None
     speculate: bool | None = False
+    states_memory: int | None = None
 
     def most_running(self, caps: ExecutorCaps) -> int:
         """Returns the most requests that run at a time on an executor with these capabilities."""

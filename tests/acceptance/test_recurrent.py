@@ -57,7 +57,7 @@ def answers(bundle: Path, together: bool = True, **options: Any) -> list[Any]:
             results = [one for batch in batches for one in llm.generate(batch, PARAMS)]
             rounds.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in results])
         assert rounds[0] == rounds[1], "the second round finds prefixes"
-        if options.get("prefill_chunk") in (32, 64):  # steps end with blocks, where states are kept
+        if options.get("prefix_cache", True):
             assert llm.info()["prefix_cache"]["hits"] > 0
     return rounds[0]
 
@@ -77,6 +77,44 @@ def test_beams_and_samples_have_states_of_their_own(bundle: Path) -> None:
     with LLM(bundle, threads=1, prefix_cache=False, prefill_chunk=5) as llm:
         (again,) = llm.generate([prompts()[1]], params)
     assert [o.token_ids for o in several.outputs] == [o.token_ids for o in again.outputs]
+
+
+@pytest.mark.matrix
+def test_a_prompt_resumes_at_the_odd_token_where_two_others_diverged(bundle: Path) -> None:
+    """Three prompts share 77 tokens. The counts say how many of the 113 the third one computes: 36 of them."""
+    rng = np.random.default_rng(3)
+    common = rng.integers(3, 250, 77).tolist()
+    texts = [[*common, first, *rng.integers(3, 250, 35).tolist()] for first in (10, 11, 12)]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
+
+    def generated(**options: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+        answers_of, counts = list[Any](), list[dict[str, Any]]()
+        with LLM(bundle, threads=1, speculate=None, **options) as llm:
+            for text in texts:
+                (result,) = llm.generate([text], params)
+                answers_of.append((result.outputs[0].token_ids, result.outputs[0].logprobs))
+                counts.append(llm.info()["prefix_cache"])
+        return answers_of, counts
+
+    results, counts = generated()
+    assert results == generated(prefix_cache=False)[0]
+    assert (counts[2]["tokens"] - counts[1]["tokens"], counts[2]["reused"] - counts[1]["reused"]) == (113, 77)
+
+
+@pytest.mark.matrix
+def test_the_memory_of_snapshots_is_an_option(bundle: Path) -> None:
+    """Two snapshots besides the states of four requests. Answers are the same without any."""
+    with LLM(bundle, max_requests=4, states_memory=0) as llm:
+        states = [pool.total_blocks for name, pool in llm.engine.pools.items() if name.startswith("state")]
+        assert set(states) == {4}
+        state_bytes = sum(kind.bytes_of(kind.group) for kind in llm._cache.kinds.values() if kind.fixed)
+    with LLM(bundle, max_requests=4, states_memory=2 * state_bytes) as llm:
+        states = [pool.total_blocks for name, pool in llm.engine.pools.items() if name.startswith("state")]
+        assert set(states) == {6}
+    options = {"max_requests": 4, "prefill_chunk": 32}
+    assert answers(bundle, states_memory=0, prefix_cache=False, **options) == answers(bundle, **options)
+    with pytest.raises(RequestError, match="states_memory"):
+        LLM(bundle, states_memory="many")
 
 
 @pytest.mark.matrix

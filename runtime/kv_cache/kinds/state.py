@@ -44,9 +44,9 @@ class StateCache(CacheKind):
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
         """Implements ``CacheKind``.
 
-        Each request has a state, and a second block for a snapshot or the state before drafts.
+        Each request has a state. ``pool_plan`` adds the blocks for snapshots, which states before drafts take too.
         """
-        return 2 * requests * group.block_size
+        return requests * group.block_size
 
     def tokens_in(self, blocks: int) -> int:
         """Implements ``CacheKind``."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
-from enginewright.runtime.kv_cache.pool_plan import Offloadable, PoolPlan, bytes_for, plan_offload, plan_pools
+from enginewright.runtime.kv_cache.pool_plan import (
+    Offloadable,
+    PoolPlan,
+    bytes_for,
+    enough_for_windows,
+    plan_offload,
+    plan_pools,
+)
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import CapacityError
 
@@ -81,3 +88,20 @@ def test_the_statement() -> None:
     assert str(plan) == "KV cache: 24.0 MiB, 3072 blocks of 32 tokens = 98304 tokens"
     both = str(plan_pools([FULL, WINDOW], 20480, 10**9))
     assert both == "KV cache: 20.0 KiB, 2 blocks of 32 tokens (full) and 1 blocks of 64 tokens (window) = 64 tokens"
+
+
+def test_states_memory_is_whole_snapshots_of_all_groups() -> None:
+    """Two groups of states of 64 and 128 bytes a block: 500 bytes are two snapshots besides the three requests'."""
+    states = [
+        CacheGroup(name, (0,), 1, 1, 1, block_size=1 << 20, kind="state", state_size=size)
+        for name, size in (("small", 16), ("large", 32))
+    ]
+
+    def blocks(states_memory: int | None) -> dict[str, int]:
+        enough = enough_for_windows([FULL, *states], 3, 100, states_memory=states_memory)
+        return {name: tokens >> 20 for name, tokens in enough.items()}
+
+    assert blocks(500) == {"small": 5, "large": 5}
+    assert blocks(0) == {"small": 3, "large": 3}
+    assert blocks(None) == {"small": 6, "large": 6}, "a snapshot for each request"
+    assert blocks(1 << 40) == {"small": 2047, "large": 2047}, "slots are 32-bit integers"
