@@ -201,7 +201,9 @@ def _check_patterns(config: AdapterConfig) -> None:
 
 
 def _of_pattern(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) -> Any:
-    """The value of the first key that is the end of a module's name, as a regular expression."""
+    """Returns the value of the first key, a regular expression, that matches the end of a module's name; else
+    ``otherwise``.
+    """
     for key, value in (pattern or {}).items():
         if re.match(rf"(.*\.)?({key})$", module):
             return value

@@ -83,7 +83,7 @@ class OtherMask:
     problem: str
 
     def refuse(self, where: str) -> NoReturn:
-        """Raises UnsupportedModelError."""
+        """Raises UnsupportedModelError for the mask, naming the place ``where``."""
         raise UnsupportedModelError(
             f"{where}: {self.problem}",
             hint="Chunked, block-wise and bidirectional attention can't be compiled.",
@@ -192,7 +192,7 @@ def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
 
 
 def path_of(module: torch.nn.Module) -> str:
-    """The path of a module of the model being captured; its class's name for one of another."""
+    """Returns the path of a module in the captured model; the name of its class if it isn't part of that."""
     capture = _CAPTURE.get(None)
     return (capture.paths.get(id(module)) if capture else None) or type(module).__name__
 

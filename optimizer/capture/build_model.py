@@ -151,10 +151,10 @@ def is_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | No
 
 
 def class_of_part(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """Returns the decoder that a configuration was saved with, if transformers lists that class for a whole alone.
+    """Returns the class of a text decoder whose configuration transformers lists only for the whole model.
 
-    ``Emu3ForCausalLM``, for instance, has a configuration of its own, but is listed for that of the whole Emu3. None
-    for a configuration that has a decoder of its own, or names none.
+    For example, ``Emu3ForCausalLM`` has a configuration of its own, but is only listed for the whole Emu3. None if the
+    configuration is listed for a decoder, or names no decoder.
     """
     name = architecture(config)
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or name not in _DECODERS:

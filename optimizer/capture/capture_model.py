@@ -127,15 +127,15 @@ def _unread(name: str, parameter: torch.nn.Parameter) -> WeightExpr:
 def build_from_directory(
     directory: Path, part: str | None = TEXT, *, eager: bool = False, adapters: Sequence[Adapter] = ()
 ) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """Builds the model of a Hugging Face directory, and names its weights, which are not read yet.
+    """Builds the model of a Hugging Face directory, with unread weights.
 
     Args:
         directory: the folder of the model.
-        part: as for ``capture``; by default the text decoder, as a bundle can't be compared with anything else.
+        part: as for ``capture``; by default the text decoder, the only part that bundles have.
         eager: as for ``build_model``.
         adapters: merged into the weights.
 
-    Returns the model, and its weights by its own names. Raises what ``capture`` does.
+    Returns the model, and its weights by its own names. Raises the errors of ``capture``.
     """
     source = str(directory)
     config, model_class = _decoder_of(directory, part)

@@ -123,7 +123,7 @@ def _check_numbers(value: object, where: str) -> None:
 
 
 def _no_config(directory: Path) -> SourceError:
-    """Makes the error of a folder without config.json, which names the GGUF files that are in it."""
+    """Returns the error of a folder without config.json, with the folder's GGUF files in the hint."""
     names = sorted(entry.name for entry in directory.iterdir())
     if not names:
         hint = "Pass a directory with config.json and model.safetensors, or a GGUF file."

@@ -55,7 +55,7 @@ class SourceTokenizer:
 
     @classmethod
     def of_transformers(cls, tokenizer: PreTrainedTokenizerBase) -> SourceTokenizer:
-        """A tokenizer as transformers has it."""
+        """Wraps a tokenizer of transformers."""
         return cls(lambda text: list(tokenizer(text)["input_ids"]), tokenizer.get_vocab().get)
 
 
@@ -100,7 +100,7 @@ def check_tokenizer(
 
 
 def _encoded(encode: Encode, text: str) -> list[int] | None:
-    """The tokens of a text; None if the tokenizer can't write it."""
+    """Returns the tokens of a text; None if the tokenizer can't write it."""
     with suppress(EnginewrightError), what_tokenizers_raises(lambda e: SourceError(str(e))):
         return encode(text)
     return None
@@ -132,9 +132,9 @@ def _special(
     end_tokens: Sequence[int],
     source: str,
 ) -> list[str]:
-    """Warnings of special tokens that aren't one token.
+    """Returns warnings of special tokens whose text isn't a single token.
 
-    Raises SourceError for one that has another id than in the source, and for a start or end token beyond the model.
+    Raises SourceError if a token's id differs from the source's, or a start or end token is outside the model's table.
     """
     warnings = []
     for name, text in files.special_tokens.items():

@@ -96,9 +96,10 @@ def experts_function(
 
 
 def find_activation(function: Callable[[torch.Tensor], torch.Tensor], width: int, *, gated: bool) -> Activation | None:
-    """The activation that ``function`` ([.., 2I] -> [.., I], or [.., I] -> [.., I]) is; None if it is none we have.
+    """Returns the activation that equals ``function`` ([.., 2I] -> [.., I] if gated, else [.., I] -> [.., I]); None if
+    none does.
 
-    ``width`` is I. Gates are the first half, ups the second.
+    ``width`` is I. The first half are the gates, the second half the ups.
     """
 
     def at(gate: float, up: float) -> float:
@@ -160,7 +161,7 @@ def _activation_of(module: Any, width: int) -> tuple[bool, Activation]:
 
 
 def _weight(parameter: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """[E, N, K]."""
+    """Returns an experts' parameter as [E, N, K]."""
     return parameter.transpose(1, 2) if transposed else parameter
 
 

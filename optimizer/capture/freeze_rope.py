@@ -46,7 +46,7 @@ def freeze_rope(model: PreTrainedModel, context_length: int | None = None) -> in
 
 
 def own_context_length(config: PretrainedConfig) -> int:
-    """``max_position_embeddings`` (of some families another name for it), or 2048 for one without."""
+    """Returns ``max_position_embeddings``, or the family's own field for it; 2048 if there is none."""
     text = config.get_text_config()
     names = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # of most, of speech, of MPT
     lengths = (getattr(text, name, None) for name in names)
@@ -54,7 +54,9 @@ def own_context_length(config: PretrainedConfig) -> int:
 
 
 def _of_the_batch(module: torch.nn.Module) -> list[str | None]:
-    """The kinds of layers whose frequencies a module makes for each batch; None where it doesn't distinguish them."""
+    """Returns the kinds of layers for which a module recomputes frequencies for each batch; [None] if it has only one
+    kind.
+    """
     rope_type: Any = getattr(module, "rope_type", None)
     kinds = rope_type if isinstance(rope_type, dict) else {None: rope_type}
     return [

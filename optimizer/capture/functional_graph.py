@@ -22,7 +22,7 @@ _OTHER_NAMES: dict[object, Callable[..., object]] = {aten.concat.default: aten.c
 
 
 def make_functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """``exported`` with functional ATen ops only; its graph may be changed in place."""
+    """Returns ``exported`` with only functional ATen ops; its graph may be changed in place."""
     if any(_needs_retracing(n) for n in exported.graph.nodes):
         exported = exported.run_decompositions({})
     for node in list(exported.graph.nodes):  # type_as is left over by run_decompositions too

@@ -123,7 +123,7 @@ def _listed(default: Default | None) -> list[Any]:
 
 
 def _problem(name: str, default: Default) -> str | None:
-    """The reason why a request with this default would be refused; None if it is valid."""
+    """Returns the reason why a request with this default would be refused; None if it is valid."""
     if name == "do_sample":
         return None
     if name == "bad_words" and len(_listed(default)) > MOST_BAD_WORDS:

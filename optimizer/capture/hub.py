@@ -177,7 +177,7 @@ def choose_files(wanted: HubId, files: Collection[str], where: str) -> tuple[str
 
 
 def _matching(wanted: str, firsts: Sequence[str]) -> list[str]:
-    """The GGUF files, by their first parts, that a file name or a block type means."""
+    """Returns the GGUF files (their first parts) that match a file name or a quantization type."""
     if wanted.lower().endswith(".gguf"):
         return [n for n in firsts if n == _part(wanted, 1)]
     exact = [n for n in firsts if _block_type(n) == wanted.upper()]
@@ -282,9 +282,9 @@ class _Download:
         self.folder = self._cache / "snapshots" / repository.commit
 
     def get(self, names: Sequence[str], of: Sequence[str] = ()) -> None:
-        """Fetches what isn't there of ``names``, in their order.
+        """Fetches the missing files of ``names``, in their order.
 
-        ``of``: all that there is to fetch as far as is known, which the progress counts; by default ``names``.
+        ``of``: all files that will be fetched, as far as known, for the progress; by default ``names``.
         """
         whole = list(dict.fromkeys([*(of or names), *names]))
         done = sum(self._size(n) for n in whole if self._is_there(n))
@@ -339,7 +339,7 @@ class _Download:
             raise _disk_full(self._wanted, f"{format_bytes(needed)} are missing, and {format_bytes(free)} are free")
 
     def write_reference(self) -> None:
-        """Says which commit the revision is, for offline mode: once all of it is there."""
+        """Records the revision's commit in the cache for offline mode, after all files are fetched."""
         revision = self._wanted.revision or constants.DEFAULT_REVISION
         if revision == self._repository.commit:
             return
@@ -367,7 +367,7 @@ def _shards(index: Path, files: Collection[str]) -> list[str]:
 
 
 def _cached(wanted: HubId) -> Path:
-    """The snapshot of a model in the Hub's cache. Raises SourceError, naming what is missing."""
+    """Returns the snapshot of a model in the Hub's cache. Raises SourceError naming the missing part."""
     cache, revision = _cache_of(wanted), wanted.revision or constants.DEFAULT_REVISION
     reference = cache / "refs" / revision
     commit = revision if _COMMIT.fullmatch(revision) else reference.read_text() if reference.is_file() else ""

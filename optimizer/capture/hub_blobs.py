@@ -46,9 +46,9 @@ class Blob:
 
 
 def get_json(path: str, params: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """Fetches JSON from a path of the Hub's interface.
+    """Fetches JSON from a path of the Hub's API.
 
-    Raises ValueError if the answer isn't JSON or is too long, and what huggingface_hub raises for an error status.
+    Raises ValueError if the answer isn't JSON or is too long, and huggingface_hub's errors for an error status.
     """
     headers = build_hf_headers(library_name="enginewright") | {"Accept-Encoding": "identity"}
     timeout, content = constants.HF_HUB_DOWNLOAD_TIMEOUT, bytearray()

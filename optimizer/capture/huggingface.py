@@ -67,7 +67,7 @@ def read_generation_settings(directory: Path) -> dict[str, Any]:
 
 
 def read_tensors(directory: Path) -> dict[str, WeightExpr]:
-    """Every tensor of the directory's safetensors files, read when it is evaluated.
+    """Returns every tensor of the directory's safetensors files, read when it is evaluated.
 
     Raises SourceError naming the file if weights are missing, truncated or otherwise damaged.
     """
@@ -115,7 +115,9 @@ def _read_shards(directory: Path, index: Path, weight_map: Mapping[str, Any]) ->
 
 
 def read_file(path: Path) -> dict[str, WeightExpr]:
-    """Every tensor of a safetensors file, read when it is evaluated. Raises SourceError naming file and tensor."""
+    """Returns every tensor of a safetensors file, read when it is evaluated. Raises SourceError naming file and
+    tensor.
+    """
     try:
         # The library checks the header: offsets in order, without holes or overlap, and ending with the file.
         handle: Any = safe_open(str(path), framework="pt")

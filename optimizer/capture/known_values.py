@@ -72,7 +72,7 @@ class Sequence:
         return [self._size(s) for s in node.meta["val"].shape]
 
     def value(self, node: Node) -> Any:
-        """Evaluates a known node, or makes something of the shape of one whose values aren't looked at."""
+        """Returns the value of a known node; for one whose values aren't used, an empty tensor of its shape."""
         if node not in self._values:
             self._values[node] = self._compute(node)
         return self._values[node]

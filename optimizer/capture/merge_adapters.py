@@ -103,14 +103,16 @@ class AdapterMerge:
         return any(self._of_model.get(name) != self._of_model.get(group[0]) for group in self._tied for name in group)
 
     def on_checkpoint(self, tensors: Mapping[str, WeightExpr]) -> dict[str, WeightExpr]:
-        """The tensors of the checkpoint with what is adapted there; all are float32 then, to be stacked."""
+        """Returns the checkpoint's tensors with the adapters' changes; all as float32 if there are any, so that they
+        can be stacked.
+        """
         if not self._of_checkpoint:
             return dict(tensors)
         floats = {name: _as_float(expr) for name, expr in tensors.items()}
         return {name: _adapted(expr, self._of_checkpoint.get(name)) for name, expr in floats.items()}
 
     def on_model(self, weights: Mapping[str, WeightExpr]) -> dict[str, WeightExpr]:
-        """The model's weights, from ``bind_weights``, with what is adapted."""
+        """Returns the model's weights (from ``bind_weights``) with the adapters' changes."""
         return {name: _adapted(expr, self._of_model.get(name)) for name, expr in weights.items()}
 
     def _add(self, opened: _OpenAdapter, whole: Mapping[str, WeightExpr] | None) -> None:
@@ -189,9 +191,10 @@ class AdapterMerge:
         return (name, True) if pattern is not None and name in self._checkpoint else None
 
     def _wrapped_parameter(self, opened: _OpenAdapter, name: str) -> str | None:
-        """The parameter that target_parameters has adapted, whose module PEFT wraps once for each; None for a module.
+        """Returns the parameter that an adapter of target_parameters changes; None for a module.
 
-        The first parameter's wrapper is the innermost, and each outer one hides behind one more ``base_layer``.
+        PEFT wraps the module once for each such parameter, the first one innermost; each outer wrapper adds
+        ``base_layer`` to the name.
         """
         module = name
         while module.endswith(_WRAPPED):
@@ -309,12 +312,12 @@ class AdapterMerge:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A weight that is adapted, and what its module is.
+    """A weight that adapters can change, and the kind of its module.
 
     Attributes:
         weight: the parameter's name.
-        table: the module is a table of tokens.
-        transposed: the weight has inputs before outputs.
+        table: True if the module is a table of tokens.
+        transposed: True if the weight is stored [inputs, outputs].
         bias: the name of the module's bias; None if it has none.
     """
 
@@ -372,7 +375,7 @@ def _steps(
 
 
 def _rows(opened: _OpenAdapter, module: str, values: WeightExpr, shape: tuple[int, ...]) -> ReplacedRows:
-    """The rows of a table that were trained. Raises SourceError where their indices don't fit."""
+    """Returns the trained rows of a table as a replacement. Raises SourceError if their indices don't fit."""
     indices = opened.config.keys.trainable_token_indices
     if isinstance(indices, dict):
         indices = next((ids for name, ids in indices.items() if module == name or module.endswith(f".{name}")), None)

@@ -86,9 +86,9 @@ AnySource: TypeAlias = "str | Path | PreTrainedModel | ModelSource"
 
 
 def parse_adapters(arguments: Iterable[AdapterArgument] | None) -> tuple[Adapter, ...]:
-    """Reads the adapters that a user names, in their order.
+    """Parses a user's list of adapters, in order.
 
-    Raises RequestError for a weight that isn't a finite number, and for an adapter that is named twice.
+    Raises RequestError for a weight that isn't a finite number, and for a repeated adapter.
     """
     if isinstance(arguments, str | os.PathLike):
         raise RequestError(f"lora: {os.fspath(arguments)!r} isn't a list of adapters", hint="Pass lora=[FOLDER].")
@@ -120,12 +120,12 @@ def _parse_adapter(argument: AdapterArgument) -> Adapter:
 
 
 def check_adapters(source: ModelSource) -> None:
-    """Checks what can be checked of adapters without torch and without the model.
+    """Checks adapters as far as possible without torch and without the model.
 
     Raises:
         RequestError: there are adapters, and the model is a transformers object.
-        SourceError: a folder isn't an adapter, or two folders hold the same one.
-        UnsupportedModelError: a key of adapter_config.json that can't be honoured, or weights in a pickle.
+        SourceError: a folder isn't an adapter, or two folders have the same one.
+        UnsupportedModelError: a key of adapter_config.json isn't supported, or weights are in a pickle.
     """
     if source.adapters and source.path is None:
         raise RequestError(
@@ -169,7 +169,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def check_same_adapters(source: ModelSource, manifest: SourceSection, bundle: str | Path) -> None:
-    """Raises SourceError if a bundle was made with other adapters than a source has, or with other weights of them."""
+    """Raises SourceError unless a bundle was made with the same adapters and adapter weights as ``source`` has."""
     check_adapters(source)
     here = {one.sha256: one for one in (adapter.describe() for adapter in source.adapters)}
     there = {one.sha256: one for one in manifest.adapters}

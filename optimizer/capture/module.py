@@ -10,15 +10,16 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 
 
 def read_module_tensors(model: PreTrainedModel) -> dict[str, WeightExpr]:
-    """The model's parameters and saved buffers, by reference: don't change them before the export is done."""
+    """Returns the model's parameters and saved buffers by reference; they mustn't change before the export ends."""
     origin = type(model).__name__
     return {name: _source(name, value, origin) for name, value in model.state_dict().items()}
 
 
 def copy_computed_buffers(model: PreTrainedModel, twin: PreTrainedModel) -> None:
-    """Gives the twin what the model has computed itself, such as rotary frequencies, should someone have changed it.
+    """Copies buffers that the model computes itself, such as rotary frequencies, to the twin, in case a user changed
+    them.
 
-    Raises UnsupportedModelError naming a buffer that the two don't share.
+    Raises UnsupportedModelError naming a buffer that only one of the two has.
     """
     saved = set(model.state_dict())
     computed = {name: b for name, b in model.named_buffers() if name not in saved}

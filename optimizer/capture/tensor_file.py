@@ -1,8 +1,8 @@
-"""Reads tensors out of a safetensors file, each into memory of its own.
+"""Reads tensors from a safetensors file, each into memory of its own.
 
-Format: https://github.com/huggingface/safetensors#format. The library gives views of a mapping of the file, whose pages
-count as the process's memory and stay: a model would be in memory whole after a while. What is read here is gone with
-the tensor.
+Format: https://github.com/huggingface/safetensors#format. The library returns views of a mapping of the file, whose
+pages count as the process's memory and stay, so that the whole model would end up in memory. The memory of a tensor
+that is read here is freed with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def tensor_places(path: Path) -> dict[str, int]:
 
 
 def read_tensor(path: Path, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The tensor whose bytes begin at ``place``. Raises SourceError naming the file if they can't be read."""
+    """Returns the tensor whose bytes begin at offset ``place``. Raises SourceError naming the file if they can't be
+    read.
+    """
     value = torch.empty(shape, dtype=dtype)
     rest = value.view(-1).view(torch.uint8).numpy().data
     try:

@@ -152,14 +152,13 @@ def is_text_with_head(model_class: type[PreTrainedModel]) -> bool:
 
 
 def text_tensors(model: PreTrainedModel, tensors: Mapping[str, _Named], source: str) -> dict[str, _Named]:
-    """The tensors of a multimodal checkpoint that belong to its text decoder, by the names of the decoder's own
-    checkpoint.
+    """Returns the tensors of a multimodal checkpoint's text decoder, by the names of the decoder's own checkpoint.
 
-    The decoder's tensors have a common prefix, such as ``language_model.model.`` or ``model.language_model.``: the one
-    that most names of the decoder follow. The head is below the prefix or one level above it. All tensors below the
-    prefix are returned, so that one without a place in the model is reported; the others belong to images and sounds.
+    They have a common prefix, such as ``language_model.model.`` or ``model.language_model.``: the prefix with most of
+    the decoder's names. The head is below the prefix or one level above it. All tensors below the prefix are returned,
+    so that unknown ones are reported; the others belong to images and sounds.
 
-    Raises SourceError if no tensor is the decoder's.
+    Raises SourceError if there are none.
     """
     # base_model_prefix isn't always the attribute's name.
     base = next((f"{name}." for name, m in model.named_children() if isinstance(m, PreTrainedModel)), "")
@@ -218,11 +217,10 @@ class _TextRotation(torch.nn.Module):
 
 
 def simplify_rotations(model: PreTrainedModel) -> None:
-    """Replaces, in a text decoder, each rotation by positions in time, height and width by one of a single position.
+    """Replaces a text decoder's rotations by three positions (time, height, width) by rotations by a single position.
 
-    Multimodal rotary embeddings (Qwen2-VL, arXiv 2409.12191) give each of the three some of the frequencies; in text
-    they are the same number. A module is replaced only where both give the same tables for the same positions, bit for
-    bit; any other stays as it is.
+    Multimodal rotary embeddings (Qwen2-VL, arXiv 2409.12191) assign some frequencies to each of the three; in text the
+    three are equal. A module is replaced only if both compute the same tables for the same positions, bit for bit.
     """
     for path, module in list(model.named_modules()):
         frequencies = getattr(module, "inv_freq", None)

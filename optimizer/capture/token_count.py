@@ -107,9 +107,9 @@ class _AfterEachCall(TorchFunctionMode):
 
 @contextmanager
 def watching(model: torch.nn.Module, longest: int) -> Iterator[TokenCountWatch]:
-    """While open, notes which module of ``model`` runs; its forward is to get ``input_ids`` [1, T] by keyword.
+    """Records, within the block, which module of ``model`` runs; its forward must get ``input_ids`` [1, T] by keyword.
 
-    ``longest``: T is at most so many.
+    ``longest``: the maximum of T.
     """
     watch = TokenCountWatch(longest)
 

@@ -86,7 +86,7 @@ def _problem(program: Program, node: Node) -> str | None:
 
 
 def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: list[int]) -> str | None:
-    """The problem of an op whose results keep one token axis.
+    """Returns the problem of an op whose results have one token axis; None if there is none.
 
     Args:
         program: the op's program.
@@ -182,9 +182,9 @@ def _same_order(program: Program, node: Node, source: Node) -> bool:
 
 
 def _token_axis(shape: tuple[sympy.Expr, ...]) -> int | None:
-    """Returns the axis that is T, or a multiple of it: the same number of rows for each token, one after the other.
+    """Returns the axis of size T, or of a multiple of T (consecutive rows for each token).
 
-    None if no axis has to do with T, -1 if several have or one is something else.
+    None if no size depends on T, -1 if several do or one isn't a multiple.
     """
     axes = [i for i, size in enumerate(shape) if _T in size.free_symbols]
     if not axes:

@@ -213,7 +213,9 @@ def with_tables(files: TokenizerFiles) -> TokenizerFiles:
 
 
 def _response_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The template by which transformers parses an answer, as JSON; None if there is none or it isn't a dictionary."""
+    """Returns transformers' template for parsing an answer, as JSON; None if there is none or it isn't a
+    dictionary.
+    """
     template = getattr(tokenizer, "response_template", None)
     if not isinstance(template, dict):
         return None

@@ -149,14 +149,14 @@ def _example() -> tuple[torch.Tensor, ...]:
 
 
 def _dynamic_shapes(longest: int) -> dict[str, Any]:
-    """``longest``: the most tokens that are asked for."""
+    """Returns the dynamic sizes for torch.export. ``longest``: the maximum number of tokens."""
     B, M, R = (torch.export.Dim(n, min=1, max=2**20) for n in ("B", "M", "R"))
     sizes = {"T": torch.export.Dim("T", min=1, max=longest), "B": B, "B+1": B + 1, "M": M, "R": R}
     return {name: {i: sizes[str(of)] for i, of in enumerate(PORTS[name].shape)} for name in _CAPTURED}
 
 
 def _symbols(exported: torch.export.ExportedProgram) -> dict[sympy.Symbol, str]:
-    """Shape symbol -> its letter."""
+    """Returns the letter of each shape symbol."""
     sizes = {n.name: n.meta["val"].shape for n in exported.graph.nodes if n.op == "placeholder"}
     symbols: dict[sympy.Symbol, str] = {}
     for name in _CAPTURED:
@@ -170,7 +170,7 @@ def _symbols(exported: torch.export.ExportedProgram) -> dict[sympy.Symbol, str]:
 
 
 def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
-    """Buffers and constants that no checkpoint has: their values are the model's own."""
+    """Returns buffers and constants that the model computes itself and no checkpoint has."""
     of_graph = exported.graph_signature
     names = [
         *of_graph.inputs_to_lifted_tensor_constants.values(),

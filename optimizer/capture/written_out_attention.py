@@ -159,7 +159,7 @@ def _product(program: Program, softmax: Node, known: set[Node]) -> Node:
 
 
 def _result(softmax: Node, known: set[Node]) -> tuple[Node, Node]:
-    """The weights that a softmax becomes, and their product with the values."""
+    """Returns the weights that a softmax's result becomes, and their product with the values."""
     weights = softmax
     while True:
         users = [u for u in weights.users if u.users]
@@ -200,7 +200,7 @@ def _spelling(found: _Found, known: set[Node]) -> object:
 
 
 def _between(last: Node, first: Node, known: set[Node]) -> list[Node]:
-    """The calls behind ``first``, up to and with ``last``, in order."""
+    """Returns the calls after ``first`` up to and including ``last``, in order."""
     chain = []
     node = last
     while node is not first:
@@ -236,7 +236,7 @@ def _meaning(program: Program, found: _Found, known: set[Node], longest: int, wi
 
 
 def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The scores [N, S, S] that come of products [N, S, S]."""
+    """Returns a function that computes the scores [N, S, S] from products [N, S, S]."""
     shape = sequence.shape(found.product)
     calls = _between(found.softmax, found.product, sequence.known)[:-1]
     start = found.product
@@ -258,7 +258,9 @@ def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Te
 
 
 def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: int) -> tuple[float, int, torch.Tensor]:
-    """Scale, window and slopes [N] of scores over a sequence. Raises _NotAttentionError if they are something else."""
+    """Returns scale, window and slopes [N] of scores over a sequence. Raises _NotAttentionError if they have another
+    form.
+    """
     shape = (heads, length, length)
     none = scores(torch.zeros(shape))
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(length))

@@ -1,4 +1,4 @@
-"""``optimize cache``: bundles that are kept so that the same export again needs no work."""
+"""``optimize cache``: the bundles of earlier exports, which an equal export reuses."""
 
 from __future__ import annotations
 

@@ -364,7 +364,7 @@ def _typed() -> Iterator[str]:
 
 
 def _piped() -> Iterator[str]:
-    """Lines that are not blank."""
+    """Yields the lines of stdin that aren't blank."""
     while line := sys.stdin.readline():
         if line.strip():
             yield line.strip()

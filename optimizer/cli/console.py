@@ -280,7 +280,7 @@ def stdout_console() -> Console:
 
 
 def command_line(*words: str) -> str:
-    """A command of ours as whoever started this process can type it again, also where no ``optimize`` is on PATH."""
+    """Returns a command as the user can type it again, even if ``optimize`` isn't on PATH."""
     started = Path(sys.argv[0])
     if (started.parent.name, started.name) == ("enginewright", "__main__.py"):
         program = f"{shlex.quote(sys.executable)} -m enginewright"

@@ -259,7 +259,9 @@ def _next(opened: BundleReport) -> str:
 
 
 def _trust(bundle: Bundle) -> tuple[str, ...]:
-    """The options that allow the bundle's own code to run, if every target has some: the exporter knows its origin."""
+    """Returns the options that allow the bundle's own code to run, if every target has code; the exporter knows its
+    origin.
+    """
     from enginewright.runtime.executors.open import carried_code
 
     return ("--trust", "code") if all(carried_code(name) is not None for name in bundle.targets) else ()

@@ -124,7 +124,7 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
 
 
 def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
-    """The export's comparison with the source, an entry for each target. None if it is not in the bundle.
+    """Returns the export's comparison with the source, an entry for each target; None if the bundle has none.
 
     Raises BundleError if the report can't be read.
     """

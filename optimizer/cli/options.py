@@ -27,7 +27,7 @@ def known_target(value: str | None) -> str | None:
 
 
 def known_targets(values: list[str] | None) -> list[str] | None:
-    """Raises typer.BadParameter if one of the targets doesn't exist; returns them unchanged."""
+    """Returns the targets unchanged. Raises typer.BadParameter if one doesn't exist."""
     for value in values or ():
         known_target(value)
     return values
@@ -243,7 +243,7 @@ class Serving(Running):
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Keyword arguments for LLM. Raises BadParameter."""
+        """Returns keyword arguments for LLM. Raises BadParameter."""
         speculate = None if self.speculate == "off" else self.speculate
         return vars(self) | {"scheduling": scheduling_given(self.scheduling), "speculate": speculate}
 

@@ -1,4 +1,4 @@
-"""``optimize recipes``: what --recipe takes."""
+"""``optimize recipes``: lists the built-in recipes."""
 
 from __future__ import annotations
 

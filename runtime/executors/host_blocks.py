@@ -29,7 +29,7 @@ class HostBlocks:
         return self.memory_of(group)
 
     def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
-        """Implements ``BlockMemory``."""
+        """Returns the bytes of a block; implements ``BlockMemory``."""
         return np.concatenate([memory[block].reshape(-1) for memory in self.memory_with(group, block)])
 
     def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:

@@ -18,16 +18,16 @@ from ..shared.step_schema import provided
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Tokens start..start+count-1 of a request, in one step. Never changed; not frozen, as many are made each step.
+    """Tokens start..start+count-1 of a request in one step. Treat it as immutable; it isn't frozen for speed.
 
     Attributes:
         request: the request.
         start: the position of the chunk's first token.
         count: the number of its tokens, with those of the draft.
-        draft: the chunk's last tokens, which may follow the last known one.
-        samples: True if the step gives the request a new token: the chunk has its last known token.
-        scores: True if the request wants the logits, or hidden states, of all the chunk's tokens.
-        rows: the number of tokens, the last ones of the chunk, whose logits the request wants.
+        draft: the chunk's last tokens, guesses after the last known one.
+        samples: True if the chunk has the last known token, so that the step draws a new one.
+        scores: True if the request needs the logits, or hidden states, of all the chunk's tokens.
+        rows: the number of the chunk's last tokens whose logits are needed.
     """
 
     request: Request
@@ -66,7 +66,8 @@ class Batch:
 
 
 class _SampledRows:
-    """The rows of a step: those of known tokens of prompts, whose drawn tokens nobody wants, and those that are drawn.
+    """The rows of a step's logits, and their sampling parameters. Rows of known prompt tokens are included, and not
+    sampled.
 
     Attributes:
         rows: the parameters of each row so far.
@@ -74,7 +75,7 @@ class _SampledRows:
         tops: the numbers of top log-probabilities that some rows need beyond their parameters.
         guided: rows whose tokens a grammar limits.
         searched: rows of beam searches with a grammar.
-        scored: row -> the tokens after it and after the rows that follow, whose log-probabilities are wanted.
+        scored: by row, the tokens after it and after the following rows, whose log-probabilities are needed.
     """
 
     def __init__(self) -> None:
@@ -125,13 +126,14 @@ def step_input(
     ports: Sequence[str] = (),
     outputs: Collection[str] = (),
 ) -> StepInput:
-    """Makes the arrays of a step; see ``contracts.StepInput``. Array operations, as this is Python between two steps.
+    """Makes the arrays of a step; see ``contracts.StepInput``. It uses array operations, because the executor waits for
+    it.
 
     Args:
         chunks: the chunks of the step, in the order of their tokens.
         groups: the cache groups by name.
-        ports: arrays that the program takes besides those of every step, as in ``ExecutorCaps.ports``.
-        outputs: names of the outputs that are wanted besides those of the requests.
+        ports: the program's input arrays besides those of every step, as in ``ExecutorCaps.ports``.
+        outputs: names of the outputs to compute besides those of the requests.
     """
     starts, counts, rows = np.array([(c.start, c.count, c.rows) for c in chunks], np.int32).T  # [B] each
     ends, row_ends = np.cumsum(counts, dtype=np.int32), np.cumsum(rows, dtype=np.int32)  # [B] each

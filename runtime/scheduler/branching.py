@@ -28,10 +28,10 @@ def places_taken(running: Sequence[Request]) -> int:
 
 
 def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> bool:
-    """Has the sequences of a beam search go on with the tokens that it chooses, or ends the search.
+    """Continues the sequences of a beam search with its chosen tokens, or ends the search.
 
-    Sequences for which a grammar allows no next token are removed from ``running`` and ``search.members``; the root
-    stays.
+    Sequences for which a grammar allows no next token are removed from ``running`` and ``search.members``, except for
+    the root.
 
     Args:
         search: the search, whose sequences are all running.
@@ -39,7 +39,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
         running: the running requests.
 
     Returns:
-        False if a sequence that goes on got no blocks, so that all of them have to be computed again.
+        False if a sequence got no blocks, so that all of them have to be computed again.
     """
     branches = search.choose()
     if search.finished:

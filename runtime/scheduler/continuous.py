@@ -1,9 +1,10 @@
 """Continuous batching: every step takes all decodes, then chunks of prompts up to a token budget.
 
-``ContinuousScheduler.schedule`` is the list of a step's phases. Each phase is a class with the state that it needs:
-``Admission``, ``DecodePhase`` and ``PrefillPhase``, over the ``RequestQueues``. Blocks are taken as tokens come
-(``kv_cache.cache_manager``). When they run out, the newest running request gives its blocks up. It starts over later,
-from its prompt and its tokens so far, or from a prefix that the cache still has (Orca, OSDI 2022; vLLM, SOSP 2023).
+``ContinuousScheduler.schedule`` is the list of a step's phases. Each phase is a class with its own state:
+``Admission``, ``DecodePhase`` and ``PrefillPhase``, over the ``RequestQueues``. Blocks are allocated as tokens are
+added (``kv_cache.cache_manager``). If there are none left, the newest running request is preempted: its blocks are
+freed, and it later starts again from its prompt and its tokens so far, or from a cached prefix (Orca, OSDI 2022; vLLM,
+SOSP 2023).
 """
 
 from __future__ import annotations
@@ -192,8 +193,8 @@ class ContinuousScheduler:
     def schedule(self) -> Batch | None:
         """Makes the next step: all decodes with their drafts, then prompts up to a budget of tokens.
 
-        Requests of steps that are in flight are left out, and keep what they have. Returns None while all requests that
-        could run are in flight.
+        Requests of steps in flight are left out, and keep their blocks. Returns None while all requests that could run
+        are in flight.
         """
         scheduled, alone = self._clock(), self._runs_alone()
         self._admission.make_way()
@@ -351,7 +352,7 @@ class ContinuousScheduler:
         return request if chunk.samples or request.scores else None
 
     def _branched(self, search: BeamSearch) -> Request | None:
-        """Has a beam search go on, if all its sequences are ready; returns its root if it has ended just now."""
+        """Continues a beam search if all its sequences are ready; returns its root if it has just ended."""
         if not search.ready or search.root.finished:
             return None
         before = list(search.members)
@@ -370,7 +371,9 @@ class ContinuousScheduler:
         return search.root
 
     def fail(self, request: Request, cause: BaseException) -> Request:
-        """Ends a request, or all sequences of its search, by an error; returns the one that its caller waits for."""
+        """Ends a request, or all sequences of its search, with an error; returns the request that the caller waits
+        for.
+        """
         error = cause
         if not isinstance(error, EnginewrightError):
             hint = "Other requests went on. Please report it, with what you passed."

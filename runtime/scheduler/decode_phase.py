@@ -13,7 +13,7 @@ class DecodePhase:
 
     Args:
         queues: the running requests, with their blocks and drafts.
-        steps_in_flight: steps that the executor has in flight at a time, each with its share of the requests.
+        steps_in_flight: maximum number of the executor's steps in flight; each step has its share of the requests.
     """
 
     def __init__(self, queues: RequestQueues, steps_in_flight: int) -> None:
@@ -49,7 +49,7 @@ class DecodePhase:
         return Chunk(request, request.computed, 1 + len(draft), draft)
 
     def _make_room(self, request: Request) -> bool:
-        """Takes a block for the next token if it needs one; returns False if ``request`` itself was preempted."""
+        """Allocates a block for the next token if needed; returns False if ``request`` itself was preempted."""
         queues = self._queues
         while not queues.cache.grow(request, request.computed + 1, force=queues.is_first(request)):
             newest = queues.newest()

@@ -179,7 +179,7 @@ class _History:
     Attributes:
         rates: the request's acceptance rates; close to those of all requests while it has had few drafts.
         found: the number of the step in which it had its last draft, or began.
-        next_look: the number of the step in which proposers are asked for a draft again.
+        next_look: the number of the next step in which proposers are called for it.
         kind: the kind of its last draft.
     """
 
@@ -255,11 +255,11 @@ class Drafts(NoDrafts):
     # Before a step
 
     def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
-        """Begins a step, and has timed proposers propose.
+        """Begins a step, and calls timed proposers. Returns True if the step may have drafts.
 
         Args:
             running: the running requests.
-            paused: those of them that get no token in this step.
+            paused: requests that get no token in this step.
         """
         self._steps += 1
         self._step = None
@@ -413,13 +413,13 @@ class Drafts(NoDrafts):
         request_lengths: Sequence[tuple[Generation, int]],
         proposals: Sequence[Proposal],
     ) -> None:
-        """Adds the proposals of a timed proposer to the step, and counts what they cost.
+        """Adds the proposals of a timed proposer to the step, and records their cost.
 
         Args:
             proposer: the proposer.
             step: the step.
-            length: the tokens that it was asked for at most.
-            request_lengths: the requests, and the tokens that it was asked for.
+            length: the largest number of tokens requested from it.
+            request_lengths: the requests, and the number of tokens requested for each.
             proposals: a proposal for each request.
         """
         kind, before = proposer.kind, self.times.seconds(step.rows)
@@ -467,7 +467,9 @@ class Drafts(NoDrafts):
                 proposer.observe(request, chunk.draft if proposed else (), accepted if proposed else 0, outputs)
 
     def _count_accepted(self, chunk: Chunk, accepted: int) -> str:
-        """Counts the accepted tokens of a draft, and what the draft saved; returns the name of its proposer."""
+        """Counts the accepted tokens of a draft, and the time that the draft saved; returns the name of its
+        proposer.
+        """
         request, step, drafted = chunk.request, self._step, len(chunk.draft)
         assert step is not None, "only these have drafts"
         history = self._history(request)
@@ -489,9 +491,9 @@ class Drafts(NoDrafts):
 
 
 def _next_look(step: int, found: int) -> int:
-    """Returns the number of the step in which proposers are asked again.
+    """Returns the number of the next step in which proposers are called.
 
-    Asking takes time, so after many steps without a draft not every step asks. All requests ask in the same steps.
+    Calling takes time, so after many steps without a draft not every step does it. All requests use the same steps.
 
     Args:
         step: the number of a step without a draft.
@@ -516,7 +518,7 @@ def drafts_for(
         speculate: as in ``SchedulerConfig``.
         caps, times, proposers, clock, counters: see ``Drafts``.
 
-    Raises what ``Drafts`` raises.
+    Raises the errors of ``Drafts``.
     """
     enabled = caps.verifies if speculate is None else speculate
     return Drafts(caps, times, proposers, clock, counters) if enabled else NoDrafts()

@@ -20,13 +20,13 @@ class SchedulerConfig:
     """The limits of a step, and the options of scheduling.
 
     Attributes:
-        max_requests: most requests that run at a time.
-        prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
-        prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
-        prefix_cache: True if a request begins with the longest prefix of it that others have computed.
+        max_requests: maximum number of requests that run at a time.
+        prefill_tokens: maximum prefill tokens of a step, over all requests; decodes are added to these.
+        prefill_chunk: maximum prefill tokens of one request in a step; None for no separate limit.
+        prefix_cache: True if a request starts with its longest prefix that is cached.
         scheduling: the options of the policy; None for first come, first served.
         states_memory: bytes for snapshots of recurrent states; None for a snapshot of each running request.
-        speculate: True if drafts are computed; None if they are on executors that verify them (``ExecutorCaps``).
+        speculate: True computes drafts; None does so if the executor verifies them (``ExecutorCaps``).
     """
 
     max_requests: int = 64

@@ -198,7 +198,7 @@ class RankedPolicy(Policy):
         return bool(rank) and any(r.rank > rank and r.remaining > 1 for r in running)
 
     def most_running(self, running: Sequence[Request]) -> int:
-        """Returns the most requests that may run, so that all with a time per token get it."""
+        """Returns the maximum number of running requests with which all targets of time per token are met."""
         first = self.waiting[0]
         tpots = [tpot for r in running if (tpot := r.request_class.tpot) is not None]
         first_tpot = first.request_class.tpot

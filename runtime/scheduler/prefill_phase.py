@@ -34,10 +34,11 @@ class PrefillPhase:
         self.decoded_last = False
 
     def chunks(self, decodes: Sequence[Chunk]) -> list[Chunk]:
-        """Makes the chunks for a step with ``decodes``, in the order in which requests get tokens of the budget.
+        """Makes the chunks of prompts for a step with ``decodes``, in the order in which requests get tokens of the
+        budget.
 
-        A waiting request that goes before the running ones comes first, then the running ones, then those that wait.
-        No request begins in a step in which another was preempted.
+        The order is: a waiting request that precedes the running ones, the running ones, then other waiting ones. If a
+        request was preempted in the step, no request begins in it.
         """
         queues, ragged = self._queues, self._caps.ragged
         if not queues.waiting and len(decodes) == len(queues.running):  # as in most steps
@@ -75,7 +76,7 @@ class PrefillPhase:
         """Makes the chunks of running requests that lack several tokens: at most ``tokens_left`` tokens in all.
 
         ``others``: the step's other chunks, whose requests aren't preempted. A request that lacks one token and isn't
-        among them pauses, or is left to another step in flight.
+        among them is paused, or belongs to another step in flight.
         """
         queues = self._queues
         if len(others) == len(queues.running):

@@ -17,7 +17,7 @@ from .waiting import WaitingQueue
 
 
 class RequestQueues:
-    """Moves requests between the running and the waiting ones, and frees what a request holds when it stops running.
+    """Moves requests between running and waiting, and frees the blocks and drafts of a request that stops running.
 
     Args:
         policy: the order of the waiting requests.
@@ -25,11 +25,11 @@ class RequestQueues:
         drafts: the drafts of the running requests.
 
     Attributes:
-        running: requests that hold blocks, oldest first.
+        running: requests with blocks, oldest first.
         waiting: requests without blocks; the first is the next to run.
         in_flight: requests whose step was scheduled and isn't committed yet.
-        leaving: requests in flight that have ended. They hold their blocks until the step that writes to them is over.
-        preempted: True if blocks ran out in the step that is being made, so that no request begins in it.
+        leaving: ended requests in flight. They keep their blocks until the step that writes to them is over.
+        preempted: True if a request was preempted in the step being made, so that no request begins in it.
     """
 
     def __init__(self, policy: Policy, cache: CacheManager, drafts: NoDrafts, counters: Counters) -> None:
@@ -99,7 +99,7 @@ class RequestQueues:
                 self.waiting.appendleft(request)
 
     def remove(self, request: Request) -> None:
-        """Removes a request that ends, and frees what it holds."""
+        """Removes a request that ends, and frees its blocks and drafts."""
         for queue in (self.running, self.waiting):
             if request in queue:
                 queue.remove(request)

@@ -24,13 +24,13 @@ class _GroupArrays(NamedTuple):
 
 
 class StepInputs:
-    """Makes the arrays of one step after the other. Arrays that were given out are never written to again.
+    """Makes the arrays of successive steps. Returned arrays are never written to again.
 
     Args:
         groups: the cache groups by name.
         masks: False if the executor takes lists of tokens instead of masks.
-        ports: arrays that the program takes besides those of every step, as in ``ExecutorCaps.ports``.
-        outputs: names of the outputs that are wanted of every step.
+        ports: the program's input arrays besides those of every step, as in ``ExecutorCaps.ports``.
+        outputs: names of the outputs to compute in every step.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class StepInputs:
 
 
 class DecodeStep:
-    """A step in which each request decodes one token. The arrays of the next one follow from its arrays.
+    """A step in which each request decodes one token. ``next`` derives the next step's arrays from its arrays.
 
-    Rows of block tables that have changed since are read again, by the versions of the tables. So no caller has to say
-    that something has changed. This is Python between two steps, while the cores wait: a step costs a few additions.
+    Rows of changed block tables are read again, found by the tables' versions. It does little work, because the cores
+    wait for it.
 
     Args:
         step: the arrays of the step.
         chunks: the last token of each request.
         groups: the cache groups.
-        ports: arrays that the program takes besides those of every step.
+        ports: the program's input arrays besides those of every step.
 
     Attributes:
-        step: see ``step``; of the newest step, after ``next``.
+        step: the arrays of the step; of the newest step after ``next``.
     """
 
     def __init__(

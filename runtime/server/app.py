@@ -61,7 +61,7 @@ NOT_SERVED: Mapping[str, str] = {
 
 
 def make_app(front: Front) -> Gate:
-    """The server as an ASGI application, without its start and its end: ``serve`` has these."""
+    """Returns the server as an ASGI application, without startup and shutdown, which ``serve`` does."""
     routes = Routes()
 
     async def generation(request: Request, kind: type[Body], shape: type[Shape]) -> Response:
@@ -77,7 +77,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        """OpenAI's chat completions."""
+        """Answers OpenAI's chat completions."""
         return await generation(request, ChatBody, ChatShape)
 
     @routes.post("/v1/completions")
@@ -95,7 +95,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
-        """The models that there are, by all their names; as Anthropic lists them where its version is named."""
+        """Lists the models by all their names; in Anthropic's format if the request has Anthropic's version header."""
         rows = [_model_row(front, name, model) for name, model in front.names.items()]
         if ANTHROPIC_VERSION in request.headers:
             return json_response(model_page([model_info(row) for row in rows], request.query_params))
@@ -121,7 +121,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         body, _, charge = await front.body(request, DetokenizeBody)
         with charge:
             charge.tokens = len(body.tokens)
@@ -146,21 +146,21 @@ def make_app(front: Front) -> Gate:
         )
 
     async def ping(request: Request) -> Response:
-        """200: the front end answers."""
+        """Returns status 200, as long as the front end runs."""
         return Response("")
 
     routes.add("/ping", ping, "GET", "POST", listed=False)
 
     @routes.get("/version")
     async def version(request: Request) -> Response:
-        """Enginewright's version."""
+        """Returns Enginewright's version."""
         return json_response({"version": VERSION})
 
     add_ollama(routes, front)
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
-        """The metrics in Prometheus' text format."""
+        """Returns the metrics in Prometheus' text format."""
         return Response(front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/props")
@@ -172,7 +172,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/openapi.json", listed=False)
     async def openapi(request: Request) -> Response:
-        """The routes and the fields of their bodies."""
+        """Returns an OpenAPI description of the routes and the fields of their bodies."""
         return json_response(routes.openapi(VERSION, BODIES))
 
     async def not_served(request: Request) -> Response:

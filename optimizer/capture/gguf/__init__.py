@@ -1,1 +1,1 @@
-"""GGUF files: their header, keys and blocks, what their architectures mean to transformers, and their tokenizers."""
+"""Reads GGUF files: header, keys and blocks, architectures with their classes in transformers, and tokenizers."""

@@ -22,14 +22,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Description:
-    """The meaning of a file to transformers: a class with its fields, and the place of each tensor.
+    """A file's contents in terms of transformers: a class with its fields, and the place of each tensor.
 
     Attributes:
         model_type: transformers' name of the configuration's class.
         fields: the fields of the configuration.
-        ropes: the rotary embedding of each kind of layer; the key None stands for all layers; {} for a model without.
+        ropes: the rotary embedding of each kind of layer; the key None is for all layers; {} for a model without.
         tensors: the place of each tensor in the model, by the tensor's name in the file.
-        layer_prefix: the beginning of the model's names of layers.
+        layer_prefix: prefix of the model's names of layers.
         layers: the number of layers.
         skipped: the names of tensors that aren't weights.
     """
@@ -201,7 +201,8 @@ def read_window(r: Reading, *, default: int | None, period: int) -> list[str] | 
     Args:
         r: the reading, whose field ``sliding_window`` is set.
         default: the window of a file without the key; None if the architecture may be without a window.
-        period: every layer with this number, counted from 1, reads everything, where the file doesn't say which do.
+        period: every layer whose number, from 1, is a multiple of this has full attention, unless the file lists the
+            kinds.
     """
     window = r.keys.integer("attention.sliding_window", default or 0)
     kinds = r.keys.flags_by_layer("attention.sliding_window_pattern", r.layers)

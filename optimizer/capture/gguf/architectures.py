@@ -1,8 +1,8 @@
-"""The architectures of GGUF files that can be read: for each its keys, its tensors and its class of transformers.
+"""The readable architectures of GGUF files: for each its keys, its tensors and its class of transformers.
 
 A key is used (a function here reads it), harmless (``HARMLESS``, ``NEUTRAL`` and ``Architecture.harmless``), or refused
-by name: ``Keys.refuse_unread`` does so for every key of the architecture that nothing has read. Defaults and meanings
-are llama.cpp's: https://github.com/ggml-org/llama.cpp/tree/master/src/models has one file for each architecture.
+by name: ``Keys.refuse_unread`` refuses every unread key of the architecture. Defaults and meanings are llama.cpp's:
+https://github.com/ggml-org/llama.cpp/tree/master/src/models has one file for each architecture.
 """
 
 from __future__ import annotations

@@ -115,10 +115,10 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def part_paths(path: Path, header: Header) -> tuple[Path, ...]:
-    """Lists all files of the model whose first file is ``path``.
+    """Returns all files of the model whose first file is ``path``.
 
-    Parts are named by llama.cpp's ``llama-gguf-split``: NAME-00001-of-00003.gguf. Raises SourceError if ``path`` isn't
-    the first part, or a part is missing.
+    Parts have the names of llama.cpp's ``llama-gguf-split``: NAME-00001-of-00003.gguf. Raises SourceError if ``path``
+    isn't the first part, or a part is missing.
     """
     count, number = header.keys.get("split.count", 0), header.keys.get("split.no", 0)
     for key, value in (("split.count", count), ("split.no", number)):
@@ -153,7 +153,7 @@ def part_paths(path: Path, header: Header) -> tuple[Path, ...]:
 
 
 def all_parts(path: Path) -> tuple[Path, ...]:
-    """Lists the parts of a split file; the file alone if it isn't split or can't be read."""
+    """Returns the parts of a split file; only the file itself if it isn't split or can't be read."""
     try:
         return part_paths(path, read_header(path))
     except SourceError:

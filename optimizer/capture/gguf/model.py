@@ -31,10 +31,10 @@ _UNUSABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError
 
 
 def read_config(file: GgufFile) -> PretrainedConfig:
-    """Reads the transformers configuration of a GGUF file.
+    """Returns the transformers configuration of a GGUF file.
 
     Raises:
-        UnsupportedModelError: the architecture isn't known, or a key that changes the numbers can't be honoured.
+        UnsupportedModelError: the architecture isn't known, or a key that changes results isn't supported.
         SourceError: metadata is missing or wrong.
     """
     described = describe(file)
@@ -55,10 +55,11 @@ def read_config(file: GgufFile) -> PretrainedConfig:
 
 
 def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr]:
-    """The file's tensors under the names of ``model`` (from ``build_model``), float32, dequantized when evaluated.
+    """Returns the file's tensors by their names in ``model`` (from ``build_model``), float32, dequantized when
+    evaluated.
 
     Scaled rotary frequencies are written into the model. Raises UnsupportedModelError if the model rotates another
-    width or can't scale them, SourceError for a tensor without a place in the model.
+    width or can't scale them, SourceError for a tensor that the model doesn't have.
     """
     described = describe(file)
     _check_rotary_width(file, model, described)
@@ -77,13 +78,13 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
 
 
 def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any]]:
-    """Reads the tokenizer of a GGUF file, None if it has none, and settings as generation_config.json has them.
+    """Returns the tokenizer of a GGUF file, None if it has none, and settings in the form of generation_config.json.
 
     The settings are the tokens that end an answer, and the tokens that no answer may have.
 
     Raises:
-        UnsupportedModelError: names a tokenizer or pre-tokenizer that can't be read.
-        SourceError: names the key of the tokenizer that is missing or wrong.
+        UnsupportedModelError: the tokenizer or pre-tokenizer can't be read; names it.
+        SourceError: a key of the tokenizer is missing or wrong; names it.
     """
     vocabulary = read_vocabulary(file.path, file.metadata)
     if vocabulary is None:
@@ -105,7 +106,7 @@ def generation_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _suppressed_tokens(file: GgufFile) -> list[int]:
-    """Reads the tokens that no answer may have. Ids that the vocabulary lacks are dropped, as llama.cpp drops them."""
+    """Returns the tokens that no answer may have, without ids that the vocabulary lacks, as in llama.cpp."""
     key, tokens = "tokenizer.ggml.suppress_tokens", file.metadata.get("tokenizer.ggml.tokens")
     count = len(tokens) if isinstance(tokens, GgufArray) else 0
     ids: list[int] = []

@@ -33,7 +33,7 @@ _CATEGORY = re.compile(r"\\p\{([LNMPS])\}")
 
 
 def as_in_unicode_15(expression: str) -> str:
-    r"""The expression with each ``\p{...}`` of a category as the characters that Unicode 15 has in it."""
+    r"""Returns the expression with each ``\p{...}`` limited to the characters of Unicode 15."""
     return _CATEGORY.sub(lambda match: rf"[{match[0]}&&[^{_ADDED_IN_UNICODE_16}]]", expression)
 
 
@@ -106,7 +106,10 @@ _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0964}\x{06D4}\x{060C})
 
 
 def _cased(letter: str, contraction: str) -> str:
-    """Words that end before a capital after a small letter. ``letter``: the class of what a word is made of."""
+    """Returns an expression for words that end before a capital after a small letter.
+
+    ``letter``: the class of a word's letters. ``contraction``: an expression for the word's suffix, such as 's.
+    """
     capital, small = f"[{letter}&&[^a-z]]", f"[{letter}&&[^A-Z]]"
     begin = r"[^\r\n\p{L}\p{N}]?"
     return f"{begin}{capital}*{small}+{contraction}|{begin}{capital}+{small}*{contraction}"

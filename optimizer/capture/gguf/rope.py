@@ -62,7 +62,7 @@ class Rope:
         return divided * (1 - share) + frequencies * share
 
     def _place(self, rotations: float, width: int) -> float:
-        """The dimension whose frequency makes so many rotations in the original context."""
+        """Returns the dimension whose frequency makes ``rotations`` rotations within the original context."""
         return width * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
@@ -70,10 +70,11 @@ def read_rope(keys: Keys, context: int, *, reads_yarn: bool = False, types: Sequ
     """Reads the keys of the rotary embedding.
 
     Args:
-        keys: of the file.
+        keys: the file's keys.
         context: its context length.
-        reads_yarn: the architecture reads YaRN's betas and the multiplier of its logarithm; others take the defaults.
-        types: the values of rope.scaling.type that the architecture can have.
+        reads_yarn: True if the architecture reads YaRN's betas and the multiplier of its logarithm; others use
+            defaults.
+        types: the architecture's allowed values of rope.scaling.type.
     """
     theta = keys.number("rope.freq_base", 10000.0)
     kind = keys.text("rope.scaling.type", "linear")

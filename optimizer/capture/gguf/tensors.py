@@ -114,17 +114,19 @@ def value_heads_together(width: str = "", *, tail: bool = False, axis: int = 0) 
 
 
 def transposed(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns [N, K] into the [K, N] of the class Conv1D; biases stay."""
+    """Transposes a weight [N, K] to the [K, N] of the class Conv1D; biases are returned unchanged."""
     return weight.swapaxes(0, 1) if len(weight.shape) > 1 else weight
 
 
 def experts_transposed(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns experts [E, N, K] into [E, K, N]; biases [E, N] stay."""
+    """Transposes experts [E, N, K] to [E, K, N]; biases [E, N] are returned unchanged."""
     return weight.swapaxes(1, 2) if len(weight.shape) > 2 else weight
 
 
 def grouped_heads(groups: str, heads: str) -> Change:
-    """Turns rows of all queries, then all keys and values, into groups of queries with their key and value."""
+    """Returns a change that reorders rows from all queries, keys and values to groups: queries with their key and
+    value.
+    """
 
     def change(weight: Any, config: PretrainedConfig) -> Any:
         kv, queries = int(getattr(config, groups)), int(getattr(config, heads))
@@ -140,7 +142,7 @@ def grouped_heads(groups: str, heads: str) -> Change:
 
 
 def row_matrix(weight: Any, config: PretrainedConfig) -> Any:
-    """Turns [K] into [1, K]."""
+    """Reshapes [K] to [1, K]."""
     return weight.reshape(1, -1)
 
 
@@ -155,7 +157,7 @@ def head_axis(weight: Any, config: PretrainedConfig) -> Any:
 
 
 def join(parts: Sequence[Any], axis: int) -> Any:
-    """Concatenates arrays or tensors; along the axis -1 their elements alternate."""
+    """Concatenates arrays or tensors along an axis; with axis -1 their elements alternate along the last axis."""
     if len(parts) == 1 and axis >= 0:
         return parts[0]
     if not isinstance(parts[0], torch.Tensor):
@@ -269,13 +271,13 @@ def _values(tensor: GgufTensor, place: Place) -> npt.NDArray[np.float32]:
 
 
 def values_of(file: GgufFile, name: str) -> npt.NDArray[np.float32] | None:
-    """The values of a tensor; None if the file doesn't have it."""
+    """Returns a tensor's values as floats; None if the file doesn't have it."""
     tensor = file.tensors.get(name)
     return None if tensor is None else dequantize(tensor)
 
 
 def size_of(file: GgufFile, name: str, axis: int = 0) -> int:
-    """A dimension of a tensor, outermost first. Raises SourceError if the file doesn't have it."""
+    """Returns a dimension of a tensor, outermost first. Raises SourceError if the file doesn't have it."""
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) <= axis or not math.prod(tensor.shape):
         raise SourceError(f"{file.path}: tensor {name} is missing", hint="Download or convert the file again.")

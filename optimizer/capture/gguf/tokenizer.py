@@ -83,7 +83,7 @@ def build_files(vocabulary: Vocabulary, keys: Mapping[str, Any]) -> TokenizerFil
 
 
 def build_tokenizer(vocabulary: Vocabulary) -> str:
-    """The text of a tokenizer.json. Raises what ``build_files`` raises."""
+    """Returns the text of a tokenizer.json for the vocabulary. Raises the errors of ``build_files``."""
     build = {"llama": _sentencepiece, "gpt2": _merging, "gemma4": _merging, "bert": _wordpiece, "t5": _unigram}
     parts = build[vocabulary.model](vocabulary)
     document = {
@@ -494,7 +494,7 @@ def _charsmap(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _by_table(vocabulary: Vocabulary, text: str) -> str:
-    """The text as SentencePiece's table normalises it. Raises SourceError if the table is damaged."""
+    """Normalises a text with SentencePiece's table. Raises SourceError if the table is damaged."""
     with _library_errors(vocabulary):
         normalized: str = normalizers.Precompiled(vocabulary.charsmap).normalize_str(text)
     return normalized

@@ -129,7 +129,7 @@ class Vocabulary:
     charsmap: bytes
 
     def key(self, name: str) -> str:
-        """Returns the file and one of its tokenizer's keys, as messages name them."""
+        """Returns the path of the file with the name of one of its tokenizer's keys, for messages."""
         return f"{self.path}: {_PREFIX}{name}"
 
 
@@ -208,9 +208,9 @@ class _Reader:
         return value
 
     def pre_tokenizer(self, model: str) -> tuple[str, PreTokenizer | None]:
-        """Reads the name and the settings of the pre-tokenizer; "" and None for models that have none.
+        """Returns the name and the settings of the pre-tokenizer; "" and None for models that have none.
 
-        Raises UnsupportedModelError for a name that isn't known.
+        Raises UnsupportedModelError for an unknown name.
         """
         if model not in ("gpt2", "gemma4"):
             return "", None

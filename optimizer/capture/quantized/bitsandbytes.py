@@ -84,7 +84,9 @@ class _State:
 
 
 def _state(module: PackedModule, tensor: Source) -> _State:
-    """Reads the state from a tensor of JSON's bytes. Raises SourceError naming the tensor if it can't be read."""
+    """Parses the quantization state from a tensor with JSON's bytes. Raises SourceError naming the tensor if that
+    fails.
+    """
     try:
         text = bytes(module.typed(tensor, torch.uint8).evaluate().reshape(-1).tolist())
         raw = json.loads(text)
@@ -103,12 +105,13 @@ def _state(module: PackedModule, tensor: Source) -> _State:
 
 
 def _nested(module: PackedModule, state: _State, absmax: Source) -> Read:
-    """Reads the largest magnitude of each block: a place in a table, a factor and an offset.
+    """Returns a function that reads each block's largest magnitude: an entry of a table, times a factor, plus an
+    offset.
 
     Args:
         module: the packed weight.
         state: the sizes and the offset.
-        absmax: the tensor with the places.
+        absmax: the tensor with the indices into the table.
     """
     table = module.typed(module.part(".weight.nested_quant_map"), torch.float32, shape=(256,))
     factors = module.typed(module.part(".weight.nested_absmax"), torch.float32)

@@ -93,12 +93,12 @@ def without_idle_biases(
 ) -> dict[str, WeightExpr]:
     """Returns ``named`` without biases of zeros that the model has no parameter for.
 
-    GPTQ's packers write such a bias next to each linear.
+    GPTQ's packers write such a bias for each linear.
 
     Args:
         named: the tensors by the model's names.
         tensors: the same tensors by their names in the checkpoint.
-        model: the model that they are for.
+        model: the model.
         prefix: the name of its base model, which names of tensors may lack.
     """
     beside = {

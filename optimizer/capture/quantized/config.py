@@ -55,10 +55,10 @@ class Scheme:
         layout: the layout of the module's tensors.
         bits: bits of a value.
         group_size: values along K that share a scale; 0: a whole row, or the whole weight.
-        symmetric: the file says that there are no zero points, or only the middle one.
+        symmetric: True if by the file there are no zero points, or only the middle one.
         block: rows and columns of a block that shares a scale, for FP8; None for other formats.
-        zeros_less_one: zero points are stored minus 1, as in version 1 of GPTQ.
-        ordered: a tensor assigns each column to its group, as with GPTQ's ``desc_act``.
+        zeros_less_one: True if zero points are stored minus 1, as in version 1 of GPTQ.
+        ordered: True if a tensor assigns each column to its group, as with GPTQ's ``desc_act``.
     """
 
     layout: Layout
@@ -86,7 +86,7 @@ class _Target:
 
     @staticmethod
     def parse(text: str, where: str, *, default: Literal["name", "match", "search"] = "name") -> _Target:
-        """Parses a target as a file spells it, with "re:" before patterns; ``default`` is the kind without that.
+        """Parses the text of a target in a file; patterns begin with "re:", other texts are of the kind ``default``.
 
         Raises SourceError if the text isn't a regular expression.
         """

@@ -65,11 +65,11 @@ class PackedNumbers:
 
 @dataclass(frozen=True)
 class PackedModule:
-    """A packed weight of a checkpoint, and the tensors next to it.
+    """A packed weight of a checkpoint, and the tensors that belong to it.
 
     Attributes:
         name: the name of the weight's module.
-        base: the beginning of the names of the weight's tensors.
+        base: prefix of the names of the weight's tensors.
         values: the tensor with the packed values.
         scheme: the packing of the module, by the folder's configuration.
         folder: that configuration.
@@ -86,7 +86,7 @@ class PackedModule:
     taken: set[str] = field(default_factory=set)
 
     def optional(self, *ends: str) -> Source | None:
-        """The first tensor of the module whose name has one of these ends; None if there is none."""
+        """Returns the module's first existing tensor whose name has one of these suffixes; None if there is none."""
         for end in ends:
             if isinstance(tensor := self.tensors.get(self.base + end), Source):
                 self.taken.add(self.base + end)
@@ -129,12 +129,12 @@ class PackedModule:
 
 
 def weight_of(numbers: PackedNumbers, name: str, packed: Source) -> WeightExpr:
-    """Makes the lazy weight: with its integers where a format of ours holds them exactly, otherwise as floats.
+    """Makes the lazy weight: with its integers if one of our formats holds them exactly, otherwise as floats.
 
     Args:
         numbers: the weight's numbers.
         name: the name of the model's parameter.
-        packed: the tensor with the packed values, whose file errors name.
+        packed: the tensor with the packed values, whose file appears in errors.
     """
     read = partial(_dequantized, numbers)
     exact = _exact(numbers)
@@ -151,10 +151,10 @@ def weight_of(numbers: PackedNumbers, name: str, packed: Source) -> WeightExpr:
 
 
 def _exact(numbers: PackedNumbers) -> CodeFormat | None:
-    """Returns the format of ours that holds the weight bit for bit, with float16 scales and offsets; None if none does.
+    """Returns our format that holds the weight bit for bit, with float16 scales and offsets; None if none does.
 
-    Codes of 4 bits with zero points that differ have an offset, ``-zero * scale``, which float16 seldom holds; their
-    differences are exact in the narrowest format that has more bits.
+    Codes of 4 bits with varying zero points would need offsets ``-zero * scale``, which float16 seldom holds. Their
+    differences value - zero are exact in the narrowest format with more bits.
     """
     if numbers.order is not None or numbers.kind == "float":
         return None

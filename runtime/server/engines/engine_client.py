@@ -437,7 +437,7 @@ class Model:
             await asyncio.sleep(pause)
 
     async def _serve(self) -> str:
-        """Runs one engine's process until it ends; returns why."""
+        """Runs one engine's process until it ends; returns the reason."""
         loop = asyncio.get_running_loop()
         self._opened_at, self._refusal = None, ""
         if self._engine is None or not self._fresh:

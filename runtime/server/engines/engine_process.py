@@ -231,7 +231,7 @@ class _Serving:
         return self._live.now(list(self._prepared.values()))
 
     def _send_all(self) -> None:
-        """Sends what comes until the end: messages wait here for a front end that is slow, and no step does."""
+        """Sends queued messages until the end, so that only they wait for a slow front end, and no step does."""
         while (message := self._out.get()) is not None:
             try:
                 self._link.sendall(packed(message))

@@ -42,7 +42,7 @@ class Live:
         self._most = [0, 0]
 
     def left(self, prepared: Prepared[Any]) -> None:
-        """Notes what a request took that has ended or was aborted."""
+        """Records the tokens and times of a task that has ended or was aborted."""
         for request in prepared.requests:
             self._written += request.output_length
             self._read += _read(request)
@@ -138,7 +138,7 @@ def _batch(scheduler: ContinuousScheduler) -> dict[str, int]:
 
 
 def _blocks(pool: BlockPool, size: int) -> dict[str, Any]:
-    """A pool's blocks in their order, as runs: [state, how many]."""
+    """Returns a pool's block states in order, run-length encoded as [state, count]."""
     states = bytearray()
     for first in range(0, pool.total_blocks, _SLICE):
         states += pool.states(first, first + _SLICE)
@@ -148,7 +148,7 @@ def _blocks(pool: BlockPool, size: int) -> dict[str, Any]:
 
 
 def _middle_and_late(values: list[float]) -> list[float] | None:
-    """The median and the 95th percentile."""
+    """Returns the median and the 95th percentile; None without values."""
     if not values:
         return None
     values.sort()

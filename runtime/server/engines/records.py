@@ -44,7 +44,7 @@ _KINDS: Mapping[str, type[EnginewrightError]] = {
 
 
 class Problem(msgspec.Struct, array_like=True):
-    """An ``EnginewrightError`` as it goes through the socket."""
+    """An ``EnginewrightError`` as a message."""
 
     kind: str
     message: str
@@ -210,21 +210,21 @@ def digest(task: Any) -> bytes:
 
 
 def packed(message: Sent) -> bytes:
-    """Returns a message as it goes through the socket: its length, then its bytes."""
+    """Returns a message's length and bytes, for the socket."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 class Engine:
-    """An engine's process, which opens its bundle as soon as it runs.
+    """An engine's process. It opens its bundle when it starts.
 
     Args:
         path, options: see ``Open``.
 
     Attributes:
-        program: arguments of Python that run the process; the number of its side of the socket follows.
+        program: Python's arguments that start the process; the number of the inherited socket follows.
         process: the process.
-        socket: the front end's side of the socket to the process.
+        socket: the front end's end of the pair of sockets.
     """
 
     program: ClassVar[tuple[str, ...]] = ("-m", "enginewright.runtime.server.engines.engine_process")

@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
         **given: arguments of uvicorn's protocol.
 
     Attributes:
-        idle: whether no request of it is being answered.
+        idle: True if none of its requests is being answered.
     """
 
     def __init__(self, intake: Intake, **given: Any) -> None:
@@ -178,7 +178,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(*(self._problem or (400, "the request can't be read as HTTP")))
 
     def drop(self) -> None:
-        """Ends it at once, with what the system holds of answers that the client hasn't read."""
+        """Ends the connection at once, and discards unread answers in the system's buffers."""
         link = self.transport.get_extra_info("socket")
         if link is not None:
             with contextlib.suppress(OSError):
@@ -224,7 +224,10 @@ class Connection(HttpToolsProtocol):
         self._stall = self.loop.call_later(self._intake.options.stall_seconds, self._look_at_reading)
 
     def _look_at_reading(self) -> None:
-        """Nothing was written meanwhile, as writing waits: so what has left the buffer was read."""
+        """Drops the connection if the client has read too little since the last check.
+
+        Writing is paused meanwhile, so the bytes that left the buffer were read.
+        """
         read = self._unread - self.transport.get_write_buffer_size()
         if read < max(1, READ_RATE * self._intake.options.stall_seconds):
             self.drop()

@@ -1,6 +1,6 @@
-"""The options of ``LLM`` that each engine of a server gets: threads and memory are divided among the engines.
+"""The options of ``LLM`` for each engine of a server; threads and memory are divided among the engines.
 
-Importing this loads little: the command begins its engines with it before it imports what a front end needs.
+The module imports little, because the command starts its engines before it imports the front end.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def replica_options(options: ServerOptions) -> dict[str, Any]:
 
 
 def begin_engines(options: ServerOptions) -> dict[str, Engine]:
-    """Starts the processes of the models that are loaded first. The caller kills them in the end."""
+    """Starts the processes of the models that are loaded first, and returns them by model. The caller must end
+    them.
+    """
     llm, first = model_options(options), list(options.models.items())[: options.max_loaded or None]
     return {name: Engine(path, llm) for name, path in first}

@@ -267,18 +267,18 @@ class ApiError(Exception):
 
 
 def openai_error(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
+    """Returns an error in OpenAI's format."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def anthropic_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """An error in Anthropic's shape."""
+    """Returns an error in Anthropic's format."""
     error = {"type": _ANTHROPIC_KINDS.get(status, "api_error"), "message": message}
     return {"type": "error", "error": error, "request_id": request_id or None}
 
 
 def api_error(error: EnginewrightError) -> ApiError:
-    """The response of one of our errors."""
+    """Returns the error response for one of our errors."""
     message = error.message + (f". {error.hint}" if error.hint else "")
     name, _, rest = error.message.partition(":")
     name = name.strip("'")

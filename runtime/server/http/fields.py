@@ -45,7 +45,7 @@ HINTS = frozenset(
 
 
 class Fields(msgspec.Struct, kw_only=True):
-    """A body whose fields are in one of three tables: its own, those that are refused, and the harmless ones."""
+    """A body. Its fields are in one of three tables: honoured (the class's own), refused, and harmless."""
 
     refused: ClassVar[Mapping[str, Only]] = {}
     harmless: ClassVar[frozenset[str]] = frozenset()

@@ -235,7 +235,7 @@ def _exposed(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
-    """Raises ApiError for a compressed body: the limits of bodies are those of what a client sends."""
+    """Raises ApiError for a compressed body, because the limits apply to the bytes as sent."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         problem = ApiError(415, f"the body is compressed ({encoding[:40]}), and isn't read so; send it uncompressed")
@@ -255,6 +255,6 @@ def _has_body(headers: Mapping[str, str]) -> bool:
 
 
 def _key_of(headers: Mapping[str, str]) -> str | None:
-    """The key as OpenAI's clients send it, or as Anthropic's do."""
+    """Returns the key from the header of OpenAI's clients, or that of Anthropic's; None without either."""
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" and key.strip() else headers.get("x-api-key")

@@ -22,7 +22,7 @@ GRACE_SECONDS = 10.0
 
 
 class Held(Protocol):
-    """A connection, as the intake sees it."""
+    """A connection, as ``Intake`` uses it."""
 
     @property
     def idle(self) -> bool: ...
@@ -36,10 +36,10 @@ class IncomingBody:
         tenant: its sender.
 
     Attributes:
-        size: bytes that were read.
-        finished: whether it is whole.
-        refused: the error that it ends with if it had to go; None otherwise.
-        wake: is called when ``refused`` is set.
+        size: bytes read so far.
+        finished: True if it is complete.
+        refused: the error with which it ends if it was dropped; None otherwise.
+        wake: called when ``refused`` is set.
     """
 
     def __init__(self, tenant: Tenant) -> None:
@@ -78,7 +78,7 @@ class Intake:
         return len(self._strangers) + len(self._tenants)
 
     def connect(self, connection: Held) -> bool:
-        """Takes a new connection; returns False if there is no room for it."""
+        """Registers a new connection; returns False if there are too many and none can be dropped."""
         if self.connections >= self._most_connections():
             oldest = next(iter(self._strangers), None) or next((one for one in self._tenants if one.idle), None)
             if oldest is None:

@@ -78,10 +78,10 @@ class Bound:
 
     Attributes:
         characters: of all its texts and names together.
-        values: the objects, lists, texts and numbers in it, nested ones included.
-        items: the elements of the field's own list or object.
-        prompt: whether its texts become part of a prompt, so that an error says that the context is too short.
-        levels: of objects and lists.
+        values: maximum number of objects, lists, texts and numbers in it, including nested ones.
+        items: maximum number of elements of the field's own list or object; None for no limit.
+        prompt: True if its texts become part of a prompt, so that the error mentions the context.
+        levels: maximum nesting of objects and lists.
     """
 
     characters: Most = Most(65_536)
@@ -129,12 +129,12 @@ BOUNDS: Mapping[str, Bound] = {
 
 
 def rows(bodies: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[list[str], Bound, list[str]]]:
-    """Yields fields that have the same bound at the same endpoints, that bound, and the endpoints.
+    """Yields groups of fields with equal bounds at the same endpoints, their bound, and the endpoints.
 
-    The last has no fields: its bound is that of any other.
+    The last group has no fields: its bound applies to all other fields.
 
     Args:
-        bodies: endpoint -> its fields.
+        bodies: each endpoint's fields.
     """
     together: dict[tuple[Bound, tuple[str, ...]], list[str]] = {}
     for name, bound in BOUNDS.items():
@@ -151,7 +151,7 @@ def bound_of(name: str) -> Bound:
 
 
 def split(data: bytes) -> dict[str, msgspec.Raw]:
-    """Splits a body into its fields, none of them decoded.
+    """Splits a body into its undecoded fields.
 
     Raises:
         RequestError: it isn't a JSON object, or it has too many fields, levels or digits.
@@ -173,10 +173,10 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def value_of(name: str, raw: msgspec.Raw, sizes: Sizes, bound: Bound | None = None) -> Any:
-    """Decodes a field that is within its limits: ``bound``, which by default is that of its name.
+    """Decodes a field after checking its limits: ``bound``, by default that of its name.
 
     Raises:
-        RequestError: it isn't, or it isn't JSON; names the field.
+        RequestError: a limit is exceeded, or the field isn't JSON; names the field.
     """
     bound = bound or bound_of(name)
     data = bytes(raw)

@@ -51,9 +51,9 @@ def log_request(fields: Mapping[str, Any]) -> None:
 
 
 def without_values(reason: str) -> str:
-    """Returns a message of an error without the values that it quotes: they may be parts of a prompt.
+    """Returns an error's message without quoted values, which may be parts of a prompt.
 
-    A message begins with the name of the field, which stays.
+    The name of the field at the beginning stays.
     """
     if reason.startswith(_TEMPLATE):
         return "chat: the template refuses the messages"

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: under our names, and under vLLM's, which dashboards and routers know."""
+"""Metrics for Prometheus, under our names and under vLLM's, which dashboards and routers support."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Metrics:
         self._use(model, tenant, prompt, new)
 
     def _use(self, model: str, tenant: str, prompt: int, new: int) -> None:
-        """Counts what a tenant's request took, if tenants are counted."""
+        """Counts a tenant's request and its tokens, if tenants are counted."""
         if not self._usage:
             return
         if len(self._tenants) < self._most_tenants:

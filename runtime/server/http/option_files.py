@@ -32,7 +32,7 @@ def options_from_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def as_toml(options: ServerOptions) -> str:
-    """The options as such a file."""
+    """Returns the options as the text of an option file."""
     plain = msgspec.to_builtins(options)
     lines = [
         f"{name} = {_value(value)}"

@@ -93,12 +93,12 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/", listed=False)
     async def page(request: Request) -> Response:
-        """The page."""
+        """Returns the page."""
         return files["index.html"].response(request)
 
     @routes.get("/assets/{name:path}", listed=False)
     async def asset(request: Request) -> Response:
-        """A file of the page."""
+        """Returns a file of the page."""
         name = request.path_params["name"]
         if name not in files:
             raise HTTPException(404)
@@ -106,7 +106,7 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/live")
     async def live(request: Request) -> Response:
-        """The figures of an engine at this moment; the first model's unless one is named."""
+        """Returns the present figures of an engine; the query's model, or the first."""
         name = from_query(request, "model", next(iter(models)))
         if name not in models:
             raise RequestError(f"model: there is no {name[:80]!r}", hint=f"There is {', '.join(models)}.")

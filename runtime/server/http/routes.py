@@ -47,7 +47,7 @@ class Routes:
         return add
 
     def openapi(self, version: str, bodies: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
-        """Describes the routes by OpenAPI 3.1. ``bodies``: the fields of the body that a path takes by POST."""
+        """Returns an OpenAPI 3.1 description of the routes. ``bodies``: the class of each path's POST body."""
         paths: dict[str, dict[str, Any]] = {}
         for route in self.all:
             if not route.include_in_schema:

@@ -37,10 +37,10 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_c
     Attributes:
         hash: "sha256:" and the SHA-256 of the key, in hexadecimal.
         tenant: name of the key's tenant. Tenants share no prefixes, turns or quotas.
-        of_class: ``request_class`` of the key's requests, which may name no other; None: they may name any.
-        priority: priority of the key's requests, which may name a later one; None: they may name any.
-        requests: most requests at a time; None: any number.
-        tokens_per_minute: most tokens of prompts and answers in a minute; None: any number.
+        of_class: ``request_class`` of the key's requests, which can't choose another; None lets requests choose.
+        priority: priority of the key's requests, which can only choose a later one; None lets requests choose.
+        requests: maximum requests at a time; None for no limit.
+        tokens_per_minute: maximum tokens of prompts and answers in a minute; None for no limit.
         admin: True if the key's requests may read ``/live``, ``/metrics`` and ``/props``.
     """
 

@@ -100,14 +100,14 @@ class Tracing:
         span.end(end)
 
     def close(self) -> None:
-        """Sends what is left, for a few seconds at most."""
+        """Sends the remaining spans, for a few seconds at most."""
         self._provider.shutdown()
 
 
 def exporter_to(url: str) -> SpanExporter:
-    """Sends spans to a collector, such as "http://127.0.0.1:4318/v1/traces".
+    """Returns an exporter that sends spans to a collector, such as "http://127.0.0.1:4318/v1/traces".
 
-    Raises MissingDependencyError without the extra ``otel``, and EnginewrightError for what isn't an address.
+    Raises MissingDependencyError without the extra ``otel``, and EnginewrightError for an invalid address.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -405,7 +405,7 @@ class CompletionBody(Body, kw_only=True):
         return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[str | list[int]]:
-        """Raises RequestError."""
+        """Returns the prompts, as texts or token ids. Raises RequestError for another type."""
         prompt: Any = self.prompt
         if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(_is_id(one) for one in prompt)):
             prompt = [prompt]
@@ -509,13 +509,14 @@ def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def held_form(form: Any) -> tuple[dict[str, Any] | None, list[str]]:
-    """Returns a form of which all can be enforced, where it is a JSON schema, and the names of what is left out.
+    """Returns a form reduced to constraints that can be enforced, if it is a JSON schema, and the names of dropped
+    ones.
 
     Args:
         form: the request's ``structured_outputs``, checked.
 
     Raises:
-        RequestError: nothing can meet the schema.
+        RequestError: no answer can meet the schema.
     """
     if not isinstance(form, StructuredOutputsParams) or not isinstance(form.json, str):
         return None, []

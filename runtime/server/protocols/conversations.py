@@ -54,15 +54,15 @@ async def counted(
     chat: Callable[[B], ChatBody],
     before: Callable[[B], None] = lambda _: None,
 ) -> int:
-    """Returns the number of tokens that the prompt of a body has. Nothing is generated.
+    """Returns the number of tokens of a body's prompt. Nothing is generated.
 
     Args:
         request: the request, whose body is read.
         kind: the class of its body.
-        chat: a function that turns the body into one of chat completions; it runs on a thread.
-        before: a function that gets the body first, on the event loop.
+        chat: converts the body to one of chat completions; it runs on a thread.
+        before: called with the body first, on the event loop.
 
-    Raises what ``Front.body`` and ``chat_prompt`` raise.
+    Raises the errors of ``Front.body`` and ``chat_prompt``.
     """
     body, _, charge = await front.body(request, kind)
     with charge:
@@ -150,9 +150,9 @@ def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-    """Returns the guarded text of a conversation, with its calls in the first form that the template takes.
+    """Returns the guarded text of a conversation, with its calls in the first form that the template accepts.
 
-    Raises the RequestError of the first form if the template takes none.
+    Raises the RequestError of the first form if the template accepts none.
     """
     refused: RequestError | None = None
     for form in call_forms(checked_messages(messages)):

@@ -52,19 +52,19 @@ class Order:
 
 
 class Job:
-    """The work for one body: its prompts and parameters, then the requests that run.
+    """The work for one body: its prompts and parameters, then its running requests.
 
     Args:
         front: the front end.
-        charge: the body's share of the tenant's quotas.
+        charge: the body's use of the tenant's quotas.
         model: the model that answers.
-        order: makes the order for the model. It runs on a thread, as all work does that grows with a body.
+        order: makes the order for the model. It runs on a thread, like all work that grows with a body.
         trace: the client's ``traceparent``; None if it sent none.
         request_id: id of the HTTP request.
         log: fields of the request's line in the log.
 
     Attributes:
-        ignored: names of fields on which no answer depends.
+        ignored: names of fields that don't change the answer.
         notes: further headers of the answer.
     """
 
@@ -200,7 +200,7 @@ class Job:
         return self._reading.reader(self._sampling, self.shape.call_prefix)
 
     def submit(self) -> list[Running]:
-        """Starts the requests. Raises what ``Model.submit`` raises, and OverloadError if too many wait."""
+        """Starts the requests. Raises the errors of ``Model.submit``, and OverloadError if too many wait."""
         model, body = self.model, self.body
         if self._cancelled is not None:
             raise self._cancelled
@@ -504,10 +504,10 @@ async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[
 async def answer(
     front: Front, request: Request, charge: Charge, name: str | None, order: Callable[[Model], Order]
 ) -> Work:
-    """Returns the response to a body that asks for generated text. Every such route calls it.
+    """Returns the response to a body of any route that generates text.
 
     Args:
-        charge: the body's share of the tenant's quotas, which is ended here.
+        charge: the body's use of the tenant's quotas, which is ended here.
         name: name of the model; None for the first.
         order: makes the order for the model, on a thread.
     """

@@ -171,7 +171,7 @@ class Reader:
         self.reasoning_tokens = 0
 
     def push(self, piece: Piece) -> News:
-        """Returns the news of an answer with a further piece of it."""
+        """Returns the news of an answer after a further piece of it."""
         parser, finish = self._parser, piece.finish_reason
         if parser is None:
             return News([Delta(content=piece.text)] if piece.text else [], piece, finish)
@@ -186,7 +186,7 @@ class Reader:
         return News(self._shaped(deltas, piece.finish_reason is not None), piece, finish)
 
     def read(self, one: Finished) -> News:
-        """A whole answer."""
+        """Returns the news of a whole answer."""
         return self.push(Piece(0, 0, tuple(one.token_ids), one.text, one.finish_reason, one.logprobs))
 
     @property

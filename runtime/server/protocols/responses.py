@@ -94,7 +94,7 @@ class Stored:
         self._begun[name] = kept
 
     def end(self, name: str, response: dict[str, Any] | None) -> None:
-        """Stores one that was on its way, if it is to be, or forgets it."""
+        """Stores the final response of one in progress if it shall be stored; otherwise only removes it."""
         entry = self._begun.pop(name, None)
         if entry is None or response is None or not entry.stored:
             return
@@ -120,7 +120,7 @@ class Stored:
                 del self._items[key]
 
     def find(self, tenant: str, name: str) -> _Kept:
-        """Raises ApiError for one that isn't there."""
+        """Returns a tenant's response, in progress or stored. Raises ApiError if there is none."""
         entry = self._begun.get(name) or self._done.get(name)
         if entry is None or entry.tenant != tenant:
             raise ApiError(404, f"there is no response {shown(name[:80])}", param="response_id")
@@ -265,7 +265,7 @@ class ResponsesShape(Shape):
         return events
 
     def _closed(self, status: str) -> list[dict[str, Any]]:
-        """Ends the item that is open."""
+        """Ends the open item, if any, and returns the events for that."""
         if not self._open:
             return []
         self._open = False
@@ -303,11 +303,11 @@ class ResponsesShape(Shape):
         self._take(news)
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole answer."""
         return self._done(usage)
 
     def start(self, prompt: int) -> bytes:
-        """A stream's first events."""
+        """Returns a stream's first events."""
         response = self._response("in_progress")
         return self._events([{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")])
 
@@ -316,7 +316,7 @@ class ResponsesShape(Shape):
         return self._events(self._take(news))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """A stream's last events."""
+        """Returns a stream's last events."""
         response = self._done(usage)
         return self._events([{"type": f"response.{response['status']}", "response": response}]) + DONE
 
@@ -396,7 +396,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/responses")
     async def create(request: Request) -> Response:
-        """OpenAI's responses."""
+        """Answers a request of OpenAI's responses API."""
         body, ignored, charge = await front.body(request, ResponsesBody)
         tenant = charge.tenant.name
         try:
@@ -441,7 +441,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.delete("/v1/responses/{name}")
     async def delete(request: Request) -> Response:
-        """Forgets a stored response."""
+        """Deletes a stored response."""
         name = request.path_params["name"]
         stored.delete(request.state.tenant.name, name)
         return json_response({"id": name, "object": "response", "deleted": True})

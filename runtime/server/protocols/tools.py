@@ -99,7 +99,7 @@ def tool_choice(tools: Any, choice: Any = None, parallel: bool | None = None) ->
 
 
 def _tool(place: str, tool: Any) -> tuple[dict[str, Any], bool]:
-    """A tool's function, and whether it is a custom tool."""
+    """Returns a tool's function, and True if it is a custom tool."""
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind not in ("function", "custom"):
         what = f"the type {shown(kind)}" if kind is not None else "no type"

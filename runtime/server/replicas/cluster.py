@@ -1,4 +1,4 @@
-"""The Ray cluster that replicas run on: one that is started here, or one that is joined."""
+"""Starts a Ray cluster for replicas, or joins an existing one."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _start(**arguments: Any) -> None:
 
 
 def _children() -> set[int]:
-    """Returns the ids of the child processes of this one that haven't been waited for."""
+    """Returns the ids of this process's children that haven't been waited for."""
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
