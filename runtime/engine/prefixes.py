@@ -52,7 +52,7 @@ def open_tier(
     store = BlockStore(
         Path(folder).absolute(), memory.cache_identity, most_bytes=parse_size(size), most_age=days * 24 * 3600
     )
-    return DiskTier(store, memory, list(cache.groups), cache.index.block_size)
+    return DiskTier(store, memory, cache.kinds.values(), cache.index.block_size)
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
     for node in reversed(whole):
         disk.leaving(node, wait=True)
     disk.store.flush()
-    return size * sum(disk.holds(node) for node in whole)
+    return size * len(disk.known(whole[0].parent, request.items[: len(whole) * size], size)) if whole else 0
 
 
 def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:

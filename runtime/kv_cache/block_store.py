@@ -10,6 +10,8 @@ lies outside of the folder.
 
     "EWKV0001" | payloads (u32) | bytes of each (u64) | K tokens (i32) | payloads, one a cache group | hash (32 bytes)
 
+The states of recurrent layers after a block of tokens are a record of their own, whose name is a hash of the block's.
+
 The folder is the user's alone (0700, no link), and one process writes it, which holds a lock; another reads. A file is
 written beside and renamed. What is used least is deleted when the files take more than a limit, or are too old.
 """
@@ -50,7 +52,7 @@ _HASH_BYTES = 32
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{64})\.kv")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+\.partial")
 _LOCK = ".lock"
-_WAITING_WRITES = 64
+_WAITING_WRITES, _WAITING_BYTES = 64, 1 << 28
 """Blocks that wait to be written hold memory; when the disk is so far behind, more are not kept."""
 _SECONDS_TO_CLOSE = 60.0
 
@@ -110,7 +112,7 @@ class BlockStore:
         self._lock: int | None = None
         self._writer: threading.Thread | None = None
         self._queue: queue.Queue[tuple[bytes, str, Sequence[int], list[Payload]] | None] = queue.Queue(_WAITING_WRITES)
-        self._waiting: set[bytes] = set()
+        self._waiting: dict[bytes, int] = {}  # name's hash -> bytes of its payloads
         self._off = False
         try:
             key_file = default_key_file() if key_file is None else key_file
@@ -141,6 +143,10 @@ class BlockStore:
     def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
         """The hash of a block's items after those of ``parent``."""
         return self._hash("block", parent, *to_bytes(items))
+
+    def states(self, name: bytes) -> bytes:
+        """The hash of the states of recurrent layers at the end of the block ``name``."""
+        return self._hash("states", name)
 
     def has(self, name: bytes) -> bool:
         """Returns True if there is a record of this name; it may still turn out to be damaged."""
@@ -181,24 +187,30 @@ class BlockStore:
         """Has a block written by a thread. ``wait``: until there is room in its queue; else the block is given up."""
         if not self.writable or name in self._files or name in self._waiting:
             return
+        size = sum(map(len, payloads))
+        if self._waiting and sum(tuple(self._waiting.values())) + size > _WAITING_BYTES:
+            if not wait:
+                self.use.skipped += 1
+                return
+            self.flush()
         try:
             if self._writer is None:
                 writer = threading.Thread(target=self._write_all, name="enginewright-prefixes", daemon=True)
                 writer.start()
                 self._writer = writer
-            self._waiting.add(name)
+            self._waiting[name] = size
             self._queue.put(
                 (name, self._folder_part(namespace.tenant), token_ids(items), payloads),
                 block=wait,
                 timeout=_SECONDS_TO_CLOSE,
             )
         except queue.Full:
-            self._waiting.discard(name)
+            self._waiting.pop(name, None)
             self.use.skipped += 1
             if wait:
                 self._switch_off(f"the disk takes nothing for {_SECONDS_TO_CLOSE:g} s")
         except RuntimeError as e:
-            self._waiting.discard(name)
+            self._waiting.pop(name, None)
             self._switch_off(str(e))  # no thread can be started
 
     def used(self, names: Sequence[bytes]) -> None:
@@ -293,7 +305,7 @@ class BlockStore:
                 self._switch_off(f"writing a block failed: {shown(e, 300)}")
                 self.use.skipped += 1
             finally:
-                self._waiting.discard(name)
+                self._waiting.pop(name, None)
                 self._queue.task_done()
 
     def _switch_off(self, why: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from enginewright.runtime.requests.block_keys import Item
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 
 from .block_store import BlockStore, Payload
+from .kinds.base import CacheKind
 from .prefix_index import Node
 
 _FADING = 0.98
@@ -35,20 +36,25 @@ class BlockMemory(Protocol):
 class DiskTier:
     """Writes evicted blocks of the pools to a folder, and reads blocks that are found there.
 
+    A record has the keys and values of a block of tokens. With recurrent layers another record has the states after
+    these tokens, if there is a snapshot at the end of the block.
+
     Args:
         store: the folder.
         memory: of the pools.
-        groups: their names, in the order of nodes' blocks.
+        kinds: the kinds of the cache groups, in the order of nodes' blocks.
         block_size: tokens of a block.
     """
 
-    def __init__(self, store: BlockStore, memory: BlockMemory, groups: Sequence[str], block_size: int) -> None:
+    def __init__(self, store: BlockStore, memory: BlockMemory, kinds: Iterable[CacheKind], block_size: int) -> None:
         self.store = store
         self.memory = memory
         self.seconds_per_token: float | None = None  # of computing, so far
-        self._groups = tuple(groups)
+        self._kinds = tuple(kinds)
+        self._keys = [i for i, kind in enumerate(self._kinds) if kind.found_as == "blocks"]
+        self._states = [i for i, kind in enumerate(self._kinds) if kind.found_as == "copies"]
         self._block_size = block_size
-        self._sizes = [len(memory.read_block(name, 0)) for name in groups]
+        self._sizes = [len(memory.read_block(kind.name, 0)) for kind in self._kinds]
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step took so long; what a token of a long prompt costs follows from steps of many."""
@@ -57,45 +63,78 @@ class DiskTier:
             self.seconds_per_token = each if before is None else 0.9 * before + 0.1 * each
 
     def leaving(self, node: Node, *, wait: bool = False) -> None:
-        """A block of a node is about to be evicted: while all are there, and full, they are written."""
-        whole = len(node.items) == self._block_size and NO_BLOCK not in node.blocks
-        if whole and self.store.writable and not self.holds(node):
-            payloads = [self.memory.read_block(*at) for at in zip(self._groups, node.blocks, strict=True)]
-            self.store.write(self._name(node), node.namespace, node.items, payloads, wait=wait)
+        """A block of a node is about to be evicted: what the node has at its end is written, if the node is full.
 
-    def holds(self, node: Node) -> bool:
-        """Returns True if a node's block is in the folder."""
-        return self.store.has(self._name(node))
+        ``wait``: until there is room in the queue of the store; else what finds no room isn't written.
+        """
+        if len(node.items) < self._block_size or not self.store.writable:
+            return
+        name = self._name(node)
+        for record, blocks, groups in (
+            (name, node.blocks, self._keys),
+            (self.store.states(name), node.states.get(self._block_size, ()), self._states),
+        ):
+            written = [(self._kinds[i].name, blocks[i]) for i in groups if blocks and blocks[i] != NO_BLOCK]
+            if written and len(written) == len(groups) and not self.store.has(record):
+                payloads = [self.memory.read_block(*at) for at in written]
+                self.store.write(record, node.namespace, node.items, payloads, wait=wait)
 
-    def find(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
-        """Names of whole blocks of ``items`` after ``parent`` that are there; none if computing them is faster."""
-        if not self.store.usable:
-            return []
-        names, name = [], self._name(parent)
+    def known(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
+        """Returns the names of the whole blocks of ``items`` after ``parent`` that are there, ``size`` tokens each.
+
+        With recurrent layers the last one is followed by a record of states.
+        """
+        names, end, name = list[bytes](), 0, self._name(parent)
         for at in range(0, len(items) - size + 1, size):
             name = self.store.child(name, items[at : at + size])
-            if not self.store.has(name):
+            if self._keys and not self.store.has(name):
                 break
             names.append(name)
-        each = self.store.seconds_per_block
-        if names and each is not None and self.seconds_per_token is not None and each > size * self.seconds_per_token:
+            if not self._states or self.store.has(self.store.states(name)):
+                end = len(names)
+        return names[:end]
+
+    def find(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
+        """Returns what `known` does, or nothing if computing these blocks is faster than reading them."""
+        names = self.known(parent, items, size) if self.store.usable else []
+        each, computed = self.store.seconds_per_block, self.seconds_per_token
+        records = len(names) * bool(self._keys) + bool(self._states)
+        if names and each is not None and computed is not None and each * records > len(names) * size * computed:
             self.store.seconds_per_block = each * _FADING
             return []
         return names
 
     def read(self, name: bytes, items: Sequence[Item], blocks: Sequence[int]) -> bool:
-        """Fills blocks, one a group, NO_BLOCK for none. False if the record isn't there, or can't be believed."""
-        payloads = self.store.read(name, items, self._sizes)
-        if payloads is None:
-            return False
-        for group, block, payload in zip(self._groups, blocks, payloads, strict=True):
-            if block != NO_BLOCK:
-                self.memory.write_block(group, block, payload)
+        """Fills blocks with what is stored of a block of tokens.
+
+        Args:
+            name: the name that `find` returned for it.
+            items: its items.
+            blocks: a block of each group; NO_BLOCK for none. A record without blocks isn't read.
+
+        Returns:
+            False if a record isn't there, or can't be believed.
+        """
+        for record, groups in ((name, self._keys), (self.store.states(name), self._states)):
+            filled = [i for i in groups if blocks[i] != NO_BLOCK]
+            payloads = self.store.read(record, items, [self._sizes[i] for i in groups]) if filled else []
+            if payloads is None:
+                return False
+            for i in filled:
+                self.memory.write_block(self._kinds[i].name, blocks[i], payloads[groups.index(i)])
         return True
 
+    def holds(self, node: Node) -> bool:
+        """Returns True if the states at the end of a full node are there."""
+        return self.store.usable and self.store.has(self.store.states(self._name(node)))
+
+    def read_states(self, node: Node, blocks: Sequence[int]) -> bool:
+        """Fills blocks with the states at the end of a full node, as `read` does."""
+        return self.read(self._name(node), node.items, blocks)
+
     def used(self, names: Sequence[bytes]) -> None:
-        """Notes that records of a prefix were of use; see ``BlockStore.used``."""
-        self.store.used(names)
+        """Notes that what `find` returned was of use; see ``BlockStore.used``."""
+        self.store.used([*names, *(self.store.states(name) for name in names[-1:])])
 
     def describe(self) -> dict[str, object]:
         """Returns what ``LLM.info`` says of the folder."""

@@ -198,10 +198,10 @@ class HeldBlocks:
         request.tables.drop(name, at)
         self.changes += 1
 
-    def cut(self, request: Request, length: int) -> None:
-        """Releases the blocks of a request after the first ``length`` of each table."""
-        for name, table in request.tables.items():
-            for block in reversed(table[length:]):
+    def cut(self, request: Request, lengths: Mapping[str, int]) -> None:
+        """Releases the blocks of a request after the first ``lengths`` of each table, by cache group."""
+        for name, length in lengths.items():
+            for block in reversed(request.tables[name][length:]):
                 if block != NO_BLOCK:
                     self.pools[name].release(block)
             request.tables.cut(name, length)

@@ -156,6 +156,7 @@ class IndexedPrefixes(Prefixes):
     """
 
     finds = True
+    on_disk = True
 
     def __init__(self, held: HeldBlocks, block_size: int) -> None:
         super().__init__(held)
@@ -164,7 +165,6 @@ class IndexedPrefixes(Prefixes):
         self._with_keys = [i for i, kind in enumerate(self._kinds) if kind.found_as == "blocks"]
         self._with_states = [i for i, kind in enumerate(self._kinds) if kind.found_as == "copies"]
         self.index: PrefixIndex = PrefixIndex(block_size, [kind.may_lose for kind in self._kinds], self._drop)
-        self.on_disk = all(kind.found_as == "blocks" for kind in self._kinds)
         self._pools = list(held.pools.values())
         self._divided = [i for i, pool in enumerate(self._pools) if pool.split > 1]
         self.places: dict[Request, _Place] = {}
@@ -175,7 +175,7 @@ class IndexedPrefixes(Prefixes):
         index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.items, len(request.items) - 1)
-        ends = self._ends(match)
+        ends = self._ends(match, candidate.disk)
         if not request.wants_prompt and self._waits(candidate, next(iter(ends))):
             return False
         # A copy pins its whole source, which may be the only block left. Where that can't be, fewer tokens are reused:
@@ -200,6 +200,11 @@ class IndexedPrefixes(Prefixes):
             place.wanted = self._wanted(request, match.tokens)
         try:
             if not self._read(request, place, candidate.disk):
+                on_disk = tokens > 0 and self._with_states and not states
+                if on_disk and not self._read_states(request, place, candidate.disk):
+                    self.leave(request, partly=False)
+                    held.take_all(request)
+                    return self.begin(replace(candidate, disk=None))
                 self._copy(request, sources)
         finally:
             held.unpin(copied)
@@ -342,10 +347,11 @@ class IndexedPrefixes(Prefixes):
                 self._pools[i].release(blocks[i])
             self.held.changes += 1
 
-    def _ends(self, match: Match) -> dict[int, Sequence[int]]:
+    def _ends(self, match: Match, disk: DiskTier | None) -> dict[int, Sequence[int]]:
         """Returns the numbers of tokens with which a request may begin, the best first; the last is 0.
 
-        Each has the blocks of the snapshot to go on from, one a group; none where there are no recurrent layers.
+        Each has the blocks of the snapshot to go on from, one a group; none where there are no recurrent layers, or
+        where the snapshot is on a disk.
         """
         size = self.index.block_size
         if not self._with_states:
@@ -356,7 +362,12 @@ class IndexedPrefixes(Prefixes):
                 ends[tokens] = blocks
                 if tokens % size == 0:
                     break
-        return ends | {0: ()}
+        ends |= {0: ()}
+        best = next(iter(ends))
+        for end in range(match.tokens // size * size, best, -size) if disk is not None else ():
+            if disk.holds(match.nodes[end // size - 1]) and self._usable(replace(match, tokens=end), 1) == end:
+                return {end: ()} | ends
+        return ends
 
     def _usable(self, match: Match, least_part: int) -> int:
         """Returns how many tokens of a match are of use to all groups with keys. Fewer than ``least_part`` tokens of a
@@ -458,44 +469,69 @@ class IndexedPrefixes(Prefixes):
         """
         if disk is None or request.wants_prompt:
             return False
-        size, first, held = self.index.block_size, place.blocks, self.held
-        names = disk.find(place.node, request.items[first * size : len(request.items) - 1], size)
-        end = (first + len(names)) * size
-        for at, name in enumerate(names, first):
-            for kind in self._kinds:
-                seen = at >= kind.first_block(end)
-                request.tables.extend(kind.name, [held.allocate(request, kind.name) if seen else NO_BLOCK])
-                held.not_cleared(kind.name, request.tables[kind.name][-1])
-            blocks = [table[at] for table in request.tables.values()]
-            if not disk.read(name, request.items[at * size : (at + 1) * size], blocks):
-                held.cut(request, at)
-                held.cut(request, self._usable_table(request, at * size) // size)
+        size, first = self.index.block_size, place.blocks
+        items, before = request.items[first * size : len(request.items) - 1], len(request.items)
+        while (names := disk.find(place.node, items, size)) and len(names) < before:
+            if self._read_blocks(request, first, names, disk):
                 break
-        done = min(map(len, request.tables.values())) - first if names else 0
-        if not done:
+            before = len(names)  # what can't be read isn't found again
+        else:
             return False
         node = place.node
-        for at in range(first, first + done):
+        for at in range(first, first + len(names)):
             node = self._add(request, node, at, size)
         node.users += 1
         place.node.users -= 1
-        place.node, place.blocks = node, first + done
-        disk.used(names[:done])
-        request.computed = place.blocks * size
-        held.set_capacity(request, 0)
-        self.use.from_disk += done * size
+        place.node, place.blocks = node, first + len(names)
+        disk.used(names)
+        request.computed = place.state_at = place.blocks * size
+        place.ran = True  # no copy is pending
+        self.held.set_capacity(request, 0)
+        self.use.from_disk += len(names) * size
         for kind in self._kinds:
             kind.after_read(request, first)
         return True
 
-    def _usable_table(self, request: Request, tokens: int) -> int:
-        """Returns how many of the first ``tokens`` are of use to all groups, by the blocks that a request has."""
-        before = -1
-        while tokens != before:
-            before = tokens
+    def _read_states(self, request: Request, place: _Place, disk: DiskTier | None) -> bool:
+        """Reads the states at the end of a request's prefix from a disk; returns False if they can't be believed."""
+        blocks = [NO_BLOCK] * len(self._kinds)
+        for i in self._with_states:
+            name = self._kinds[i].name
+            blocks[i] = self.held.allocate(request, name)
+            request.tables.extend(name, [blocks[i]])
+            self.held.not_cleared(name, blocks[i])
+        if disk is None or not disk.read_states(place.node, blocks):
+            return False
+        self.use.from_disk += request.computed
+        place.ran, place.state_at = True, request.computed  # no copy is pending
+        return True
+
+    def _read_blocks(self, request: Request, first: int, names: Sequence[bytes], disk: DiskTier) -> bool:
+        """Reads blocks from a disk into blocks of a request, and states at their end.
+
+        Args:
+            request: the request, which has its first ``first`` blocks of tokens.
+            first: the number of the first block to read.
+            names: the names of the blocks that are read.
+            disk: the disk.
+
+        Returns:
+            False, and the request has the blocks that it had, if one can't be believed.
+        """
+        size, last = self.index.block_size, first + len(names) - 1
+        for at, name in enumerate(names, first):
+            blocks = []
             for kind in self._kinds:
-                tokens = kind.usable_prefix(request.tables[kind.name], tokens, self.index.block_size)
-        return tokens
+                states = kind.found_as == "copies"
+                seen = at == last if states else at >= kind.first_block((last + 1) * size)
+                blocks.append(self.held.allocate(request, kind.name) if seen else NO_BLOCK)
+                if seen or not states:
+                    request.tables.extend(kind.name, blocks[-1:])
+                self.held.not_cleared(kind.name, blocks[-1])
+            if not disk.read(name, request.items[at * size : (at + 1) * size], blocks):
+                self.held.cut(request, {kind.name: 0 if kind.fixed else first for kind in self._kinds})
+                return False
+        return True
 
     def _drop(self, group: int, block: int) -> None:
         self._pools[group].drop(block)

@@ -94,9 +94,10 @@ HELPERS: Mapping[str, Fallbacks] = {
     "disk tier": {
         "computed": _nothing,
         "leaving": _nothing,
-        "holds": lambda node: False,
         "find": lambda parent, tokens, size: [],
         "read": lambda name, tokens, blocks: False,
+        "holds": lambda node: False,
+        "read_states": lambda node, blocks: False,
         "used": _nothing,
         "describe": lambda: {"problem": "it can't say how it is doing"},
     },

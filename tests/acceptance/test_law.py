@@ -44,7 +44,6 @@ from enginewright.runtime.requests.structured import Grammars, StructuredOutputs
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_times import DecodeTimes
-from enginewright.runtime.shared.contracts import STATE
 
 from ..runtime.requests.byte_tokens import byte_tokens_json
 from ..simulator.seeds import first_seed
@@ -222,7 +221,7 @@ def obeys_the_law(
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
     config = replace(config, speculate=speculate or config.max_requests % 2 == 0)
     beginnings = [rng.integers(3, 256, n).tolist() for n in ((140, 90, 40) if ring == 1 else (700, 515, 40))]
-    disk = bool(rng.random() < 0.5) and not offloaded and not any(group.kind == STATE for group in groups)
+    disk = bool(rng.random() < 0.5) and not offloaded
     offload = None
     if offloaded:  # memory for what a step writes, of each request one block or two
         blocks = dict.fromkeys(names, int(rng.integers(26, 36)))
@@ -413,7 +412,7 @@ def test_states_change_nothing(family: str, how: dict[str, Any], exported: Expor
     bundle = exported(family, "f32", "f32")
     until_all_happened(
         lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), **how),
-        ("length", "beams", "guided", "hits", "copies", "preemptions"),
+        ("length", "beams", "guided", "hits", "copies", "preemptions", "from_disk"),
         (2, 3),
     )
 

@@ -133,6 +133,26 @@ def test_other_targets_refuse_recurrent_layers(target: str, tmp_path: Path) -> N
 
 
 @pytest.mark.matrix
-def test_a_folder_for_prefixes_is_refused(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="prefixes"):
-        LLM(bundle, prefix_folder=tmp_path / "kept")
+def test_states_in_a_folder_outlive_the_engine(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged ones, and those of another version of the numerics, are computed again."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    alone, folder = answers(bundle, prefix_cache=False), tmp_path / "kept"
+
+    def read() -> tuple[int, int]:
+        with LLM(bundle, threads=1, speculate=None, prefix_folder=folder) as llm:
+            results = llm.generate(prompts(), PARAMS)
+            assert [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in results] == alone
+            use = llm.info()["prefix_cache"]
+            return use["from_disk"], use["disk"]["refused"]
+
+    assert read() == (0, 0)
+    tokens, refused = read()
+    assert tokens > 200 and not refused
+    for path in folder.glob("*.kv"):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.warns(RuntimeWarning, match="computed again"):
+        tokens, refused = read()
+    assert tokens == 0 < refused
+    monkeypatch.setattr("enginewright.plugins.cpu.serve.executor.NUMERICS_VERSION", 1 << 20)
+    assert read() == (0, 0)

@@ -60,6 +60,10 @@ class SimulatedStore:
         """Hashes the parent's name and the block's items."""
         return hashlib.blake2b(b"".join([parent, *to_bytes(items)]), digest_size=16).digest()
 
+    def states(self, name: bytes) -> bytes:
+        """Hashes the name of a block, for the states at its end."""
+        return hashlib.blake2b(b"states" + name, digest_size=16).digest()
+
     def has(self, name: bytes) -> bool:
         """Returns True if a record was written; some waiting writes are done first."""
         self._write_some()

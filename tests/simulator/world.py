@@ -237,7 +237,7 @@ class World:
             self.clock.now += seconds
 
         store = SimulatedStore(folder, seed, self.setup.disk_fails, self.setup.disk_seconds, took)
-        return DiskTier(store, self.executor, list(self.cache.groups), self.setup.block_size)  # type: ignore[arg-type]
+        return DiskTier(store, self.executor, self.cache.kinds.values(), self.setup.block_size)  # type: ignore[arg-type]
 
     def _seconds(self, rows: int, prompts: int, seen: int) -> float:
         fixed, row, prompt, context = self.setup.seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_times import DecodeTimes
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.errors import BundleError, RequestError
+from enginewright.runtime.shared.errors import BundleError
 
 from ..conftest import VOCAB, ToyExecutor
 
@@ -208,10 +209,57 @@ def test_a_beam_search_begins_once_there_is_a_state_for_each_sequence(opened: An
     assert first.token_times[1] <= search.started and search.token_times[1] <= last.started
 
 
-def test_no_states_go_to_a_disk(opened: Any, tmp_path: Path) -> None:
-    engine = opened(GROUPS["hybrid"])
-    with pytest.raises(RequestError, match="keeps no prefixes there"):
-        open_tier(engine.executor, engine.scheduler.cache, tmp_path)
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=list(GROUPS))
+def test_states_go_to_a_disk_and_come_back(
+    opened: Any, groups: tuple[CacheGroup, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evicted states are found while their keys are still in memory, and all of them by a later engine."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    counts = {"from_disk": 0, "later": 0}
+    for later in (False, True):
+        engine = opened(groups, states=5, prefill_chunk=16)
+        cache = engine.scheduler.cache
+        cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+        for seed in range(3):
+            requests = [ask(prompt, 8) for prompt in prompts(seed, 8)]
+            assert run(engine, *requests) == [answer(groups, r.tokens[: r.prompt_length], 8) for r in requests]
+        counts["later" if later else "from_disk"] = cache.use.from_disk
+        cache.save_all(cache.disk)
+        cache.disk.store.close()
+        assert cache.disk.store.problem is None
+    assert counts["from_disk"] > 0 and counts["later"] > 100, counts
+
+
+@pytest.mark.parametrize("what", ["damaged", "lost", "another record", "another version"])
+def test_states_that_can_t_be_believed_are_computed_again(
+    opened: Any, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    prompt = prompts(11, 1)[0] + [0, 1] * 5
+    for again in (False, True):
+        engine = opened(GROUPS["hybrid"])
+        if again and what == "another version":
+            monkeypatch.setattr(engine.executor, "cache_identity", b"other numerics")
+        cache = engine.scheduler.cache
+        cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+        records = sorted((tmp_path / "kept").glob("*.kv"), key=lambda path: path.stat().st_size)
+        states = [path for path in records if path.stat().st_size > 4 * LONGEST]
+        assert not again or 0 < len(states) < len(records)
+        for path in states if again else ():
+            content = path.read_bytes()
+            if what == "damaged":
+                path.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+            elif what == "another record":
+                path.write_bytes(records[0].read_bytes())
+            elif what == "lost":
+                path.unlink()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            assert run(engine, ask(prompt, 8)) == [answer(GROUPS["hybrid"], prompt, 8)]
+        assert cache.use.from_disk == 0
+        assert (cache.disk.store.use.refused > 0) == (again and what in ("damaged", "another record"))
+        cache.save_all(cache.disk)
+        cache.disk.store.close()
 
 
 def test_memory_is_planned_by_kinds() -> None:
