@@ -1,1 +1,1 @@
-"""The ops: what each means (``ops``), what everyone shares about them (``contracts``), and kernels for each target."""
+"""Targets: the compilers and executors of each, and the code that several share."""

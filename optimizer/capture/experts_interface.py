@@ -96,10 +96,10 @@ def experts_function(
 
 
 def find_activation(function: Callable[[torch.Tensor], torch.Tensor], width: int, *, gated: bool) -> Activation | None:
-    """Returns the activation that equals ``function`` ([.., 2I] -> [.., I] if gated, else [.., I] -> [.., I]); None if
-    none does.
+    """Returns the known activation with the values of ``function``; None if there is none.
 
-    ``width`` is I. The first half are the gates, the second half the ups.
+    The function maps [.., 2I] to [.., I] if ``gated``, where the first half are gates and the second half ups; else
+    [.., I] to [.., I]. ``width`` is I.
     """
 
     def at(gate: float, up: float) -> float:

@@ -16,7 +16,7 @@ ew = torch.ops.ew
 
 
 def _summaries_are_kept(program: Program) -> list[str]:
-    """Returns the attentions that choose blocks and have no summaries of them in their caches."""
+    """Returns problems: the attentions that choose blocks but have no summaries of blocks in their caches."""
     tables = {program.inputs[f"block_table:{group.name}"]: group for group in program.cache_groups}
     return [
         f"{describe_node(node)} chooses blocks, and its cache keeps no summaries"

@@ -187,7 +187,7 @@ def fit_output(before: torch.Tensor, now: torch.Tensor, first: torch.Tensor, out
 
 
 def _held_out(tokens: int) -> torch.Tensor:
-    """Returns True [T] for held-out tokens: runs of neighbours, since those of a text are alike."""
+    """Returns a mask [T] of held-out tokens: runs of adjacent tokens, because adjacent tokens are similar."""
     stretch = max(1, tokens // (HELD_OUT * 8))
     return (torch.arange(tokens) // stretch) % HELD_OUT == HELD_OUT - 1
 
@@ -209,7 +209,8 @@ def relative_error(now: torch.Tensor, before: torch.Tensor) -> float:
 
 
 def balanced_groups(similarity: torch.Tensor, count: int) -> tuple[tuple[int, ...], ...]:
-    """Divides N things into ``count`` groups of equal size, as similar within as exchanges of two can make them.
+    """Divides N items into ``count`` groups of equal size, until exchanging two items doesn't increase similarity
+    within groups.
 
     Args:
         similarity: [N, N], symmetric.

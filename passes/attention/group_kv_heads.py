@@ -38,8 +38,8 @@ MOST_TOKENS = 4096
 class GroupKvHeads(Pass):
     """Replaces the k and v projections of each attention by fewer heads, which are mixes of their rows.
 
-    The layers are fitted one after the other, each with the changed layers before it, in the memory of one layer. If
-    the heads of an attention can't be distinguished in the weights around it, it stays unchanged, with a rejection.
+    The layers are fitted one after the other, each on the outputs of the changed layers before it, with the memory of
+    one layer. If no weights around an attention can be divided into heads, it stays unchanged, with a rejection.
     """
 
     name = "group_kv_heads"

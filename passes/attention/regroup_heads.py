@@ -189,7 +189,7 @@ def _fit_values(
 
 
 def _best_unmixed(seen: Seen, mine: list[int], group: tuple[int, ...]) -> tuple[torch.Tensor, str]:
-    """Chooses the keys' mean or one head's, whichever keeps the scores nearest; for keys with a norm after them."""
+    """Returns the keys' mean or one head's keys, whichever gives the nearest scores; for keys followed by a norm."""
     heads, size = len(group), seen.k.shape[2]
     k = seen.k[:, list(group)]
     q = seen.after_q(seen.q[:, mine]).double().unflatten(1, (heads, -1))  # [T, G, g, D]

@@ -29,7 +29,7 @@ def why_not_stackable(program: Program, linears: Sequence[Node]) -> str | None:
 
 
 def why_kept_apart(program: Program, linears: Sequence[Node]) -> str | None:
-    """Returns the reason why linears can't become one that keeps the blocks of their stored weights; None if
+    """Returns the reason why linears with kept blocks can't become one linear that also keeps them; None if
     they can.
     """
     kinds = {formats_of_rows(_weight(program, n.args[1])) for n in linears}

@@ -1,4 +1,6 @@
-"""Fuses a residual sum and its norm into one op, so that the sum is normalised while it is in the cache."""
+"""Fuses a residual sum and its norm into one op, so that the sum is still in the processor's cache when it is
+normalised.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _why_not(program: Program, take: Node) -> str | None:
 
 
 def _results(value: Node) -> list[Node]:
-    """Returns all results that are read of an op with several results, if ``value`` is one of them."""
+    """Returns all used results of an op with several results, if ``value`` is one of them; otherwise none."""
     made_by = value.args[0] if value.target is operator.getitem else None
     return list(made_by.users) if isinstance(made_by, Node) and made_by.target in _SEVERAL_RESULTS else []
 

@@ -102,7 +102,9 @@ def _square(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _exp_less_one(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Lowers exp(x) - 1. Near 0 it has fewer digits than torch's; added to numbers of about 1 it is as exact."""
+    """Lowers exp(x) - 1, with fewer correct digits than torch near 0. The absolute error is similar for results near
+    1.
+    """
     out = b.result(node)
     return apply(b, "sub", [apply(b, "exp", [a["self"]], b.buffer(out.shape, out.dtype)), 1.0], out)
 

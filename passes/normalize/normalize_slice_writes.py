@@ -53,10 +53,10 @@ class CopyOver(Rule):
 
 
 class SameWrites(Rule):
-    """slice_scatter(x, slice(x)) and select_scatter(x, select(x)), of the same places: x.
+    """Replaces slice_scatter(x, slice(x)) and select_scatter(x, select(x)) of the same indices by x.
 
-    Where all places of x along a dimension have the same values, those of another place are the same too: rotary
-    embeddings of three axes (M-RoPE) put the frequencies of text together from three equal rows.
+    If x is constant along the dimension, the two may have different indices: rotary embeddings of three axes (M-RoPE)
+    assemble the frequencies of text from three equal rows.
     """
 
     name = "same_writes"
@@ -93,7 +93,7 @@ def _same(program: Program, a: object, b: object) -> bool:
 
 
 def _is_equal_along(program: Program, x: Node, dim: int) -> bool:
-    """Returns True if all places of x along a dimension have the same values, as it is spread over that dimension."""
+    """Returns True if x is constant along a dimension, because it was broadcast over it."""
     shape = program.shape(x)
     dim = dim % len(shape)
     if shape[dim] == 1:

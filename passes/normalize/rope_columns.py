@@ -51,7 +51,7 @@ def _read_wave(program: Program, node: Node) -> Columns | None:
 
 
 def _read_repeated(program: Program, node: Node) -> Columns | None:
-    """Reads columns each of which comes several times in a row."""
+    """Reads columns that are each repeated several times in a row; None if the node has another form."""
     arguments = bound_arguments(node)
     inner, times = read_columns(program, arguments["self"]), arguments["repeats"]
     if inner is None or arguments["dim"] not in (1, -1) or not isinstance(times, int):

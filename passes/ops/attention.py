@@ -74,12 +74,12 @@ def paged_attention(
 ) -> torch.Tensor:
     """q [T, Nq, D], caches [P, K, Nkv, D] and [P, K, Nkv, Dv] -> [T, Nq, Dv]: each request over its whole past.
 
-    block_table [B, M] holds the requests' blocks in order, padded with -1; kv_len [B] counts the tokens in a request's
-    cache, those of this step included. What lies in slots past kv_len is never looked at, be it NaN.
+    block_table [B, M] has the requests' blocks in order, padded with -1; kv_len [B] is the number of tokens in a
+    request's cache, including this step's. Slots after kv_len are never read, and may contain NaN.
 
-    ``choice`` = (first, last, best, below): of the whole blocks before its own, a query at position ``below`` or behind
-    sees the ``first`` ones, the ``last`` ones, and of those between the ``best``, which all query heads of a key/value
-    head choose together (``block_estimates``; of equal ones the earlier).
+    ``choice`` = (first, last, best, below): a query at position ``below`` or later attends to some of the whole blocks
+    before its own: the ``first`` ones, the ``last`` ones, and the ``best`` ones between them. All query heads of a
+    key/value head choose the same (``block_estimates``; of equal estimates the earlier block).
     """
     _check_heads(q, k_cache)
     requests, blocks = block_table.shape
@@ -114,11 +114,12 @@ def paged_attention(
 
 
 def block_estimates(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """q [T, Nq, D], keys [T, M, K, Nkv, D] in M blocks -> [T, Nkv, g, M]: how large a score may be, before the scale.
+    """q [T, Nq, D], keys [T, M, K, Nkv, D] in M blocks -> [T, Nkv, g, M]: estimates of the largest score before
+    scaling.
 
-    The sum over d of q_d * center_d + |q_d| * spread_d, where half of the center is the mean of channel d in the
-    block and half the middle of its range, of which the spread is a quarter; both are rounded to bf16. (With the middle
-    alone and half of the range it is Quest's bound, https://arxiv.org/abs/2406.10774.)
+    An estimate is the sum over d of q_d * center_d + |q_d| * spread_d. The center is the mean of two values: the mean
+    of channel d in the block, and the middle of its range. The spread is a quarter of the range. Both are rounded to
+    bf16. (The middle alone with half of the range would be Quest's bound, https://arxiv.org/abs/2406.10774.)
     """
     wide = accumulate_dtype(q)
     wide_keys = keys.to(wide)

@@ -1,8 +1,7 @@
-"""``ew.kv_write``: puts a step's keys and values into the paged cache.
+"""``ew.kv_write``: writes a step's keys and values into the paged cache.
 
-The canonical cache is [P, K, Nkv, D] for keys and [P, K, Nkv, Dv] for values: P blocks of K slots. A target lays it
-out as it likes, and stores it in fewer bits where ``dtype`` says so: the canonical cache then holds what these bits
-stand for.
+The canonical cache is [P, K, Nkv, D] for keys and [P, K, Nkv, Dv] for values: P blocks of K slots. A target may use
+another layout, and stores fewer bits if ``dtype`` has fewer: the canonical cache then has the decoded values.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ def kv_write(
     slots: torch.Tensor,
     dtype: str = "f32",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """k [T, Nkv, D], v [T, Nkv, Dv], slots [T] (block * K + place in the block) -> the two caches after the write.
+    """k [T, Nkv, D], v [T, Nkv, Dv], slots [T] (block * K + offset in the block) -> the two caches after the write.
 
-    ``dtype``: what the cache is stored in, see ``rounded_heads``. Functional: the caches given are left as they are.
-    Raises IndexError for a slot outside the cache, ValueError for an unknown dtype.
+    ``dtype``: the cache's storage type, see ``rounded_heads``. Functional: the given caches aren't changed. Raises
+    IndexError for a slot outside the cache, ValueError for an unknown dtype.
     """
     return _write(k_cache, rounded_heads(k, dtype), slots), _write(v_cache, rounded_heads(v, dtype), slots)
 

@@ -1,4 +1,4 @@
-"""``ew.dequantize``: a weight of 8-bit floats or of integers as the 32-bit floats that it stands for.
+"""``ew.dequantize``: converts a weight of 8-bit floats or of integers to 32-bit floats.
 
 The 8-bit floats are e4m3fn of OCP's OFP8 specification (https://www.opencompute.org/documents/ocp-8-bit-floating-point-
 specification-ofp8-revision-1-0-2023-12-01-pdf-1): 4 bits of exponent, 3 of mantissa, up to 448, no infinity. Integers

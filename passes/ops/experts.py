@@ -1,4 +1,4 @@
-"""``ew.moe``: a layer of experts, of which each token uses a few; and ``ew.grouped_linear``, which it is made of.
+"""``ew.moe``: a layer of experts, of which each token uses a few; and ``ew.grouped_linear``, one of its parts.
 
 Shazeer et al., https://arxiv.org/abs/1701.06538. E experts, k of them for each of T tokens; H hidden, I intermediate.
 """

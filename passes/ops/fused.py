@@ -1,6 +1,6 @@
-"""Ops that are two others, one after the other: what fusion passes make for targets that have a kernel for both.
+"""Ops that combine two others: fusion passes make them for targets with a kernel for both.
 
-Each means what its parts mean, bit for bit.
+The results are those of the two ops, bit for bit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def rope_kv_write(
     interleaved: bool,
     dtype: str = "f32",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """rope of q [T, Nq, D] and of k [T, Nkv, D], of which the latter and v go to the caches -> (q, caches)."""
+    """Rotates q [T, Nq, D] and k [T, Nkv, D], and writes the rotated k and v to the caches -> (q, caches)."""
     return (
         rope(q, table, interleaved),
         *kv_write(k_cache, v_cache, rope(k, table, interleaved), v, slots, dtype),

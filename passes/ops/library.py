@@ -20,9 +20,11 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 def register(reference: Callable[..., Any], *, fake: Callable[..., Any]) -> None:
     """Defines the op ``ew::<name of the reference>``, whose schema is the reference's signature.
 
-    ``reference`` is its implementation on every device: plain torch, pure, its results contiguous and never aliasing
-    an argument. ``fake`` gives the same results' shapes from arguments without data, and must not specialise T, B or R.
-    It takes the arguments that it needs alone, by their names in the schema.
+    Args:
+        reference: its implementation on every device: plain torch, pure, with contiguous results that never alias an
+            argument.
+        fake: returns results of the same shapes from arguments without data, and must not specialise T, B or R. It is
+            called with the arguments that it names.
     """
     name = reference.__name__
     # SymInt is what may be symbolic; an op's own numbers are fixed when a program is made.
@@ -49,5 +51,5 @@ def _with_needed(op: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def accumulate_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which sums over ``x`` are taken: its own, and float32 for the 16-bit ones."""
+    """Returns the dtype for sums over ``x``: float32 for 16-bit floats, otherwise its own."""
     return torch.promote_types(x.dtype, torch.float32)

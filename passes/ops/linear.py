@@ -1,4 +1,4 @@
-"""``ew.linear``: a product with a weight, plus a bias, and what a fusion puts behind it."""
+"""``ew.linear``: a product with a weight, plus a bias, and a fused activation and residual."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def linear(
 ) -> torch.Tensor:
     """x [.., K], weight [N, K], bias [N], residual [.., N] -> [.., N]: activation(x @ weight.T + bias) + residual.
 
-    The activation is one of ``LINEAR_ACTIVATIONS``, or none.
-    Of 16-bit floats the factors are rounded and nothing else: products, sums, bias and result are float32.
+    The activation is one of ``LINEAR_ACTIVATIONS``, or none. With 16-bit floats, only the factors are rounded:
+    products, sums, bias and result are float32.
     """
     dtype = accumulate_dtype(x)
     exact = None if bias is None else bias.to(dtype)

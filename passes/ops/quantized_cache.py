@@ -1,13 +1,13 @@
 """``ew.quantized_kv_write`` and ``ew.quantized_paged_attention``: a paged cache of 8 bits a value.
 
-A cache is [P, K, Nkv, D], as ``ew.kv_write`` has it, of either
+A cache is [P, K, Nkv, D], as in ``ew.kv_write``, of either
 
     int8             -127 .. 127
-    float8_e4m3fn    as OCP's OFP8 specification has it (https://www.opencompute.org/documents/ocp-8-bit-floating-point-
+    float8_e4m3fn    OCP's OFP8 specification (https://www.opencompute.org/documents/ocp-8-bit-floating-point-
                      specification-ofp8-revision-1-0-2023-12-01-pdf-1): up to 448, no infinity
 
-with float32 scales [P, K, Nkv]: one for each token and head, so that a token is written once, whatever comes after it.
-A value is its code times that scale, in float32.
+with float32 scales [P, K, Nkv]: one for each token and head, so that later tokens don't change a written one. A value
+is its code times that scale, in float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def stored_heads(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x [T, Nkv, D] -> what a cache of ``dtype``, a ``CacheDtype``, holds: elements [T, Nkv, D], and scales [T, Nkv].
+    """x [T, Nkv, D] -> the contents of a cache of ``dtype``, a ``CacheDtype``: elements [T, Nkv, D], and scales [T,
+    Nkv].
 
     A format without scales has None, and elements that are rounded to the nearest, ties to even.
     """
@@ -66,7 +67,7 @@ def quantized_kv_write(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """k [T, Nkv, D], v [T, Nkv, Dv], slots [T] -> the two caches and their scales [P, K, Nkv] after the write.
 
-    Functional: what is given is left as it is. Raises IndexError for a slot outside the cache.
+    Functional: the arguments aren't changed. Raises IndexError for a slot outside the cache.
     """
     new_k, new_k_scales = _write(k_cache, k_scales, k, slots)
     new_v, new_v_scales = _write(v_cache, v_scales, v, slots)
@@ -99,7 +100,7 @@ def quantized_paged_attention(
     sinks: torch.Tensor | None,
     slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``ew.paged_attention`` over what the codes stand for: q [T, Nq, D] -> [T, Nq, Dv]."""
+    """``ew.paged_attention`` over the decoded caches: q [T, Nq, D] -> [T, Nq, Dv]."""
     k, v = dequantize_heads(k_cache, k_scales), dequantize_heads(v_cache, v_scales)
     return paged_attention(q, k, v, block_table, q_start, kv_len, scale, window, softcap, sinks, slopes)
 

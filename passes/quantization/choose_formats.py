@@ -167,7 +167,7 @@ def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[Code
 
 
 def _kept(kind: CodeFormat | None, context: PassContext) -> CodeFormat | None:
-    """Returns the format in which targets read integers of this format; None if they can't read them."""
+    """Returns the format in which targets can read stored integers of this format; None if they can't."""
     for known in () if kind is None else (kind, kind.in_4_bits):
         stored = _as_stored(frozenset({known}))
         if stored is None or stored.everywhere or not context.common_formats:
@@ -297,13 +297,13 @@ def _without_partial_blocks(program: Program, node: Node, wanted: WeightFormat, 
 
 
 def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set[Node]) -> WeightFormat:
-    """Returns a format as it is for a weight of this size. Raises PassError if the weight can't have it.
+    """Returns a format adjusted to a weight's size. Raises PassError if the weight can't have it.
 
     Args:
         program: the program.
         node: the call that reads the weight.
         chosen: the format.
-        heads: the products that give the logits.
+        heads: the products that compute the logits.
     """
     if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
         raise PassError(

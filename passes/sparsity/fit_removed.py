@@ -47,8 +47,8 @@ class Fit:
     Attributes:
         removed, kept: the inputs.
         mix: the share of each removed column to add to each kept one; None without compensation.
-        error, plain_error: the relative errors on the half that wasn't fitted: of this, and of removing the inputs that
-            add the least without compensation.
+        error, plain_error: relative errors on the held-out half of the tokens: of this fit, and of removing the inputs
+            with the smallest contributions without compensation.
     """
 
     removed: torch.Tensor

@@ -112,10 +112,10 @@ def _working_bytes(program: Program, node: Node) -> int:
 
 
 class _Sweep:
-    """Chooses as the program runs: ``look`` computes each sparse linear.
+    """Chooses weights while the program is evaluated: ``look`` computes each sparse linear.
 
     Attributes:
-        kept: the node of a weight -> its kept part.
+        kept: the kept part of each weight, by its node.
     """
 
     def __init__(self, program: Program, context: PassContext, result: PassResult, total: int) -> None:

@@ -73,7 +73,7 @@ def choose_gpu(gpus: Sequence[InstalledGpu], capabilities: Sequence[str]) -> Ins
 
 
 def _listed(names: Sequence[str]) -> str:
-    """ "8.0, 8.6 or 8.9"."""
+    """Joins names as in "8.0, 8.6 or 8.9"."""
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
@@ -90,8 +90,10 @@ Check = Callable[[Machine, TargetManifest | None], Checked]
 
 
 def torch_problems(machine: Machine, extra: str) -> list[Problem]:
-    """Returns the problems of PyTorch on a GPU, apart from the GPU's. ``extra``: the extra of enginewright that
-    installs it."""
+    """Returns the problems of PyTorch for a GPU, without those of the GPU itself.
+
+    ``extra``: the extra of enginewright that installs it.
+    """
     torch, built_for = machine.packages.get("torch"), machine.torch_cuda
     if torch is None:
         hint = f"Install a build of PyTorch with CUDA: pip install 'enginewright[{extra}]', or see pytorch.org"
@@ -103,7 +105,11 @@ def torch_problems(machine: Machine, extra: str) -> list[Problem]:
 
 
 def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | None:
-    """A driver that is too old for ``what``, built for that CUDA: within a major version older ones will do."""
+    """Returns the problem of a driver that is too old for ``what``, which was built for the CUDA ``built_for``; else
+    None.
+
+    Within a major version, older drivers are accepted.
+    """
     major = built_for.partition(".")[0]
     if not machine.cuda or not major or int(machine.cuda.partition(".")[0]) >= int(major):
         return None

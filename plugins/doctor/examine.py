@@ -1,7 +1,6 @@
-"""Finds the parts of a bundle that a machine can run, and why it can't run the rest: ``optimize doctor``. Free of
-torch.
+"""``optimize doctor``: lists the targets of a bundle that a machine can run, and reasons for the others. Without torch.
 
-The checks are those that executors make when they open a target; here all are made, and nothing is opened.
+Executors make the same checks when they open a target; here no target is opened.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Examination:
         return set(named) <= running if named else bool(running)
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns plain values for ``--json``."""
         return {"machine": asdict(self.machine), "targets": [asdict(finding) for finding in self.findings]}
 
 

@@ -119,7 +119,7 @@ def cuda_of(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def torch_cuda(version_file: Path | None = None) -> str:
-    """The CUDA that the installed torch was built for, from its version.py: importing torch takes seconds."""
+    """Returns the CUDA version of the installed torch from its version.py, because importing torch takes seconds."""
     if version_file is None:
         spec = util.find_spec("torch")
         if spec is None or spec.origin is None:

@@ -31,9 +31,10 @@ class EmitOptions:
     Attributes:
         engines: the recipe's [engines].
         context_length: the longest request of the bundle, in tokens; 0 if it isn't known.
-        buckets: fixed sizes of steps. An emitter that writes them to ``buckets.plan_path`` gets steps padded to them.
-        record: a function that is called with each engine that is built.
-        sections: tables of the recipe that are for one target alone.
+        buckets: fixed sizes of steps. If an emitter writes them to ``buckets.plan_path``, its executor gets padded
+            steps.
+        record: called with the report of each engine that is built.
+        sections: the recipe's tables for single targets.
     """
 
     engines: EnginesSection = field(default_factory=EnginesSection)

@@ -113,7 +113,7 @@ class BundleWriter:
             self._discard()
 
     def _discard(self) -> None:
-        """Removes what isn't the bundle, unless it is the old bundle and there is no new one."""
+        """Removes all folders except the bundle; the old bundle stays if there is no new one."""
         shutil.rmtree(self._folder, ignore_errors=True)
         if os.path.lexists(self.final_path):
             shutil.rmtree(self._replaced, ignore_errors=True)
@@ -194,7 +194,7 @@ class BundleWriter:
         return self._folder
 
     def commit(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:
-        """``complete``, then ``publish``."""
+        """Calls ``complete``, then ``publish``."""
         written = self.complete(manifest, targets)
         self.publish()
         return written
@@ -431,7 +431,7 @@ class WeightsWriter:
 
 
 def blob_path(index: int) -> str:
-    """The file of a blob."""
+    """Returns the path of a blob in the bundle."""
     return f"weights/weights-{index:05d}.bin"
 
 

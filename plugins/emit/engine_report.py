@@ -72,7 +72,7 @@ class BuildReport:
     copies: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns plain values for ``--json``."""
         return asdict(self)
 
 
@@ -81,11 +81,11 @@ class Build(Protocol):
     ``compile.build`` in its package, and in it this function, ``build``."""
 
     def __call__(self, bundle: Bundle, target: str, *, again: bool, progress: Progress) -> BuildReport:
-        """Raises an error of ours.
+        """Builds the target's engines. Raises an EnginewrightError.
 
         Args:
             bundle: a bundle, opened with the caller's trust.
             target: the target's name.
-            again: also if it is ready, such as for another GPU.
+            again: True also rebuilds existing engines, for example for another GPU.
             progress: a function called with the stages "hash" (in bytes) and "build" (engines).
         """

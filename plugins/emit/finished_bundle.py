@@ -53,7 +53,7 @@ def replace_manifest(root: Path, target: str, manifest: TargetManifest) -> None:
 
 
 def _written(unfinished: Path, shown: Path, data: bytes) -> FileSection:
-    """Writes a file under an unfinished name, and hashes it; removes it if that fails."""
+    """Writes a file under the name ``unfinished``, and hashes it; removes it if that fails."""
     unfinished.unlink(missing_ok=True)
     file = HashedFile(unfinished, shown)
     try:

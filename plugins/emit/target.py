@@ -1,4 +1,6 @@
-"""The compiler's half of a target: its emitter, and what it can't do. Its package has it in ``compile/target.py``."""
+"""The compiler's description of a target: its emitter, and its limits. Each target has one in
+``compile/target.py``.
+"""
 
 from __future__ import annotations
 

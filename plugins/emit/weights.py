@@ -91,7 +91,7 @@ def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
 
 
 def numpy_of(value: torch.Tensor) -> Array:
-    """A tensor as numpy sees it, which has bf16 and fp8 from another package than torch."""
+    """Returns a tensor as a numpy array that shares its memory, with ml_dtypes' types for bf16 and fp8."""
     dtype = next(NUMPY_DTYPES[name] for name, of in TORCH_DTYPES.items() if of == value.dtype)
     if dtype.isbuiltin == 1:
         return value.numpy()

@@ -83,7 +83,7 @@ class EngineExecutor(ABC, Generic[E]):
 
     @abstractmethod
     def _run(self, step: StepInput) -> StepOutput:
-        """A step, on the GPU's thread."""
+        """Runs a step on the GPU's thread."""
 
     def _watched(self, step: StepInput) -> StepOutput:
         with self._health.watched():

@@ -158,7 +158,7 @@ class PackedProgram(HoldsSteps, Protocol):
     """A program that computes a padded step, from the inputs in ``StepMemory`` to the logits there."""
 
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
-        """The sizes to pad to. Raises RequestError for a step that no profile holds."""
+        """Returns the sizes to pad a step to. Raises RequestError if no profile holds the step."""
 
     def most_rows(self, shape: StepShape) -> int:
         """Returns the most rows of logits in a run, in the profile of ``shape``."""
@@ -170,7 +170,7 @@ class PackedProgram(HoldsSteps, Protocol):
         """Returns facts about its engines for ``LLM.info``: name of the fact -> value."""
 
     def close(self) -> None:
-        """Destroys contexts and engines that aren't kept for other runs. It precedes freeing the memory they use."""
+        """Destroys contexts and engines that aren't cached for other runs. Call it before freeing their memory."""
 
 
 @dataclass(frozen=True)

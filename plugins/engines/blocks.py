@@ -98,7 +98,7 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
 
 
 def segment_schedule(bundle: Bundle, target: str) -> SegmentSchedule:
-    """The schedule of a target of segments. Raises BundleError if it has none."""
+    """Returns the schedule of a target of segments. Raises BundleError if it has none."""
     if (schedule := schedule_of(bundle, target)) is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no segments.json", hint="Export the bundle again.")
     return schedule
@@ -113,7 +113,7 @@ def packed_groups(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
 
 
 def packed_context(bundle: Bundle, target: str) -> int:
-    """Most tokens of a request that the engines hold. Raises BundleError."""
+    """Returns the maximum tokens of a request that the engines support. Raises BundleError."""
     section = engine_section(bundle, target)
     if section.paged is None:
         return bundle.model.context_length
@@ -122,7 +122,7 @@ def packed_context(bundle: Bundle, target: str) -> int:
 
 
 def most_blocks(section: TensorRtSection) -> int | None:
-    """Blocks that a pool may have; None where engines don't say."""
+    """Returns the maximum number of blocks of a pool; None if engines have no limit."""
     return None if section.paged is None else min(profile.P[2] for profile in section.paged.profiles)
 
 

@@ -71,7 +71,7 @@ class PagedEngines:
 
     Raises:
         BundleError: an engine's inputs or outputs differ from ``section``.
-        CapacityError: there is no memory for what engines need while they run.
+        CapacityError: there is too little memory for the engines' scratch memory.
     """
 
     def __init__(

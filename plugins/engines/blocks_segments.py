@@ -151,7 +151,7 @@ class SegmentProgram:
         return run
 
     def _load_kernels(self, bundle: Bundle, target: str) -> dict[int, AttentionLaunches]:
-        """Layer -> the kernels for this GPU. Raises BundleError where there are none for it."""
+        """Loads this GPU's kernels, by layer. Raises BundleError if the bundle has none for it."""
         folder = bundle.path / target_folder(target) / KERNELS_FOLDER
         capability = self._device.gpu.capability
         launches: dict[int, AttentionLaunches] = {}

@@ -52,7 +52,10 @@ class AttentionLaunches:
         )
 
     def scratch_bytes(self, heads: int, group: CacheGroup, tokens: int, blocks: int) -> tuple[int, int]:
-        """Bytes of the parts of ``tokens`` tokens and of their logarithms, with tables of ``blocks`` blocks."""
+        """Returns the bytes of the partial results of ``tokens`` tokens, and of their logarithms of sums.
+
+        ``blocks``: the width of the block tables.
+        """
         splits = self._splits(group, blocks)
         return 4 * tokens * heads * splits * group.value_head_size, 4 * tokens * heads * splits
 

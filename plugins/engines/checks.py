@@ -68,12 +68,12 @@ def library_problem(flavour: Flavour, found: str | None, built_by: str) -> Probl
 
 
 def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem | None:
-    """A library that is missing, or too old to build engines.
+    """Returns the problem of a library that is missing or too old to build engines; None if there is no problem.
 
     Args:
-        flavour: which.
+        flavour: the library.
         found: the installed version; None if it isn't installed.
-        oldest: the smallest version that will do.
+        oldest: the minimum version.
     """
     install = flavour.install.format(version=f">={oldest}")
     if found is None:

@@ -56,9 +56,9 @@ class Library:
     """A loaded library, and the GPU that it will use.
 
     Attributes:
-        flavour: the library that it is.
+        flavour: the description of the library.
         version: the library's version.
-        gpu: one of a capability that the engines are for.
+        gpu: a GPU that the engines were built for.
     """
 
     def __init__(self, flavour: Flavour, module: ModuleType, cuda: Cuda, gpu: InstalledGpu) -> None:
@@ -71,7 +71,7 @@ class Library:
         self._runtime = module.Runtime(self._log)
 
     def open_device(self) -> Device:
-        """The GPU, for the calling thread."""
+        """Opens the GPU for the calling thread."""
         return self._cuda.open(self.gpu)
 
     def load_engine(self, path: Path, sha256: str = "") -> Engine:
@@ -131,7 +131,7 @@ class Library:
         return config
 
     def runtime_cache(self, engine: EngineApi, sha256: str) -> RuntimeCache | None:
-        """The kernels of an engine that are kept from start to start; None where the library compiles none."""
+        """Returns the file cache of an engine's compiled kernels; None if the library compiles none at run time."""
         config = engine.create_runtime_config()
         if not hasattr(config, "create_runtime_cache"):
             return None
@@ -146,7 +146,7 @@ class Library:
 
     @property
     def tells_capturable(self) -> bool:
-        """True if a context knows whether a graph can be made of it."""
+        """True if the library's contexts report if they can be captured."""
         return hasattr(self._module.IExecutionContext, "is_stream_capturable")
 
     def is_input(self, mode: Any) -> bool:

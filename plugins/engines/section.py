@@ -1,4 +1,6 @@
-"""The ``tensorrt`` section of a target's manifest: its engines, what they run on, and the sizes of their steps."""
+"""The ``tensorrt`` section of a target's manifest: its engines, their library and GPUs, and the sizes of their
+steps.
+"""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ class SegmentProfile(Record, frozen=True, kw_only=True):
 class AttentionKernels(Record, frozen=True, kw_only=True):
     """The kernels of ``layers`` on GPUs of one capability: stems of files in the target's ``kernels``.
 
-    ``prefill`` and ``decode`` are tiles to choose from, the first the likeliest; ``combine`` comes behind ``decode``.
+    ``prefill`` and ``decode`` have variants with different tiles, the usual one first; ``combine`` runs after
+    ``decode``.
     """
 
     layers: Annotated[tuple[int, ...], Meta(min_length=1)]
@@ -395,6 +396,6 @@ def _check_plans(bundle: Bundle, target: str, section: TensorRtSection) -> None:
 
 
 def schedule_of(bundle: Bundle, target: str) -> SegmentSchedule | None:
-    """The schedule of a target's segments, which was read when the bundle was opened; None if it has another form."""
+    """Returns the schedule of a target's segments, read when the bundle was opened; None if it has another form."""
     schedule = bundle.opened.get(target)
     return schedule if isinstance(schedule, SegmentSchedule) else None

@@ -133,5 +133,5 @@ def _refuse(where: str, what: str) -> None:
 
 
 def choices_of(engines: Sequence[EngineSection]) -> tuple[Choice, ...]:
-    """Every profile of every engine."""
+    """Returns every profile of every engine."""
     return tuple(Choice(e, p, sizes) for e, engine in enumerate(engines) for p, sizes in enumerate(engine.profiles))

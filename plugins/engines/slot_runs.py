@@ -289,7 +289,7 @@ class EngineSlots:
         return shapes | dict.fromkeys(self._masks, (batch, 1, length, self.length))
 
     def _largest(self) -> dict[str, int]:
-        """Bytes of each small input, and of the logits, at their largest."""
+        """Returns the maximum bytes of each small input, and of the logits, by name."""
         sizes: dict[str, int] = {LOGITS: 0}
         for choice in self._choices:
             most = choice.sizes

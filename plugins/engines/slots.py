@@ -1,7 +1,6 @@
-"""Targets of TensorRT engines in the linear form: the whole model with slots, on a GPU. For either flavour.
+"""Executor of TensorRT engines in the linear form, of either library: the whole model with slots, on a GPU.
 
-No GPU has run this yet. The tests run it with a driver and engines in memory, where onnxruntime computes what engines
-would.
+It has never run on a GPU. The tests replace driver and engines by fakes that compute with onnxruntime.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def slot_capacity_of(bundle: Bundle, target: str) -> int:
 
 
 def slot_groups_of(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
-    """The cache groups, with slots as their blocks. Raises BundleError."""
+    """Returns the cache groups, with slots as their blocks. Raises BundleError."""
     capacity = slot_capacity_of(bundle, target)
     return tuple(group.to_group(capacity) for group in linear_io(bundle, target).cache_groups)
 

@@ -34,16 +34,17 @@ class EnginesSection(OffsetOptions):
         form: for the target tensorrt-rtx: one engine of the whole model, or segments between attentions.
         dtype: the type of activations and caches, and of weights that have no other format; None for bf16 in the target
             cuda, f16 in the others.
-        context: most tokens of a request with its answer, which slots are made for; None for the model's context.
-        requests: most requests of a decode step; None for the buckets' most, or 16.
-        prompts: most prompts of a step; None for 4.
-        chunk: most tokens of a prompt in a step; None for the buckets' most, or 512.
+        context: maximum tokens of a request with its answer, the size of slots; None for the model's context.
+        requests: maximum requests of a decode step; None for the largest bucket, or 16.
+        prompts: maximum prompts of a step; None for 4.
+        chunk: maximum tokens of a prompt in a step; None for the largest bucket, or 512.
         caches: for the target tensorrt: how engines write into caches. "aliased" declares it to TensorRT, which may
             insert copies; "ordered" hides it, and attention waits for a result of the write.
-        blocks: for the target tensorrt: most blocks of a cache; None for 4,194,304, which fill any GPU.
-        partitions: for the target cuda: ways to cut a model, such as "tensor=2", for whose ranks there are kernels too.
-        large_tiles: for the target tensorrt, and not tried yet: attention's tiles may use more than 48 KiB of shared
-            memory, which TensorRT may refuse to launch.
+        blocks: for the target tensorrt: maximum blocks of a cache; None for 4,194,304, which fill any GPU.
+        partitions: for the target cuda: partitions of the model, such as "tensor=2", whose ranks also get kernels.
+        large_tiles: for the target tensorrt, untested: attention's tiles may use more than 48 KiB of shared memory,
+            which
+            TensorRT may refuse to launch.
     """
 
     gpus: tuple[str, ...] = ()

@@ -83,7 +83,9 @@ def _square(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _exp_less_one(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Computes exp(x) - 1. Near 0 it keeps fewer digits than torch's; beside numbers of about 1 it is as exact."""
+    """Computes exp(x) - 1, with fewer correct digits than torch near 0. The absolute error is similar for results near
+    1.
+    """
     return b.op("Sub", b.op("Exp", b.cast(a["self"], _dtype(node))), b.number(1.0, _dtype(node)))
 
 

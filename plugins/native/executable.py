@@ -171,7 +171,7 @@ class CpuProgram:
         return self._run(step)[0]
 
     def profile(self, step: StepInput) -> tuple[StepOutput, npt.NDArray[np.float64]]:
-        """Runs as ``run`` does, and returns the seconds that each step of the program took, [steps]."""
+        """Runs as ``run`` does, and also returns the seconds of each step of the program, [steps]."""
         output, extra = self._run(step, profile=True)
         return output, np.asarray(extra["seconds"])
 
@@ -351,7 +351,7 @@ def _check_sizes(subject: str, sizes: Iterable[int]) -> None:
 
 
 def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic]]) -> _cpu.Program:
-    """The C++ program. Raises ValueError naming what is wrong."""
+    """Returns the C++ program. Raises ValueError naming the invalid part."""
     program = _cpu.Program()
     for region, size in lowered.regions:
         program.set_region(region, Affine.parse(size).coefficients())

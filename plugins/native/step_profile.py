@@ -69,7 +69,9 @@ class StepProfile:
     def add(
         self, lowered: LoweredProgram, sizes: StepSizes, seconds: npt.NDArray[np.float64], whole: float | None = None
     ) -> None:
-        """Adds one run: ``seconds`` [steps] as ``CpuProgram.profile`` gives them, ``whole`` with all around them."""
+        """Adds one run: ``seconds`` [steps] of ``CpuProgram.profile``, and the duration ``whole`` of the run for the
+        caller.
+        """
         runs = self._runs.setdefault((id(lowered), sizes), _Runs(lowered, sizes))
         runs.seconds = seconds + (runs.seconds if runs.runs else 0.0)
         runs.runs += 1
@@ -82,7 +84,7 @@ class StepProfile:
         return sum(float(r.seconds.sum()) for r in self._runs.values())
 
     def by_op(self) -> list[StepTotal]:
-        """Returns the totals by op, those that took longest first."""
+        """Returns the totals by op, the longest first."""
         return self.totals(lambda step: step.op)
 
     def totals(self, key: Callable[[Step], str]) -> list[StepTotal]:
@@ -102,6 +104,6 @@ class StepProfile:
 
 
 def sizes_of(step: StepInput) -> StepSizes:
-    """The sizes of a step's inputs."""
+    """Returns the sizes of a step's inputs."""
     lengths: Sequence[int] = step.counts.tolist()
     return StepSizes(tuple(lengths), tuple(step.kv_len.tolist()), len(step.rows))

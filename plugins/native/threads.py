@@ -52,7 +52,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """The least quota, in cores, of the process's cgroup and those above it; None if there is none."""
+    """Returns the smallest CPU quota, in cores, of the process's cgroup and its ancestors; None if there is none."""
     quotas: list[float] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

@@ -103,7 +103,7 @@ class Mail:
             self._send_later(whole[_FIRST:].copy(), others, _STEPS)
 
     def next_step(self) -> tuple[Bytes, Bytes]:
-        """Waits for a step, however long that takes. Raises SilentRankError where rank 0 has gone."""
+        """Waits without limit for the next step's bytes. Raises SilentRankError if rank 0 has ended."""
         first = np.empty(_FIRST, np.uint8)
         self._finish([self._receive(first, 0, _STEPS)], _FOREVER)
         begin = 8 * _SIZES
@@ -294,7 +294,7 @@ class _Receiving:
         self._socket, self._left = link, array
 
     def wait(self, limit: timedelta) -> None:
-        """Reads it. Raises RuntimeError if it doesn't come in time, or the other end has gone."""
+        """Reads the message. Raises RuntimeError if it doesn't arrive in time, or the other rank has ended."""
         until = time.monotonic() + limit.total_seconds()
         try:
             while self._left:
@@ -316,9 +316,9 @@ class _Receiving:
 
 
 def packed_step(groups: Sequence[str], step: StepInput, ports: Sequence[str] = ()) -> Bytes:
-    """A step as bytes, for ranks that compute and don't sample.
+    """Returns a step as bytes, for ranks that don't sample.
 
-    ``groups``: the cache groups, in some order. ``ports``: further arrays, as in ``ExecutorCaps.ports``.
+    ``groups``: the order of the cache groups. ``ports``: further arrays, as in ``ExecutorCaps.ports``.
     """
     words = packed_words(step, port_names(groups, ports))
     none = np.zeros(0, np.int32)
@@ -343,7 +343,7 @@ def unpacked_step(groups: Sequence[str], packed: Bytes, ports: Sequence[str] = (
 
 
 def packed_copies(groups: Sequence[str], copies: Mapping[str, Int32Array]) -> Bytes:
-    """A step's ``copies`` as bytes: of each cache group how many there are, then they."""
+    """Returns a step's ``copies`` as bytes: for each cache group their number, then the pairs."""
     none = np.zeros((0, 2), np.int32)
     lists = [copies.get(group, none).reshape(-1) for group in groups]
     parts = [np.array([pairs.size // 2, *pairs], np.int32) for pairs in lists]

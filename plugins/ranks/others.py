@@ -176,11 +176,11 @@ class OtherRanks:
             self.abandon(f"{self._named(rank)} {problem}")
 
     def first_ended(self) -> int | None:
-        """A rank that runs no more."""
+        """Returns a rank that has ended; None if all run."""
         return next((rank for rank in range(1, self._count) if self._places.ended(rank)), None)
 
     def abandon(self, problem: str) -> None:
-        """Ends them all because of that."""
+        """Ends all ranks because of ``problem``, which is recorded unless there was an earlier one."""
         self.problem = self.problem or problem
         self.close()
 
@@ -239,7 +239,7 @@ class OtherRanks:
         return None
 
     def _said(self, rank: int) -> Report | None:
-        """Returns the reason that a rank has given for its end; None if it gave none."""
+        """Returns a rank's report of why it ended; None if there is none."""
         if not self.store.check([f"report/{rank}"]):
             return None
         return Report.model_validate(msgspec.json.decode(self.store.get(f"report/{rank}")))

@@ -80,7 +80,7 @@ def how_it_ended(code: int) -> str:
 
 
 def last_lines(errors: int) -> str:
-    """The last of what was written to such memory."""
+    """Returns the last lines in a memory file of ``errors_of``, as the end of a message."""
     size = os.fstat(errors).st_size
     written = os.pread(errors, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
     lines = written.strip().splitlines()

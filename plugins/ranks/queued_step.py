@@ -12,8 +12,8 @@ class QueuedStep:
     """A step that the other ranks have begun. See ``executors.base.Pending``.
 
     Args:
-        queue: the steps that were begun and whose own part hasn't run yet, this one included, oldest first.
-        run: runs this rank's part of the oldest step, and takes the step out of the queue.
+        queue: the begun steps whose part of this rank hasn't run yet, oldest first; includes this one.
+        run: runs this rank's part of the oldest step, and removes the step from the queue.
         step: the step's inputs.
     """
 

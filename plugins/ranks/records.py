@@ -13,13 +13,13 @@ from enginewright.runtime.shared.records import Record
 
 
 class PartSetting(Record, frozen=True, kw_only=True):
-    """The settings that every rank needs to open its part of the model.
+    """The settings with which every rank opens its part of the model.
 
     Attributes:
         bundle: the bundle's path on all machines.
         target: the target's name.
         partition: the partition's text, such as "tensor=2".
-        blocks: cache group -> blocks to allocate, the same on all ranks.
+        blocks: blocks to allocate by cache group, the same on all ranks.
         same: facts that must be equal on all ranks, by name: see ``facts``.
     """
 
@@ -41,7 +41,7 @@ class RankReply(Record, frozen=True, kw_only=True):
 class Report(Record, frozen=True, kw_only=True):
     """The reason why a rank ends: its own problem, or the silence of the rank ``of``.
 
-    ``met``: ranks met, and it can't say which one didn't come.
+    ``met``: True if a rank missed a collective, and it is unknown which one.
     """
 
     problem: str

@@ -16,10 +16,10 @@ class StableHloOptions(Section):
     """The recipe's options for the target stablehlo.
 
     Attributes:
-        kernels: "enginewright": products and attention are the cpu target's kernels, which XLA's CPU client calls. None
-            if XLA compiles all, and the modules run on other devices too.
-        iree: levels of x86-64 that IREE compiles them for ahead. Its runtime runs the best that the processor has.
-        iree_cuda: compute capabilities of GPUs that IREE compiles them for, as files that nothing of ours runs.
+        kernels: "enginewright": products and attention are the cpu target's kernels, called by XLA's CPU client. None:
+            XLA compiles all, and the modules run on other devices too.
+        iree: levels of x86-64 for which IREE compiles them ahead of time. Its runtime uses the processor's best one.
+        iree_cuda: compute capabilities of GPUs for which IREE compiles them, as files that Enginewright can't run.
     """
 
     kernels: Literal["enginewright"] | None = None

@@ -14,7 +14,7 @@ ALIGNMENT = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Zeros at a multiple of 64 bytes: address space until they are written. Raises MemoryError."""
+    """Returns zeros aligned to 64 bytes, which use memory only once written. Raises MemoryError."""
     kind = np.dtype(dtype)
     size = int(np.prod(shape)) * kind.itemsize
     memory = np.zeros(size + ALIGNMENT, np.uint8)

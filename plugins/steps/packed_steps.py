@@ -83,9 +83,9 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
 def padded(
     step: StepInput, rows: Int32Array, groups: Sequence[CacheGroup], shape: StepShape, ports: Sequence[str] = ()
 ) -> dict[str, Array]:
-    """The inputs of a step, with the sizes of ``shape``, by their names in ``step_schema``.
+    """Returns the inputs of a step, padded to ``shape``, by their names in ``step_schema``.
 
-    Tokens of padding belong to no request and are written nowhere; requests of padding have no tokens.
+    Padding tokens belong to no request and aren't written to the cache; padding requests have no tokens.
     """
     windows = {group_port(BLOCK_TABLE, group.name) for group in groups if group.window}
     arrays = {}

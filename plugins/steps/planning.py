@@ -181,12 +181,11 @@ class Planning:
 
     Attributes:
         gpus: True if its programs run on GPUs; False for this machine's processor.
-        model: a function for the times of a program's steps on a device; it may measure, and then reports progress.
-        timed: a function for the seconds of a step of one size, without what a model needs for all sizes.
-        formats: a function for a program's formats that GPUs must have instructions for.
-        scratch: bytes of a step besides the program's arena: (program, requests, tokens of each) -> bytes.
-        meeting: measures the seconds of a meeting of a number of ranks of one machine, which share memory; None if
-            there are no ranks.
+        model: returns the times of a program's steps on a device; it may measure, and then reports progress.
+        timed: returns the seconds of a step of one size, faster than ``model``.
+        formats: returns a program's formats that need instructions of GPUs.
+        scratch: returns the bytes of a step besides the program's arena; arguments: program, requests, tokens of each.
+        meeting: measures the seconds in which a number of ranks meet in shared memory; None if there are no ranks.
     """
 
     gpus: bool

@@ -1,4 +1,4 @@
-"""The part of an executor with slots as its blocks that is the same whatever runs its steps."""
+"""The common part of executors with slots as their blocks."""
 
 from __future__ import annotations
 

@@ -61,13 +61,13 @@ class Tune(Protocol):
         write: bool,
         progress: Progress,
     ) -> Tuned:
-        """Raises an EnginewrightError.
+        """Tunes a target of a bundle. Raises an EnginewrightError.
 
         Args:
             bundle: the opened bundle.
-            seconds: the most time to measure, in seconds.
-            threads: the number of threads; 0 takes one for each core.
-            records: a file of choices that an earlier run wrote, for targets that write one: nothing is measured then.
+            seconds: maximum time of the measurement.
+            threads: the number of threads; 0 means one for each core.
+            records: a file of choices from an earlier run, for targets that write one; then nothing is measured.
             write: True if the choices are stored.
             progress: a function called with the stage "tune".
         """

@@ -72,5 +72,5 @@ LEVELS: Mapping[str, Level] = {
 
 
 def levels_in_order(value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:
-    """Each once, the plainest first."""
+    """Returns the levels without duplicates, the lowest first."""
     return tuple(sorted(set(value), key=list(FEATURES).index))

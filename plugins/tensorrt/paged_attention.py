@@ -94,8 +94,10 @@ def register_plugins(capability: int, kernels: Kernels, attention: Attention | N
 def _called_with(
     parameters: Mapping[str, object], returns: object, function: Callable[[dict[str, Any]], object]
 ) -> Any:
-    """``function`` of values by name, as TensorRT has plugins' functions: it reads names and types of the signature,
-    and passes inputs by position and attributes either way."""
+    """Wraps ``function``, which gets values by name, as a plugin function for TensorRT.
+
+    TensorRT reads names and types from the signature, and passes inputs by position and attributes either way.
+    """
 
     def called(*values: object, **attributes: object) -> object:
         return function(dict(zip(parameters, values, strict=False)) | attributes)

@@ -49,13 +49,13 @@ class TvmSection(Record, frozen=True, kw_only=True):
     """The target's section in a bundle's manifest, besides its program.json.
 
     Attributes:
-        version: the version of TVM that made the libraries; the same must run them.
-        levels: levels of x86-64 that there is a library for, the plainest first.
-        program: SHA-256 of the program.json that the libraries were compiled from: with another one they would read and
-            write elsewhere. None in older bundles.
+        version: the version of TVM that made the libraries; only the same can run them.
+        levels: levels of x86-64 with a library, the lowest first.
+        program: SHA-256 of the program.json that the libraries were compiled from, since their memory accesses depend
+            on it. None in older bundles.
         kernels: the owner of the kernels of products and attention; None for the library itself.
-        cuda: compute capabilities that there are files for; nothing of ours runs them.
-        tuned: level -> a library that is run in place of the exported one.
+        cuda: compute capabilities with CUDA files, which Enginewright can't run.
+        tuned: by level, a library that replaces the exported one.
     """
 
     version: str
@@ -66,7 +66,7 @@ class TvmSection(Record, frozen=True, kw_only=True):
     tuned: dict[LevelName, TunedLibrary] = field(default_factory=dict)
 
     def library(self, level: LevelName) -> str:
-        """The file of a level's library."""
+        """Returns the file of a level's library."""
         return self.tuned[level].library if level in self.tuned else library_name(level)
 
 

@@ -1,4 +1,4 @@
-"""Measures the limits of this machine: how fast it reads memory, and how fast it multiplies."""
+"""Measures the limits of this machine: the bandwidth of its memory, and its multiply-adds a second."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Machine:
 
 
 def measure_machine(isa: str, threads: int, types: Iterable[str], working_set: int) -> Machine:
-    """Measures for some tenths of a second.
+    """Measures the limits of this machine, for some tenths of a second.
 
     Args:
         isa, threads: the instruction set and the number of threads of the kernels; at least one thread.
@@ -48,7 +48,7 @@ def measure_machine(isa: str, threads: int, types: Iterable[str], working_set: i
         working_set: bytes that a step reads.
 
     Raises:
-        CapacityError: there is no memory for it.
+        CapacityError: there is too little memory.
     """
     nbytes = min(max(working_set, threads * _CHUNK), MOST_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""Measures how long ranks of this machine wait for each other where they gather, in processes that do nothing else."""
+"""Measures the time in which ranks of this machine meet to gather, in processes that do nothing else."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ Point = tuple[float, float]
 
 
 def decode(requests: int, context: int) -> StepSizes:
-    """Returns a step of one token for each of that many requests."""
+    """Returns the sizes of a step with one token for each of ``requests`` requests."""
     return StepSizes((1,) * requests, (context,) * requests)
 
 
 def prompt(tokens: int) -> StepSizes:
-    """A whole prompt."""
+    """Returns the sizes of a step with one whole prompt."""
     return StepSizes((tokens,), (tokens,))
 
 
@@ -62,7 +62,7 @@ class Line:
         return cls(tuple(sorted({x: (x, y) for x, y in reversed(points)}.values())))
 
     def at(self, size: float) -> float:
-        """Never less than 0."""
+        """Returns the interpolated or extrapolated value at ``size``, at least 0."""
         if len(self.points) == 1:
             return self.points[0][1]
         i = min(max(bisect_left(self.points, (size,)), 1), len(self.points) - 1)
@@ -125,7 +125,7 @@ class AttentionTimes:
         return Line.through([(n, line.at(context)) for n, line in self.decodes]).at(requests)
 
     def prompts(self, tokens: int, multiply_adds: int) -> float:
-        """Predicts the seconds of a chunk."""
+        """Predicts the seconds of attention for a chunk of a prompt, by its tokens and multiply-adds."""
         a, b, c = self.chunk
         return max(0.0, a + b * tokens + c * multiply_adds) if tokens else 0.0
 
@@ -314,7 +314,9 @@ def _model(planned: PlannedSteps, device: Device, progress: Progress) -> CpuMode
 
 
 def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
-    """Takes a second. Products of experts aren't run: see ``measure``."""
+    """Measures the seconds of a step of one size, which takes about a second. Products of experts aren't run: see
+    ``measure``.
+    """
     steps, threads, requests = planned.steps, device.threads or available_threads(), len(sizes.lengths)
     timed = StepProbe(steps, [sizes], threads).seconds(sizes)
     of_kind = dict(timed.kinds)

@@ -118,7 +118,7 @@ def _known_ids(program: LoweredProgram) -> int:
 
 
 def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[tuple[Step, Hashable]]:
-    """The first steps of each kind, in the program's order, with their kinds' keys."""
+    """Returns the first steps of each kind, in the program's order, with their kinds' keys."""
 
     def nbytes(operands: Sequence[Operand]) -> int:
         return sum(stored_bytes(uses[o.name]) for o in operands if o.kind == "weight")

@@ -356,7 +356,9 @@ class RankProcesses:
 
 
 class _Process:
-    """One rank's process. Its errors go to memory, to be shown if it dies. Raises OSError if it can't be started."""
+    """One rank's process. Its stderr is kept in memory, to be shown if it dies. Raises OSError if it can't be
+    started.
+    """
 
     def __init__(self, setting: RankSetting) -> None:
         self.rank = setting.rank
@@ -438,8 +440,9 @@ Place = tuple[str, int, tuple[int, int, int]]
 
 
 def _places(program: LoweredProgram, blocks: Mapping[str, int]) -> Iterator[Place]:
-    """Yields the places of the caches of a rank's program, in the order in which the interpreter asks for their
-    memory."""
+    """Yields the locations of a rank's caches in shared memory, in the order in which the interpreter allocates
+    them.
+    """
     at = 0
     for group in program.cache_groups:
         for _ in group.layers:

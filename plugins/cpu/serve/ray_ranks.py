@@ -140,7 +140,7 @@ class RayPlaces:
 
 
 def join_cluster(address: str) -> bool:
-    """Joins a cluster that this machine belongs to; False if this process had joined one before.
+    """Connects to a cluster that this machine belongs to; returns False if this process was already connected.
 
     Raises RequestError if it can't be reached.
     """

@@ -106,7 +106,7 @@ class TuningFile(Record, frozen=True, kw_only=True):
 def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
     """Reads a bundle's tuning file for this machine. Returns it and a note: None and "" if there is no file.
 
-    A file that can't be used isn't an error, since nothing depends on it: the note says why.
+    For an unusable file it returns None, and the note has the reason, because results don't depend on the file.
     """
     path = tuning_path(bundle)
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def load_ops(path: Path) -> Mapping[str, Any]:
-    """The table ``OPS`` of a file, without the package that it is in."""
+    """Returns the table ``OPS`` of a file, without importing its package."""
     spec = importlib.util.spec_from_file_location("op_schema", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,7 +26,7 @@ def load_ops(path: Path) -> Mapping[str, Any]:
 
 
 def declarations(ops: Mapping[str, Any]) -> str:
-    """The header's text: a table of each op's operands and attributes, and one of the ops."""
+    """Returns the header's text: tables of each op's operands and attributes, and one of the ops."""
     lines, rows = ["// Made of runtime/shared/op_schema.py by write_declarations.py. Don't edit it."], []
     for name, op in ops.items():
         inputs = [f'{{"{i.name}", "{i.when}"}}' for i in op.inputs]

@@ -14,7 +14,7 @@ MOST_THREADS = 1024
 
 
 def find_operators() -> Path | None:
-    """The library's path, for ``SessionOptions.register_custom_ops_library``; None where it isn't built."""
+    """Returns the library's path, for ``SessionOptions.register_custom_ops_library``; None if it isn't built."""
     return next((path for folder in package.__path__ if (path := Path(folder) / NAME).is_file()), None)
 
 

@@ -37,7 +37,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _idle_gpu(machine: Machine) -> tuple[str, ...]:
-    """Returns a hint on what to install so that onnxruntime uses the GPU that is there."""
+    """Returns a hint to install a provider for the unused GPU; empty if there is no GPU or it is usable."""
     if not machine.gpus or PROVIDERS["cuda"].full_name in machine.providers:
         return ()
     return (

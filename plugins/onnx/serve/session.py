@@ -61,7 +61,7 @@ _EXTRAS = {"cuda": " (pip uninstall onnxruntime, then pip install 'enginewright[
 
 
 def load_onnxruntime(smallest: str = OLDEST) -> ModuleType:
-    """The module onnxruntime. Raises MissingDependencyError if it is not installed, or older than ``smallest``."""
+    """Returns the module onnxruntime. Raises MissingDependencyError if it is missing, or older than ``smallest``."""
     try:
         module = import_module("onnxruntime")
     except ImportError as e:

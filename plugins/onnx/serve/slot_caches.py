@@ -248,7 +248,9 @@ class _Memory:
         return self._address + slot * math.prod(self._shape[1:3]) * self._bytes_per_place
 
     def _zeros(self) -> npt.NDArray[np.uint8]:
-        """[slots, Nkv, length, bytes of D]: address space until it is written. Raises CapacityError."""
+        """Allocates zeros [slots, Nkv, length, bytes of D], which use memory only once written. Raises
+        CapacityError.
+        """
         try:
             return np.zeros((*self._shape[:3], self._bytes_per_place), np.uint8)
         except MemoryError as e:

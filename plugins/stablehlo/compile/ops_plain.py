@@ -233,7 +233,7 @@ def _softmax(g: Graph, call: Call) -> Tensor:
 
 
 def _one_hot(g: Graph, call: Call) -> Tensor:
-    """Encodes along a new last axis."""
+    """Adds a one-hot encoding along a new last axis."""
     ids, depth, (off, on) = g.tensor(call.inputs[0]), int(g.known(call.inputs[1])), g.known(call.inputs[2])
     text, places = g.text, (*[1] * len(g.shape(call.inputs[0])), depth)
     hit = text.compare("EQ", text.reshape(ids, (*ids.shape, 1)), text.iota(places, len(places) - 1, ids.kind))

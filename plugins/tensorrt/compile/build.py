@@ -118,7 +118,7 @@ def _with_copies(paged: PagedSection, made: Made) -> tuple[str, ...]:
 
 
 def _check_machine(machine: Machine, what: str, paged: PagedSection) -> InstalledGpu:
-    """The GPU that engines are built for. Raises TargetError that names all that is missing, and what is there."""
+    """Returns the GPU that engines are built for. Raises TargetError with all missing requirements."""
     flavour = FLAVOURS["tensorrt"]
     needs = "the attention kernels"
     problems = [

@@ -37,12 +37,12 @@ class ErrorLog(trt.ILogger):
             self.errors.append(" ".join(msg.split()))
 
     def said(self) -> str:
-        """The latest errors; "" without any."""
+        """Returns the latest errors; "" without any."""
         return "; ".join(self.errors[-2:])
 
 
 def weights_of(bundle: Bundle) -> WeightBytes:
-    """A bundle's weights, mapped."""
+    """Returns a function that maps a bundle's weights by name."""
 
     def read(name: str) -> npt.NDArray[np.generic]:
         return bundle.weight(name)
@@ -99,7 +99,7 @@ def build_engine(
 
 
 def scratch_bytes(plan: bytes, profile: PagedProfile, log: ErrorLog) -> int:
-    """GPU memory that an engine needs while it runs. Raises TargetError if TensorRT can't load it."""
+    """Returns the GPU memory that an engine needs while it runs. Raises TargetError if TensorRT can't load it."""
     engine = trt.Runtime(log).deserialize_cuda_engine(plan)
     if engine is None:
         raise TargetError(

@@ -88,7 +88,7 @@ def add_profile(
     description: Network,
     sizes: PagedProfile,
 ) -> None:
-    """Tells TensorRT the sizes of the steps that the engine will run. Raises TargetError if it doesn't take them."""
+    """Adds the sizes of the engine's steps as an optimization profile. Raises TargetError if TensorRT refuses them."""
     ranges = {"T": sizes.T, "B": sizes.B, "R": sizes.R, "M": sizes.M, "P": sizes.P}
     ranges["B + 1"] = (sizes.B[0] + 1, sizes.B[1] + 1, sizes.B[2] + 1)
     profile = builder.create_optimization_profile()

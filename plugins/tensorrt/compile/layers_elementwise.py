@@ -26,7 +26,7 @@ def _unary(kind: trt.UnaryOperation) -> Handler:
 
 
 def _several(kind: trt.ElementWiseOperation) -> Handler:
-    """Max and Min take as many operands as there are."""
+    """Returns the handler of Max or Min with any number of operands."""
 
     def add(b: NetworkBuilder) -> trt.ITensor:
         assert b.call is not None

@@ -1,4 +1,4 @@
-"""Operators that only move: shapes, views, slices, and what is taken by an index."""
+"""Operators that move values: shapes, views, slices and gathers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _along(b: NetworkBuilder, x: trt.ITensor, axis: int, start: int, size: int, 
 
 
 def _slice(b: NetworkBuilder) -> trt.ITensor:
-    """Slices along one axis, by constants."""
+    """Adds a slice along one axis, with constant bounds."""
     x = b.input(0)
     starts, ends, axes, steps = (b.integers(i) for i in range(1, 5))
     if starts is None or ends is None or axes is None or len(axes) != 1:

@@ -44,7 +44,7 @@ class NetworkBuilder:
     # ---- what calls read
 
     def input(self, index: int) -> trt.ITensor:
-        """An operand of the call."""
+        """Returns an operand of the current call."""
         return self.tensor(self.operand(index))
 
     def operand(self, index: int) -> str:
@@ -53,7 +53,7 @@ class NetworkBuilder:
         return self.call.inputs[index] if index < len(self.call.inputs) else ""
 
     def tensor(self, name: str) -> trt.ITensor:
-        """A value by its name; constants and weights are added when they are first read."""
+        """Returns a value by its name; constants and weights are added when they are first read."""
         if name not in self.tensors:
             if name in self.description.constants:
                 self.tensors[name] = self._constant_of(self.description.constants[name])
@@ -62,7 +62,7 @@ class NetworkBuilder:
         return self.tensors[name]
 
     def integers(self, index: int) -> tuple[int, ...] | None:
-        """An operand's elements if it is a constant of integers, else None."""
+        """Returns the elements of an operand that is a constant of integers, else None."""
         constant = self.description.constants.get(self.operand(index))
         return None if constant is None else tuple(int(v) for v in constant.values)
 
@@ -88,7 +88,7 @@ class NetworkBuilder:
     # ---- what layers are made with
 
     def add(self, layer: Layer | None) -> Layer:
-        """Names a layer that was added; raises TargetError if TensorRT refused it."""
+        """Names an added layer and returns it. Raises TargetError for None, by which TensorRT refuses a layer."""
         if layer is None:
             raise self.refused("TensorRT doesn't take it")
         self._layers += 1
@@ -106,7 +106,7 @@ class NetworkBuilder:
         return TargetError(f"{what}: {reason}", hint="See TensorRT's own messages above this one.")
 
     def constant(self, values: npt.NDArray[np.generic]) -> trt.ITensor:
-        """A constant, which equal ones share."""
+        """Returns a constant; equal ones are shared."""
         array = np.ascontiguousarray(values)  # which has a dimension, also if the constant has none
         key = (array.dtype.str, values.shape, array.tobytes())
         if key not in self._constants:
@@ -115,7 +115,7 @@ class NetworkBuilder:
         return self._constants[key]
 
     def shape_constant(self, values: Sequence[int]) -> trt.ITensor:
-        """i64 [n]."""
+        """Returns a constant, i64 [n]."""
         return self.constant(np.asarray(values, np.int64))
 
     def _constant_of(self, constant: Constant) -> trt.ITensor:
@@ -138,11 +138,11 @@ class NetworkBuilder:
         return x if x.dtype == dtype else self.out(self.network.add_cast(x, dtype))
 
     def shape(self, x: trt.ITensor) -> trt.ITensor:
-        """i64 [rank]."""
+        """Returns a tensor's shape at run time, i64 [rank]."""
         return self.out(self.network.add_shape(x))
 
     def reshape(self, x: trt.ITensor, sizes: Sequence[int]) -> trt.ITensor:
-        """Reshapes a tensor as ONNX does: 0 copies the input's size, -1 takes the rest."""
+        """Reshapes a tensor as in ONNX: 0 copies the input's size, -1 is inferred."""
         layer = self.add(self.network.add_shuffle(x))
         layer.reshape_dims = trt.Dims(list(sizes))
         return layer.get_output(0)
@@ -161,12 +161,12 @@ class NetworkBuilder:
         return [self.of_rank(x, rank) for x in tensors]
 
     def binary(self, x: trt.ITensor, y: trt.ITensor, kind: trt.ElementWiseOperation) -> trt.ITensor:
-        """Element by element."""
+        """Adds an element-wise operation on two tensors, with broadcasting."""
         x, y = self.same_rank(x, y)
         return self.out(self.network.add_elementwise(x, y, kind))
 
     def unary(self, x: trt.ITensor, kind: trt.UnaryOperation) -> trt.ITensor:
-        """Element by element."""
+        """Adds an element-wise operation on one tensor."""
         return self.out(self.network.add_unary(x, kind))
 
     def like(self, value: float, x: trt.ITensor) -> trt.ITensor:

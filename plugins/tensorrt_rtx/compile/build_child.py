@@ -1,6 +1,6 @@
-"""The process that builds one engine: reads an ``EngineRequest`` as JSON, answers in lines of JSON.
+"""The process that builds one engine: reads an ``EngineRequest`` as JSON, and answers in lines of JSON.
 
-Run as ``python -m``. Standard output is kept for answers; what the library prints goes to standard error.
+Run as ``python -m``. Only answers go to standard output; the library's output goes to standard error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 
 def main() -> int:
-    """Answers one request."""
+    """Answers one request, and returns the exit code."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no one waits for an engine without an export
     _settle()
@@ -54,9 +54,10 @@ def main() -> int:
 
 
 def _settle() -> None:
-    """Has memory at the same addresses at each run: the library sorts by them, and its plans depend on the order.
+    """Disables randomized addresses, because the library sorts by addresses and its plans depend on the order.
 
-    Where a system doesn't allow it (some containers), one processor has it build in the same order most times.
+    If the system doesn't allow that (in some containers), it limits the process to one processor, which usually gives
+    the same order.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -152,7 +153,7 @@ def _monitor(trt: Any, answers: IO[str]) -> Any:
 
 
 def _parser_errors(parser: trt.OnnxParser) -> str:
-    """The first error: its operator, where that is in the model, and what is wrong."""
+    """Returns the parser's first error: its operator, place in the model, and description; "" if there is none."""
     if not parser.num_errors:
         return ""
     error = parser.get_error(0)
@@ -227,7 +228,9 @@ def _add_profile(
 
 
 def _peak_rss_bytes() -> int:
-    """VmHWM: unlike getrusage's figure, which an exec takes over from the process that started this one."""
+    """Returns the process's peak resident memory (VmHWM). getrusage's figure would include the parent's memory before
+    exec.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

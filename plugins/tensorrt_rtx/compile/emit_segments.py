@@ -137,7 +137,7 @@ def _build(
     progress: Progress,
     options: EmitOptions,
 ) -> tuple[tuple[EngineSection, ...], str]:
-    """The engines, and the version of the library that built them."""
+    """Returns the engines, and the version of the library that built them."""
     engines, version = [], ""
     with tempfile.TemporaryDirectory(dir=writer.folder) as scratch:
         for done, graph in enumerate(graphs, 1):

@@ -82,7 +82,7 @@ class SegmentBuilder(GraphBuilder):
         self._given_as: dict[str, str] = {}
 
     def take(self, tensor: TensorProto) -> str:
-        """Makes a weight an input of the graph; the bundle has it once, whichever segments read it."""
+        """Makes a weight an input of the graph; the bundle stores it once for all segments."""
         label = str(tensor.name)
         if label not in self._given_as:
             name = f"weight_{len(self.given)}"
@@ -95,7 +95,7 @@ class SegmentBuilder(GraphBuilder):
         return self.once("N", lambda: self._leading("T"))
 
     def sampled(self) -> str:
-        """R as i64 [1]."""
+        """Returns R as i64 [1]."""
         return self.once("R", lambda: self._leading("R"))
 
     def _leading(self, letter: str) -> str:

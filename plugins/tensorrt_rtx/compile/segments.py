@@ -49,13 +49,12 @@ class AttentionCut:
 
 @dataclass(frozen=True)
 class SegmentCut:
-    """Calls that run together.
+    """The calls of one segment.
 
     Attributes:
         nodes: the nodes in the program's order.
-        inputs: step inputs, results of attentions and of segments before, in the order in which ``nodes`` read them.
-        outputs: the values read outside, by attentions, later segments or callers that want logits; in the order of
-            nodes.
+        inputs: step inputs, results of attentions and of earlier segments, in the order in which ``nodes`` read them.
+        outputs: the values read by attentions, by later segments or as logits; in the order of nodes.
         attentions: the attentions directly after it; the last segment has none.
     """
 
@@ -154,7 +153,7 @@ def _constants(program: Program) -> dict[Node, None]:
 
 
 def _needed(nodes: Sequence[Node], constants: Mapping[Node, None]) -> list[Node]:
-    """The constants that calls read, and those that these read, in the program's order."""
+    """Returns the constants that calls read, directly or through other constants, in the program's order."""
     needed: set[Node] = set()
     reading = list(nodes)
     while reading:

@@ -75,7 +75,9 @@ def emit_whole(
 
 
 def _check_disk(program: Program, output: Path) -> None:
-    """The graph's weights and the engine's are on the disk at the same time; each has 16 bits a weight at most."""
+    """Raises CapacityError if the disk can't hold the graph's and the engine's weights together, at most 16
+    bits each.
+    """
     needed = 4 * sum(math.prod(program.weights[name].shape) for name in program.weights)
     free = shutil.disk_usage(output.parent).free
     if needed > free:

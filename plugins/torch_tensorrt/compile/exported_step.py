@@ -54,7 +54,7 @@ class ExportedStep:
     example: tuple[torch.Tensor, ...]
 
     def kept(self) -> tuple[Any, ...]:
-        """The ops of ours that are left in the graph."""
+        """Our ops that remain in the graph."""
         nodes = self.exported.graph.nodes
         targets = {node.target for node in nodes if getattr(node.target, "namespace", None) == NAMESPACE}
         return tuple(sorted(targets, key=str))
@@ -138,7 +138,7 @@ def _at(expr: sympy.Expr, size: int) -> int:
 
 
 def _dim(size: sympy.Expr, named: dict[str, Any]) -> Any:
-    """T, or B + 1, as torch.export has it."""
+    """Returns a size such as T or B + 1 in torch.export's dimensions."""
     (symbol,) = size.free_symbols
     more = int(size - symbol)
     return named[str(symbol)] + more if more else named[str(symbol)]

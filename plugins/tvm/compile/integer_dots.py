@@ -34,7 +34,7 @@ class Dots:
         return low, T.Bind(T.bitwise_and(words >> self._int(8), self._int(_LOW_BYTES)))
 
     def values(self, words: Expr) -> tuple[Expr, ...]:
-        """Splits words of values: bytes 0 and 2 as 16 bits with their sign, then 1 and 3."""
+        """Splits words of four bytes into signed 16-bit values: bytes 0 and 2, then 1 and 3."""
         if self._vnni:
             return (words,)
         halves = T.Bind(T.reinterpret(f"int16x{2 * self.lanes}", words))

@@ -148,7 +148,7 @@ class Local:
         return self.buffer[int64(0)]
 
     def lanes(self) -> Any:
-        """A copy in memory, of numbers."""
+        """Returns a copy in memory, so that single lanes can be read."""
         copy = on_stack(self.width, self._dtype)
         store(copy, int64(0), self.get(), self.width)
         return copy
@@ -273,7 +273,7 @@ class Kernel:
     # ---- operands
 
     def value(self, affine: Affine | int) -> Expr:
-        """A size as an int64."""
+        """Returns a size as an int64 expression."""
         affine = Affine.parse(affine)
         total: Expr = None
         for symbol, factor in (("T", affine.t), ("B", affine.b), ("R", affine.r)):
@@ -331,7 +331,7 @@ class Kernel:
             raise UnsupportedModelError(f"{self.step.op} at {self.step.where}: {problem}", hint=self.level.without)
 
     def words(self, operand: Operand) -> Memory:
-        """Rows of bytes or of 16 bits as words of 32, which they fill."""
+        """Returns rows of 8- or 16-bit elements as 32-bit words."""
         memory, each = self.memory(operand), 4 // BYTES_PER_ELEMENT[operand.dtype]
         *lead, last = operand.strides
         assert last == 1 and operand.kind == "buffer", "what is rounded is in the arena, row by row"
@@ -340,7 +340,7 @@ class Kernel:
         return Memory(buffer, T.floordiv(memory.base, int64(each)), operand.shape, strides, "i32", self)
 
     def cache(self) -> tuple[Any, Any, CacheGroup]:
-        """The layer's keys [P][Nkv][D][32] and values [P][Nkv][32][Dv], and their group."""
+        """Returns the layer's keys [P][Nkv][D][32] and values [P][Nkv][32][Dv], and their group."""
         name = next(o.name for o in self.step.inputs if o.kind == "cache")
         keys, values = (self._buffers[self._names[Argument(half, name)]] for half in ("keys", "values"))
         return keys, values, self._groups[name]

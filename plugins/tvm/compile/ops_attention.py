@@ -155,7 +155,7 @@ class _TileLoops:
         return scores
 
     def _masked(self, i: int, v: int, score: Local, block: Expr) -> Expr:
-        """Scales and masks a vector of a row's scores; returns which keys the row sees."""
+        """Scales and masks a vector of a row's scores; returns a mask of the keys that the row attends to."""
         t, h = self.rows[i]
         number = T.Bind(T.ramp(T.cast(block * int64(self.size) + int64(v * LANES), "int32"), T.int32(1), LANES))
         at = T.Bind(T.broadcast(T.cast(self.place[t], "int32"), LANES))

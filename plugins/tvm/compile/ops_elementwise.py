@@ -24,7 +24,7 @@ def _no(x: Expr, n: int) -> Expr:
 
 
 def _larger(x: Expr, y: Expr, n: int) -> Expr:
-    """NaN where x or y is."""
+    """Returns the larger of x and y; NaN if either is NaN."""
     return T.Select(T.Or(x > y, x != x), x, y)
 
 

@@ -118,7 +118,7 @@ Vectors = list[list[Local]]
 class IntegerProduct:
     """A product of integers, whose loops ``write`` writes.
 
-    Where weights are in groups and activations aren't, values of the activations are summed here, group by group.
+    If only the weights are in groups, the activations' sums for each group are computed here.
 
     Args:
         k: the step's kernel.
@@ -126,7 +126,7 @@ class IntegerProduct:
         weight: the weight's values [N, K], in a layout of panels.
         use: the weight's entry in the program.
         factors: the weight's scales, and its offsets if it has them.
-        product: the result, which takes the sums.
+        product: receives the sums.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Ops that go over rows: embeddings, norms, rotations, gates, what is written to the cache, and chosen rows."""
+"""Ops over rows: embeddings, norms, rotations, gates, cache writes, and selected rows."""
 
 from __future__ import annotations
 

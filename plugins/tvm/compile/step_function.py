@@ -97,9 +97,9 @@ def step_module(
     schedules: Schedules = NONE,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> tvm.IRModule:
-    """The kernels, and ``step``, which calls them; for a program with taps also ``step_with_taps``.
+    """Returns the kernels, and ``step``, which calls them; for a program with taps also ``step_with_taps``.
 
-    Arguments as of, and raises as ``kernels_of``.
+    Arguments and errors are those of ``kernels_of``.
     """
     whole, of_taps = with_tap_outputs(program)
     kernels = kernels_of(whole, level, ours, schedules, handlers)

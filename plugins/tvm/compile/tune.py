@@ -1,7 +1,7 @@
-"""Looks for schedules of the tvm target's products that are faster than its own, and compiles its library with them.
+"""Searches for faster schedules of the tvm target's products, and compiles its library with them.
 
-A product is compiled alone with each choice and timed beside the best so far. What is found is compared once more as a
-whole program, then written into the target's folder: the library, and the records that it was compiled with.
+A product is compiled alone with each choice and timed against the best so far. The best choices are compared once more
+in the whole program, then written into the target's folder: the library, and the records that it was compiled with.
 """
 
 from __future__ import annotations

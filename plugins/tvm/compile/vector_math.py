@@ -1,6 +1,7 @@
-"""Elementary functions on vectors of floats, in add, multiply and fma alone (no library of C is called), and formats.
+"""Elementary functions on vectors of floats, by add, multiply and fma (without C's library), and conversions of
+formats.
 
-The polynomials are those of plugins/cpu/kernels/vector_math.h, which says where they are from.
+The polynomials are those of plugins/cpu/kernels/vector_math.h, which has their sources.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ ACTIVATIONS: Mapping[str, Callable[[Expr, Lanes], Expr]] = {
 
 
 def half_to_float(bits: Expr, lanes: Lanes) -> Expr:
-    """f16 given as its bits."""
+    """Converts f16 bits to floats."""
     return T.cast(T.reinterpret("float16" if lanes == 1 else f"float16x{lanes}", bits), floats(lanes))
 
 
@@ -154,12 +155,14 @@ def first_of_pair(words: Expr, lanes: Lanes) -> Expr:
 
 
 def second_of_pair(words: Expr, lanes: Lanes) -> Expr:
-    """The other one."""
+    """Returns the second (high) bf16 of each word as a float."""
     return T.reinterpret(floats(lanes), T.bitwise_and(words, vector(T.int32(-65536), lanes)))
 
 
 def fp8_to_float(codes: Expr, lanes: Lanes) -> Expr:
-    """e4m3 given as bytes, of finite values: its bits where a float has them, and the exponent's bias by a product."""
+    """Converts finite e4m3 bytes to floats: their bits are moved into a float's, and a product corrects the exponent's
+    bias.
+    """
     bits = T.Bind(T.cast(codes, "int32" if lanes == 1 else f"int32x{lanes}"))
     magnitude = T.bitwise_and(bits, vector(T.int32(0x7F), lanes)) << vector(T.int32(20), lanes)
     sign = T.bitwise_and(bits, vector(T.int32(0x80), lanes)) << vector(T.int32(24), lanes)

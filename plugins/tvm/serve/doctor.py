@@ -40,7 +40,7 @@ def tvm_problem(section: TvmSection, found: str) -> Problem | None:
 
 
 def level_problem(section: TvmSection) -> Problem:
-    """Libraries for other processors."""
+    """Returns the problem of libraries for other processors."""
     names = " and ".join(f"x86-64-{name}" for name in section.levels)
     hint = "Export again with a level that it has in the recipe's [tvm] levels, or take --target cpu."
     return Problem(f"its libraries are for {names}, whose instructions this processor doesn't have", hint)

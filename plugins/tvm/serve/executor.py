@@ -188,8 +188,10 @@ class TvmStep:
         self._outputs = [(name, of, places[of.name]) for name, of in program.outputs.items()]
 
     def run(self, step: StepInput) -> dict[str, Array]:
-        """Runs a step; returns its outputs [R, width], in memory that the next step writes. Hidden states are there if
-        the step wants one."""
+        """Runs a step; returns its outputs [R, width], in memory that the next step overwrites.
+
+        Hidden states are included if the step needs one.
+        """
         arena = self.memory.begin(step)
         if self._arena is None or arena.ctypes.data != self._arena.ctypes.data or arena.size != self._arena.size:
             self._arena_tensors = [tensor(arena.view(dtype)) for dtype in self._given.arena]
@@ -222,7 +224,7 @@ class TvmStep:
 
 
 def sizes_of(step: StepInput) -> tuple[int, int, int]:
-    """T, B and R."""
+    """Returns T, B and R."""
     return len(step.ids), len(step.kv_len), len(step.rows)
 
 

@@ -137,7 +137,7 @@ class Library:
 
 
 def _take_over(ffi: ModuleType, path: Path) -> None:
-    """Gives a library that was loaded our function for steps, and our threads in the place of TVM's."""
+    """Replaces a loaded library's function for steps and its thread pool by ours."""
     run_step = ffi.Function.__from_extern_c__(RUN_STEP_FOR_TVM)
     ffi.register_global_func(RUN_STEP, run_step, override=True)
     try:
