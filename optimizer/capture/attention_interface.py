@@ -253,9 +253,15 @@ def attention_function(
 
 
 def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str) -> int:
-    """The layer whose cache an attention call has: the module's own, or for every further call one more."""
+    """Returns the layer whose cache an attention call has: the module's own, or for every further call one more.
+
+    Attention that several layers share has no number of its own (``layer_idx`` None or -1): it has that of its place in
+    the list of layers.
+    """
     layer = getattr(module, "layer_idx", None)
-    if not isinstance(layer, int):
+    if not isinstance(layer, int) or layer < 0:
+        layer = next((int(p) for p in where.split(".") if p.isdigit() and int(p) < capture.model_layers), None)
+    if layer is None:
         raise UnsupportedModelError(
             f"{where} has no layer_idx, so it can't be known that each layer attends",
             hint="Give each attention module the number of its layer.",

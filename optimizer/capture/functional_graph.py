@@ -17,7 +17,10 @@ aten = torch.ops.aten
 _CASTS = (aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default)
 _RESHAPES = (aten.reshape.default,)
 
-_OTHER_NAMES: dict[object, Callable[..., object]] = {aten.concat.default: aten.cat.default}
+_OTHER_NAMES: dict[object, Callable[..., object]] = {
+    aten.concat.default: aten.cat.default,
+    aten.concatenate.default: aten.cat.default,
+}
 """Composite ops that are another under a second name; run_decompositions leaves them."""
 
 

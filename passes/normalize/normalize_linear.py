@@ -11,6 +11,7 @@ from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, 
 
 from ..cleanup.fold_constants import transposed
 from ..ir.program import Program
+from ..ir.weights import Apply, Slice
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -74,6 +75,35 @@ class ProductOfColumns(Rule):
         return program.call(aten.transpose.int, product, *axes, where=match.where)
 
 
+class ProductOfEachHead(Rule):
+    """weight @ x with a weight [H, .., N, K] and x [H, .., K, T], whose heads each have a matrix: H linears."""
+
+    name = "product_of_each_head"
+    pattern = Call(aten.matmul.default, Weight("weight"), Bind("x"))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        shape, columns = program.shape(match.node("weight")), program.shape(match.node("x"))
+        if len(shape) < 3 or len(shape) != len(columns) or shape[0] != columns[0]:
+            return "weight and x don't have the same heads"
+        return None if all(size == 1 for size in shape[1:-2]) else "a head has several matrices"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        weight, x, where = match.node("weight"), match.node("x"), match.where
+        expr = program.weight_of(weight)
+        assert expr is not None
+        rows = program.call(aten.transpose.int, x, -2, -1, where=where)  # [H, .., T, K]
+        heads = []
+        for head in range(expr.shape[0]):
+            matrix = Apply(
+                aten.reshape.default, (Slice(expr, 0, head, head + 1), expr.shape[-2:]), (), expr.shape[-2:], expr.dtype
+            )
+            weight_of_head = program.weight(f"{weight.target}_{head}", matrix, where=weight.meta["where"])
+            of_head = program.call(aten.slice.Tensor, rows, 0, head, head + 1, where=where)
+            heads.append(program.call(ew.linear.default, of_head, weight_of_head, None, where=where))
+        product = program.call(aten.cat.default, heads, 0, where=where)
+        return program.call(aten.transpose.int, product, -2, -1, where=where)
+
+
 class AddBias(Rule):
     """linear(x) + bias."""
 
@@ -95,4 +125,4 @@ class NormalizeLinear(RewritePass):
     """aten.linear, mm, matmul and addmm with a weight -> ``ew.linear``; a weight [K, N] is transposed lazily."""
 
     name = "normalize_linear"
-    rules: ClassVar[tuple[Rule, ...]] = (Linear(), Product(), ProductOfColumns(), AddBias())
+    rules: ClassVar[tuple[Rule, ...]] = (*(Linear(), Product(), ProductOfColumns(), ProductOfEachHead(), AddBias()),)

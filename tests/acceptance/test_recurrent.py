@@ -12,10 +12,16 @@ from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
 from enginewright.runtime.shared.errors import RequestError, UnsupportedModelError
 
-from .test_families import saved
+from .driver import Driver
+from .test_families import TOLERANCE, expected_logits, saved
 from .tiny_configs import tiny_family
 
 FAMILIES = ["lfm2", "falcon_h1", "qwen3_5_text", "mamba"]
+RECURRENT = [
+    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
+    *("lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_next", "qwen4_exp", "zamba", "zamba2"),
+]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True, logprobs=2)
 
 WAYS: list[dict[str, Any]] = [
@@ -115,6 +121,22 @@ def test_the_memory_of_snapshots_is_an_option(bundle: Path) -> None:
     assert answers(bundle, states_memory=0, prefix_cache=False, **options) == answers(bundle, **options)
     with pytest.raises(RequestError, match="states_memory"):
         LLM(bundle, states_memory="many")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", RECURRENT)
+def test_logits_are_the_same_in_any_chunks(family: str, tmp_path: Path) -> None:
+    """Logits of a prompt are transformers', and bit for bit the same in one piece and in chunks of 1, 7 and 64."""
+    model = tiny_family(family)
+    export(saved(model, tmp_path / "saved"), tmp_path / "model.bundle", recipe="f32")
+    ids = np.random.default_rng(4).integers(3, 250, 70).tolist()
+    results = []
+    for chunk in (len(ids), 1, 7, 64):
+        with Driver(tmp_path / "model.bundle", 1, 3) as driver:
+            steps = [driver.step({0: ids[i : i + chunk]})[0] for i in range(0, len(ids), chunk)]
+        results.append(np.concatenate(steps))
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    np.testing.assert_allclose(results[0], expected_logits(model, ids), atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.matrix

@@ -39,7 +39,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"pad_token_id", 0),
     (r"bos_token_id", 1),
     (r"eos_token_id", 2),
-    (r"mamba_n(um)?_heads|linear_num_(key|value)_heads", 4),
+    (r"mamba_n(um)?_heads|n_mamba_heads|linear_num_(key|value)_heads", 4),
     (r"mamba_d_head|mamba_head_dim|mamba_headdim|linear_(key|value)_head_dim", 32),
     (r"mamba_d_ssm", 128),
     (r"lru_width", 64),
@@ -87,7 +87,9 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0, **_TWO_KINDS},
     "smollm3": {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2},
     "dots3_note_text": {"num_key_value_heads": 4},
-    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zamba": {"num_hidden_layers": 4, "n_mamba_heads": 2, "mamba_dt_rank": 4, "attention_head_dim": 32}
+    | {"layer_types": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 4, "use_mem_rope": True, "layers_block_type": ["linear_attention", "hybrid"] * 2},
 }
 
 _MOST_PARAMETERS = 12_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import LlamaConfig
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
@@ -99,6 +100,18 @@ def test_own_masks_are_refused():
 
 def test_a_layer_that_attends_again_gets_a_cache_of_its_own():
     assert call(layers=(0, 0, 1, 0))[2].layers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [None, -1])
+def test_shared_attention_has_the_number_of_its_place(number):
+    model = Decoder()
+    model.config = LlamaConfig(num_hidden_layers=2)
+    model.inner[1].layer_idx = number
+    with capturing(model) as capture:
+        begin_forward(torch.tensor([0, 5]), 5)
+        for _ in range(2):
+            attention_function(model.inner[1], *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
+    assert capture.layers == [1, 2]
 
 
 def test_a_layer_without_a_number_is_refused():

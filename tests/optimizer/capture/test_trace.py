@@ -11,6 +11,7 @@ from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.trace import trace
 from enginewright.passes.ir.weights import Source
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from tests.acceptance.tiny_configs import tiny_family
 
 # Sums of at most 128 products in f32 in another order, through two layers, into logits of up to 30.
 # Both sides are f32 over 2 layers with sums in another order, which differs with the number of threads too; logits
@@ -126,12 +127,6 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
             "neither causal nor causal within a sliding window",
         ),
         (
-            transformers.Lfm2Config(
-                **SIZES, num_key_value_heads=2, intermediate_size=32, layer_types=["full_attention", "conv"]
-            ),
-            "model.layers.1",
-        ),
-        (
             transformers.LongcatFlashConfig(
                 **{k: v for k, v in SIZES.items() if k != "num_hidden_layers"},
                 num_layers=1,
@@ -149,13 +144,27 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
             ),
             r"model\.layers\.0\.mlp\.experts can't be traced",
         ),
-        (transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4), "Mamba|mamba"),
     ],
-    ids=["chunked-mask", "short-convolution", "experts-of-its-own", "state-space"],
+    ids=["chunked-mask", "experts-of-its-own"],
 )
 def test_models_that_attend_or_compute_otherwise_are_refused(config, message):
     with pytest.raises(UnsupportedModelError, match=message):
         _trace(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("minimax", r"model\.layers\.1\.self_attn \(modeling_minimax.*\) assumes .* of the number of tokens T"),
+        ("recurrent_gemma", r"layers\.0\.temporal_block\.rg_lru \(.* in _rnn_scan\) fixes the number of tokens"),
+        ("rwkv", r"blocks\.0\.attention \(.* in rwkv_linear_attention_cpu\) fixes the number of tokens"),
+        ("xlstm", r"blocks\.0\.mlstm_layer\.mlstm_backend \(modeling_xlstm.*\) assumes .* of the number of tokens T"),
+    ],
+)
+def test_recurrences_without_a_kernel_function_are_refused_by_name(family, message):
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        _trace(tiny_family(family).config)
+    assert "recurrences without a kernel function" in caught.value.hint
 
 
 def test_capture_leaves_the_model_alone(tiny_model):

@@ -107,3 +107,38 @@ def test_a_product_with_the_weight_first_takes_columns(weights: Weights, rank: i
     program = program_from(call, weights)
     rewrite(program, NormalizeLinear(), tolerance=1e-5)
     assert len(program.nodes_of(ew.linear.default)) == 1 and not program.nodes_of(aten.matmul.default)
+
+
+class _Heads(nn.Module):
+    """``weight`` [H, .., N, K] has a matrix for each head."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(256, shape[0] * shape[-1]))
+        self.weight = nn.Parameter(torch.randn(shape))
+
+
+def _columns_of_heads(m: nn.Module, i: Inputs) -> torch.Tensor:
+    """weight @ x, as Zamba makes B, C and time steps: x [H, .., K, T], and the result as [T, H N]."""
+    x = _x(m, i).transpose(0, 1).unflatten(0, (m.weight.shape[0], *(1,) * (m.weight.dim() - 3), -1))
+    return aten.matmul.default(m.weight, x).clone(memory_format=torch.contiguous_format).flatten(0, -2).transpose(0, 1)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (2, 1, 5, 4)])
+def test_a_product_of_each_head_is_a_linear_for_each(shape: tuple[int, ...]) -> None:
+    program = program_from(_columns_of_heads, _Heads(*shape))
+    rewrite(program, NormalizeLinear(), tolerance=1e-5)
+    assert len(program.nodes_of(ew.linear.default)) == shape[0] and not program.nodes_of(aten.matmul.default)
+
+
+def test_several_matrices_of_a_head_are_left() -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        x = _x(m, i).transpose(0, 1).view(2, 1, 4, -1)
+        return (
+            aten.matmul.default(m.weight, x).clone(memory_format=torch.contiguous_format).flatten(0, -2).transpose(0, 1)
+        )
+
+    program = program_from(call, _Heads(2, 3, 5, 4))
+    rewrite(program, NormalizeLinear(), tolerance=1e-5)
+    assert not program.nodes_of(ew.linear.default)
