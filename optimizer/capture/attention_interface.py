@@ -107,8 +107,7 @@ class AttentionCapture:
     ``tokens`` is T. ``windows``: the windows of masks whose tensors the model computed with. ``model_layers``: the
     number of layers in the model's configuration; a layer that attends again gets a higher number, since each call has
     keys and values of its own. ``paths``: the path of each module by its id, for messages. ``running``: the modules
-    with a layer's number that are being called, innermost last. ``recurrent``: the layers of recurrent calls.
-    ``called``: all layers of which a module was called.
+    with a layer's number that are being called, innermost last. ``called``: all layers of which a module was called.
     """
 
     model_layers: int = 0
@@ -118,7 +117,6 @@ class AttentionCapture:
     layers: list[int] = field(default_factory=list)
     windows: set[int] = field(default_factory=set)
     running: list[torch.nn.Module] = field(default_factory=list)
-    recurrent: list[int] = field(default_factory=list)
     called: set[int] = field(default_factory=set)
 
     def enter(self, module: torch.nn.Module) -> None:
@@ -136,14 +134,13 @@ class AttentionCapture:
         return path_of(self.running[-1]) if self.running else "the model"
 
     def recurrent_layer(self) -> int:
-        """Returns the layer that a recurrent function is called by, and takes note of the call.
+        """Returns the layer that a recurrent function is called by.
 
         Raises UnsupportedModelError if no module that is being called has a layer's number.
         """
         if not self.running:
             raise UnsupportedModelError("a recurrent function is called outside of a layer (layer_idx)")
         layer: int = self.running[-1].layer_idx  # type: ignore[assignment]  # an int, or it weren't in the list
-        self.recurrent.append(layer)
         return layer
 
 
@@ -186,7 +183,6 @@ def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
     capture.q_start, capture.tokens = q_start, tokens
     capture.layers.clear()
     capture.windows.clear()
-    capture.recurrent.clear()
     capture.called.clear()
     capture.running.clear()
 
@@ -255,8 +251,10 @@ def attention_function(
 def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str) -> int:
     """Returns the layer whose cache an attention call has: the module's own, or for every further call one more.
 
-    Attention that several layers share has no number of its own (``layer_idx`` None or -1): it has that of its place in
-    the list of layers.
+    A module that several layers share has no number (``layer_idx`` is None or -1). It gets the number of the layer that
+    its path ``where`` names, the first one that has it.
+
+    Raises UnsupportedModelError if neither the module nor its path has a number.
     """
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int) or layer < 0:

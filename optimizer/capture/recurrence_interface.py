@@ -28,9 +28,8 @@ _WITHOUT_MEANING = frozenset(
     {
         *("chunk_size", "use_mambapy", "use_associative_scan", "return_last_state", "return_final_states"),
         *("output_final_state", "cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "position_ids"),
-        "position_embeddings",
         *("max_length_q", "max_length_k", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
-        *("output_router_logits", "transpose_state_layout", "safe_gate", "lower_bound"),
+        *("output_router_logits", "position_embeddings", "transpose_state_layout", "safe_gate", "lower_bound"),
     }
 )
 

@@ -125,4 +125,10 @@ class NormalizeLinear(RewritePass):
     """aten.linear, mm, matmul and addmm with a weight -> ``ew.linear``; a weight [K, N] is transposed lazily."""
 
     name = "normalize_linear"
-    rules: ClassVar[tuple[Rule, ...]] = (*(Linear(), Product(), ProductOfColumns(), ProductOfEachHead(), AddBias()),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Linear(),
+        Product(),
+        ProductOfColumns(),
+        ProductOfEachHead(),
+        AddBias(),
+    )

@@ -10,7 +10,7 @@ import torch
 from transformers import Lfm2Config, Lfm2ForCausalLM
 from transformers.models.lfm2 import modeling_lfm2
 
-from enginewright.optimizer.capture.attention_interface import begin_forward, capturing
+from enginewright.optimizer.capture.attention_interface import begin_forward, capturing, current_capture
 from enginewright.optimizer.capture.recurrence_interface import (
     gated_delta_rule,
     replaced_recurrences,
@@ -27,6 +27,7 @@ class Layer(torch.nn.Module):
     layer_idx = 3
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        assert current_capture().recurrent_layer() == 3
         return function(*args, **kwargs)
 
 
@@ -35,7 +36,7 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with capturing(layer) as capture:
         begin_forward(torch.tensor([0, 2, 5]), 5)
         result = layer(function, *args, **kwargs)
-    assert capture.recurrent == [3] and not capture.running
+    assert capture.called == {3} and not capture.running
     return result
 
 
