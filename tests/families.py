@@ -32,9 +32,9 @@ def read_families() -> dict[str, Family]:
 
 RECURRENT = frozenset(
     (
-        *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3"),
-        *("mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
-        *("qwen3_5_text", "qwen3_next", "qwen4_exp"),
+        *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
+        *("lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba", "zamba2"),
     )
 )
 """Families with recurrent layers, which run on the cpu target alone."""

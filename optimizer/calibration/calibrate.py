@@ -23,7 +23,7 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .coverage import measure_coverage
-from .sample import sample_sequences
+from .sample import sample_sequences, sampled_origin
 from .text_file import read_sequences
 
 TEXT = "calibration_text.txt"
@@ -83,7 +83,7 @@ def calibrate(
         return _calibration(sequences, Path(file).name, info)
     if section.source == "text" and (known := _text(tokenizer, info, section.tokens, length)) is not None:
         return Calibration(known, TEXT_ORIGIN, measure_coverage(known, info.vocab_size, few=True))
-    origin = f"sampled from the model, seed {section.seed}"
+    origin = sampled_origin(section.seed)
     progress(ProgressEvent("calibration", 0, 1, origin))
     sequences = sample_sequences(
         SourceRunner(source, context_length=info.context_length, keep_bytes=keep_bytes),
@@ -91,8 +91,8 @@ def calibrate(
         tokens=section.tokens,
         sequence_length=length,
         seed=section.seed,
-        progress=lambda done, total: progress(ProgressEvent("calibration", done, total, origin)),
-        keep_bytes=keep_bytes,
+        stage="calibration",
+        progress=progress,
         cache_bytes=cache_bytes,
     )
     return _calibration(sequences, origin, info)

@@ -2,19 +2,23 @@
 
 A model's own samples are like what it was trained on, in its own proportions (Liu et al., "LLM-QAT", 2023,
 https://arxiv.org/abs/2305.17888), and there is no text to find. They are drawn at temperature 1 by transformers' own
-forward pass, so that they depend on the model and the seed alone.
+forward pass, so that they depend on the model and the seed alone. A step continues from the model's cache; a model
+without a cache that transformers can continue from computes all tokens of a sequence in every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner, weight_bytes
+from enginewright.optimizer.measure.source_runner import SourceRunner, weight_bytes
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 MOST_READ = 128 << 30
 """Bytes of weights, as float32, that sampling may go through: a step reads them all."""
@@ -22,8 +26,31 @@ MOST_READ = 128 << 30
 SHORTEST = 8
 """A sequence has this many tokens, however large the model is."""
 
+LONGEST_UNCACHED = 64
+"""The most tokens of a sequence whose every step computes all of its tokens again: their work grows by the square."""
+
 MOST_AT_A_TIME = 64
 """Sequences that grow together: their caches are in memory."""
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """A cache of transformers.
+
+    Attributes:
+        name: the argument of the model's forward function that has the cache, and the field of its result.
+        token_bytes: bytes of the keys and values of a token.
+        state_bytes: bytes of the recurrent states of a sequence.
+    """
+
+    name: str
+    token_bytes: int
+    state_bytes: int
+
+
+def sampled_origin(seed: int) -> str:
+    """Returns how reports and progress call the sequences that are drawn with ``seed``."""
+    return f"sampled from the model, seed {seed}"
 
 
 def sample_sequences(
@@ -33,57 +60,78 @@ def sample_sequences(
     tokens: int,
     sequence_length: int,
     seed: int,
-    progress: Callable[[int, int], None],
-    keep_bytes: int = KEEP_BYTES,
+    stage: str,
+    progress: Progress,
     cache_bytes: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """About ``tokens`` token ids in sequences of ``sequence_length``, int32 [S] each.
+    """Draws about ``tokens`` token ids in sequences of ``sequence_length``, int32 [S] each.
 
     Every sequence begins with the BOS, if the model has one; in every second one, and without a BOS in all, a token
     drawn uniformly from the vocabulary comes next, which spreads them. All other tokens are drawn from the model's own
     distribution. What comes after an EOS is what the model writes then.
 
-    A step of a model whose weights take more than ``keep_bytes`` takes long, as it reads them all: the sequences are
-    then as short as keeps that below MOST_READ in all, and the more of them are drawn, at the same time.
+    A step of a model whose weights the runner doesn't keep takes long, as it reads them all: the sequences are then as
+    short as keeps that below MOST_READ in all, and the more of them are drawn, at the same time. Sequences of a model
+    without a cache have at most LONGEST_UNCACHED tokens.
 
     Args:
-        progress: called with how many tokens of how many are there.
-        keep_bytes: the runner's.
-        cache_bytes: most that the keys and values of sequences that are drawn together may take; None doesn't say.
+        stage: the stage of the progress events, which count tokens.
+        cache_bytes: most that the caches of sequences that are drawn together may take; None doesn't say.
 
-    Raises UnsupportedModelError if the model has no cache or gives no finite logits.
+    Raises UnsupportedModelError if the model gives no finite logits.
     """
     size = weight_bytes(runner.model)
-    large = size > keep_bytes
+    large = not runner.keeps_weights
     affordable = MOST_READ // max(size, 1) if large else sequence_length
-    length = max(min(sequence_length, affordable, info.context_length), min(SHORTEST, info.context_length))
+    cache = _cache_of(runner.model)
+    longest = min(sequence_length, affordable, info.context_length, sequence_length if cache else LONGEST_UNCACHED)
+    length = max(longest, min(SHORTEST, info.context_length))
     count = max(1, -(-tokens // length))
     at_a_time = count if large else MOST_AT_A_TIME
-    if cache_bytes is not None:
-        fitting = max(1, cache_bytes // (length * _cache_bytes_per_token(runner.model)))
+    if cache and cache_bytes is not None:
+        fitting = max(1, cache_bytes // max(1, length * cache.token_bytes + cache.state_bytes))
         at_a_time = min(at_a_time, fitting)
         if large:  # a second round would read all weights again: fewer sequences do
             count = min(count, fitting)
+    how = sampled_origin(seed) + ("" if cache else ", slowly: transformers has no cache for it")
     generator = torch.Generator().manual_seed(seed)
     sequences: list[torch.Tensor] = []
     while len(sequences) < count:
         numbers = range(len(sequences), min(len(sequences) + at_a_time, count))
         columns = []
-        for column in _grow(runner.model, _first_tokens(numbers, info, generator), length, generator):
+        for column in _grow(runner.model, cache, _first_tokens(numbers, info, generator), length, generator):
             columns.append(column)
-            progress(len(sequences) * length + len(columns) * len(numbers), count * length)
+            done = len(sequences) * length + len(columns) * len(numbers)
+            progress(ProgressEvent(stage, done, count * length, how))
         sequences.extend(torch.stack(columns, 1).to(torch.int32))
     return tuple(sequences)
 
 
-def _cache_bytes_per_token(model: Any) -> int:
-    """Bytes of keys and values, as the model itself makes them of one token."""
-    with torch.inference_mode():
-        out = model(input_ids=torch.zeros((1, 1), dtype=torch.long), use_cache=True)
-    layers = getattr(getattr(out, "past_key_values", None), "layers", ())
-    attending = [layer for layer in layers if getattr(layer, "keys", None) is not None]
-    tensors: list[torch.Tensor] = [t for layer in attending for t in (layer.keys, layer.values)]
-    return max(1, sum(t.numel() * t.element_size() for t in tensors))
+def _cache_of(model: Any) -> _Cache | None:
+    """Returns the cache that a model keeps, or None if transformers can't continue from it, as two steps show.
+
+    transformers doesn't know the length of a cache without a layer that attends, for one.
+    """
+    token = torch.zeros((1, 1), dtype=torch.long)
+    try:
+        with torch.inference_mode():
+            out = model(input_ids=token, use_cache=True)
+            name = next((n for n in ("past_key_values", "cache_params") if getattr(out, n, None) is not None), None)
+            if name is None:
+                return None
+            past = getattr(out, name)
+            fields = [vars(layer) for layer in getattr(past, "layers", ())]
+            whole = _tensor_bytes(fields)
+            of_token = _tensor_bytes([(layer.get("keys"), layer.get("values")) for layer in fields])
+            model(input_ids=token, use_cache=True, **{name: past})
+    except (ValueError, TypeError, AttributeError, LookupError, RuntimeError):
+        return None
+    return _Cache(name, of_token, whole - of_token)
+
+
+def _tensor_bytes(tree: Any) -> int:
+    """Returns the bytes of all tensors in lists, tuples and dictionaries."""
+    return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
 
 
 def _first_tokens(numbers: range, info: ModelInfo, generator: torch.Generator) -> list[list[int]]:
@@ -98,31 +146,25 @@ def _first_tokens(numbers: range, info: ModelInfo, generator: torch.Generator) -
 
 
 def _grow(
-    model: Any, starts: Sequence[Sequence[int]], length: int, generator: torch.Generator
+    model: Any, cache: _Cache | None, starts: Sequence[Sequence[int]], length: int, generator: torch.Generator
 ) -> Iterator[torch.Tensor]:
-    """The tokens [B] at each place in turn: the starts', then what continues them."""
-    past = None
-    logits = torch.empty(0)
+    """Yields the tokens [B] at each place in turn: the starts', then what continues them."""
+    past, logits = None, torch.empty(0)
+    grown: list[torch.Tensor] = []
     for at in range(length):
         tokens = torch.tensor([s[at] if at < len(s) else -1 for s in starts])
         if (tokens < 0).any():
             tokens = torch.where(tokens < 0, _draw(logits, generator), tokens)
+        grown.append(tokens)
         yield tokens
         if at + 1 < length:
-            try:
-                with torch.inference_mode():
-                    out = model(input_ids=tokens[:, None], past_key_values=past, use_cache=True)
-            except ValueError as e:  # of a cache without a layer that attends, for one
-                raise UnsupportedModelError(
-                    f"{type(model).__name__}: nothing can be sampled from it with its cache: {e}",
-                    hint="Pass a calibration text.",
-                ) from e
-            logits, past = out.logits[:, -1].float(), getattr(out, "past_key_values", None)
-            if past is None:
-                raise UnsupportedModelError(
-                    f"{type(model).__name__}: it keeps no cache, so nothing can be sampled from it in reasonable time",
-                    hint="Pass a calibration text.",
-                )
+            with torch.inference_mode():
+                if cache:
+                    out = model(input_ids=tokens[:, None], use_cache=True, **{cache.name: past})
+                    past = getattr(out, cache.name)
+                else:
+                    out = model(input_ids=torch.stack(grown, 1), use_cache=False)
+            logits = out.logits[:, -1].float()
 
 
 def _draw(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -51,6 +51,7 @@ class SourceRunner:
 
     Attributes:
         model: the transformers model that runs; callers read its configuration.
+        keeps_weights: True if the weights are in memory, False if each step reads them.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.
@@ -62,7 +63,8 @@ class SourceRunner:
             freeze_rope(self.model, context_length)
         self.model.eval()
         self._kept: Mapping[str, WeightExpr] = {}
-        if weight_bytes(self.model) + logit_bytes(self.model) <= keep_bytes:
+        self.keeps_weights = weight_bytes(self.model) + logit_bytes(self.model) <= keep_bytes
+        if self.keeps_weights:
             load_weights(self.model, weights)
             self._kept = weights
         else:
@@ -120,7 +122,7 @@ class SourceRunner:
         On a busy machine one thread may be faster. Returns None if the weights aren't in memory (reading them would be
         timed too), if the model has no KV cache, if the context is too short, or if the model is tiny.
         """
-        if not self._kept or weight_bytes(self.model) < 4 * _LEAST_TIMED or context_length <= _TIMED_CONTEXT:
+        if not self.keeps_weights or weight_bytes(self.model) < 4 * _LEAST_TIMED or context_length <= _TIMED_CONTEXT:
             return None
         ids = torch.ones(1, _TIMED_CONTEXT, dtype=torch.long)
         with torch.inference_mode():

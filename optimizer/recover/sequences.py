@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.calibration.sample import sample_sequences
+from enginewright.optimizer.calibration.sample import sample_sequences, sampled_origin
 from enginewright.optimizer.calibration.text_file import read_sequences
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.measure.source_runner import SourceRunner
@@ -98,17 +98,16 @@ def read_or_sample(
         progress(ProgressEvent("tokens", 1, 1, str(text)))
         return split(sequences, options, f"the text {Path(text).name}")
     model = source if isinstance(source, PreTrainedModel) else Path(source)
-    origin = f"sampled from the model, seed {options.seed}"
     sampled = sample_sequences(
         SourceRunner(model, context_length=info.context_length, keep_bytes=keep_bytes),
         info,
         tokens=options.sampled_tokens,
         sequence_length=length,
         seed=options.seed,
-        progress=lambda done, total: progress(ProgressEvent("tokens", done, total, origin)),
-        keep_bytes=keep_bytes,
+        stage="tokens",
+        progress=progress,
     )
-    return split(sampled, options, origin)
+    return split(sampled, options, sampled_origin(options.seed))
 
 
 def split(sequences: Sequence[torch.Tensor], options: RecoverOptions, origin: str) -> Sequences:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -108,7 +107,7 @@ REASONS = {
     r"of the number of tokens T|fixes the number of tokens": (
         "A layer assumes the number of tokens in a step, as state-space models and linear attention do"
     ),
-    r"mixes the token axis": "A convolution or a router mixes tokens outside of attention",
+    r"mixes the token axis|several rows of each token": "A convolution or a router mixes tokens outside of attention",
     r"attention is called with": (
         "Attention has an input that no kernel reads, such as chosen indices or a bias of positions"
     ),
@@ -138,10 +137,7 @@ def record_of(family: str, folder: Path, stated: float | None) -> Family:
     except VerificationError as e:  # its figures are left out: they are another processor's as well
         return Family("refused", None, _plain(e.message.partition(":")[0]))
     recipe = load_recipe("int8").model_copy(update={"budget": BudgetSection(max_kl=_BOUNDS[-1])})
-    try:
-        (verification,) = export(source, folder / "int8.bundle", recipe=recipe, part=part).verification
-    except UnsupportedModelError as e:  # calibration
-        return Family("works", None, f"int8: {_plain(e.message)}")
+    (verification,) = export(source, folder / "int8.bundle", recipe=recipe, part=part).verification
     kl = verification.random_tokens.kl_mean
     bound = stated if stated is not None and kl <= stated else next(b for b in _BOUNDS if 1.5 * kl <= b)
     return Family("works", bound, LIMITS.get(family, ""))
@@ -161,17 +157,16 @@ def page_of(records: Mapping[str, Family]) -> str:
     refused: dict[str, list[str]] = {reason: [] for reason in REASONS.values()}
     for name, one in records.items():
         if one.result == "works":
-            works.setdefault(math.inf if one.kl is None else one.kl, []).append(name)
+            assert one.kl is not None
+            works.setdefault(one.kl, []).append(name)
         elif one.result == "refused":
             reason = next((text for message, text in REASONS.items() if re.search(message, one.note)), one.note)
             refused.setdefault(reason, []).append(name)
     parts = [HEADING, WORKS]
     for bound, names in sorted(works.items()):
-        parts.append(f"{f'At most {bound:g}' if bound < math.inf else 'No bound'}:\n\n{_block(names)}\n")
+        parts.append(f"At most {bound:g}:\n\n{_block(names)}\n")
     notes = {name: one.note for name, one in records.items() if one.result == "works" and one.note}
-    unsampled = [name for name, note in notes.items() if "nothing can be sampled" in note]
-    parts += ["Limits:\n\n", *(f"- {name}: {note}\n" for name, note in notes.items() if name not in unsampled)]
-    parts.append(f"- {', '.join(unsampled)}: `int8` needs a calibration text (`--calibration`)\n")
+    parts += ["Limits:\n\n", *(f"- {name}: {note}\n" for name, note in notes.items())]
     parts += [REFUSED, "\n".join(f"{reason}:\n\n{_block(names)}" for reason, names in refused.items() if names)]
     parts += [NOT_TRIED, _block(name for name, one in records.items() if one.result == "not tried")]
     return "".join(parts)

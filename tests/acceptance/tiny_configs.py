@@ -56,6 +56,7 @@ _MLA = {"head_dim": 8, "num_key_value_heads": 4}
 _ENCODER = {"is_decoder": True}
 _TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 
 # What the rules don't give: sizes that must fit together, and parts that a family is known for.
 _OVERRIDES: dict[str, dict[str, Any]] = {
@@ -76,6 +77,10 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 16, **_TWO_KINDS},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    **dict.fromkeys(("bailing_hybrid", "kimi_linear"), _HYBRID | {"num_key_value_heads": 4}),
+    "granitemoehybrid": _HYBRID,
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": _CONVOLUTIONS,
     "lfm2_moe": _CONVOLUTIONS,
     "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 1},
@@ -95,7 +100,12 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
 _MOST_PARAMETERS = 12_000_000
 _DEEPER = 4
 
-_NESTED_OVERRIDES: dict[str, dict[str, Any]] = {"mllama": {"num_hidden_layers": 4}}  # the last one looks at images
+_NESTED_OVERRIDES: dict[str, dict[str, Any]] = {
+    "mllama": {"num_hidden_layers": 4},  # the last one looks at images
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), _HYBRID),
+    "qwen4_exp": {"layer_types": ["linear_attention", "indexed_attention"], "indexer_budget": 16}
+    | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_compress_ratio": 4},
+}
 """Overrides for nested configurations."""
 
 _UNBUILDABLE = (
@@ -186,7 +196,8 @@ def _tiny_config(model_type: str, overrides: dict[str, Any]) -> PretrainedConfig
     fields = _shrunk(default)
     for name, value in vars(default).items():
         if isinstance(value, PretrainedConfig):
-            fields[name] = type(value)(**(_shrunk(value) | _NESTED_OVERRIDES.get(model_type, {})))
+            nested = {k: v for k, v in _NESTED_OVERRIDES.get(model_type, {}).items() if hasattr(value, k)}
+            fields[name] = type(value)(**(_shrunk(value) | nested))
     fields |= _OVERRIDES.get(model_type, {}) | overrides
     config: PretrainedConfig = kind(**fields)
     derived = "layer_types" in kind.attribute_map  # from a field with a name of its own

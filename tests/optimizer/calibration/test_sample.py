@@ -11,6 +11,8 @@ from enginewright.optimizer.calibration.sample import SHORTEST, sample_sequences
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.measure.source_runner import SourceRunner
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.progress import ProgressEvent
+from tests.acceptance.tiny_configs import tiny_family
 
 
 def sampled(
@@ -20,19 +22,23 @@ def sampled(
     seed: int = 0,
     keep_bytes: int = 1 << 30,
     cache_bytes: int | None = None,
+    events: list[ProgressEvent] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    calls: list[tuple[int, int]] = []
+    events = [] if events is None else events
+    events.clear()
     drawn = sample_sequences(
         SourceRunner(model, keep_bytes=keep_bytes),
         model_info(model, "tiny", 512, {}, None),
         tokens=tokens,
         sequence_length=length,
         seed=seed,
-        progress=lambda done, total: calls.append((done, total)),
-        keep_bytes=keep_bytes,
+        stage="calibration",
+        progress=events.append,
         cache_bytes=cache_bytes,
     )
+    calls = [(event.done, event.total) for event in events]
     assert calls == sorted(calls)
+    assert {event.stage for event in events} == {"calibration"}
     assert calls[-1][0] == calls[-1][1] == sum(len(s) for s in drawn)
     return drawn
 
@@ -95,3 +101,33 @@ def test_a_model_of_nan_gives_no_tokens(tiny_model: Callable[..., PreTrainedMode
     model.model.norm.weight.data *= 1e10
     with pytest.raises(UnsupportedModelError, match="not finite"):
         sampled(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba", "falcon_mamba", "lfm2", "falcon_h1", "zamba2"])
+def test_a_cache_changes_no_token(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_family(family)
+    drawn, one_by_one = sampled(model), sampled(model, cache_bytes=1)
+    assert [len(s) for s in one_by_one] == [24] * 4
+    monkeypatch.setattr(sample, "_cache_of", lambda model: None)
+    # Draws of the same seed, from logits that differ by rounding alone.
+    assert torch.equal(torch.stack(drawn), torch.stack(sampled(model)))
+
+
+def test_a_model_without_a_cache_gets_short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers has no cache of this family, and none without a layer that attends for the other."""
+    monkeypatch.setattr(sample, "LONGEST_UNCACHED", 16)
+    events: list[ProgressEvent] = []
+    for model in (tiny_family("openai-gpt"), tiny_family("qwen3_next", layer_types=["linear_attention"] * 2)):
+        assert [len(s) for s in sampled(model, events=events)] == [16] * 6
+        assert events[-1].detail == "sampled from the model, seed 0, slowly: transformers has no cache for it"
+    sampled(tiny_family("qwen3_next"), events=events)
+    assert events[-1].detail == "sampled from the model, seed 0"
+
+
+def test_states_take_memory_of_each_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lfm2 has a convolution of 3 tokens of 64 channels, and a layer with keys and values of 2 heads of 16."""
+    model = tiny_family("lfm2")
+    monkeypatch.setattr(sample, "MOST_READ", 0)
+    of_sequence = 4 * (3 * 64 + SHORTEST * 2 * 2 * 16)
+    assert len(sampled(model, keep_bytes=0, cache_bytes=3 * of_sequence)) == 3
+    assert len(sampled(model, keep_bytes=0, cache_bytes=3 * of_sequence - 1)) == 2
