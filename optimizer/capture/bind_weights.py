@@ -108,7 +108,23 @@ def _refuse_strangers(model: PreTrainedModel, names: set[str], source: str, may_
     for name in sorted(names):
         if name in tied or _ONCE_SAVED.search(name) or any(re.search(p, name) for p in allowed):
             continue
+        number, kind = _layer_kind(model, name)
         raise SourceError(
-            f"{source}: tensor {name} has no place in the model that the configuration describes",
-            hint="The checkpoint may be quantized or adapted in a way that Enginewright can't read.",
+            f"{source}: tensor {name} has no place in the model that the configuration describes"
+            + (f", whose layer {number} is {kind!r} (layer_types)" if kind else ""),
+            hint=("layer_types in config.json may be of another model, or the" if kind else "The")
+            + " checkpoint may be quantized or adapted in a way that Enginewright can't read.",
         )
+
+
+def _layer_kind(model: PreTrainedModel, name: str) -> tuple[int, str]:
+    """Returns the layer of a tensor and its kind in the configuration, if the layer lacks the tensor's module.
+
+    The kind is empty for other tensors, and where the configuration has no kinds.
+    """
+    modules = dict(model.named_modules())
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    number = next((int(part) for part in name.split(".") if part.isdigit()), len(kinds))
+    parent = name.rpartition(".")[0]
+    known = parent in modules or f"{model.base_model_prefix}.{parent}" in modules
+    return number, "" if known or number >= len(kinds) else str(kinds[number])

@@ -55,7 +55,8 @@ class ChooseBlocks(Pass):
         if not chosen:
             raise RecipeError(
                 f"recipe {context.recipe.name}: adaptive_context: no layer of the model would choose anything",
-                hint="Those with a window never do, nor do the first whole_layers: make it less, or leave it out.",
+                hint="Recurrent layers and those with a window never do, nor do the first whole_layers of the others: "
+                "make it less, or leave it out.",
             )
         program.cache_groups = tuple(
             group.model_copy(update={"summaries": program.inputs[f"block_table:{group.name}"] in chosen})

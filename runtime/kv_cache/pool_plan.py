@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 
 from ..shared.contracts import CacheGroup
-from ..shared.errors import CapacityError
+from ..shared.errors import CapacityError, RequestError
 from ..shared.memory import format_bytes
 from .block_pool import SPLIT_TOKENS
 from .kinds.table import cache_block_bytes, kind_of
@@ -167,6 +167,8 @@ def enough_for_windows(
 
     Nobody ever waits for a block of such a group: see ``CacheKind.enough_tokens``. ``states_memory`` is the bytes for
     snapshots of recurrent states, besides those of the requests; None for a snapshot of each request.
+
+    Raises RequestError if a cache can't have as many blocks as the requests have states of recurrent layers.
     """
     split = SPLIT_TOKENS * owners if owners > 1 else 0
     enough = {g.name: kind_of(g).enough_tokens(g, requests, step_tokens, split) for g in groups}
@@ -174,7 +176,14 @@ def enough_for_windows(
     snapshot_bytes = sum(map(cache_block_bytes, states))
     snapshots = requests if states_memory is None or not states else states_memory // snapshot_bytes
     for g in states:
-        enough[g.name] = min(enough[g.name] + snapshots * g.block_size, MOST_SLOTS // g.block_size * g.block_size)
+        count, most = enough[g.name] // g.block_size, MOST_SLOTS // g.block_size
+        if count > most:
+            raise RequestError(
+                f"max_requests: {requests:,} requests have {count:,} states of recurrent layers, and a cache can have "
+                f"{most:,}",
+                hint=f"Pass max_requests of {most * requests // count:,} or less.",
+            )
+        enough[g.name] = min(count + snapshots, most) * g.block_size
     growing = [g for g in groups if not kind_of(g).fixed]
     if all(enough[g.name] for g in growing):  # tokens that all groups hold say how many blocks each of these has
         enough |= dict.fromkeys((g.name for g in growing), 0)

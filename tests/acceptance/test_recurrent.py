@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
-from enginewright.runtime.shared.errors import RequestError, UnsupportedModelError
+from enginewright.runtime.shared.errors import RequestError, SourceError, UnsupportedModelError
 
+from ..families import RECURRENT
 from .driver import Driver
 from .test_families import TOLERANCE, expected_logits, saved
 from .tiny_configs import tiny_family
 
 FAMILIES = ["lfm2", "falcon_h1", "qwen3_5_text", "mamba"]
-RECURRENT = [
-    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
-    *("lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
-    *("qwen3_next", "qwen4_exp", "zamba", "zamba2"),
-]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True, logprobs=2)
 
 WAYS: list[dict[str, Any]] = [
@@ -124,7 +122,7 @@ def test_the_memory_of_snapshots_is_an_option(bundle: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", sorted(RECURRENT))
 def test_logits_are_the_same_in_any_chunks(family: str, tmp_path: Path) -> None:
     """Logits of a prompt are transformers', and bit for bit the same in one piece and in chunks of 1, 7 and 64."""
     model = tiny_family(family)
@@ -143,6 +141,53 @@ def test_logits_are_the_same_in_any_chunks(family: str, tmp_path: Path) -> None:
 def test_states_are_not_divided_by_tokens(bundle: Path) -> None:
     with pytest.raises(RequestError, match="ring=2: keys are divided by tokens"):
         LLM(bundle, partition="ring=2")
+
+
+@pytest.mark.matrix
+def test_more_requests_than_states_are_refused(bundle: Path) -> None:
+    with pytest.raises(RequestError, match=r"max_requests: 2,048 requests have 2,048 states .* can have 2,047") as e:
+        LLM(bundle, max_requests=2048)
+    assert e.value.hint == "Pass max_requests of 2,047 or less."
+    with LLM(bundle, max_requests=2047, threads=1) as llm:
+        assert llm.generate([prompts()[3]], PARAMS)[0].error is None
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_state_that_is_not_finite_ends_its_request_alone(family: str, tmp_path: Path) -> None:
+    """A token overflows in the first layer. Its requests end with an error; others, also later, have their answers."""
+    token, params = 4000, SamplingParams(max_tokens=12, temperature=0.8, seed=5, ignore_eos=True, logprobs=1)
+    model = tiny_family(family, vocab_size=4096)  # so that verification draws no such token
+    overflowing(model, token)
+    export(saved(model, tmp_path / "saved"), tmp_path / "model.bundle", recipe="f32")
+    healthy = [prompt for prompt in prompts() if token not in prompt]
+    bad = [[*healthy[0][:65], token, *healthy[0][65:]], [token], [*healthy[3], token]]
+    with LLM(tmp_path / "model.bundle", threads=1, max_requests=2, prefix_cache=False) as llm:
+        alone = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in healthy]
+    for prefix_cache in (False, True):
+        options: dict[str, Any] = {"threads": 1, "prefill_chunk": 32, "prefix_cache": prefix_cache}
+        with LLM(tmp_path / "model.bundle", max_requests=3, **options) as llm:
+            for _ in range(3):  # every state is a failed request's at some time
+                mixed = [one for pair in zip(healthy, bad * 3, strict=False) for one in pair]
+                results = llm.generate(mixed, params)
+                assert all("are NaN or infinite" in str(one.error) for one in results[1::2])
+                assert [one.outputs[0].token_ids for one in results[::2]] == alone
+            forced = SamplingParams(max_tokens=4, ignore_eos=True, allowed_token_ids=[token])
+            drawn, answer = llm.generate([healthy[0], healthy[1]], [forced, params])
+            assert "are NaN or infinite" in str(drawn.error) and drawn.outputs[0].token_ids == (token,)
+            assert answer.outputs[0].token_ids == alone[1]
+
+
+def overflowing(model: Any, token: int) -> None:
+    """Makes the first layer's input products of ``token`` infinite, and leaves those of other tokens as they are."""
+    table = model.get_input_embeddings().weight
+    layers = next(one for one in model.modules() if isinstance(one, torch.nn.ModuleList))
+    with torch.no_grad():
+        table[:, 0] = 0
+        table[token] = torch.eye(table.shape[1])[0]
+        for name, module in layers[0].named_modules():
+            if name.rpartition(".")[2].startswith("in_proj"):
+                module.weight[:, 0] = 3e38
 
 
 @pytest.mark.matrix
@@ -178,3 +223,28 @@ def test_states_in_a_folder_outlive_the_engine(bundle: Path, tmp_path: Path, mon
     assert tokens == 0 < refused
     monkeypatch.setattr("enginewright.plugins.cpu.serve.executor.NUMERICS_VERSION", 1 << 20)
     assert read() == (0, 0)
+
+
+_RECURRENT = {"qwen3_next": "linear_attention", "granitemoehybrid": "linear_attention", "lfm2": "conv"}
+
+
+@pytest.mark.parametrize("kinds", [(1, 0), (0, 0), (1, 1), (0,), (0, 1, 1), (0, 2), 7])
+@pytest.mark.parametrize("family", _RECURRENT)
+def test_kinds_of_layers_that_are_not_the_checkpoint_s_are_refused(
+    family: str, kinds: tuple[int, ...] | int, tmp_path: Path
+) -> None:
+    """The saved model has a recurrent layer (0) and one with attention (1); its configuration says something else."""
+    names = (_RECURRENT[family], "full_attention", "mystery")
+    saved(tiny_family(family), tmp_path / "saved")
+    file = tmp_path / "saved" / "config.json"
+    fields = json.loads(file.read_text()) | {"layer_types": [names[k] for k in kinds] if kinds != 7 else 7}
+    file.write_text(json.dumps(fields))
+    with pytest.raises(SourceError) as error:
+        export(tmp_path / "saved", tmp_path / "model.bundle", recipe="f32")
+    assert str(tmp_path / "saved") in error.value.message and "layer_types" in error.value.message
+    if kinds in ((1, 0), (0, 0), (1, 1)):
+        wrong = 0 if kinds[0] else 1
+        assert f"whose layer {wrong} is {names[kinds[wrong]]!r} (layer_types)" in error.value.message
+    else:
+        assert error.value.message.startswith(f"{file}: ")
+    assert [one.name for one in tmp_path.iterdir()] == ["saved"]
