@@ -158,12 +158,12 @@ class Profile:
 
 @dataclass(frozen=True)
 class SpeculationSpeed:
-    """One request with a text, greedy.
+    """The speed of one greedy request with a text, with and without speculation.
 
     Attributes:
-        plain, ahead: tokens a second behind the first, without tokens computed ahead and with them.
+        plain, ahead: tokens a second after the first one, without and with speculation.
         ratio: ``ahead`` divided by ``plain`` in each round.
-        drafted, accepted: tokens of all rounds that were computed ahead, and of these those that were right.
+        drafted, accepted: guessed tokens of all rounds, and the right ones among them.
     """
 
     task: str
@@ -185,7 +185,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All of it. ``machine``: processor, cores and memory; ``engine``: what the executor says of itself."""
+    """The result of ``bench``. ``machine``: processor, cores and memory; ``engine``: the executor's notes."""
 
     model: str
     recipe: str

@@ -1,4 +1,4 @@
-"""An engine over a bundle, as it serves one, whose prompts can be taken as read: for what is measured of it."""
+"""Runs an engine over a bundle for measurements. It can skip the computation of prompts."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _MOST_TOKENS = 1 << 30
 
 
 class PromptsAsRead:
-    """An executor whose steps don't run while it skips: the caches hold what they held before.
+    """An executor that computes nothing while ``skipping`` is set; the caches keep their contents.
 
-    So decode steps far into a text can be timed without the minutes that reading it would take. A step of any size
-    is taken then, so that all requests are at the same place.
+    So decode steps far into a text can be timed without the minutes of computing its prompt. While skipping, it accepts
+    steps of any size, so that all requests are at the same position.
     """
 
     def __init__(self, inner: Executor) -> None:
@@ -61,14 +61,14 @@ class Server:
     """Engines over one executor.
 
     Args:
-        bundle: opened.
-        target: that ``choose_target`` gave.
-        plan: the sizes that it has to have room for.
+        bundle: an open bundle.
+        target: the result of ``choose_target``.
+        plan: the sizes that must fit.
         threads, partition: see ``BenchOptions``.
-        memory: bytes for the KV cache; None takes a quarter of what is free.
-        seed: of the prompts, no two of which are the same.
+        memory: bytes for the KV cache; None for a quarter of the free memory.
+        seed: seed of the prompts, which all differ.
 
-    Raises what ``open_executor`` raises.
+    Raises the errors of ``open_executor``.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Server:
         self.cpu.profile = profile
 
     def prompt(self, tokens: int, steps: int) -> tuple[float, list[float]]:
-        """Seconds until one request's first token, and of each of the ``steps`` tokens after it."""
+        """Returns the seconds to one request's first token, and of each of the ``steps`` tokens after it."""
         request = self._request(tokens, steps + 1)
         start = time.perf_counter()
         self._engine.add_request(request)
@@ -127,9 +127,9 @@ class Server:
         return first, self._timed(self._engine, steps)
 
     def decode(self, batch: int, context: int, steps: int) -> list[float]:
-        """Seconds of ``steps`` decode steps of ``batch`` requests that have ``context`` tokens before them.
+        """Returns the seconds of ``steps`` decode steps of ``batch`` requests with ``context`` tokens before them.
 
-        Raises CapacityError if the caches have no room for so many.
+        Raises CapacityError if the caches are too small.
         """
         whole = context + new_tokens(steps)
         for group in self.executor.cache_groups:
@@ -169,6 +169,6 @@ class Server:
 
 
 def _whole_blocks(bundle: Bundle, target: str, context: int) -> int:
-    """Tokens of as many blocks as a request of ``context`` tokens takes; of slots, the context itself."""
+    """Returns ``context`` rounded up to whole blocks; with slots, ``context`` itself."""
     sizes = [g.block_size for g in target_groups(bundle, target, context) if g.block_size < context]
     return max((-(-context // size) * size for size in sizes), default=context)

@@ -67,8 +67,10 @@ def check_speculation(bundle: Bundle, target: str, speculate: str) -> None:
 
 
 def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: int) -> Speculation:
-    """One request of each of ``TASKS``, greedy, with and without in turn. Each round is another tenant's, so that its
-    answers aren't known from the one before."""
+    """Runs one greedy request of each of ``TASKS``, alternately with and without speculation.
+
+    Each round has its own tenant, so that earlier answers aren't a source of guesses.
+    """
     common: dict[str, Any] = {"target": MEASURED, "threads": threads, "memory": _MEMORY, "max_requests": 1}
     common["prefix_cache"] = False
     results = []
@@ -93,7 +95,7 @@ def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: in
 
 
 def _rate(output: RequestOutput) -> float:
-    """Tokens a second behind the first."""
+    """Returns the tokens a second after the first one."""
     times = output.metrics
     assert times.first_token is not None and times.last_token is not None
     return (len(output.token_ids) - 1) / max(times.last_token - times.first_token, 1e-9)

@@ -14,9 +14,10 @@ _STEPS, _ROUNDS = 24, 3
 
 
 def token_seconds(bundle: Bundle, target: str, context: int) -> float:
-    """Times a decode step of one request that has ``context`` tokens before it, or as many as the bundle has room for.
+    """Returns the seconds of a decode step of one request with ``context`` tokens before it, or fewer if they don't
+    fit.
 
-    Raises what ``open_executor`` raises.
+    Raises the errors of ``open_executor``.
     """
     before = max(1, min(context, context_of(bundle, None, target) - new_tokens(_STEPS)))
     server = Server(bundle, target, BenchPlan((), (1,), (before,), _STEPS))

@@ -23,10 +23,10 @@ class BucketSource:
     Attributes:
         histogram, trace, default: exactly one of them: a file of lengths, a file of requests, a name of ``DEFAULTS``.
         batches: a file of decode batches with their counts; None: batches from 1 to ``max_batch`` are equally likely.
-        max_batch: most requests of a step.
-        most: most buckets of both kinds together.
+        max_batch: maximum requests of a step.
+        most: maximum number of buckets, of prompts and decode steps together.
         multiple: prompt sizes are rounded up to multiples of it.
-        chunk: longer prompts are cut into chunks of this many tokens; None: prompts aren't cut.
+        chunk: longer prompts are divided into chunks of this many tokens; None: prompts aren't divided.
     """
 
     histogram: str | None = None

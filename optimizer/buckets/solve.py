@@ -1,18 +1,18 @@
-"""The sizes that leave the least padding, exactly, by dynamic programming.
+"""Finds the sizes with the least padding, exactly, by dynamic programming.
 
-Given lengths l with counts n(l) and a bound on the number of sizes, choose sizes s_1 < s_2 < ... so that
+Given lengths l with counts n(l) and a bound on the number of sizes, choose sizes s_1 < s_2 < ... that minimise
 
     sum over l of n(l) * (the least s_i that is at least l, minus l)
 
-is least. Only lengths that come, rounded up to the multiple, need be looked at: a size that is none of them can shrink
-to the largest of those below it, and nothing gets worse. Of the first j of them, padding with k sizes is
+Only occurring lengths, rounded up to the multiple, are candidates: any other size can be reduced to the next lower
+candidate without more padding. For the first j candidates, the padding with k sizes is
 
     E_k(j) = min over i < j of  E_{k-1}(i) + s_j * (C_j - C_i) - (S_j - S_i)
 
-with C and S the sums of counts and of lengths. For one j this is the least of lines in s_j, of slope -C_i and height
+with C and S the sums of counts and of lengths. For one j this is the minimum of lines in s_j, of slope -C_i and height
 E_{k-1}(i) + S_i: slopes fall with i and s_j rises with j, so the lower hull of the lines gives all of E_k in linear
-time (the convex hull trick: Hirschberg and Larmore, "The least weight subsequence problem", 1987). Everything is in
-whole numbers of any size, so the result is exact: n sizes and k buckets take O(n k).
+time (the convex hull trick: Hirschberg and Larmore, "The least weight subsequence problem", 1987). All numbers are
+integers of any size, so the result is exact. n candidates and k buckets take O(n k).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Sizes:
 
 
 def solve(histogram: Histogram, most: int, multiple: int = 1, limit: int | None = None) -> list[Sizes]:
-    """The best sets of 1, 2, ... ``most`` sizes; fewer where there are fewer different sizes. Padding falls strictly.
+    """Returns the best sets of 1, 2, ... ``most`` sizes, fewer if there are fewer candidates. Each has less padding
+    than the one before.
 
     Args:
         histogram: lengths and counts.
-        most: of sizes, from 1 to 256.
+        most: maximum number of sizes, from 1 to 256.
         multiple: sizes are rounded up to multiples of it.
-        limit: but never above this; at least the longest length.
+        limit: maximum of a rounded size; at least the longest length.
 
-    Of several best sets it is always the same one.
-
-    Raises RequestError if ``most`` or ``multiple`` is out of range.
+    The result is deterministic if several sets are best. Raises RequestError if ``most`` or ``multiple`` is out of
+    range.
     """
     if not 1 <= most <= MOST_BUCKETS:
         raise RequestError(f"most: {most} is not in 1 .. {MOST_BUCKETS}", hint="Allow at least one bucket.")
@@ -79,7 +79,7 @@ def solve(histogram: Histogram, most: int, multiple: int = 1, limit: int | None 
 def _one_more(
     sizes: Sequence[int], c: Sequence[int], t: Sequence[int], cost: Sequence[int], k: int
 ) -> tuple[list[int], list[int]]:
-    """E_{k+1} from E_k = ``cost``, and for each j the i that it came from. Both are defined from j = k+1 on."""
+    """Returns E_{k+1} from E_k = ``cost``, and the best i for each j. Both are defined for j > k."""
     result, chosen = [0] * len(cost), [0] * len(cost)
     hull: list[int] = []
     at = 0

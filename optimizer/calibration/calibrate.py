@@ -58,22 +58,22 @@ def calibrate(
     keep_bytes: int = KEEP_BYTES,
     cache_bytes: int | None = None,
 ) -> Calibration:
-    """Sequences from ``file``, or without one from where the recipe says.
+    """Returns sequences from ``file``, or from the recipe's source if there is no file.
 
     Args:
         source: the model.
-        info: what the runtime knows of it.
-        section: how many tokens, in sequences of which length, from where. A model whose tokenizer can't read the
+        info: the runtime's description of the model.
+        section: the number of tokens, the length of sequences, and their source. A model whose tokenizer can't read the
             package's text is sampled from.
         file: text or JSONL; see ``read_sequences``.
-        tokenizer: the model's, if it has one.
+        tokenizer: the model's tokenizer, if it has one.
         progress: called with the stage "calibration".
-        keep_bytes: weights that take no more than this as float32 are kept in memory while it is sampled from.
-        cache_bytes: most that keys and values may take meanwhile.
+        keep_bytes: during sampling, weights stay in memory if they have at most this many bytes as float32.
+        cache_bytes: maximum bytes of keys and values during sampling.
 
     Raises:
         RequestError: the file is invalid; see ``read_sequences``.
-        SourceError, UnsupportedModelError: nothing can be sampled from the model.
+        SourceError, UnsupportedModelError: the model can't be sampled from.
     """
     length = min(section.sequence_length, info.context_length)
     if file is not None:
@@ -119,7 +119,9 @@ def tokens_of_recipe(
     file: str | Path | None,
     progress: Progress,
 ) -> tuple[torch.Tensor, ...]:
-    """The tokens of ``calibrate`` for the recipe's passes and those of ``targets``; none if no pass needs any."""
+    """Returns the tokens of ``calibrate`` for the passes of the recipe and of ``targets``; empty if no pass
+    needs any.
+    """
     if not needs_tokens(recipe, targets):
         return ()
     files = captured.tokenizer_files

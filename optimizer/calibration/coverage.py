@@ -20,10 +20,12 @@ SMALL_SHARE = 0.005
 def measure_coverage(
     sequences: Sequence[torch.Tensor], vocab_size: int, metrics: Iterable[Metric] = (), *, few: bool = False
 ) -> Coverage:
-    """The coverage of ``sequences`` ([S] each, of a model with so many tokens).
+    """Returns the coverage of ``sequences``, [S] each.
 
-    ``metrics``: what passes measured; those called LARGEST_INPUT become the ranges. ``few``: that few tokens do, as for
-    the magnitudes that smoothing looks at.
+    Args:
+        vocab_size: the number of tokens of the vocabulary.
+        metrics: measurements of passes; those named LARGEST_INPUT become the ranges.
+        few: True if few tokens suffice, as for the magnitudes that smoothing uses.
     """
     tokens = sum(len(s) for s in sequences)
     distinct = len(torch.cat(list(sequences)).unique())

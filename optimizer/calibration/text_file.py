@@ -31,15 +31,15 @@ def read_sequences(
     sequence_length: int,
     option: str = "calibration",
 ) -> tuple[torch.Tensor, ...]:
-    """Token ids of a file, int32 [S] each, S at most ``sequence_length``.
+    """Returns the token ids of a file, int32 [S] each, S at most ``sequence_length``.
 
-    A text is cut into pieces that each begin with what the model expects before any text (a BOS). Where it has more
-    than ``tokens``, pieces are taken that are spread evenly over it. The documents of a JSONL file are cut one by one:
-    no sequence has two of them. ``option`` is what the caller set, for messages.
+    A text is divided into pieces, each with the tokens that the model expects before any text (a BOS). If there are
+    more than ``tokens``, evenly spaced pieces are used. The documents of a JSONL file are divided separately, so that
+    no sequence has parts of two. ``option`` is the name of the caller's option, for messages.
 
     Raises:
         RequestError: the file can't be read, is binary, empty or too short, a line of it has no text, the model has
-            no tokenizer, or the tokenizer has tokens that the model has not; names the file and the line.
+            no tokenizer, or the tokenizer has tokens that the model hasn't; names the file and the line.
     """
     if tokenizer is None:
         raise RequestError(

@@ -36,9 +36,9 @@ class Question:
     where: str
 
     def texts(self) -> list[tuple[str, str]]:
-        """(context, context and choice) for each choice.
+        """Returns (context, context and choice) for each choice.
 
-        As in lm-eval a space stands between prompt and choice (unless one of them brings white space), and white space
+        As in lm-eval, a space separates prompt and choice (unless one of them has white space there), and white space
         at the prompt's end belongs to the choice.
         """
         context = self.prompt.rstrip()
@@ -82,11 +82,11 @@ def read_questions(source: str | Path) -> list[Question]:
 
 
 def encode_choices(question: Question, tokenizer: Tokenizer, most_tokens: int) -> list[EncodedChoice]:
-    """Each choice behind its context.
+    """Returns the tokens of each choice after its context.
 
-    Context and choice are encoded together, and the context alone: what the whole has more is the choice's.
+    Context and choice are encoded together, and the context alone; the additional tokens are the choice's.
 
-    Raises RequestError if a choice has no token of its own, or the whole has more than ``most_tokens``.
+    Raises RequestError if a choice has no token of its own, or context and choice have more than ``most_tokens``.
     """
     encoded = []
     for i, (context, whole) in enumerate(question.texts()):

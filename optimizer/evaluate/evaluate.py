@@ -101,23 +101,23 @@ def evaluate(
     memory: str | int | None = None,
     progress: Progress | None = None,
 ) -> EvaluationReport:
-    """Evaluates a bundle. Holds the logits of one window (of both models) at a time.
+    """Evaluates a bundle on a text. The logits of one window (of both models) are in memory at a time.
 
     Args:
-        bundle: what to evaluate; run by the runtime, without torch.
-        text: a file of UTF-8; BUILT_IN takes the text that comes with the package.
+        bundle: the bundle, which the runtime runs without torch.
+        text: a UTF-8 file; BUILT_IN is the package's text.
         against: a bundle to compare with, or a Hugging Face directory, GGUF file or Hub id; the last three need the
             export extra.
-        choices: a JSONL file of questions; BUILT_IN takes those that come with the package.
+        choices: a JSONL file of questions; BUILT_IN is the package's questions.
         window, stride: see ``windows.plan_windows``.
-        windows: most windows to read, spread over the text; None reads all of them.
-        target, provider, context, trust, ranks, partition: as for LLM, for the bundle that is evaluated.
+        windows: maximum number of windows, spread over the text; None for all.
+        target, provider, context, trust, ranks, partition: as for LLM, for the evaluated bundle.
         threads, memory: as for LLM, for each model.
         progress: called after each window and question.
 
     Raises:
         RequestError: a text, question or value is invalid, or the models share no vocabulary or tokenizer.
-        BundleError, SourceError, UnsupportedModelError, CapacityError, MissingDependencyError: as their names say.
+        BundleError, SourceError, UnsupportedModelError, CapacityError, MissingDependencyError: see these classes.
         EnginewrightError: a model's logits are not finite.
     """
     start = time.perf_counter()

@@ -22,11 +22,11 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 
 
 class ScoredModel(Protocol):
-    """A bundle or a source model, ready to give logits.
+    """An open bundle or source model that computes logits.
 
     Attributes:
-        path: as the user named it.
-        name: the model's.
+        path: the user's text.
+        name: the model's name.
         vocab_size, context_length: as in ModelInfo.
     """
 
@@ -80,7 +80,7 @@ class BundleModel:
         return self._llm.logits(ids)
 
     def continued(self, ids: Sequence[int], tokens: int) -> list[int]:
-        """The ``tokens`` likeliest tokens behind a prompt, one after the other: greedy decoding."""
+        """Returns ``tokens`` tokens after a prompt, by greedy decoding."""
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         (output,) = self._llm.generate({"prompt_token_ids": list(ids)}, params, progress=False)
         return list(output.token_ids)
@@ -100,10 +100,10 @@ def open_reference(
     """Opens the reference of a comparison: another bundle, or a source model through transformers.
 
     Args:
-        trust: as for ``LLM``; a hash is another bundle's.
+        trust: as for ``LLM``; a hash must be that of the reference.
         progress: called with the stage "download" for a model of the Hub.
 
-    Raises what LLM raises, SourceError and UnsupportedModelError as in an export, MissingDependencyError.
+    Raises the errors of LLM, SourceError and UnsupportedModelError as in an export, MissingDependencyError.
     """
     place = find_source(path, option="against", progress=progress)
     if (place / MANIFEST_PATH).is_file():
@@ -143,7 +143,7 @@ def check_same_tokens(model: ScoredModel, reference: ScoredModel, texts: Sequenc
 
 
 def finite_logits(model: ScoredModel, ids: Sequence[int]) -> FloatArray:
-    """``model.logits``; raises EnginewrightError if some are NaN or infinite, as nothing can be said of those."""
+    """Returns ``model.logits``. Raises EnginewrightError if some are NaN or infinite."""
     logits = model.logits(ids)
     bad = ~np.isfinite(logits).all(axis=-1)  # [S]
     if bad.any():

@@ -60,7 +60,7 @@ class SourceModel:
 
 
 def source_tokenizer_files(path: Path) -> TokenizerFiles | None:
-    """The files that a bundle of this source has; None if it has no tokenizer."""
+    """Returns the tokenizer files that a bundle of this source would have; None if it has no tokenizer."""
     if path.is_dir():
         tokenizer = load_tokenizer(path)
         return None if tokenizer is None else tokenizer_files(tokenizer)

@@ -381,17 +381,17 @@ def key_of(
     targets: Sequence[str] | None = None,
     **others: object,
 ) -> str | None:
-    """The key under which an export of a local source is kept; None if it isn't kept.
+    """Returns the key under which an export of a local source is cached; None if it isn't cached.
 
-    An export isn't kept if the source is smaller than ``least`` bytes, or if the recipe uses targets or passes of other
-    packages, whose code may change under the same version.
+    An export isn't cached if the source is smaller than ``least`` bytes, or if the recipe uses targets or passes of
+    other packages, whose code may change under the same version.
 
     Args:
         source: a folder or a GGUF file.
         recipe: the recipe, with the changes of all options.
         files: other files that are read, by the options' names.
-        least: smallest source in bytes; None takes LEAST_SOURCE_BYTES.
-        targets: targets in place of the recipe's.
+        least: smallest source in bytes; None for LEAST_SOURCE_BYTES.
+        targets: targets that replace the recipe's.
         others: every other argument that changes the result, as plain values.
 
     Raises OSError if a file can't be read.

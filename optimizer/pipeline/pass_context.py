@@ -20,12 +20,11 @@ from .pipeline import choose_passes, left_on
 
 @dataclass(frozen=True)
 class Recovered:
-    """A recovery that passes work on.
+    """A recovery whose weights passes use.
 
     Attributes:
-        weights: what was trained.
-        recipe: says what shapes there are, where its formats, which pruned channels are to fit, aren't those of the
-            recipe of the export.
+        weights: the trained weights.
+        recipe: the recipe whose shapes, formats and fitted pruned channels the weights have, if it isn't the export's.
     """
 
     weights: RecoveredWeights

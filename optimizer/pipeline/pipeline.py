@@ -119,10 +119,10 @@ def default_pipeline() -> list[Pass]:
 
 
 def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]]:
-    """The pipeline less what a recipe turns off, and the names that it requires to match.
+    """Returns the pipeline without passes that a recipe turns off, and the names of passes that must match.
 
-    ``switches`` is the recipe's ``passes`` table; its names are checked by ``export``, which knows the recipe. Passes
-    of other packages are put in; raises PassError if one is to run after a pass that isn't there.
+    ``switches`` is the recipe's ``passes`` table, whose names ``export`` has checked. Passes of other packages are
+    inserted; raises PassError if one should run after a pass that isn't in the pipeline.
     """
     passes = left_on(default_pipeline(), switches)
     for name in sorted(name for name, on in switches.items() if on and name in EXTENSIONS):
@@ -138,11 +138,11 @@ def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]
 
 
 def left_on(passes: Sequence[Pass], switches: dict[str, bool]) -> list[Pass]:
-    """The passes of a list, such as a target's, that a recipe's ``passes`` table doesn't turn off."""
+    """Returns the passes of a list that a recipe's ``passes`` table doesn't turn off."""
     return [p for p in passes if switches.get(p.name, True)]
 
 
 def split_before(passes: Sequence[Pass], *names: str) -> tuple[list[Pass], list[Pass]]:
-    """The passes before the first that has one of these names, and the others."""
+    """Splits a list before the first pass with one of these names; returns both parts."""
     before = list(takewhile(lambda p: p.name not in names, passes))
     return before, list(passes[len(before) :])

@@ -18,12 +18,16 @@ FILE_FIELDS = ("histogram", "trace", "batches")
 
 
 class BucketsSection(Section):
-    """Sizes of steps, listed, or chosen so that the least is padding.
+    """Fixed sizes of steps, either listed or chosen for the least padding.
 
-    ``tokens``: of prompts. ``batch``: requests of decode steps; none: those run in the buckets of prompts.
-    ``histogram``, ``trace``, ``default``: one of them instead, with ``most`` buckets of both kinds together;
-    ``batches``, ``max_batch``, ``multiple`` and ``chunk`` as ``optimize buckets`` has them. ``max_batch`` also says how
-    many requests a step may have where there is no ``batch``. Files are relative to the recipe's.
+    Attributes:
+        tokens: sizes of prompts.
+        batch: sizes of decode steps in requests; if empty, these run in the buckets of prompts.
+        histogram, trace, default: one of them instead of sizes: the lengths to choose sizes for. The file is relative
+            to the recipe's.
+        most: maximum number of chosen buckets, of prompts and decode steps together.
+        batches, multiple, chunk: as for ``optimize buckets``.
+        max_batch: as there; also the maximum requests of a step if ``batch`` is empty.
     """
 
     tokens: tuple[Size, ...] = ()

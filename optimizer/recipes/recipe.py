@@ -1,7 +1,7 @@
-"""A recipe: what it says, the built-in ones, and how one is loaded from TOML.
+"""A recipe, the settings of an export: its class, the built-in recipes, and loading from TOML.
 
-A recipe holds everything that decides what an export makes of a model. Unknown keys are errors, and no environment
-variable changes a result.
+The result of an export depends only on the source and the recipe. Unknown keys are errors, and no environment variable
+changes a result.
 """
 
 from __future__ import annotations
@@ -220,14 +220,14 @@ _OWN_TABLES = tuple(name for name in OWN if _table_of(name) is not None)
 
 @cache
 def _tables(names: tuple[str, ...]) -> type[Section]:
-    """The tables of those targets; any other key is unknown."""
+    """Returns a class with the tables of these targets, in which any other key is an error."""
     kinds = {name: kind for name in names if (kind := _table_of(name)) is not None}
     fields: dict[str, Any] = {name: (kind | None, None) for name, kind in kinds.items()}
     return create_model("Tables", __base__=Section, **fields)
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """The built-in recipe of that name, or the recipe in that TOML file. Files that it names are beside it.
+    """Returns the built-in recipe of that name, or the recipe in that TOML file. Its paths are relative to that file.
 
     Raises RecipeError naming the file, the line and the key.
     """
@@ -274,7 +274,7 @@ def with_partitions(recipe: Recipe, partitions: Sequence[str]) -> Recipe:
 
 
 def with_cache(recipe: Recipe, dtype: str) -> Recipe:
-    """The recipe with another KV-cache format. Raises RecipeError if there is none of that name."""
+    """Returns the recipe with another KV-cache format. Raises RecipeError if the format doesn't exist."""
     try:
         cache = type(recipe.kv_cache).model_validate(recipe.kv_cache.model_dump() | {"dtype": dtype})
     except ValidationError as e:

@@ -20,11 +20,12 @@ class BudgetSection(Section):
     """The limits of an exported model.
 
     Attributes:
-        max_kl: largest mean KL divergence from the source per token, in nats; above it the export fails. None takes the
-            default of lossy formats; exact recipes are held to rounding instead.
-        max_bytes: most bytes of all weights as stored.
-        max_ms_per_token: most milliseconds of a decode step of one request, for [auto], on this machine or ``device``.
-        device: a GPU that ``optimize plan`` knows; None: this machine.
+        max_kl: largest mean KL divergence from the source per token, in nats; above it the export fails. None: the
+            default for lossy formats; exact recipes are checked for rounding errors instead.
+        max_bytes: maximum bytes of all stored weights.
+        max_ms_per_token: maximum milliseconds of a decode step of one request, for [auto], on this machine or
+            ``device``.
+        device: a GPU of ``optimize plan``; None for this machine.
     """
 
     max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -52,11 +53,11 @@ class AutoSection(Section):
 
 
 class CalibrationSection(Section):
-    """The tokens that calibrated passes and measurements look at, where the export is given no file.
+    """The tokens for calibrated passes and measurements, if the export has no calibration file.
 
-    About ``tokens`` of them in sequences of ``sequence_length``, or the model's context if that is shorter. ``source``:
-    sampled from the model, which ``seed`` is for; or a text that comes with the package, of some 2,000 tokens, where
-    the model has a tokenizer. More tokens make better integers, and take time in proportion.
+    There are about ``tokens`` of them, in sequences of ``sequence_length`` or the model's context if that is shorter.
+    ``source`` is "samples", drawn from the model with ``seed``, or "text", a text of the package with some 2,000
+    tokens, for models with a tokenizer. More tokens give better integers, and take proportionally more time.
     """
 
     source: Literal["samples", "text"] = "samples"

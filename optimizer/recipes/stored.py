@@ -1,4 +1,4 @@
-"""A recipe as it is stored: as TOML, for one that a program made, and in the manifest of a bundle."""
+"""Stores recipes as TOML, and reads them from the manifest of a bundle."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _value(value: Any) -> str:
 
 
 def recipe_of(bundle: Bundle) -> Recipe:
-    """The recipe in the bundle's manifest. Raises BundleError, naming the key, if it isn't one of this version."""
+    """Returns the recipe in the bundle's manifest. Raises BundleError naming the key that this version can't read."""
     try:
         return Recipe.model_validate(bundle.manifest.recipe)
     except ValidationError as e:

@@ -57,9 +57,9 @@ def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
 
 
 def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming the target that lacks the KV cache that the recipe names.
+    """Raises TargetError naming a target that doesn't support the recipe's KV-cache format.
 
-    A recipe that leaves it open, or says f32, goes with all: they store keys and values as they compute them.
+    No format, or f32, suits all targets: they then store keys and values in the type of their computation.
     """
     dtype = recipe.kv_cache.dtype
     engines = recipe.engines or EnginesSection()

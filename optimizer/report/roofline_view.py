@@ -297,14 +297,14 @@ def _roofs(machine: Machine, x: LogAxis, y: LogAxis, slope: Line) -> list[Line]:
 def _labels(
     points: Sequence[tuple[Point, str, bool]], lines: Sequence[Line], size: Size
 ) -> list[tuple[float, float, str, str]]:
-    """Returns the names next to the largest points, where they cover no other name, line or point.
+    """Returns labels next to the largest points, at positions where they cover no other label, line or point.
 
-    A point whose name stands at another point nearby is not named.
+    A point isn't labelled if a nearby point has the same label.
 
     Args:
-        points: each point, the name of its modules, and True if it is large enough to be named.
+        points: each point, the name of its modules, and True if it is large enough for a label.
         lines: the bandwidth's line first, then the others.
-        size: of the chart.
+        size: the size of the chart.
     """
     boxes = _obstacles([point for point, _, _ in points], lines)
     labels: list[tuple[float, float, str, str]] = []

@@ -68,14 +68,14 @@ class SourceLogits:
         keep_bytes: int,
         cache: WeightCache,
     ) -> SourceLogits:
-        """Computes the source's logits.
+        """Runs the source on ``tokens``, and returns its logits.
 
         Args:
             source: a Hugging Face directory or a GGUF file, with its adapters, or a transformers model.
-            context_length: the most tokens of a request in the export.
+            context_length: maximum tokens of a request in the export.
             tokens: the sequences to run.
-            keep_bytes: weights of at most this many bytes are read once, and then kept in ``cache`` alone.
-            cache: the cache that the weights are offered to, as the captured program needs the same ones.
+            keep_bytes: if the weights have at most this many bytes, they are read once and stay in ``cache``.
+            cache: gets the weights that were read, because the captured program needs the same ones.
 
         Raises the errors of `SourceRunner`.
         """
