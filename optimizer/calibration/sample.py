@@ -1,9 +1,9 @@
-"""Calibration without a file: sequences that the model itself writes.
+"""Samples calibration sequences from the model itself.
 
-A model's own samples are like what it was trained on, in its own proportions (Liu et al., "LLM-QAT", 2023,
-https://arxiv.org/abs/2305.17888), and there is no text to find. They are drawn at temperature 1 by transformers' own
-forward pass, so that they depend on the model and the seed alone. A step continues from the model's cache; a model
-without a cache that transformers can continue from computes all tokens of a sequence in every step.
+A model's own samples resemble its training data, in the same proportions (Liu et al., "LLM-QAT", 2023,
+https://arxiv.org/abs/2305.17888), and need no text. They are drawn at temperature 1 by transformers' own forward pass,
+so that they depend only on the model and the seed. A step continues from the model's cache; for a model without a cache
+that transformers can continue from, every step computes all tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ def sample_sequences(
 ) -> tuple[torch.Tensor, ...]:
     """Draws about ``tokens`` token ids in sequences of ``sequence_length``, int32 [S] each.
 
-    Every sequence begins with the BOS, if the model has one; in every second one, and without a BOS in all, a token
-    drawn uniformly from the vocabulary comes next, which spreads them. All other tokens are drawn from the model's own
-    distribution. What comes after an EOS is what the model writes then.
+    Every sequence begins with the BOS, if the model has one. In every second one (without a BOS, in all) a token drawn
+    uniformly from the vocabulary is next, for variety. All other tokens are drawn from the model's distribution, also
+    after an EOS.
 
-    A step of a model whose weights the runner doesn't keep takes long, as it reads them all: the sequences are then as
-    short as keeps that below MOST_READ in all, and the more of them are drawn, at the same time. Sequences of a model
-    without a cache have at most LONGEST_UNCACHED tokens.
+    If the runner doesn't keep the model's weights, each step reads all of them, which is slow. Then the sequences are
+    shorter, so that at most MOST_READ bytes are read in all, and more of them are drawn at the same time. Sequences of
+    a model without a cache have at most LONGEST_UNCACHED tokens.
 
     Args:
         stage: the stage of the progress events, which count tokens.
-        cache_bytes: most that the caches of sequences that are drawn together may take; None doesn't say.
+        cache_bytes: maximum bytes of the caches of sequences drawn together; None for no limit.
 
-    Raises UnsupportedModelError if the model gives no finite logits.
+    Raises UnsupportedModelError if the model's logits aren't finite.
     """
     size = weight_bytes(runner.model)
     large = not runner.keeps_weights
