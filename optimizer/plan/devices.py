@@ -37,7 +37,7 @@ def read_devices(path: Path) -> dict[str, Gpu]:
         entries = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES, piped=True).decode()).get("gpu", [])
         listed = [_own_gpu({"source": str(path), **entry}) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as e:
-        raise TargetError(f"devices: {path} can't be read: {e}", hint=_OWN) from e
+        raise TargetError(f"devices: {path} can't be read: {getattr(e, 'strerror', None) or e}", hint=_OWN) from e
     if not listed:
         raise TargetError(f"devices: {path} has no [[gpu]]", hint=_OWN)
     return {_key(gpu.name): gpu for gpu in listed}
