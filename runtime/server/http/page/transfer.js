@@ -27,7 +27,7 @@ $("export-json").addEventListener("click", () => {
 });
 
 $("export-markdown").addEventListener("click", () => {
-  const parts = ["# Conversation\n"];
+  const parts = [`# ${current.chat.title || "Conversation"}\n`];
   if (settings.system) parts.push(`## System\n\n${settings.system}\n`);
   for (const turn of current.turns) {
     const author = turn.role === "user" ? "User" : turn.role === "tool" ? `Result of ${turn.name}` : turn.model || "Assistant";

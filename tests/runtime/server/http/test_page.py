@@ -310,7 +310,7 @@ def test_a_conversation_is_exported(browser: Browser, tmp_path: Path) -> None:
         and conversation["messages"][1]["system_fingerprint"]
     )
     text = (tmp_path / "conversation.md").read_text()
-    assert text.startswith("# Conversation\n\n## User\n\nHello\n\n## tiny\n\n") and "5 tokens" in text
+    assert text.startswith("# Hello\n\n## User\n\nHello\n\n## tiny\n\n") and "5 tokens" in text
 
 
 # ---- What there is to see ------------------------------------------------------------------------------------------
