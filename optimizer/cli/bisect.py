@@ -134,7 +134,8 @@ def _print(report: BisectReport) -> None:
     lengths = report.sequences
     _row("A", report.a)
     _row("B", report.b)
-    _row("compared", f"{report.values_compared} values on {sum(lengths)} tokens in {len(lengths)} sequences")
+    sequences = f"{len(lengths)} sequence{'s' if len(lengths) > 1 else ''}"
+    _row("compared", f"{report.values_compared} values on {sum(lengths)} tokens in {sequences}")
     if report.layers is not None:
         _row("layers", ", ".join(map(str, report.layers)))
     for note in report.notes:

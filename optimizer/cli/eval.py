@@ -107,7 +107,8 @@ def _print_report(report: EvaluationReport) -> None:
 
 
 def _accuracy(choices: ChoiceReport) -> str:
-    return f"{choices.source}: {choices.questions} questions, acc {choices.acc:.1%}, acc_norm {choices.acc_norm:.1%}"
+    questions = f"{choices.questions} question{'s' if choices.questions > 1 else ''}"
+    return f"{choices.source}: {questions}, acc {choices.acc:.1%}, acc_norm {choices.acc_norm:.1%}"
 
 
 def _row(label: str, text: str) -> None:

@@ -181,7 +181,8 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
     if found.equal_files:
         say("within the budget: all files are equal, so neither bundle was run, and nothing was timed")
         return
-    say(f"{found.tokens:,} tokens of {found.prompts} prompts and their answers; budget: {budget or 'the default'}\n")
+    prompts = f"{found.prompts} prompts and their answers" if found.prompts > 1 else "a prompt and its answer"
+    say(f"{found.tokens:,} tokens of {prompts}; budget: {budget or 'the default'}\n")
     table = Table(box=None, pad_edge=False)
     for heading in ("check", "measured", "allowed", "result", ""):
         table.add_column(heading, overflow="fold")

@@ -27,7 +27,7 @@ def changed(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_runs_that_agree(tiny_bundle: Path) -> None:
     done = CLI.invoke(app, ["bisect", str(tiny_bundle), "--isa-b", "portable", "--text", "Hello there"])
     assert done.exit_code == 0, done.output
-    assert "they agree" in done.stdout and "11 tokens in 1 sequences" in done.stdout
+    assert "they agree" in done.stdout and "11 tokens in 1 sequence\n" in done.stdout
 
 
 def test_runs_that_differ(tiny_folder: Path, changed: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_comparison_and_questions(tiny_bundle: Path, tiny_folder: Path, text: 
     result = run(tiny_bundle, *options, str(tiny_folder))
     assert result.exit_code == 0, result.output
     assert "100.00% the same" in result.stdout
-    assert result.stdout.count("1 questions, acc ") == 2
+    assert result.stdout.count("1 question, acc ") == 2
     itself = run(tiny_bundle, *options, str(tiny_bundle))
     assert "0.000e+00 nats a token on average, 0.000e+00 at most" in itself.stdout
 
