@@ -51,15 +51,12 @@ class Budget(Section):
     bytes: StrictBool = False
 
     def to_toml(self) -> str:
-        """The file that says the same."""
+        """Returns the budget as the text of a TOML file."""
         return "".join(f"{key} = {str(value).lower()}\n" for key, value in self)
 
 
 def read_budget(file: str | Path, default: Budget = Budget()) -> Budget:
-    """The budget of a TOML file; what it doesn't say is as in ``default``.
-
-    Raises RequestError naming the file, and the key or the line that is wrong.
-    """
+    """Returns the budget of a TOML file; ``default`` has missing values."""
     try:
         limits = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
         return Budget.model_validate(default.model_dump() | limits)
@@ -81,11 +78,7 @@ _REASONS = {"bool_type": "it must be true or false", "float_type": "it must be a
 
 
 def default_budget(bundle: Bundle, *, source: bool) -> Budget:
-    """The budget where no file is given: a build has to repeat the one before, but for rounding.
-
-    A source's may be as far as the recipe of the bundle allows, if that loses precision, and a quarter of the tokens
-    may change.
-    """
+    """Returns the budget if there is no file: a build must equal the one before, except for rounding."""
     recipe = recipe_of(bundle)
     if not source or recipe.exact:
         return Budget()
@@ -120,24 +113,24 @@ class Check:
 
 
 def within(name: str, measured: float, limit: float, detail: str = "") -> Check:
-    """A check that a number is at most its limit."""
+    """Returns a check that a number is at most its limit."""
     return Check(name, "passed" if measured <= limit else "failed", measured, limit, detail)
 
 
 def shown(check: Check) -> str:
-    """The measured value and its limit, such as "1.3, at most 1.02"; "" if nothing was compared."""
+    """Returns the measured value and its limit, such as "1.3, at most 1.02"; "" if nothing was compared."""
     if check.outcome == "not compared" or check.measured is None:
         return ""
     return number(check.measured) + ("" if check.limit is None else f", {limit_of(check)}")
 
 
 def limit_of(check: Check) -> str:
-    """The limit in words."""
+    """Returns the limit in words."""
     if isinstance(check.limit, str) or check.limit is None:
         return check.limit or ""
     return "no limit" if math.isinf(check.limit) else f"at most {number(check.limit)}"
 
 
 def number(value: float | str) -> str:
-    """A measured value in words: four digits of a number."""
+    """Returns a measured value in words: four digits of a number."""
     return value if isinstance(value, str) else f"{value:.4g}"

@@ -174,7 +174,7 @@ class BuildComparison:
         return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
     def _why(self, check: Check) -> str:
-        """The facts that help to explain a failed check, one a line."""
+        """Returns the facts that help to explain a failed check, one a line."""
         lines = [f"{check.name}: {shown(check)}", check.detail]
         if check.name.startswith(("kl", "tokens_changed")):
             lines += [f"{one.where}: token {one.first}: {one.expected} became {one.found}" for one in self.changed]
@@ -197,7 +197,7 @@ def _finite(value: Any) -> Any:
 
 
 def _xml(text: str) -> str:
-    """The text without what XML 1.0 has no character for."""
+    """Returns the text without characters that XML 1.0 can't represent."""
     return re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "�", text)
 
 
@@ -341,8 +341,8 @@ def _since(start: float) -> float:
 
 
 def _lines_of(diff: BundleDiff) -> tuple[str, ...]:
-    """The differences of two bundles, weights first; sizes and hashes in manifests, which follow from them, are left
-    out.
+    """Returns the differences of two bundles, weights first; sizes and hashes in manifests, which follow from them, are
+    left out.
     """
     lines = []
     for file in diff.differences:
@@ -372,11 +372,7 @@ class _Prompt:
 def _tokenized(
     asked: Sequence[SuitePrompt], source: str, reference: ScoredModel, files: TokenizerFiles, context: int
 ) -> list[_Prompt]:
-    """The suite as token ids, cut to the context, with how many tokens answer each.
-
-    What comes with the package suits every model: without a chat template a conversation's last message is the text,
-    without a tokenizer random tokens are.
-    """
+    """Returns the suite as token ids, cut to the context, with the number of answer tokens for each."""
     answer = max(1, min(ANSWER_TOKENS, context // 2))
     most = context - answer
     tokenizer = reference.tokenizer if files.tokenizer_json is not None else None
@@ -448,7 +444,7 @@ def _read_suite(
 
 
 def _answered(model: BundleModel, prompt: _Prompt) -> list[int]:
-    """A prompt with the model's greedy answer."""
+    """Returns a prompt followed by the model's greedy answer."""
     return [*prompt.ids, *model.continued(prompt.ids, prompt.answer)]
 
 
@@ -478,7 +474,7 @@ def _of_suite(read: _Read, budget: Budget) -> list[Check]:
 
 
 def _some_tokens(suite: Sequence[list[int]]) -> list[list[int]]:
-    """The beginnings of some prompts, LAYER_TOKENS in all: a quarter each."""
+    """Returns the beginnings of some prompts, a quarter of LAYER_TOKENS each."""
     starts: list[list[int]] = []
     for ids in suite:
         if len(starts) < 4:
@@ -492,7 +488,7 @@ def _some_tokens(suite: Sequence[list[int]]) -> list[list[int]]:
 def _layers(
     new: Bundle, older: Bundle | None, source: Path, target: str, sequences: Sequence[list[int]], progress: Progress
 ) -> list[LayerDivergence] | str:
-    """The divergence by layer, or why it can't be said."""
+    """Returns the divergence by layer, or the reason why it can't be computed."""
     if target != MEASURED or any(target not in b.programs for b in (new, older) if b is not None):
         return f"the values of target {target} can't be looked at"
     progress(ProgressEvent("layers", 0, 1, ""))
@@ -530,7 +526,7 @@ def _of_layers(layers: Sequence[LayerDivergence], why: str, budget: Budget) -> C
 
 
 def _equal(name: str, same: bool, different: str, budget: Budget) -> Check:
-    """A check that two things are equal, if the budget wants that."""
+    """Returns a check that two things are equal, if the budget wants that."""
     measured = "equal" if same else "different"
     if not getattr(budget, name):
         return Check(name, "not compared", detail=f"the budget has {name} = false")
@@ -568,7 +564,7 @@ def _of_generation(new: ModelInfo, older: ModelInfo, budget: Budget) -> Check:
 
 
 def _of_caches(new: Bundle, older: Bundle, target: str, budget: Budget) -> Check:
-    """The formats of keys and values, layer by layer; the context, which is how many of them there may be."""
+    """Returns a check of the formats of keys and values, layer by layer, and of the context length."""
     facts = []
     for bundle in (older, new):
         context = context_of(bundle, None, target)

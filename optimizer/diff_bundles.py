@@ -109,7 +109,9 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _first_difference(a: Path, b: Path) -> int | None:
-    """The first byte that differs, or the length of the shorter file if it begins the other; None if they are equal."""
+    """Returns the offset of the first different byte; the shorter length if one file begins the other, None if
+    equal.
+    """
     at = 0
     try:
         with open_regular(a) as one, open_regular(b) as other:
@@ -127,7 +129,7 @@ def _first_difference(a: Path, b: Path) -> int | None:
 
 
 def _details(a: Bundle, b: Bundle, path: str, unequal: Mapping[str, int | None]) -> tuple[str, ...]:
-    """The differences of a file, at most MOST_DETAILS; ``unequal``: path -> first byte that differs."""
+    """Returns the differences of a file, at most MOST_DETAILS. ``unequal``: the first different byte of each path."""
     if path in {blob.file for blob in a.index.blobs}:
         details = list(_weights(a, b, path))
     elif path.endswith(".json"):
@@ -140,7 +142,7 @@ def _details(a: Bundle, b: Bundle, path: str, unequal: Mapping[str, int | None])
 
 
 def _document(path: Path) -> Any:
-    """A JSON file's value, or what is wrong with it."""
+    """Returns a JSON file's value, or a description of its error."""
     try:
         return parse_json(read_regular(path, most=MOST_TEXT_BYTES))
     except ValueError as e:
@@ -148,7 +150,7 @@ def _document(path: Path) -> Any:
 
 
 def _fields(a: Any, b: Any, field: str) -> Iterator[str]:
-    """Every field whose values differ, with both; of fields that one side lacks, that."""
+    """Yields a line for every field whose values differ, or that one side lacks."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             name = f"{field}.{key}" if field else key
@@ -164,7 +166,7 @@ def _fields(a: Any, b: Any, field: str) -> Iterator[str]:
 
 
 def _weights(a: Bundle, b: Bundle, path: str) -> Iterator[str]:
-    """The weights in A's blob that are stored alike in B, and have other bytes there."""
+    """Yields the weights in A's blob that B stores in the same form with other bytes."""
     for name, entry in a.index.tensors.items():
         other = b.index.tensors.get(name)
         if other is None or a.index.blobs[entry.blob].file != path:

@@ -326,7 +326,7 @@ class _Run:
 
 
 def _first_target(bundle: Bundle) -> str:
-    """A target that runs here."""
+    """Returns the bundle's first target that can run on this machine."""
     if not bundle.programs:
         raise ComparisonError(
             f"{bundle.path}: none of its targets has a program that can be watched",

@@ -336,7 +336,7 @@ def _note_use(recording: Recording, node: Node, args: Sequence[Any], kwargs: Map
 
 
 def _cache_dtype(attention: Node) -> str:
-    """The storage type of the key cache that an attention reads, taken from the last op that wrote it."""
+    """Returns the storage type of the key cache that an attention reads, taken from the last op that wrote it."""
     node = bound_arguments(attention)["k_cache"]
     while isinstance(node, Node) and node.target is operator.getitem:
         node = node.args[0]
@@ -344,6 +344,6 @@ def _cache_dtype(attention: Node) -> str:
 
 
 def _axis(program: Program, fake: torch.Tensor) -> int | None:
-    """The axis of tokens. The sampled rows are all tokens, in order."""
+    """Returns the axis of tokens. The sampled rows are all tokens, in order."""
     sizes = [str(program.expression(size)) for size in fake.shape]
     return token_axis(["T" if size == "R" else size for size in sizes], "T")

@@ -68,7 +68,7 @@ class SourceRun:
         return modules | {ValueName(path, what) for path in self._paths.values() for what in _OF_ATTENTION} | {LOGITS}
 
     def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
-        """The values of sequences [S], each by itself; see ``Recording`` for ``given``."""
+        """Runs each sequence [S] separately, and returns the values of all; see ``Recording`` for ``given``."""
         recording = Recording(sum(len(s) for s in sequences), given)
         start = 0
         for ids in sequences:
@@ -151,7 +151,7 @@ def _watching(model: torch.nn.Module, watch: _Forward) -> Iterator[None]:
 def _attend(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **others: Any
 ) -> tuple[torch.Tensor, Any]:
-    """The model's own eager attention; query, key, value [1, N, T, D] -> ([1, T, Nq, Dv], weights)."""
+    """Computes the model's own eager attention: query, key, value [1, N, T, D] -> ([1, T, Nq, Dv], weights)."""
     watch = _WATCH.get()
 
     def see(what: What, tensor: torch.Tensor) -> torch.Tensor:

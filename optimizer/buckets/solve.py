@@ -117,7 +117,7 @@ def _trace(sizes: Sequence[int], before: Sequence[Sequence[int]], padded: int) -
 
 
 def round_up(length: int, multiple: int, limit: int | None = None) -> int:
-    """The next multiple, or ``limit`` if that is less."""
+    """Returns the next multiple of ``multiple``, or ``limit`` if that is less."""
     size = -(-length // multiple) * multiple
     return size if limit is None else min(size, limit)
 

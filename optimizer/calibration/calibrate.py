@@ -99,7 +99,7 @@ def calibrate(
 
 
 def _text(tokenizer: Tokenizer | None, info: ModelInfo, tokens: int, length: int) -> tuple[torch.Tensor, ...] | None:
-    """The package's text; None if the model can't read it."""
+    """Returns the tokens of the package's text; None if the model can't read it."""
     with resources.as_file(resources.files(__package__) / TEXT) as file:
         try:
             return read_sequences(file, tokenizer, info.vocab_size, tokens, length)
@@ -135,7 +135,7 @@ def tokens_of_recipe(
 def calibration_report(
     calibration: Calibration | None, vocab_size: int, metrics: Iterable[Metric]
 ) -> CalibrationReport | None:
-    """The report once passes have measured their ``metrics``; None if nothing was calibrated."""
+    """Returns the report, after passes have measured their ``metrics``; None if nothing was calibrated."""
     if calibration is None:
         return None
     return CalibrationReport(

@@ -74,7 +74,7 @@ def _lines(text: str) -> list[tuple[int, str]]:
 def _document(
     path: Path, number: int, line: str, tokenizer: Tokenizer, option: str
 ) -> tuple[tuple[int, ...], list[int]]:
-    """The prefix and the tokens of one line."""
+    """Returns the prefix and the tokens of one line."""
     where = f"{option}: {path}: line {number}"
     try:
         value: Any = json.loads(line)

@@ -218,7 +218,7 @@ def _named(names: str | Sequence[str] | None, name: str) -> bool:
 
 
 def weights_digest(folder: Path) -> str:
-    """The SHA-256 of an adapter's weights, in hex. Raises SourceError if the file can't be read."""
+    """Returns the SHA-256 of an adapter's weights, in hex. Raises SourceError if the file can't be read."""
     path = folder / WEIGHTS
     try:
         with open_regular(path) as file:

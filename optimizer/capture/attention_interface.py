@@ -44,7 +44,7 @@ class CausalMask:
     window: int
 
     def tensor(self) -> torch.Tensor:
-        """The mask to add to scores, [1, 1, T, T]: 0 for visible keys, otherwise the lowest 32-bit float."""
+        """Returns the mask to add to scores, [1, 1, T, T]: 0 for visible keys, otherwise the lowest 32-bit float."""
         capture = _CAPTURE.get()
         if self.window:
             capture.windows.add(self.window)

@@ -71,12 +71,12 @@ def bind_weights(
 
 
 def _file_of(expr: WeightExpr, source: str) -> str:
-    """The file of a tensor, of the several that ``source`` may have."""
+    """Returns the file that has a tensor; ``source`` may have several files."""
     return expr.origin if isinstance(expr, Source) and expr.origin else source
 
 
 def _key_of(name: str, tensors: Mapping[str, WeightExpr], prefix: str) -> str | None:
-    """The key of a parameter in ``tensors``: its name, or its name in the base model, without ``prefix``."""
+    """Returns the key of a parameter in ``tensors``: its name, or its name in the base model, without ``prefix``."""
     short = name.removeprefix(f"{prefix}.") if prefix else name
     return next((key for key in (name, short) if key in tensors), None)
 

@@ -115,7 +115,7 @@ def _from_config(
 
 
 def architecture(config: PretrainedConfig) -> str:
-    """The architecture that a configuration names: a class of transformers, or else the model type."""
+    """Returns the class of transformers named by a configuration, or else the model type."""
     named = getattr(config, "architectures", None)
     return str(named[0]) if named else str(config.model_type)
 

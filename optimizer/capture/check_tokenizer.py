@@ -47,7 +47,7 @@ class SourceTokenizer:
 
     @classmethod
     def of_json(cls, tokenizer_json: str) -> SourceTokenizer:
-        """The `tokenizers` library on a tokenizer.json that was checked, without truncation."""
+        """Opens a checked tokenizer.json with the `tokenizers` library, without truncation."""
         library = tokenizers.Tokenizer.from_str(tokenizer_json)
         library.no_truncation()
         library.no_padding()
@@ -113,7 +113,7 @@ def _few(ids: Sequence[int] | None) -> str:
 
 
 def _beyond(bundled: Tokenizer, vocab_size: int, source: str) -> list[str]:
-    """A warning of tokens that a text may have and the model hasn't."""
+    """Returns a warning if a text may have tokens that the model hasn't."""
     beyond = sorted(index for index in bundled.vocabulary if index >= vocab_size)
     if not beyond:
         return []

@@ -137,7 +137,7 @@ def _same(one: Callable[[torch.Tensor], torch.Tensor], other: Activation, width:
 
 
 def _activation_of(module: Any, width: int) -> tuple[bool, Activation]:
-    """The layout of a module's gate_up (True: gates and ups are interleaved) and its activation.
+    """Returns the layout of a module's gate_up (True: gates and ups are interleaved) and its activation.
 
     Raises UnsupportedModelError if no activation of ``ew.moe`` computes the same.
     """

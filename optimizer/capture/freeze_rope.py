@@ -72,7 +72,7 @@ def _settings(module: torch.nn.Module, layer_type: str | None) -> dict[str, Any]
 
 
 def _original(module: torch.nn.Module, layer_type: str | None, own: int) -> int:
-    """The longest context that the frequencies without scaling are for."""
+    """Returns the longest context at which the frequencies aren't scaled."""
     length = _settings(module, layer_type).get("original_max_position_embeddings")
     return int(length or getattr(module, "original_max_seq_len", None) or own)
 

@@ -186,7 +186,7 @@ def _matching(wanted: str, firsts: Sequence[str]) -> list[str]:
 
 
 def _part(name: str, number: int) -> str:
-    """The name of another part of a split GGUF file; a whole file's own name."""
+    """Returns the name of another part of a split GGUF file; the name itself if the file isn't split."""
     return _PART.sub(lambda match: f"-{number:05d}{match[0][6:]}", name)
 
 
@@ -216,7 +216,7 @@ def _no_weights(wanted: HubId, files: Collection[str], ggufs: Sequence[str], whe
 
 
 def _block_type(name: str) -> str | None:
-    """The type of a GGUF file's blocks by its name: "Q4_K_M" of "model-q4_k_m.gguf"."""
+    """Returns the quantization type in a GGUF file's name: "Q4_K_M" for "model-q4_k_m.gguf"."""
     types = _BLOCK_TYPE.findall(_PART.sub(".gguf", name))
     return types[-1].upper() if types else None
 
@@ -389,7 +389,7 @@ def _cached(wanted: HubId) -> Path:
 
 
 def _cache_of(wanted: HubId) -> Path:
-    """The model's folder in the Hub's cache."""
+    """Returns the model's folder in the Hub's cache."""
     return Path(constants.HF_HUB_CACHE).expanduser() / f"models--{wanted.repository.replace('/', '--')}"
 
 

@@ -32,7 +32,7 @@ _WRONG_CONFIG += (AttributeError, RecursionError, StrictDataclassError)
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """The configuration of a model directory.
+    """Returns the configuration of a model directory.
 
     Raises:
         SourceError: config.json is missing, no JSON, or has a field that is missing or wrong.
@@ -92,7 +92,7 @@ def read_tensors(directory: Path) -> dict[str, WeightExpr]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that ``read_tensors`` reads: one, or the shards that the index names."""
+    """Returns the safetensors files that ``read_tensors`` reads: one, or the shards that the index names."""
     if (single := directory / SINGLE).is_file():
         return [single]
     return [directory / name for name in sorted(set(read_json(directory / INDEX)["weight_map"].values()))]

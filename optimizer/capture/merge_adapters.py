@@ -148,7 +148,9 @@ class AdapterMerge:
                 changes[name].append(change)
 
     def _names(self, opened: _OpenAdapter, whole: Mapping[str, WeightExpr] | None) -> dict[str, str]:
-        """Names of modules and parameters in the adapter -> in the model, or in a checkpoint of its text decoder."""
+        """Maps names of modules and parameters in the adapter to the model's, or those of its text decoder's
+        checkpoint.
+        """
         names = [*opened.modules, *opened.plain]
         if whole is None:
             return {name: name for name in names}
@@ -166,9 +168,8 @@ class AdapterMerge:
     def _place(
         self, opened: _OpenAdapter, module: str, name: str, tensors: Mapping[str, WeightExpr]
     ) -> tuple[str, bool]:
-        """The weight that a module's tensors adapt; True with the name of a tensor of the checkpoint.
-
-        Raises SourceError if there is no such weight.
+        """Returns the name of the weight that a module's tensors change, and True if it is a tensor of the
+        checkpoint.
         """
         if (parameter := self._wrapped_parameter(opened, name)) is not None:
             return parameter, False
@@ -181,7 +182,9 @@ class AdapterMerge:
         )
 
     def _find(self, name: str) -> tuple[str, bool] | None:
-        """A tensor's parameter in the model, or with True its tensor in the checkpoint; None if there is none."""
+        """Returns the name of a tensor's parameter and False, or of its checkpoint tensor and True; None if there is
+        neither.
+        """
         if name in self._state:
             return name, False
         prefix = self._model.base_model_prefix
@@ -422,7 +425,7 @@ def _open(adapter: Adapter) -> _OpenAdapter:
 
 
 def _tied_names(model: PreTrainedModel) -> list[tuple[str, ...]]:
-    """The names of each parameter that has several."""
+    """Returns the names of each parameter that has several."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
@@ -430,7 +433,7 @@ def _tied_names(model: PreTrainedModel) -> list[tuple[str, ...]]:
 
 
 def _ends_of(model: PreTrainedModel) -> list[Any]:
-    """The table of tokens and the head, which PEFT saves with an adapter if the vocabulary was resized."""
+    """Returns the table of tokens and the head, which PEFT saves with an adapter if the vocabulary was resized."""
     return [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
 
 
@@ -469,5 +472,5 @@ def _first_name(tensors: Mapping[str, WeightExpr]) -> str:
 
 
 def _name(expr: WeightExpr) -> str:
-    """The name of a tensor in its file."""
+    """Returns the name of a tensor in its file."""
     return expr.describe()

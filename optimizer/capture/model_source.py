@@ -63,7 +63,7 @@ class ModelSource:
 
     @staticmethod
     def of(source: AnySource) -> ModelSource:
-        """The record of any source; a record is itself."""
+        """Wraps any source; a ``ModelSource`` is returned itself."""
         return source if isinstance(source, ModelSource) else ModelSource(source)
 
     @property

@@ -64,7 +64,7 @@ def _run(node: Node, values: dict[Node, Any]) -> list[torch.Tensor] | None:
 
 
 def _random(program: Program, node: Node, tokens: int, generator: torch.Generator) -> Any:
-    """A value for an argument: floats in float64, integers small enough to be indices."""
+    """Returns a value for an argument: floats in float64, integers small enough to be indices."""
     value = node.meta["val"]
     if isinstance(value, list | tuple):
         return [_random_tensor(program, v, tokens, generator) for v in value]

@@ -18,7 +18,9 @@ from enginewright.runtime.shared.errors import SourceError
 
 
 def tensor_places(path: Path) -> dict[str, int]:
-    """The file offset of each tensor's bytes. The library has checked the header. Raises OSError, ValueError."""
+    """Returns the file offset of each tensor's bytes. The library has checked the header. Raises OSError,
+    ValueError.
+    """
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))

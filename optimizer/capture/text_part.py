@@ -140,7 +140,7 @@ def _model_class(text: PretrainedConfig, source: str) -> type[PreTrainedModel]:
 
 
 def _with_head(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """A class of ``base`` and a head, which attends and loads as the base's family does."""
+    """Returns a class with ``base`` and a head; its attention and loading are those of the base's family."""
     name = f"{base.__name__.removesuffix('Model')}ForCausalLM"
     family = cast("type[PreTrainedModel]", base.__bases__[0])
     return type(name, (_WithHead, family), {"_text_model": base, "__module__": __name__})

@@ -216,7 +216,7 @@ def _scatters_beside(program: Program, node: Node) -> bool:
 
 
 def _shapes(program: Program, node: Node) -> list[tuple[sympy.Expr, ...]]:
-    """The shapes of a node's tensors; none for a size."""
+    """Returns the shapes of a node's tensors; empty if the node is a size."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return [tuple(program.expression(s) for s in v.shape) for v in values if isinstance(v, torch.Tensor)]

@@ -141,7 +141,7 @@ def _processor_template(directory: Path) -> str | None:
 
 
 def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
-    """The files that a bundle stores for ``tokenizer``."""
+    """Returns the files that a bundle stores for ``tokenizer``."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # Some have more that are named, such as image_token: variables of the chat template like the others.
     named = dict.fromkeys([*_SPECIAL, *tokenizer.special_tokens_map])
@@ -230,7 +230,7 @@ def _response_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _chat_templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """The chat templates by name; the only one is "default"."""
+    """Returns the chat templates by name; a single one is named "default"."""
     template = tokenizer.chat_template
     check_templates(template, "the tokenizer's chat_template")
     templates: dict[str, str] = template if isinstance(template, dict) else {"default": template}

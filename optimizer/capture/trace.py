@@ -231,7 +231,7 @@ def _check_ops(program: Program) -> None:
 
 
 def _module_of(error: BaseException, model: torch.nn.Module) -> str:
-    """The path of the innermost module that was running when ``error`` was raised."""
+    """Returns the path of the innermost module that was running when ``error`` was raised."""
     paths = {id(module): path for path, module in model.named_modules()}
     module_path, frame = "", error.__traceback__
     while frame is not None:

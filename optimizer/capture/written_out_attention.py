@@ -143,7 +143,7 @@ def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
 
 
 def _product(program: Program, softmax: Node, known: set[Node]) -> Node:
-    """The product of queries and keys that a softmax's scores are made from."""
+    """Returns the product of queries and keys from which a softmax's scores are computed."""
     node = softmax.args[0]
     assert isinstance(node, Node)
     while node.target not in _PRODUCTS:
@@ -182,7 +182,7 @@ def _keeps_places(node: Node) -> bool:
 
 
 def _spelling(found: _Found, known: set[Node]) -> object:
-    """A key that is equal for attentions that compute alike: layers repeat, so each key is analysed once."""
+    """Returns a key that is equal for attentions that compute alike: layers repeat, so each key is analysed once."""
     number: dict[Node, object] = {found.product: "product", found.softmax: "softmax"}
     calls: list[object] = []
 

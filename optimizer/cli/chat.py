@@ -346,7 +346,7 @@ def _file_of(command: str, rest: str) -> Path | None:
 
 
 def _read_turns(file: Path) -> list[dict[str, Any]]:
-    """A saved conversation. Raises OSError or ValueError."""
+    """Returns a saved conversation. Raises OSError or ValueError."""
     turns = parse_json(read_regular(file, most=MOST_JSON_BYTES))
     if not isinstance(turns, list) or not turns:
         raise ValueError("it must be a list of messages")

@@ -245,7 +245,7 @@ def _print_summary(report: ExportReport, *, verbose: bool, named: bool) -> None:
 
 
 def _next(opened: BundleReport) -> str:
-    """A command that works with this bundle here."""
+    """Returns a command that works with this bundle here."""
     bundle = opened.bundle
     unbuilt = [name for name, target in bundle.targets.items() if target.state != "ready"]
     if len(unbuilt) == len(bundle.targets):

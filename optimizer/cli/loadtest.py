@@ -159,7 +159,7 @@ def _made(url: str, given: dict[str, Any]) -> Any:
 
 
 def _options(asking: Asking, coming: Coming, saying: Saying) -> dict[str, Any]:
-    """Fields of LoadOptions but its address. Raises RequestError or BadParameter."""
+    """Returns the fields of LoadOptions except the address. Raises RequestError or BadParameter."""
     from enginewright.optimizer.loadtest.options import Goals, RequestClass, parse_burst, parse_lengths, read_classes
     from enginewright.optimizer.plan.options import parse_seconds
 

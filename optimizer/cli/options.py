@@ -326,7 +326,7 @@ _FORMS = ("schema", "regex", "choice", "grammar")
 
 
 def _text_of(name: str, value: Any) -> Any:
-    """The value of an output-form option: a schema or the text of its file, or the text of a grammar's file.
+    """Returns the value of an output-form option: a schema or the text of its file, or the text of a grammar's file.
 
     Raises typer.BadParameter if the file can't be read.
     """

@@ -75,11 +75,13 @@ class Command(TyperCommand):
 
 
 def command_class(module: ModuleType) -> type[Command]:
-    """The class of a command, by its module's table RENAMED of old names, if it has one."""
+    """Returns the class of a command, with old names of its options from its module's table RENAMED, if there
+    is one.
+    """
     renamed = getattr(module, "RENAMED", None)
     return type("Command", (Command,), {"renamed": renamed}) if renamed else Command
 
 
 def _near(word: str, known: Mapping[str, str]) -> str:
-    """The name that is nearest, or "" if none is near."""
+    """Returns the name that is nearest, or "" if none is near."""
     return next(iter(difflib.get_close_matches(word.lower(), known, 1)), "")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def result_row(result: RequestOutput) -> dict[str, Any]:
-    """A finished request as ``--json`` has it."""
+    """Returns a finished request's row for ``--json``."""
     row = {key: getattr(result, key) for key in ("text", "token_ids", "prompt_token_ids", "finish_reason")}
     if result.score is not None:
         row["score"] = result.score
@@ -33,7 +33,7 @@ def result_row(result: RequestOutput) -> dict[str, Any]:
 
 
 def conversation(prompt: str, system: str | None) -> list[dict[str, Any]]:
-    """One that begins with a prompt."""
+    """Returns the messages of a conversation that begins with a prompt."""
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": prompt}]
 

@@ -73,7 +73,8 @@ class EncodedChoice:
 
 
 def read_questions(source: str | Path) -> list[Question]:
-    """The questions of a JSONL file: on each line an object with prompt, choices and answer; other fields are ignored.
+    """Returns the questions of a JSONL file: on each line an object with prompt, choices and answer; other fields are
+    ignored.
 
     Raises RequestError naming the file, line and field that is wrong.
     """

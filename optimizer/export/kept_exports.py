@@ -106,12 +106,12 @@ class KeptExports:
 
     @staticmethod
     def of_user() -> KeptExports:
-        """The folder below $XDG_CACHE_HOME, or ~/.cache."""
+        """Opens the cache below $XDG_CACHE_HOME, or ~/.cache."""
         place = cache_file("exports")
         return KeptExports(None if place is None else place.parent)
 
     def entries(self) -> list[Entry]:
-        """All that can be read, the most recently used first."""
+        """Returns all readable entries, the most recently used first."""
         if self.root is None or not self.root.is_dir():
             return []
         root = self.root
@@ -429,7 +429,7 @@ def _files_of_source(source: Path) -> dict[str, Path]:
 
 
 def _foreign() -> set[str]:
-    """Names of targets and passes that other packages declare."""
+    """Returns the names of targets and passes that other packages declare."""
     groups = ("enginewright.targets", "enginewright.passes")
     return {entry.name for group in groups for entry in metadata.entry_points(group=group)}
 
@@ -504,7 +504,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _hashed(path: Path) -> FileSection:
-    """A file's size and hash. Raises OSError."""
+    """Returns a file's size and hash. Raises OSError."""
     with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return FileSection(bytes=file.tell(), sha256=digest.hexdigest())

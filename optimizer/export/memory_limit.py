@@ -45,7 +45,7 @@ class MemoryLimit:
         return MemoryLimit(limit)
 
     def memory_budget(self) -> int | None:
-        """Bytes that are left now; None without a limit."""
+        """Returns the bytes that the process may still use; None without a limit."""
         return None if self.limit is None else max(0, self.limit - rss_bytes())
 
     def keep_bytes(self) -> int:

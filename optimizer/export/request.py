@@ -118,7 +118,9 @@ class ExportRequest:
 
 
 def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None) -> Recipe:
-    """The recipe that was passed, or the one that a recovery implies. Raises RecipeError if they are in conflict."""
+    """Returns the recipe that was passed, or the one that a recovery implies. Raises RecipeError if they are in
+    conflict.
+    """
     if given is None:
         return load_recipe("f32") if trained is None else trained.recipe_for(None)
     chosen = given if isinstance(given, Recipe) else load_recipe(given)

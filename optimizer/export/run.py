@@ -203,7 +203,7 @@ def export_to_keep(wanted: WantedExport, progress: Progress = silent) -> Path:
 
 
 def _key(given: ExportArguments, recipe: Recipe | None, least: int | None = None) -> str | None:
-    """The key under which the export is kept; None if the source isn't on this disk, or can't be read."""
+    """Returns the key under which the export is cached; None if the source isn't on this disk, or can't be read."""
     if not isinstance(given.source, str | os.PathLike) or not os.path.exists(given.source):
         return None
     settings = {

@@ -255,7 +255,7 @@ def run_passes(
     scratch: Path,
     measurements: PassMeasurements,
 ) -> Rewritten:
-    """The common passes, then each target's on a copy of its own, each measured."""
+    """Runs the common passes, then each target's on a copy of the program, and measures each pass."""
     passes, required = choose_passes(model.recipe.passes)
     context = pass_context(
         model.recipe,
@@ -399,7 +399,9 @@ def run_bundle(request: ExportRequest, model: OpenModel, rewritten: Rewritten, f
 
 
 def source_bytes(source: ModelSource) -> int:
-    """The bytes of the source's weights: a GGUF file, a folder's safetensors files, or a model object's parameters."""
+    """Returns the bytes of the source's weights: a GGUF file, a folder's safetensors files, or a model object's
+    parameters.
+    """
     path = source.path
     if path is None:
         return sum(p.numel() * p.element_size() for p in source.model_object.parameters())
@@ -420,7 +422,7 @@ def _passes_of_targets(request: ExportRequest, model: OpenModel) -> dict[str, li
 
 
 def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: Sequence[str]) -> Manifest:
-    """The manifest before targets and files are known."""
+    """Returns the manifest without targets and files, which aren't known yet."""
     return Manifest(
         model=ModelSection.from_info(info),
         source=model.captured.source,
@@ -455,7 +457,7 @@ def _bytes_of(expr: WeightExpr) -> int:
 
 
 def _packed_weights(program: Program) -> list[str]:
-    """Weights that each target stores in an order of its own: matrices that are multiplied, and not only looked up."""
+    """Returns the names of weights that each target packs differently: matrices of products, not only of lookups."""
     tables = (torch.ops.ew.embedding.default, torch.ops.ew.quantized_embedding.default)
     return list(
         dict.fromkeys(

@@ -12,10 +12,7 @@ from enginewright.runtime.shared.targets import PROCESSOR
 
 
 def check_time(bundle: Bundle, target: str, recipe: Recipe) -> float | None:
-    """The milliseconds of a token of a bundle, where the recipe's budget has a time on this machine; else None.
-
-    Raises VerificationError if they are more than the budget, by more than ``TIMES_AGREE``.
-    """
+    """Measures the milliseconds of a token, if the recipe's budget has a time on this machine; None otherwise."""
     most = recipe.budget.max_ms_per_token
     if most is None or recipe.budget.device not in (None, PROCESSOR):
         return None

@@ -40,7 +40,7 @@ class Lengths:
     values: tuple[int, ...] = ()
 
     def draw(self, rng: Random) -> int:
-        """A length of 1 or more."""
+        """Draws a length of at least 1."""
         if self.values:
             return rng.choice(self.values)
         if self.kind == "uniform":

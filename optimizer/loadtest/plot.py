@@ -29,7 +29,7 @@ Point = tuple[float, float]
 
 
 def panels(result: LoadResult) -> list[Panel]:
-    """The charts of a result that have values."""
+    """Returns the charts of a result that have values."""
     charts = [_times(result), _tokens(result), _first_tokens(result)]
     return [panel for panel in charts if panel is not None]
 
@@ -61,7 +61,7 @@ def _times(result: LoadResult) -> Panel | None:
 
 
 def _tokens(result: LoadResult) -> Panel | None:
-    """Tokens a second over the time of the test."""
+    """Returns a chart of the tokens a second over the time of the test."""
     if not result.seconds or not result.figures.tokens:
         return None
     width = result.seconds / _INTERVALS
@@ -118,13 +118,13 @@ def _across(value: float, most: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 8 times a power of ten."""
+    """Returns the next of 1, 2, 4, 8 times a power of ten."""
     power = 10.0 ** np.floor(np.log10(value))
     return float(next(m * power for m in (1, 2, 4, 8, 10) if m * power >= value * (1 - 1e-9)))
 
 
 def svg(result: LoadResult) -> str:
-    """The picture, which needs no other file."""
+    """Returns the picture as an SVG text without external files."""
     work = result.workload
     how = f"{work['clients']} clients" if work["loop"] == "closed" else f"{work.get('rate', 'trace')} requests a second"
     note = f"{result.figures.finished:,} requests finished, {result.figures.failed:,} failed, {how}"

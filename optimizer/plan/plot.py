@@ -14,7 +14,7 @@ _TIMES = {"tpot": "time per token", "ttft": "time to the first token"}
 
 
 def panels(result: PlanResult) -> list[Panel]:
-    """The charts of a plan that have values."""
+    """Returns the charts of a plan that have values."""
     charts = []
     for device in result.devices:
         for name, title in _TIMES.items():
@@ -36,7 +36,7 @@ def panels(result: PlanResult) -> list[Panel]:
 
 
 def svg(result: PlanResult) -> str:
-    """The picture, which needs no other file."""
+    """Returns the picture as an SVG text without external files."""
     note = f"requests of {result.options['context']:,} tokens, prompts of {result.options['prompt']:,}"
     goals = any(result.options[name] is not None for name in _TIMES)
     return draw(panels(result), f"{result.model}, planned", note, dashed="the goal" if goals else "")

@@ -235,7 +235,7 @@ class PartitionModel:
         return seconds
 
     def bound(self, batch: int, context: int) -> str:
-        """The main limit of a decode step: "links", or the limit of most ranks' kernels."""
+        """Returns the main limit of a decode step: "links", or the limit of most ranks' kernels."""
         sizes = _decode(-(-batch // min(len(self._stages), batch)), context)
         if 2 * self.waited(sizes) > sum(self._of_stages(sizes)):
             return "links"

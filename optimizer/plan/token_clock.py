@@ -51,7 +51,9 @@ class TokenClock:
     def time(
         self, program: Program, passes: Sequence[Pass], context: PassContext
     ) -> tuple[tuple[Step, ...], StepSeconds]:
-        """The steps that some passes and the target make of a program, and their seconds. No weight is read."""
+        """Returns the steps of a program after some passes and the target's lowering, and their seconds. No weight is
+        read.
+        """
         copy = program.copy()
         PassManager([p for p in (*passes, *self._passes) if p.wanted(context)], context).run(copy)
         lowered = self._lower(copy, self._options).program

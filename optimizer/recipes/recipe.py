@@ -79,7 +79,7 @@ class Recipe(PassOptions):
     engines: EnginesSection | None = None
 
     def target_tables(self) -> tuple[Section, ...]:
-        """The tables that are for one target alone."""
+        """Returns the tables for single targets."""
         return tuple(table for table in self.__pydantic_extra__.values() if table is not None)
 
     @property
@@ -210,7 +210,9 @@ class Recipe(PassOptions):
 
 
 def _table_of(target: str) -> type[Section] | None:
-    """The model of a target's table in a recipe, from the target's package; None if it has none. Raises TargetError."""
+    """Returns the model of a target's table in a recipe, from the target's package; None if it has none. Raises
+    TargetError.
+    """
     table: type[Section] | None = getattr(part(target, "recipe"), "TABLE", None)
     return table
 
@@ -254,7 +256,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 
 def recipe_file(given: str | Path | Recipe) -> Path | None:
-    """The file that ``load_recipe`` reads of a path; None for a built-in recipe's name, and for a Recipe."""
+    """Returns the file that ``load_recipe`` would read; None for a built-in recipe's name, and for a Recipe."""
     return None if isinstance(given, Recipe) or str(given) in builtin_files() else Path(given)
 
 
@@ -285,12 +287,12 @@ def with_cache(recipe: Recipe, dtype: str) -> Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """The built-in recipes, in the order of their names."""
+    """Returns the built-in recipes, in the order of their names."""
     return [load_recipe(name) for name in builtin_files()]
 
 
 def recipe_text(name: str) -> str:
-    """The TOML of a built-in recipe, comments included. Raises RecipeError."""
+    """Returns the TOML of a built-in recipe, comments included. Raises RecipeError."""
     builtin = builtin_files()
     if name not in builtin:
         raise RecipeError(f"there is no recipe {name!r}", hint=_suggest(name, builtin, "recipe"))
@@ -350,13 +352,15 @@ def _hint(error: Mapping[str, Any]) -> str | None:
 
 
 def _section_of(annotation: Any) -> type[BaseModel]:
-    """The section in ``Section`` or ``tuple[Section, ...]``."""
+    """Returns the section's class of a type ``Section`` or ``tuple[Section, ...]``."""
     candidates = (annotation, *get_args(annotation))
     return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
 
 
 def _line_of(text: str, loc: tuple[int | str, ...]) -> int | None:
-    """The line (from 1) of the deepest key of ``loc`` that has a line of its own; tomllib keeps no positions."""
+    """Returns the line (from 1) of the deepest key of ``loc`` that has a line, found by text as tomllib has no
+    positions.
+    """
     names = tuple(part for part in loc if isinstance(part, str))
     table: tuple[str, ...] = ()
     entry = -1  # index of the current [[table]] among those of its name

@@ -16,7 +16,7 @@ from .recipe import Recipe
 
 
 def to_toml(recipe: Recipe, comment: str = "") -> str:
-    """All that differs from the defaults, with ``comment`` before it."""
+    """Returns the values that differ from the defaults as TOML, with ``comment`` before them."""
     content = recipe.model_dump(mode="json", exclude_defaults=True)
     content = {key: value for key, value in content.items() if value is not None}
     lines = [f"# {line}" for line in comment.splitlines()]

@@ -107,7 +107,9 @@ def check_layers(program: Program, targets: Iterable[str]) -> None:
 
 
 def _formats(recipe: Recipe) -> Iterable[tuple[WeightFormat, str]]:
-    """Every format of weights that the recipe names, with its key; of several keys the plainest comes last."""
+    """Yields every weight format of the recipe, with its key; if several keys have one format, the shortest comes
+    last.
+    """
     weights = recipe.weights
     for i, candidate in enumerate((recipe.auto.candidates or ()) if recipe.auto is not None else ()):
         yield candidate, f"auto.candidates.{i}"

@@ -175,7 +175,7 @@ def _speed(view: RooflineView, longest: int) -> list[str]:
 
 
 def measured_lines(document: ReportDocument) -> list[str]:
-    """The measurement of passes as lines; empty if they weren't measured."""
+    """Returns the measurement of passes as lines; empty if they weren't measured."""
     if (v := document.pass_verification) is None:
         return []
     times = "once" if v.measured == 1 else f"{v.measured} times"
@@ -193,7 +193,7 @@ def quantized_lines(document: ReportDocument) -> list[str]:
 
 
 def calibration_lines(document: ReportDocument) -> list[str]:
-    """The coverage of calibration tokens and its gaps as lines; empty if nothing was calibrated."""
+    """Returns the coverage of calibration tokens and its gaps as lines; empty if nothing was calibrated."""
     if (c := document.calibration) is None:
         return []
     tokens = f"{c.coverage.tokens:,} tokens in {c.coverage.sequences:,} sequences"
@@ -202,7 +202,7 @@ def calibration_lines(document: ReportDocument) -> list[str]:
 
 
 def _gptq_lines(document: ReportDocument) -> list[str]:
-    """The errors of GPTQ and of the nearest integers on held-out tokens, as a line; empty without GPTQ."""
+    """Returns the errors of GPTQ and of the nearest integers on held-out tokens, as a line; empty without GPTQ."""
     passes = [entry for entry in document.passes if entry.name in (APPLY_GPTQ, APPLY_GPTQ_IN_0_1)]
     figures = [f for entry in passes for f in entry.figures]
     gptq, nearest = (

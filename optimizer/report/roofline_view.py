@@ -378,7 +378,7 @@ def _covers(box: _Corners, others: Sequence[_Corners]) -> bool:
 
 
 def _slope(bandwidth: float, x: LogAxis, y: LogAxis, top: float) -> Line:
-    """The bandwidth's line, from where it enters the picture to the highest peak."""
+    """Returns the bandwidth's line, from where it enters the picture to the highest peak."""
     start = max(x.low, y.low / bandwidth)
     end = min(x.high, top / bandwidth)
     return Line(

@@ -208,7 +208,7 @@ def _smaller_of_two(recipe: Recipe, plain: Recipe, given: Searching) -> Searched
 
 
 def _what_can_go(recipe: Recipe, given: Searching) -> Searched:
-    """The shapes that are within their shares. Raises NothingWithinError if none are."""
+    """Returns the changes of shapes within their shares of the budget. Raises NothingWithinError if there are none."""
     result, reasons = Searched(recipe), list[str]()
     for look, without in ((_search_pruning, _unpruned), (_search_heads, _whole_heads)):
         try:

@@ -97,12 +97,12 @@ def try_formats(program: Program, formats: Sequence[WeightFormat]) -> list[Tried
 
 
 def _error(rows: torch.Tensor, x: torch.Tensor, weight_format: WeightFormat) -> float:
-    """The relative squared error of x [M, K] times rows [N, K] with both in a format."""
+    """Returns the relative squared error of x [M, K] times rows [N, K] with both in a format."""
     exact = x @ rows.t()
     off = as_multiplied(x, weight_format) @ round_weight(rows, weight_format).t() - exact
     return float(off.square().sum()) / max(float(exact.square().sum()), torch.finfo(torch.float32).tiny)
 
 
 def undominated(tried: Sequence[Tried]) -> list[Tried]:
-    """The formats that no other one beats."""
+    """Returns the formats that no other format beats in both size and error."""
     return [one for one in tried if not any(one.beaten_by(other) for other in tried)]

@@ -21,13 +21,13 @@ THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity"
 
 
 def peak_rss_bytes() -> int:
-    """The process's largest resident size so far, from the system."""
+    """Returns the process's largest resident size so far, from the system."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def rss_bytes(status: Path = Path("/proc/self/statm")) -> int:
-    """The process's resident size now, mapped files included; where the system doesn't say, its largest so far."""
+    """Returns the process's resident bytes, mapped files included; if the system doesn't report them, the peak."""
     try:
         return int(status.read_text().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):

@@ -64,10 +64,7 @@ def arena_sizes(bundle: Bundle) -> list[ArenaSize]:
 
 
 def stored_weights(bundle: Bundle) -> list[StoredBytes]:
-    """All weights of a bundle, those outside of layers first; what two targets share is counted once.
-
-    What channels were multiplied by isn't among them: no engine reads it.
-    """
+    """Returns all weights of a bundle, those outside of layers first; a weight that two targets share counts once."""
     tables = _shared_tables(bundle)
     sizes: defaultdict[tuple[int, str, str], int] = defaultdict(int)
     for name, entry in bundle.index.stored_once().items():
@@ -79,26 +76,29 @@ def stored_weights(bundle: Bundle) -> list[StoredBytes]:
 
 
 def layer_of(path: str) -> int | None:
-    """The layer that a module path is in: the first number in it."""
+    """Returns the layer of a module path: the first number in it."""
     layer = _LAYER.search(f"{path}.")
     return int(layer[1]) if layer else None
 
 
 def kind_of(path: str) -> str:
-    """A module path without its layer, so that it is the same in all layers. Of fused modules those parts differ."""
+    """Returns a module path without the layer's number, which is the same in all layers.
+
+    For fused modules, the differing parts of the paths are joined.
+    """
     parts = (_LAYER.split(f"{part}.")[-1].strip(".") for part in path.split(" + "))
     return " + ".join(dict.fromkeys(part for part in parts if part))
 
 
 def _place(name: str) -> tuple[int, str]:
-    """The layer of a weight, -1 if it has none, and its kind."""
+    """Returns the layer of a weight, -1 if it has none, and its kind."""
     path = _SUFFIX.sub("", name)
     layer = layer_of(path)
     return (-1, path) if layer is None else (layer, f"{path}.".split(f"{layer}.", 1)[1].removesuffix("."))
 
 
 def _shared_tables(bundle: Bundle) -> dict[str, str]:
-    """Weights that are a table of tokens and a linear's too, and what to call them."""
+    """Returns labels for the weights that are both a table of tokens and a linear's weight."""
     tables: dict[str, str] = {}
     linears: set[str] = set()
     for program in (one for entries in bundle.entries.values() for one in entries.values()):

@@ -16,18 +16,7 @@ def targets_with(name: str) -> list[str]:
 
 
 def part_for(bundle: Bundle, name: str, target: str | None, doing: str) -> tuple[str, ModuleType]:
-    """A target of a bundle whose package has that module, and the module.
-
-    Args:
-        bundle: opened.
-        name: the module's.
-        target: the one that was asked for; None: the first of the bundle's.
-        doing: what the module does with a target, such as "tuned".
-
-    Raises:
-        BundleError: the bundle lacks the target, or there is nothing of it to be done.
-        TargetError: a package from outside can't be loaded.
-    """
+    """Returns a target of a bundle whose package has a given module, and that module."""
     there = ", ".join(sorted(bundle.targets)) or "none"
     if target is not None and target not in bundle.targets:
         raise BundleError(

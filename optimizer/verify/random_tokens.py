@@ -21,7 +21,7 @@ _MARGIN = 8.0
 
 
 def relative_tolerance(program: LoweredProgram) -> float:
-    """The largest difference of two 32-bit evaluations in different orders, as a share of the largest logit.
+    """Returns the largest difference of two 32-bit evaluations in different orders, as a share of the largest logit.
 
     Each product with a weight sums K rounded terms, whose errors add up as a random walk: eps sqrt(K) of a result's
     size. Along the whole program they add up again: eps sqrt(sum of K). Eight times this covers the largest of some

@@ -148,13 +148,7 @@ def _open(bundle: Bundle, target: str, info: ModelInfo, placement: Placement, *,
 def _exact(
     compare: Callable[[int], Comparison], relative_tolerance: float, target: str
 ) -> tuple[int, Comparison, float]:
-    """The first of SEEDS whose tokens show no difference but rounding, what they show, and the tolerance.
-
-    Where a model decides (a router between two experts that are as good as equal) rounding may decide otherwise and
-    the difference is large; that is rare. A wrong program differs on any tokens. So a difference counts if all show it.
-
-    Raises VerificationError if all do.
-    """
+    """Returns the first of SEEDS with only rounding differences on its tokens, the comparison, and the tolerance."""
     worst: tuple[Comparison, float] | None = None
     for seed in SEEDS:
         result = compare(seed)

@@ -57,7 +57,7 @@ class LayerError:
 def layer_errors(
     before: Program, after: Program, sequences: Sequence[torch.Tensor], cache: WeightCache
 ) -> list[LayerError]:
-    """The errors of all places that both programs have, the largest first.
+    """Returns the errors of all places that both programs have, the largest first.
 
     A place is a call of both, by its name, which copies of a program and passes keep; and a call that such a one has
     as an argument where it had one before that is gone.

@@ -23,7 +23,7 @@ def is_older(found: str, smallest: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release of a version: of "1.24.0rc1" 1, 24, 0."""
+    """Returns the numbers of a version's release: 1, 24, 0 for "1.24.0rc1"."""
     return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[a-z+]", version)[0]))
 
 

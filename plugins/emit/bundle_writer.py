@@ -178,7 +178,7 @@ class BundleWriter:
         return sum(file.bytes for file in self._files.values())
 
     def weights(self) -> WeightsWriter:
-        """The writer of the weights, always the same one."""
+        """Returns the bundle's only writer of weights."""
         if self._weights is None:
             self._weights = WeightsWriter(self)
         return self._weights

@@ -44,7 +44,9 @@ def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr, *, coded:
 
 
 def stored_chunks(use: WeightUse, expr: WeightExpr) -> Iterator[Array]:
-    """A weight's stored elements in order, a piece at a time. Raises UnsupportedModelError as ``add_weight``."""
+    """Yields a weight's stored elements in order, a piece at a time. Raises UnsupportedModelError as
+    ``add_weight``.
+    """
     return (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
 
 
@@ -59,10 +61,7 @@ def part_rows(part: Part) -> SourceRows:
 
 
 def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
-    """The value in the type that the program reads.
-
-    Raises UnsupportedModelError for integers beyond 32 bits and for floats that the type doesn't have.
-    """
+    """Returns the value converted to the program's type."""
     narrow = value.to(TORCH_DTYPES[use.dtype])
     if use.dtype == "i32" and not torch.equal(narrow.to(value.dtype), value):
         raise UnsupportedModelError(
@@ -77,7 +76,7 @@ def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
-    """The stored elements in order, in pieces of whole panels or of some rows."""
+    """Yields the stored elements in order, in pieces of whole panels or of some rows."""
     if value.dim() < 2:
         yield numpy_of(value.contiguous())
     elif value.dim() > 2 and use.layout != "rows":

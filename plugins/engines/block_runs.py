@@ -117,7 +117,7 @@ class StepMemory:
         self._copying = True
 
     def draw(self, sampler: GpuSampler, sampling: SamplingBatch) -> Int32Array:
-        """Tokens of the first rows of the logits, when the step is done."""
+        """Draws tokens from the first rows of the logits, after the step's computation."""
         tokens = sampler.draw(self.logits, sampling)
         self._copying = False
         return tokens

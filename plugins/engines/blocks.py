@@ -105,7 +105,7 @@ def segment_schedule(bundle: Bundle, target: str) -> SegmentSchedule:
 
 
 def packed_groups(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
-    """The cache groups of a target of packed steps. Raises BundleError."""
+    """Returns the cache groups of a target of packed steps. Raises BundleError."""
     section = engine_section(bundle, target)
     if section.paged is not None:
         return section.paged.cache_groups

@@ -162,7 +162,7 @@ class PagedEngines:
             engine.close()
 
     def _context(self, shape: StepShape) -> Context:
-        """A new one, bound to a step's sizes and addresses."""
+        """Creates a context, bound to a step's sizes and addresses."""
         engine = self._engines[shape.profile]
         context = engine.context(0, self._memory.device, self._scratch)
         shapes = input_shapes(self._memory.groups, shape) | self._pools

@@ -84,7 +84,7 @@ def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape,
 
 
 def _layer_of(node: Node, cache: Node, inputs: dict[Node, str]) -> int:
-    """The number in the name of the input (``k_cache:LAYER``) that was written, and then attended to."""
+    """Returns the layer of an attention: the number in the name of its cache's input, ``k_cache:LAYER``."""
     write = cache.args[0] if cache.args else None
     written = bound_arguments(write).get("k_cache") if isinstance(write, Node) else None
     name = inputs.get(written, "") if isinstance(written, Node) else ""

@@ -104,7 +104,7 @@ class TensorRtSection(Record, frozen=True, kw_only=True):
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
-    """The library, and the GPUs, of a target's engines."""
+    """Yields the library and the GPUs of a target's engines."""
     if (section := target.section(TensorRtSection)) is not None:
         yield "tensorrt", section.version
         yield "compute_capabilities", ", ".join(section.compute_capabilities)

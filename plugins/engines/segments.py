@@ -327,7 +327,7 @@ def segments_path(target: str) -> str:
 
 
 def kernel_file(stem: str, kind: Literal["json", "cubin", "ptx"]) -> str:
-    """A kernel's file in the target's folder."""
+    """Returns a kernel's file in the target's folder."""
     return f"kernels/{stem}.{kind}"
 
 

@@ -251,7 +251,7 @@ class CpuProgram:
         link.run_posted_steps(self._executor)
 
     def packed(self, step: StepInput) -> npt.NDArray[np.uint8]:
-        """A step's inputs as bytes, for ``run_packed`` of a rank on another machine. Raises RequestError."""
+        """Returns a step's inputs as bytes, for ``run_packed`` of a rank on another machine. Raises RequestError."""
         return self._asked(lambda: _cpu.pack_step(self._executor, step.arrays))
 
     def run_packed(self, step: npt.NDArray[np.uint8]) -> None:

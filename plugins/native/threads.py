@@ -43,7 +43,7 @@ def core_shares(ranks: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers of a list such as 0-3,8."""
+    """Parses a list of numbers such as 0-3,8."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -59,7 +59,7 @@ class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
 
     @classmethod
     def from_group(cls, group: CacheGroup, dtype: CacheDtype = "f32") -> LinearCacheGroup:
-        """A group of a program, with caches of ``dtype``."""
+        """Returns a group of a program, with caches of ``dtype``."""
         shape = group.model_dump(exclude={"block_size"}) | {"dtype": dtype}
         return cls(**shape, mask=mask_name(group.window))
 
@@ -152,7 +152,7 @@ def mask_name(window: int) -> str:
 
 
 def cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """A layer's (past, present) names of its keys, then of its values."""
+    """Returns a layer's (past, present) names of its keys, then of its values."""
     key, value = ((f"past_{kind}_{layer}", f"present_{kind}_{layer}") for kind in ("key", "value"))
     return key, value
 

@@ -50,7 +50,9 @@ class HoldsSteps(Protocol):
     """Something that runs steps up to a size."""
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
-        """The most tokens and requests of a step, with one token a request or any number."""
+        """Returns the maximum tokens and requests of a step; ``decodes``: True for steps with one token for each
+        request.
+        """
 
 
 def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
@@ -130,7 +132,7 @@ def bucketed(size: int, sizes: Sequence[int]) -> int:
 def input_shapes(
     groups: Sequence[CacheGroup], of: StepShape | StepLimits, ports: Sequence[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """Each input's shape in a step of these sizes; ``ports``: further ones, as in ``ExecutorCaps.ports``."""
+    """Returns each input's shape in a step of these sizes; ``ports``: further ones, as in ``ExecutorCaps.ports``."""
     named = ports_of((group.name for group in groups), ports)
     return {name: port.sizes(of.tokens, of.requests, of.rows, of.blocks) for name, port in named}
 

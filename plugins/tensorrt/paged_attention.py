@@ -230,7 +230,7 @@ def _parts(a: _Attention) -> tuple[Desc, Desc]:
 
 
 def _tactics(a: _Attention) -> list[trtp.AutoTuneCombination]:
-    """The types that the network has, and a tactic (from 1 on) for each tile."""
+    """Returns the network's combination of types, with a tactic (from 1 on) for each tile."""
     now = _REGISTERED[0]
     kernels = now.attention(a.shape, now.capability, a.split_keys)
     names = {trt.DataType.HALF: "FP16", trt.DataType.FLOAT: "FP32"}

@@ -71,7 +71,7 @@ class TvmSection(Record, frozen=True, kw_only=True):
 
 
 def library_name(level: str) -> str:
-    """The file of a level's library, in the target's folder."""
+    """Returns the file of a level's library, in the target's folder."""
     return f"step-{level}.so"
 
 

@@ -111,7 +111,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        """The token ids of a text or a conversation."""
+        """Returns the token ids of a text or a conversation."""
         body, _, charge = await front.body(request, TokenizeBody)
         with charge:
             work = partial(_tokenized, front, front.model(body.model), body)
@@ -165,7 +165,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/props")
     async def props(request: Request) -> Response:
-        """The promises of each model's answers, and its state."""
+        """Returns each model's state, and the guarantees of its answers."""
         return json_response({"models": {name: _props(front, one) for name, one in front.models.items()}})
 
     add_page(routes, front.models, keys=front.tenants.needed)

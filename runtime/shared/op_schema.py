@@ -87,7 +87,7 @@ class OpSchema:
     state_products: int = 0
 
     def row(self, name: str) -> str:
-        """The op's row of its table."""
+        """Returns the op's row of the reference table."""
         inputs = ", ".join(i.row for i in self.inputs) + self.about
         between = "; " if any(a.about for a in self.attributes) else ", "
         cells = f"`{name}`", inputs, between.join(a.row for a in self.attributes), "; ".join(self.outputs) + self.means

@@ -277,7 +277,7 @@ class ChatTemplate:
 
 
 def _last_text(value: object) -> str | None:
-    """A message's text, or the last text among its parts."""
+    """Returns a message's text, or the last text among its parts."""
     if isinstance(value, list):
         value = next((b["text"] for b in reversed(value) if isinstance(b, dict) and "text" in b), None)
     return value if isinstance(value, str) else None
@@ -321,7 +321,7 @@ def _checked_documents(documents: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning under the names that templates read."""
+    """Returns the message with its reasoning under all names that templates use."""
     reasoning = next((message[field] for field in _REASONING if message.get(field) is not None), None)
     if reasoning is None:
         return message

@@ -141,7 +141,7 @@ class FillInMiddle:
 
 
 def _begin(tokenizer: TextTokenizer) -> list[int]:
-    """The tokens that the model expects before any text."""
+    """Returns the tokens that the model expects before any text."""
     plain = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode("a")
     starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
@@ -149,7 +149,7 @@ def _begin(tokenizer: TextTokenizer) -> list[int]:
 
 
 def _continued(tokenizer: TextTokenizer, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-    """The tokens of a text that doesn't begin a word: a tokenizer may put a space before the first one."""
+    """Returns the tokens of a text within a word, without the space that a tokenizer may put before a text."""
     mark = tokenizer.encode(_MARK, add_special_tokens=False)
     if not text or not tokenizer.token_bytes(mark[0]).startswith(b" "):
         return encode(text)

@@ -10,7 +10,7 @@ class Detokenizing(Protocol):
     """Gives text for tokens: a ``Detokenizer``."""
 
     def push(self, token: Any) -> str:
-        """The text that ``token`` completes; may be empty."""
+        """Returns the text that ``token`` completes; may be empty."""
         ...
 
     def flush(self) -> str:
@@ -54,7 +54,7 @@ class OutputText:
         return False
 
     def take(self) -> str:
-        """The text that became certain since the last call."""
+        """Returns the text that became certain since the last call."""
         text = "".join(self._ready)
         self._ready.clear()
         return text

@@ -66,7 +66,7 @@ class QuickTokenizer:
         self._whole: tokenizers.Tokenizer | None = None
 
     def whole(self) -> tokenizers.Tokenizer:
-        """The library's own, which is read when this is first called."""
+        """Returns the library's tokenizer, which the first call reads."""
         with self._lock:
             if self._whole is None:
                 self._whole = self._read()

@@ -72,7 +72,7 @@ class SequenceBreakers:
         return set(tokens[places + len(text) <= starts[tokens + 1]].tolist())
 
     def _ending(self, text: bytes) -> list[int]:
-        """The tokens that end with a text."""
+        """Returns the tokens that end with a text."""
         data, starts = self._words
         values, ends = np.frombuffer(data, np.uint8), starts[1:]
         tokens = np.flatnonzero(np.diff(starts) >= len(text))

@@ -142,7 +142,7 @@ class _Child:
             self._ready = True
 
     def exchange(self, request: bytes) -> tuple[str, str]:
-        """The reply to a request. Raises StoppedError."""
+        """Returns the reply to a request. Raises StoppedError."""
         deadline = _Deadline(SECONDS)
         rest = memoryview(len(request).to_bytes(8, "little") + request)
         while rest:

@@ -154,7 +154,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _read() -> bytearray:
-    """The next request; empty at the end."""
+    """Reads and returns the next request; empty at the end."""
     header = _read_all(8)
     return _read_all(int.from_bytes(header, "little")) if len(header) == 8 else header[:0]
 
@@ -174,7 +174,7 @@ def _write(kind: bytes, text: bytes) -> None:
 
 
 def chat_environment() -> jinja2.Environment:
-    """A new environment with the filters, globals and tags that transformers has."""
+    """Returns a new environment with transformers' filters, globals and tags."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

@@ -510,7 +510,7 @@ class Detokenizer:
         self._given = len(self._decode(self._window))  # characters of the window's text that are out
 
     def push(self, token: int) -> str:
-        """The text that ``token`` completes; may be empty."""
+        """Returns the text that ``token`` completes; may be empty."""
         if token in self._skipped:
             return ""
         self._window.append(token)

@@ -154,7 +154,7 @@ WITHOUT_WINDOW = {"use_sliding_window": False, "sliding_window": None}
 
 
 def experts(block: str, router: str) -> dict[str, Place]:
-    """The places of a mixture of experts whose gate and up matrices are one weight.
+    """Returns the places of a mixture of experts whose gate and up matrices are one weight.
 
     Args:
         block: the module of the mixture within a layer; "" for the layer itself.
@@ -172,7 +172,7 @@ def experts(block: str, router: str) -> dict[str, Place]:
 
 
 def shared_expert(block: str) -> dict[str, Place]:
-    """The places of an expert that all tokens use; ``block`` is its module within a layer."""
+    """Returns the places of an expert that all tokens use; ``block`` is its module within a layer."""
     return {
         "ffn_gate_shexp": Place(f"{block}.gate_proj"),
         "ffn_up_shexp": Place(f"{block}.up_proj"),

@@ -50,7 +50,7 @@ class Rope:
         return self.factor == 1 and self.attention_factor == 1
 
     def scaled(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """The frequencies [width / 2] of ``theta`` alone, scaled."""
+        """Returns the frequencies [width / 2] of ``theta`` alone, scaled."""
         divided = frequencies / self.factor
         if not self.yarn:
             return divided

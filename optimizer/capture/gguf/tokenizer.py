@@ -157,7 +157,7 @@ def _trims_spaces(vocabulary: Vocabulary) -> bool:
 
 
 def _strip(vocabulary: Vocabulary) -> list[Json]:
-    """The normalizers that remove white space next to the tokens of ``_stripped``."""
+    """Returns the normalizers that remove white space next to the tokens of ``_stripped``."""
     before, after = (
         "|".join(re.escape(vocabulary.tokens[i]) for i in sorted(_stripped(vocabulary) & ids))
         for ids in (vocabulary.strip_before, vocabulary.strip_after)
@@ -168,7 +168,7 @@ def _strip(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _around(vocabulary: Vocabulary) -> Json | None:
-    """The post-processor, which adds tokens before and after a text."""
+    """Returns the post-processor, which adds tokens before and after a text."""
     end = "sep" if vocabulary.model == "bert" else "eos" if vocabulary.add_eos else None
     before = [vocabulary.ids["bos"]] if vocabulary.add_bos else []
     after = [] if end is None else [_id(vocabulary, end)]
@@ -202,7 +202,7 @@ def _id(vocabulary: Vocabulary, name: str) -> int:
 
 
 def _merging(vocabulary: Vocabulary) -> Json:
-    """A model that merges pairs in the order of a list: of bytes written as letters, or of characters."""
+    """Returns a model that merges pairs in the order of a list: of bytes written as letters, or of characters."""
     pre, places = vocabulary.pre, {text: i for i, text in enumerate(vocabulary.tokens)}
     assert pre is not None
     for i, (left, right) in enumerate(vocabulary.merges):
@@ -233,7 +233,7 @@ def _merging(vocabulary: Vocabulary) -> Json:
 
 
 def _split_letters(vocabulary: Vocabulary, places: Mapping[str, int]) -> list[Json]:
-    """The pre-tokenizers that write bytes as letters, and remove letters without a token."""
+    """Returns the pre-tokenizers that write bytes as letters, and remove letters without a token."""
     splits: list[Json] = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
     if missing := {letter for letter in BYTES_OF_LETTERS if letter not in places}:
         longer = (text for text in places if len(text) > 1 and missing & set(text))
@@ -525,7 +525,7 @@ def _split(expression: str, behavior: str) -> Json:
 
 
 def _class(characters: Iterable[str], *, negated: bool = False) -> str:
-    """A regular expression of one or more of the characters, or of others."""
+    """Returns a regular expression for one or more of the characters, or if negated, of all others."""
     codes = "".join(rf"\x{{{ord(one):X}}}" for one in sorted(characters))
     return f"[{'^' if negated else ''}{codes}]+"
 

@@ -113,7 +113,7 @@ def _order(module: PackedModule, index: Source, size: int, group: int, groups: i
 
 
 def _column_scales(module: PackedModule, outputs: int) -> Source:
-    """The scales [groups, outputs] of GPTQ and AWQ. Raises SourceError for another shape or type."""
+    """Returns the scales [groups, outputs] of GPTQ and AWQ. Raises SourceError for another shape or type."""
     scales = module.typed(module.part(".scales"), torch.float16, torch.bfloat16, torch.float32)
     if len(scales.shape) != 2 or scales.shape[1] != outputs:
         raise module.wrong(scales, f"has shape {scales.shape}, not (groups, {outputs})")

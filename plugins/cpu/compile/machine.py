@@ -65,5 +65,5 @@ def limit_seconds(cost: StepCost, machine: Machine) -> float:
 
 
 def multiply_seconds(cost: StepCost, machine: Machine) -> float:
-    """The least time for a step's multiply-adds."""
+    """Returns the least time for a step's multiply-adds."""
     return sum(count / machine.peaks[kind] for kind, count in cost.products.items() if kind in machine.peaks)

@@ -193,7 +193,7 @@ class CpuModel:
         return self._overhead.at(len(sizes.lengths)) + kernels
 
     def around(self, sizes: StepSizes) -> float:
-        """Seconds of the run, the engine and the sampler."""
+        """Predicts the seconds around a step's kernels: of the run, the engine and the sampler."""
         return self._overhead.at(len(sizes.lengths))
 
     def bound(self, sizes: StepSizes) -> str:

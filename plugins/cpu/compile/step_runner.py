@@ -56,7 +56,7 @@ class StepRunner:
         self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads, tuning=tuning)
 
     def caches(self) -> list[npt.NDArray[np.uint8]]:
-        """The memory of keys and values, layer by layer."""
+        """Returns the memory of keys and values, layer by layer."""
         return cache_memory(self.program)
 
     def fill_caches(self) -> None:
@@ -90,7 +90,7 @@ def _blocks(lowered: LoweredProgram, sizes: Sequence[StepSizes]) -> dict[str, in
 
 
 def cache_memory(program: CpuProgram) -> list[npt.NDArray[np.uint8]]:
-    """The memory of keys and values, layer by layer."""
+    """Returns the memory of keys and values, layer by layer."""
     groups = program.lowered.cache_groups
     return [a for group in groups for i in group.layers for a in program.cache_memory(group.name, i)]
 

@@ -81,7 +81,7 @@ def cpu_facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, st
 
 
 def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """The shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each.
+    """Returns the shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each.
 
     A state is in place of keys, and there are no values.
     """

@@ -457,7 +457,7 @@ def _end(place: Place) -> int:
 
 
 def _placed(ranks: int, threads: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """The threads of each rank, and its cores; no cores where there aren't enough to have some of its own."""
+    """Returns the number of threads of each rank, and its cores; no cores if there are fewer cores than ranks."""
     cores = available_threads()
     if ranks > RANKS_A_CORE * cores:
         raise RequestError(

@@ -147,7 +147,7 @@ def variant_io(bundle: Bundle, target: str, provider: str, variant: str | None) 
 
 
 def slot_capacity(context: int) -> int:
-    """Tokens that a slot needs for requests of up to ``context`` tokens."""
+    """Returns the tokens that a slot needs for requests of up to ``context`` tokens."""
     return context + 1
 
 

@@ -76,7 +76,7 @@ class PagedBuilder(GraphBuilder):
         )
 
     def build(self) -> onnx.ModelProto:
-        """The whole graph; weights are external data."""
+        """Returns the whole graph, with weights as external data."""
         vocabulary = int(self.expressions(self.program.logits)[-1])
         self.outputs[LOGITS] = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["R", vocabulary])
         for name in (IDS, POSITIONS, ROWS, Q_START, KV_LEN):  # in the order that networks have always had

@@ -101,7 +101,7 @@ class NetworkBuilder:
         return self.add(layer).get_output(0)
 
     def refused(self, reason: str) -> TargetError:
-        """The error for the call: "MatMul at model.layers.0.mlp/MatMul_7: <reason>"."""
+        """Returns the error for the call: "MatMul at model.layers.0.mlp/MatMul_7: <reason>"."""
         what = "the network" if self.call is None else f"{self.call.op} at {self.call.name}"
         return TargetError(f"{what}: {reason}", hint="See TensorRT's own messages above this one.")
 
@@ -170,7 +170,7 @@ class NetworkBuilder:
         return self.out(self.network.add_unary(x, kind))
 
     def like(self, value: float, x: trt.ITensor) -> trt.ITensor:
-        """A number in the type of ``x``, without dimensions."""
+        """Returns a number in the type of ``x``, without dimensions."""
         dtype = next(name for name, of in TYPES.items() if of == x.dtype)
         return self.constant(np.asarray(value, NUMPY_DTYPES[dtype]))
 

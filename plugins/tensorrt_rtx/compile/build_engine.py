@@ -120,7 +120,7 @@ def build_engine(
 
 
 def _listen(child: subprocess.Popen[bytes], message: str, progress: Callable[[int, int, str], None]) -> dict[str, Any]:
-    """Each line is a step of the work, but for the last, which is the result."""
+    """Reads the child's lines: each reports a stage of its work, and the last is the result, which is returned."""
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(message.encode() + b"\n")

@@ -245,7 +245,7 @@ def _attend(b: SegmentBuilder, attention: AttentionCut, values: Mapping[Node, st
 
 
 def _of_heads(b: SegmentBuilder, node: Node | None) -> str | None:
-    """The bundle's name of sinks or slopes, f32 [Nq]."""
+    """Returns the name of sinks or slopes, f32 [Nq], in the bundle."""
     if node is None:
         return None
     name = str(node.target)

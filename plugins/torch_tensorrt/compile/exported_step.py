@@ -60,7 +60,7 @@ class ExportedStep:
         return tuple(sorted(targets, key=str))
 
     def shapes(self, size: int) -> list[tuple[int, ...]]:
-        """Each input's shape where all that varies has one size."""
+        """Returns each input's shape if all variable dimensions have the given size."""
         return [
             tuple(_at(varying[i], size) if i in varying else n for i, n in enumerate(example.shape))
             for example, varying in zip(self.example, self.sizes, strict=True)

@@ -391,7 +391,7 @@ def rows_of(memory: Memory) -> tuple[Expr, int]:
 
 
 def row_index(memory: Memory, row: Expr, inner: int) -> tuple[Expr, ...]:
-    """The index of a row, without the last dimension."""
+    """Returns the index of a row, without the last dimension."""
     rank = len(memory.shape)
     if rank == 1:
         return ()

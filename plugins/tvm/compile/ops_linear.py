@@ -138,7 +138,9 @@ def over_panels(
 
 
 def along_depth(k: Kernel, start: Expr, stop: Expr) -> Iterator[Expr]:
-    """Each place from ``start`` to before ``stop``, in loops that last while the caller's loop does."""
+    """Yields each index from ``start`` to before ``stop``, in emitted loops that contain the code of the caller's
+    loop.
+    """
     times = k.schedule.unroll
     if times > 1:
         whole = T.Bind(T.floordiv(stop - start, int64(times)))

@@ -14,7 +14,7 @@ _COLUMNS = 64
 
 
 def _order(x: Expr) -> Expr:
-    """An integer that is greater for a greater float: the same for -0 and 0, the greatest for a NaN."""
+    """Returns an integer with the order of floats: equal for -0 and 0, largest for NaN."""
     bits = T.Bind(T.reinterpret("int32", x + f32(0.0)))
     magnitude = T.bitwise_and(bits >> T.int32(31), T.int32(_HIGHEST))
     return T.Select(x != x, T.int32(_HIGHEST), T.bitwise_xor(bits, magnitude))

@@ -140,7 +140,7 @@ class OwnMemory:
                     self.blocks[group.name].append(self.caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
 
     def begin(self, step: StepInput) -> npt.NDArray[np.uint8]:
-        """The arena of a step, which may have moved."""
+        """Returns the arena for a step; it may be another array than before."""
         size = self._program.arena_bytes.evaluate(*sizes_of(step))
         if size > self._arena.nbytes:
             self._arena = aligned((-(-3 * size // (2 * ALIGNMENT)) * ALIGNMENT,), np.uint8)
@@ -253,7 +253,7 @@ def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:
 
 
 def check_section(section: TvmSection) -> LevelName:
-    """The level whose library runs here. Raises TargetError if none does, or if TVM is another one."""
+    """Returns the level whose library runs here. Raises TargetError if none does, or if another TVM is installed."""
     version = tvm_version()
     if version is not None and (problem := tvm_problem(section, version)) is not None:
         raise TargetError(f"target tvm: {problem.message}", hint=problem.hint)

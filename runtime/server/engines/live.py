@@ -91,7 +91,7 @@ class Live:
         }
 
     def _classes(self, requests: Iterable[Request], running: set[Any]) -> list[dict[str, Any]]:
-        """Each class that there are requests of, or were."""
+        """Returns the figures of each class that has or had requests."""
         now: dict[RequestClass, list[int]] = {of: [0, 0] for of in list(self._ended)}
         for one in requests:
             now.setdefault(one.request_class, [0, 0])[one not in running] += 1
@@ -107,7 +107,7 @@ class Live:
 
 
 def _read(request: Request) -> int:
-    """Tokens of its prompt that were computed, and not found in the prefix cache."""
+    """Returns the number of a request's prompt tokens that were computed rather than found in the prefix cache."""
     read = request.prompt_length if request.output_length else min(request.computed, request.prompt_length)
     return max(read - (request.cached_tokens or 0), 0)
 

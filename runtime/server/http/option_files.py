@@ -16,7 +16,7 @@ from .options import ServerOptions
 
 
 def options_from_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Fields of ServerOptions in a TOML file. Raises RequestError naming the file and the key."""
+    """Returns the fields of ServerOptions in a TOML file. Raises RequestError naming the file and the key."""
     file = Path(path)
     try:
         values = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES).decode())

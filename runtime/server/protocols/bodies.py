@@ -228,7 +228,9 @@ class Body(Fields, kw_only=True):
         return False
 
     def form(self) -> dict[str, Any] | None:
-        """The form that an answer has, as fields of StructuredOutputsParams. Raises RequestError."""
+        """Returns the form of the answer, as fields of StructuredOutputsParams; None for any text. Raises
+        RequestError.
+        """
         forms: dict[str, dict[str, Any]] = {}
         if self.response_format is not None and (response_form := form_of(self.response_format)) is not None:
             forms["response_format"] = response_form
@@ -480,9 +482,8 @@ class DetokenizeBody(Fields, kw_only=True):
 
 
 def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A ``response_format``, or Responses' ``text.format``, as fields of StructuredOutputsParams; None: any text.
-
-    Raises RequestError.
+    """Converts a ``response_format``, or Responses' ``text.format``, to StructuredOutputsParams' fields; None for any
+    text.
     """
     kind = given.get("type")
     if kind == "text":
@@ -526,7 +527,7 @@ def held_form(form: Any) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def checked_kwargs(kwargs: Mapping[str, Any] | None, special: Sequence[str]) -> dict[str, Any]:
-    """A client's variables of a chat template. Raises RequestError for names that are the template's own."""
+    """Returns a client's variables of a chat template. Raises RequestError for names that ``render`` itself uses."""
     reserved = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
     for name in kwargs or {}:
         if name in reserved or name in special or name.endswith("_token"):

@@ -131,7 +131,7 @@ class Reading:
             raise RequestError(f"structured_outputs: {kind} of an answer that begins with reasoning", hint=hint)
 
     def reader(self, params: SamplingParams, prefix: str) -> Reader:
-        """A reader of one answer. ``prefix``: of the ids of calls."""
+        """Returns a reader of one answer. ``prefix``: prefix of the ids of calls."""
         if self._format is None or self._tokenizer is None:
             return Reader()
         parser = self._format.parser(self._tokenizer, tools=self._tools.shown or (), reasoning_open=self._open)

@@ -286,7 +286,7 @@ class ResponsesShape(Shape):
         return [*events, {"type": "response.output_item.done", "output_index": at, "item": _copy(item)}]
 
     def _done(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The response at its end, which is stored."""
+        """Stores and returns the finished response."""
         response = self._response("incomplete" if self._finish == "length" else "completed", usage)
         self._stored.end(self.id, response)
         return response
@@ -321,7 +321,7 @@ class ResponsesShape(Shape):
         return self._events([{"type": f"response.{response['status']}", "response": response}]) + DONE
 
     def failed(self, error: ApiError) -> bytes:
-        """The last events of a stream that fails, or was cancelled."""
+        """Returns the last events of a stream that fails, or was cancelled."""
         events = self._closed("incomplete")
         response = self._response("cancelled" if self.cancelled else "failed")
         if self.cancelled:
@@ -434,7 +434,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.get("/v1/responses/{name}")
     async def retrieve(request: Request) -> Response:
-        """A response that is stored, or on its way."""
+        """Returns a response that is stored or in progress."""
         if from_query(request, "stream", False):
             raise RequestError("stream: an answer is streamed once", hint="Leave it out.")
         return json_response(stored.find(request.state.tenant.name, request.path_params["name"]).response())
@@ -461,7 +461,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.get("/v1/responses/{name}/input_items")
     async def input_items(request: Request) -> Response:
-        """The items of a response's conversation, up to its own input."""
+        """Returns the items of a response's conversation, including its own input."""
         items = stored.find(request.state.tenant.name, request.path_params["name"]).items
         limit, order = from_query(request, "limit", 20), from_query(request, "order", "desc")
         after = request.query_params.get("after")

@@ -219,7 +219,7 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:
-    """A call whose arguments are an object, or a text that isn't one."""
+    """Returns a call with arguments as an object, or as a text if they can't be parsed."""
     kind = call.get("type", "function") if isinstance(call, Mapping) else None
     called = call.get(kind) if isinstance(kind, str) else None
     name = called.get("name") if isinstance(called, Mapping) else None

@@ -42,7 +42,7 @@ class Vocabulary(Protocol):
         ...
 
     def token_bytes(self, index: int) -> bytes:
-        """The bytes that a token stands for."""
+        """Returns the bytes that a token stands for."""
         ...
 
 
