@@ -23,14 +23,16 @@ _HINT = "See docs/use/commands/verify.md for the keys of a budget."
 class Budget(Section):
     """Limits on how much worse a bundle may be than the one that it is compared with. ``inf`` sets no limit.
 
-    ``tokens_changed``: share of the suite's tokens before which another token is the likeliest. ``kl_mean``,
-    ``kl_max``: KL divergence in nats, on average over these tokens, and of the worst. ``kl_layer``: the largest mean of
-    one layer; ``layers = false`` doesn't look at layers.
-
-    ``size_ratio``, ``memory_ratio``, ``prefill_ratio``, ``decode_ratio``: the bundle's bytes or seconds, divided by the
-    other's. ``speed_margin``: the share by which a ratio of times may be above its limit; ``speed =
-    false`` measures none. ``tokenizer``, ``templates``, ``generation``, ``kv_cache``: whether each has to be equal;
-    ``bytes``: whether all files have.
+    Attributes:
+        tokens_changed: share of the suite's tokens for which the likeliest token changed.
+        kl_mean, kl_max: KL divergence in nats: the mean over these tokens, and the worst.
+        kl_layer: the largest mean KL divergence of one layer.
+        layers: False doesn't compare layers.
+        size_ratio, memory_ratio, prefill_ratio, decode_ratio: the bundle's bytes or seconds, divided by the other's.
+        speed_margin: the share by which a ratio of times may exceed its limit.
+        speed: False measures no times.
+        tokenizer, templates, generation, kv_cache: True if each must be equal.
+        bytes: True if all files must be equal.
     """
 
     tokens_changed: float = Field(default=0.01, ge=0)
@@ -93,15 +95,15 @@ Outcome = Literal["passed", "failed", "inconclusive", "not compared"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that may have become worse.
+    """The check of one property that may have become worse.
 
     Attributes:
-        name: the budget's key, or what is compared.
-        outcome: "not compared" where it doesn't apply, or the budget says so; "inconclusive" where times vary too much
-            to tell.
-        measured, limit: in words; a number is its plain value, an infinite one None.
-        interval: bounds of a measured ratio of times; None for what isn't timed. An infinite bound is None in JSON.
-        detail: what is wrong, or why nothing was compared; "" if there is nothing to say.
+        name: the budget's key, or the property.
+        outcome: "not compared" if it doesn't apply or the budget disables it; "inconclusive" if times vary too much.
+        measured, limit: a number, or a text; an infinite number is None.
+        interval: bounds of a measured ratio of times, where an infinite bound is None in JSON; None for other
+            properties.
+        detail: the problem, or the reason why nothing was compared; "" if there is none.
     """
 
     name: str

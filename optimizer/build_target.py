@@ -1,4 +1,4 @@
-"""``optimize build``: finishes a target of a bundle on a machine that has what building it needs."""
+"""``optimize build``: builds a target of a bundle on a machine with the needed hardware and software."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def build_target(
     again: bool = False,
     progress: Progress = silent,
 ) -> BuildReport:
-    """Builds a target that waits for this machine; touches that target's folder alone.
+    """Builds a target that an export couldn't build; changes only that target's folder.
 
     Args:
         path: the bundle.
-        target: of it; None: the first that is built so.
-        trust: as for ``LLM``: what builds may run the bundle's kernels.
-        again: also if it is ready, such as for another GPU.
+        target: the target's name; None for the first that can be built so.
+        trust: as for ``LLM``; builds may run the bundle's kernels.
+        again: True also rebuilds existing engines, for example for another GPU.
         progress: called with the stages "hash" (in bytes) and "build" (engines).
 
     Raises:
-        BundleError: the bundle is damaged, or has no such target, or one that is never built.
+        BundleError: the bundle is damaged, or has no such target, or the target isn't built in this way.
         TrustError: ``trust`` doesn't allow its kernels to run.
-        TargetError: what building needs is not here, or refuses the network.
+        TargetError: hardware or software is missing, or the library refuses the network.
         CapacityError: the disk is too full for an engine.
     """
     bundle = Bundle.open(path, trust)

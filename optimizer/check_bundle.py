@@ -1,6 +1,6 @@
-"""``optimize verify``: is a bundle still what was exported, and is that what the source computes?
+"""``optimize verify``: checks that a bundle is unchanged since its export, and that it computes what its source does.
 
-Without a source nothing here needs torch: a machine that serves bundles can check them.
+Without a source it doesn't need torch, so that machines which serve bundles can check them.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class TargetCheck:
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """A bundle that is whole: ``bytes`` of ``files`` were hashed.
+    """The check of an intact bundle: ``bytes`` of ``files`` were hashed.
 
     Attributes:
-        source: what targets were compared with; None for nothing.
-        outdated: why the bundle should be made again; None if nothing is known against it.
+        source: the source that targets were compared with; None for none.
+        outdated: the reason why the bundle should be exported again; None if there is none.
     """
 
     path: str
@@ -76,7 +76,7 @@ class BundleCheck:
     outdated: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``."""
+        """Returns plain values for ``--json``."""
         return asdict(self)
 
 
@@ -92,25 +92,24 @@ def check_bundle(
 ) -> BundleCheck:
     """Checks the structure of a bundle, the hash of every file, and the program of every target that runs here.
 
-    Code that the bundle carries runs only if ``trust`` allows it; of other targets the program is checked by itself.
+    Code in the bundle runs only if ``trust`` allows it; for targets with other code, only the program is checked.
 
     Args:
         path: the bundle.
         source: the Hugging Face directory, GGUF file or Hub id that it was made from: every target that runs here is
-            compared with it as at the export, within the budget of the recipe that the manifest has.
-        lora: the adapters that were merged at the export, as ``export`` takes them.
-        targets: those to look at; by default all.
-        provider: what runs a target of onnxruntime's, as ``LLM`` has it; other targets have none, and run as they do.
+            compared with it as at the export, within the budget of the manifest's recipe.
+        lora: the adapters that were merged at the export, in the form of ``export``.
+        targets: the targets to check; by default all.
+        provider: the execution provider for targets of onnxruntime, as for ``LLM``; other targets ignore it.
         trust: as for ``LLM``.
         progress: called with the stages "hash" (in bytes) and "verify".
 
     Raises:
         BundleError: the bundle is missing, damaged or altered, or has no such target; names the file.
-        TrustError: a target that ``targets`` names carries code that ``trust`` doesn't allow.
+        TrustError: one of ``targets`` has code that ``trust`` doesn't allow.
         SourceError, UnsupportedModelError: the source can't be read, or the bundle was not made from it.
-        VerificationError: a target differs from the source by more than the recipe allows; says by how much.
-        MissingDependencyError: a source, or a target that ``targets`` names, needs what is not installed, or
-            ``provider`` does.
+        VerificationError: a target differs from the source by more than the recipe allows; the text has the difference.
+        MissingDependencyError: a package for the source, for one of ``targets`` or for ``provider`` isn't installed.
         RequestError: there is no such provider, or no target of the bundle has one.
     """
     start = time.perf_counter()
@@ -181,7 +180,7 @@ def _has_providers(bundle: Bundle, name: str) -> bool:
 
 
 def engine_problem(bundle: Bundle, name: str) -> str | None:
-    """Why a target's engines can't run on this machine, or nothing of ours runs it; None if that isn't so."""
+    """Returns the reason why a target's engines can't run on this machine, or with this package; None if they can."""
     if not runs_here(name):
         return f"this Enginewright runs {', '.join(running())}"
     if carried_code(name) is None:
@@ -191,7 +190,7 @@ def engine_problem(bundle: Bundle, name: str) -> str | None:
 
 
 def _why_not(bundle: Bundle, name: str) -> str | None:
-    """Why a target can't be run here."""
+    """Returns the reason why a target can't run here; None if it can."""
     target = bundle.targets.get(name)
     if target is None:
         return "the bundle doesn't have it"
@@ -212,9 +211,9 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
 
 
 def _check_program(bundle: Bundle, name: str) -> None:
-    """Verifies a program of the cpu target's form, and where its steps lie in memory; nothing of it runs.
+    """Verifies a program of the cpu target's form, and its memory layout, without running it.
 
-    Raises BundleError where it doesn't hold together.
+    Raises BundleError if it is inconsistent.
     """
     if name not in bundle.programs or getattr(part(name, "section"), "OWN_FORM", False):
         return  # a program of the target's own form: opening the bundle has looked at it
@@ -228,7 +227,7 @@ def _check_program(bundle: Bundle, name: str) -> None:
 
 
 def _load(bundle: Bundle, name: str, placement: Placement) -> dict[str, str | int]:
-    """Loads a program, which checks every step and every weight; says what runs it."""
+    """Loads a program, which checks every step and every weight; returns the executor's settings."""
     context = context_of(bundle, min(LEAST_CONTEXT, bundle.model.context_length))
     blocks = {group.name: 1 for group in target_groups(bundle, name, context)}
     with closing(make_executor(bundle, name, blocks, context, placement)) as executor:

@@ -1,8 +1,8 @@
-"""``optimize verify --against``: is a bundle as good as the build before it, or as its source, within a budget?
+"""``optimize verify --against``: compares a bundle with an older build or with its source, within a budget.
 
-Each thing that may have become worse is a check, with what was measured and what the budget allows. What the two
-predict is compared on a suite of prompts, as `optimize eval` does; speed is measured in pairs, as `optimize bench`
-does; which files and weights differ, `optimize diff` says.
+Each property that may have become worse is a check, with the measured value and the budget's limit. Predictions are
+compared on a suite of prompts, as in `optimize eval`; speed is measured in pairs, as in `optimize bench`; files and
+weights are compared as in `optimize diff`.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ _MOST_FILES, _RANDOM_PROMPTS, _RANDOM_TOKENS = 20, 12, 24
 
 @dataclass(frozen=True)
 class ChangedPrompt:
-    """A prompt behind which something else is said.
+    """A prompt with tokens that the two models predict differently.
 
     Attributes:
         where: file and line of the suite.
-        changed: of its ``tokens``, those before which another token is the likeliest.
-        first: the first of them, by its place in prompt and answer; the two likeliest tokens there, as text or ids.
-        kl_max: of its worst token, in nats.
+        changed: the number of its ``tokens`` for which the two models' likeliest tokens differ.
+        first: the first of them: its position in prompt and answer, and the two likeliest tokens, as text or ids.
+        kl_max: the KL divergence of its worst token, in nats.
     """
 
     where: str
@@ -126,7 +126,7 @@ class BuildComparison:
 
     @property
     def inconclusive(self) -> tuple[Check, ...]:
-        """The checks that a busy machine hid the answer of."""
+        """The checks without a result, because a busy machine made the times too noisy."""
         return tuple(check for check in self.checks if check.outcome == "inconclusive")
 
     @property
@@ -135,13 +135,13 @@ class BuildComparison:
         return not self.failed
 
     def to_json(self) -> dict[str, Any]:
-        """Makes plain values for ``--json``; an infinite number is null."""
+        """Returns plain values for ``--json``; an infinite number is null."""
         plain = {"within_budget": self.within_budget} | asdict(self) | {"budget": self.budget.model_dump()}
         document: dict[str, Any] = _finite(plain)
         return document
 
     def to_junit(self) -> str:
-        """JUnit's XML: a suite whose cases are the checks. The machine's times are in it as properties alone."""
+        """Returns JUnit's XML: a suite with a case for each check. The machine's times are only properties."""
         cases = self.checks
         skipped = sum(check.outcome in ("not compared", "inconclusive") for check in cases)
         counts = {"tests": str(len(cases)), "failures": str(len(self.failed)), "errors": "0", "skipped": str(skipped)}
@@ -183,7 +183,7 @@ class BuildComparison:
 
 
 def write_junit(found: BuildComparison, path: Path) -> None:
-    """Writes ``to_junit`` whole or not at all. Raises RequestError."""
+    """Writes ``to_junit`` to a file, completely or not at all. Raises RequestError."""
     write_output(path, found.to_junit(), RequestError)
 
 
@@ -217,26 +217,26 @@ def compare_builds(
     measure: Measure | None = None,
     progress: Progress = silent,
 ) -> BuildComparison:
-    """Compares a bundle with an older build of it, or with its source, and says what is over the budget.
+    """Compares a bundle with an older build of it, or with its source, and checks the differences against a budget.
 
     Two bundles with the same files are within every budget; neither is run. Otherwise prompts are tokenized as
-    ``against`` does. Both read its greedy answers to them (for a source, the bundle's answers), so that one token that
-    changes doesn't change all tokens after it.
+    ``against`` does. Both models read these and the greedy answers of ``against`` (for a source, the bundle's answers),
+    so that one changed token doesn't change all later tokens.
 
     Args:
         bundle: the new build.
         against: a bundle, or a Hugging Face directory, GGUF file or Hub id; the last three need the export extra.
-        budget: a TOML file or a Budget; None takes ``default_budget``.
-        prompts: a file, see ``read_prompts``; BUILT_IN takes those that come with the package.
-        target: of both bundles; None takes the first that runs here.
+        budget: a TOML file or a Budget; None for ``default_budget``.
+        prompts: a file, see ``read_prompts``; BUILT_IN for the package's prompts.
+        target: the target of both bundles; None for the first that runs here.
         provider, trust, threads: as for ``LLM``, for both.
-        measure: what measures the speed of two bundles; None takes ``measure_speed``. It returns None where it can't.
+        measure: measures the speed of two bundles, or returns None if that is impossible; None for ``measure_speed``.
         progress: called with the stages "load", "prompts", "layers", "speed", "compare".
 
     Raises:
         RequestError: the budget or the prompts are wrong.
-        BundleError, TrustError, SourceError, UnsupportedModelError, CapacityError, MissingDependencyError: as their
-            names say.
+        BundleError, TrustError, SourceError, UnsupportedModelError, CapacityError, MissingDependencyError: see these
+            classes.
         EnginewrightError: the logits of ``against`` are not finite.
     """
     start = time.perf_counter()
@@ -534,7 +534,7 @@ def _equal(name: str, same: bool, different: str, budget: Budget) -> Check:
 
 
 def _of_files(new: TokenizerFiles, older: TokenizerFiles, budget: Budget) -> list[Check]:
-    """Tokenizer and chat templates; a model without a tokenizer of its own is compared as having none."""
+    """Returns checks of the tokenizer and the chat templates; a source without a tokenizer counts as having none."""
     parts = {"tokenizer.json": (new.tokenizer_json, older.tokenizer_json)}
     names = sorted(new.special_tokens.keys() | older.special_tokens.keys())
     parts |= {name: (new.special_tokens.get(name), older.special_tokens.get(name)) for name in names}  # type: ignore[misc]
@@ -550,7 +550,9 @@ def _of_files(new: TokenizerFiles, older: TokenizerFiles, budget: Budget) -> lis
 
 
 def _of_generation(new: ModelInfo, older: ModelInfo, budget: Budget) -> Check:
-    """Defaults of sampling, tokens that begin and end a text, and the longest request."""
+    """Returns a check of the sampling defaults, of the tokens that begin and end a text, and of the longest
+    request.
+    """
     settings: list[dict[str, object]] = [
         {"eos_token_ids": sorted(info.eos_token_ids), "bos_token_id": info.bos_token_id, **info.generation_defaults}
         for info in (older, new)

@@ -16,7 +16,7 @@ _MOST_LINES = 8
 
 
 def print_result(result: BenchResult, console: Console) -> None:
-    """Tables of prompts and decode steps, what they are held against, and profiles if there are any."""
+    """Prints tables of prompts and decode steps with their limits, and profiles if there are any."""
     if result.prompts:
         console.print(_prompts(result))
         console.print()
@@ -37,7 +37,7 @@ def print_result(result: BenchResult, console: Console) -> None:
 
 
 def notes(result: BenchResult) -> Iterator[str]:
-    """Memory, limits, and what the figures are from."""
+    """Returns lines about memory, limits, and the origin of the figures."""
     memory = result.memory
     parts = [f"{format_bytes(memory.peak)} at most, {format_bytes(memory.before)} before the bundle was opened"]
     if memory.weights:

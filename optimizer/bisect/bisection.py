@@ -326,7 +326,7 @@ class _Run:
 
 
 def _first_target(bundle: Bundle) -> str:
-    """Returns the bundle's first target that can run on this machine."""
+    """Returns the bundle's first target with a lowered program. Raises ComparisonError if there is none."""
     if not bundle.programs:
         raise ComparisonError(
             f"{bundle.path}: none of its targets has a program that can be watched",

@@ -1,4 +1,4 @@
-"""Calibration: token sequences that show passes and measurements what a model's layers are given."""
+"""Calibration: token sequences on which passes and measurements observe a model's layers."""
 
 from .calibrate import Calibration, calibrate, calibration_report, tokens_of_recipe
 

@@ -1,4 +1,4 @@
-"""``calibrate``: from a file, or from the model itself, to token sequences and what they cover."""
+"""``calibrate``: makes token sequences from a file or the model itself, and reports their coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures how much of a model some calibration tokens exercise, and warns of what they exercise too little."""
+"""Measures how much of a model some calibration tokens exercise, and warns of gaps."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _first_tokens(numbers: range, info: ModelInfo, generator: torch.Generator) -
 def _grow(
     model: Any, cache: _Cache | None, starts: Sequence[Sequence[int]], length: int, generator: torch.Generator
 ) -> Iterator[torch.Tensor]:
-    """Yields the tokens [B] at each place in turn: the starts', then what continues them."""
+    """Yields the tokens [B] at each position in turn: those of ``starts``, then drawn ones."""
     past, logits = None, torch.empty(0)
     grown: list[torch.Tensor] = []
     for at in range(length):

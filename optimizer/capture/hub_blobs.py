@@ -95,7 +95,7 @@ def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, p
 
 
 def _fill(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progress: Callable[[int], None]) -> None:
-    """Appends what is missing."""
+    """Downloads the missing rest of a partial file."""
     failed = 0
     while (have := file.seek(0, os.SEEK_END)) < blob.size:
         try:

@@ -60,7 +60,7 @@ def known_nodes(program: Program) -> set[Node]:
 
 
 class Sequence:
-    """Values of what is known of one sequence of some length, each computed once."""
+    """Known values for one sequence of some length, each computed once."""
 
     def __init__(self, program: Program, known: set[Node], length: int) -> None:
         self.known, self.length = known, length

@@ -245,7 +245,7 @@ class AdapterMerge:
         tensors: Mapping[str, WeightExpr],
         steps: dict[str, list[Step]],
     ) -> None:
-        """Adds what the tensors of a module do to the model's weights."""
+        """Adds the changes by a module's tensors to the model's weights."""
         path, _, short = weight.rpartition(".")
         owner = self._model.get_submodule(path)
         shape = tuple(self._state[weight].shape)

@@ -79,7 +79,7 @@ class _Meaning:
 
 @dataclass(frozen=True)
 class _Found:
-    """Written-out attention: q @ k^T, the softmax, what is multiplied with v, and the product with v."""
+    """Written-out attention: q @ k^T, the softmax, the factor that is multiplied with v, and the product with v."""
 
     product: Node
     softmax: Node

@@ -1,4 +1,4 @@
-"""``optimize bench``: how fast a bundle is here, and how near that is to what the machine can do."""
+"""``optimize bench``: measures a bundle's speed on this machine, compared with the machine's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``optimize build``: finishes a target where what it needs is."""
+"""``optimize build``: builds a target on a machine with the needed hardware and software."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Chat:
     _retries: int = 0
 
     def run(self, lines: Iterator[str]) -> None:
-        """Answers turns, and does what lines that begin with / say."""
+        """Answers turns, and runs commands: lines that begin with /."""
         commands: dict[str, Callable[[str], None]] = {
             **{"/exit": self._quit, "/quit": self._quit, "/help": lambda rest: _say(HELP), "/reset": self._reset},
             **{"/system": self._system, "/set": self._set, "/save": self._save, "/load": self._load},
@@ -142,7 +142,7 @@ class Chat:
                 return
 
     def check(self, messages: list[dict[str, Any]]) -> None:
-        """Raises RequestError for what the model's template would leave out, or refuses."""
+        """Raises RequestError for arguments that the model's template would ignore, or refuses."""
         self.llm.tokenizer.guarded_chat(messages, **self.options)
 
     def _ask(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""``optimize doctor``: what this machine can run of a bundle, and why not the rest."""
+"""``optimize doctor``: lists the targets of a bundle that this machine can run, and reasons for the others."""
 
 from __future__ import annotations
 

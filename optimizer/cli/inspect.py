@@ -1,4 +1,4 @@
-"""``optimize inspect``: what a bundle holds."""
+"""``optimize inspect``: shows the contents of a bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``optimize loadtest``: many clients at a server, and what they get."""
+"""``optimize loadtest``: sends the requests of many clients to a server, and measures the answers."""
 
 from __future__ import annotations
 

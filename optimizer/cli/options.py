@@ -73,7 +73,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _group(annotation: Any) -> tuple[Callable[..., Any], list[Parameter]] | None:
-    """Returns what makes a parameter's object, and the options that it is made of; None for a single option."""
+    """Returns the constructor of a parameter's object, and the options of its fields; None for a single option."""
     if isinstance(annotation, type) and is_dataclass(annotation):
         return annotation, _parameters(annotation)
     mark = getattr(annotation, "__metadata__", (None,))[0]

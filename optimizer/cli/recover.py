@@ -1,4 +1,4 @@
-"""``optimize recover``: what a recipe loses is trained back."""
+"""``optimize recover``: trains a model that a recipe changed, to reduce its loss of quality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``optimize report``: what an export did, where the bytes are, and how fast the bundle is here."""
+"""``optimize report``: shows an export's changes, the sizes of weights, and the bundle's speed on this machine."""
 
 from __future__ import annotations
 

@@ -199,9 +199,9 @@ class _Request:
             raise RequestError("ray: it is of replicas or ranks, and there are none", hint=hint)
 
     def exported(self, options: ServerOptions) -> ServerOptions:
-        """Returns the options with a bundle for each model, exported if needed.
+        """Returns the options with exported bundles in place of models.
 
-        Raises RequestError for a recipe where no model has to be exported, and what an export raises.
+        Raises RequestError for a recipe if no model has to be exported, and the errors of exports.
         """
         if self.recipe is not None and not any(map(is_model, options.models.values())):
             hint = "Pass the model that a bundle was made from, or leave the recipe out."

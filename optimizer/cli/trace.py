@@ -1,4 +1,4 @@
-"""``optimize trace``: what a bundle does when, for Perfetto."""
+"""``optimize trace``: records a bundle's activity over time, for Perfetto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``optimize verify``: whether a bundle is whole, computes what its source does, and is as good as the build before."""
+"""``optimize verify``: checks that a bundle is intact, computes what its source does, and is as good as an older
+build.
+"""
 
 from __future__ import annotations
 

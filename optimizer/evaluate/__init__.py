@@ -1,4 +1,4 @@
-"""Evaluation: how well a bundle predicts a text, how far it is from another model, what it answers."""
+"""Evaluation: a bundle's prediction of a text, its difference from another model, and its answers to questions."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class OpenOptions:
 
 
 class BundleModel:
-    """A bundle, run by the runtime. Raises what LLM raises."""
+    """A bundle that the runtime runs. Raises the errors of LLM."""
 
     def __init__(self, path: str | Path, options: OpenOptions) -> None:
         self.path = str(path)

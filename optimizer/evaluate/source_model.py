@@ -1,4 +1,4 @@
-"""A Hugging Face folder or GGUF file, run by transformers: what a bundle should say."""
+"""A Hugging Face folder or GGUF file that transformers runs, as the reference for a bundle."""
 
 from __future__ import annotations
 

@@ -409,7 +409,7 @@ def source_bytes(source: ModelSource) -> int:
 
 
 def _trained(request: ExportRequest) -> Recovered | None:
-    """Returns what a recovery has trained; None without one."""
+    """Returns the weights and the recipe of a recovery; None without one."""
     return None if request.trained is None else Recovered(request.trained.weights(), request.trained.recipe)
 
 

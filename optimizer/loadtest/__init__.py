@@ -1,1 +1,1 @@
-"""Sends a server the requests of many clients, and measures what they get: ``optimize loadtest``."""
+"""``optimize loadtest``: sends a server the requests of many clients, and measures the answers."""

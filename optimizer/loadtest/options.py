@@ -239,7 +239,7 @@ class LoadOptions:
 
 
 def check_url(url: str, *, remote: bool) -> None:
-    """Raises RequestError for what isn't an address of a server, or another machine's without ``remote``."""
+    """Raises RequestError if the text isn't a server's address, or is another machine's without ``remote``."""
     parts = urlsplit(url)
     try:
         port = parts.port

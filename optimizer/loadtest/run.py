@@ -71,7 +71,7 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token behind the first."""
+        """Seconds for each token after the first."""
         if self.first is None or self.last is None or self.tokens < 2 or not self.whole:
             return None
         return (self.last - self.first) / (self.tokens - 1)

@@ -1,1 +1,1 @@
-"""Recipes: what an export does to a model, as TOML."""
+"""Recipes: the settings of exports, as TOML."""

@@ -1,4 +1,4 @@
-"""[buckets] of a recipe: the fixed sizes that a bundle's steps come in, or what they are chosen by."""
+"""[buckets] of a recipe: the fixed sizes of a bundle's steps, or the data for choosing them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
 
 
 def check_context(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming the target whose attention can't do what the recipe's [adaptive_context] says."""
+    """Raises TargetError naming a target whose attention doesn't support the recipe's [adaptive_context]."""
     lacking = [name for name in targets if not TARGETS[name].adaptive_context]
     if lacking and recipe.adaptive_context is not None:
         raise TargetError(
@@ -107,9 +107,7 @@ def check_layers(program: Program, targets: Iterable[str]) -> None:
 
 
 def _formats(recipe: Recipe) -> Iterable[tuple[WeightFormat, str]]:
-    """Yields every weight format of the recipe, with its key; if several keys have one format, the shortest comes
-    last.
-    """
+    """Yields every weight format of the recipe with its key; candidates and overrides first, the defaults last."""
     weights = recipe.weights
     for i, candidate in enumerate((recipe.auto.candidates or ()) if recipe.auto is not None else ()):
         yield candidate, f"auto.candidates.{i}"

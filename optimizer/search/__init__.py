@@ -1,1 +1,1 @@
-"""Searches under a budget: formats, key/value heads, and what goes of a model. See ``compose``."""
+"""Searches under a budget: formats, key/value heads, and parts of the model to remove. See ``compose``."""

@@ -212,7 +212,7 @@ class Search(ABC, Generic[Report]):
 
     @abstractmethod
     def label(self, choice: Assignment) -> str:
-        """Returns a text about a choice for progress: what remains, or what is removed."""
+        """Returns a short description of a choice for progress."""
 
     @abstractmethod
     def report(self, taken: Tried, seconds: float) -> Report:

@@ -174,7 +174,7 @@ class PassSummary:
 
 @dataclass(frozen=True)
 class InputRange:
-    """The largest magnitude of what the linear at ``where`` is given."""
+    """The largest magnitude of the inputs of the linear at ``where``."""
 
     where: str
     largest: float

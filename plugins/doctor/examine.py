@@ -43,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examination:
-    """A machine and, for each target, what was found."""
+    """A machine, and the finding for each target."""
 
     machine: Machine
     findings: tuple[Finding, ...]

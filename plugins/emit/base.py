@@ -49,7 +49,7 @@ class EmitOptions:
 
 
 class Emitter(Protocol):
-    """One target. ``name`` is what recipes and bundles call it."""
+    """The emitter of one target. ``name`` is the target's name in recipes and bundles."""
 
     @property
     def name(self) -> str: ...

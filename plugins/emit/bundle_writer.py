@@ -238,7 +238,9 @@ class BundleWriter:
             file.close()
 
     def _rename(self) -> None:
-        """Puts the new bundle in place of what is there. A kill between the two renames is undone by _remove_stale."""
+        """Replaces the old bundle by the new one. ``_remove_stale`` repairs the state after a kill between the two
+        renames.
+        """
         self.check()
         try:
             if os.path.lexists(self.final_path / MANIFEST_PATH):
@@ -270,7 +272,9 @@ class BundleWriter:
         return sorted(p for p in matching if p.is_dir() and not p.is_symlink())
 
     def _remove_stale(self) -> None:
-        """Removes what killed exports to this name left; puts a bundle back that was moved away and not replaced."""
+        """Removes files of killed exports to this name; restores an old bundle that was moved away and not
+        replaced.
+        """
         for path in self._siblings("replaced"):
             if os.path.lexists(self.final_path):
                 shutil.rmtree(path, ignore_errors=True)

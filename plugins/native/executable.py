@@ -247,7 +247,7 @@ class CpuProgram:
         self._asked(lambda: link.post(self._executor, step.arrays))
 
     def run_posted_steps(self, link: _cpu.RankLink) -> None:
-        """Runs what rank 0 posts, until that ends. Raises RuntimeError if a rank is lost."""
+        """Runs the steps that rank 0 posts, until rank 0 ends. Raises RuntimeError if a rank is lost."""
         link.run_posted_steps(self._executor)
 
     def packed(self, step: StepInput) -> npt.NDArray[np.uint8]:

@@ -33,7 +33,7 @@ class QueuedStep:
                 self._error = e
 
     def result(self) -> StepOutput:
-        """Returns the step's output. Raises what its run raised."""
+        """Returns the step's output. Raises the errors of its run."""
         self.run()
         if self._error is not None:
             raise self._error

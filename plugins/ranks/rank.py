@@ -75,7 +75,7 @@ def say(store: TCPStore, key: str, what: Record) -> None:
 
 
 def _end_with_rank_0(address: str) -> None:
-    """Ends this process when the store asks for it, or is gone."""
+    """Ends this process when rank 0's store requests it, or is gone."""
     try:
         store = join(address)
         while not store.check([END]):

@@ -30,7 +30,7 @@ class StepKind:
 
 
 class CountedSteps:
-    """A program's kinds of steps, and what each costs. ``keys``: of the kind of each step."""
+    """A program's kinds of steps, and the cost of each. ``keys``: the key of each step's kind."""
 
     def __init__(self, program: LoweredProgram) -> None:
         self.program = program
@@ -146,7 +146,7 @@ class StepModel(Protocol):
         """Predicts the seconds of a step outside of kernels: the engine's between two steps."""
 
     def bound(self, sizes: StepSizes) -> str:
-        """Returns what most of a step waits for."""
+        """Returns the limit of most of a step's time."""
 
 
 @dataclass(frozen=True)

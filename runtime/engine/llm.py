@@ -338,7 +338,7 @@ class LLM:
 
         The other arguments, among them ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.
 
-        Raises what ``generate`` raises, and RequestError if the template rejects the messages.
+        Raises the errors of ``generate``, and RequestError if the template rejects the messages.
         """
         options = RequestOptions.taken_from(variables)
         variables = arguments.template_variables(chat_template_kwargs, variables)
@@ -367,7 +367,7 @@ class LLM:
         Returns:
             One output per prompt, with ``beam_width`` sequences.
 
-        Raises what ``generate`` raises.
+        Raises the errors of ``generate``.
         """
         check_nothing("lora_request", lora_request, OF_GENERATE)
         arguments.check_type("params", params, (BeamSearchParams,), "BeamSearchParams(beam_width=..., max_tokens=...)")
@@ -504,7 +504,7 @@ class LLM:
         return str(getattr(self._executor, "lost", ""))
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
-        """Returns the logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
+        """Returns the logits after every token of a text: [S] -> [S, V] float32. Raises the errors of ``generate``."""
         return self.run(Score(ids))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
@@ -517,8 +517,8 @@ class LLM:
             layers: numbers as in transformers' ``hidden_states``: 0 is the first layer's input, -1 the final norm's
                 output.
 
-        Raises what ``generate`` raises, and RequestError if the target doesn't have a layer's state. In formats such as
-        int8 there is no -1, because the final norm rounds its output at once.
+        Raises the errors of ``generate``, and RequestError if the target doesn't have a layer's state. In formats such
+        as int8 there is no -1, because the final norm rounds its output at once.
         """
         return self.run(HiddenStates(prompt, layers))
 
@@ -544,7 +544,7 @@ class LLM:
         Returns:
             The number of the prompt's first tokens that the folder has; whole blocks of 32 are saved.
 
-        Raises what ``generate`` raises, and RequestError if the target keeps no prefixes.
+        Raises the errors of ``generate``, and RequestError if the target keeps no prefixes.
         """
         params = SamplingParams(max_tokens=1)
         with opened_tier(self._executor, self._cache, folder) as disk:
@@ -561,7 +561,7 @@ class LLM:
                 the
             files are of another model, format or instruction set, or damaged (then there is a RuntimeWarning).
 
-        Raises what ``save_prefix`` raises.
+        Raises the errors of ``save_prefix``.
         """
         with opened_tier(self._executor, self._cache, folder) as disk:
             options = Options({"tenant": tenant}, SamplingParams(max_tokens=1))

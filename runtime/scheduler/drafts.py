@@ -92,7 +92,7 @@ class NoDrafts:
         """
 
     def release(self, request: Request) -> None:
-        """Frees what is held for a request that has ended, or was preempted and begins again later."""
+        """Frees the drafts' state of a request that has ended or was preempted."""
 
     def forget(self, tenant: str | None) -> None:
         """Forgets the texts of a tenant's requests; of all requests if ``tenant`` is None."""
@@ -332,12 +332,7 @@ class Drafts(NoDrafts):
         return [max(proposals, key=lambda proposal: proposal.kind.rank) for proposals in of_each]
 
     def _found(self, own: _History, kind: ProposalKind) -> None:
-        """Records that a request has a draft in this step, so that proposers are asked in the next step too.
-
-        Args:
-            own: the request's history.
-            kind: the kind of its draft.
-        """
+        """Records that a request has a draft in this step, so that proposers are called in the next step too."""
         own.kind, own.found, own.next_look = kind, self._steps, self._steps + 1
         self._next_look = self._steps + 1
 

@@ -48,7 +48,7 @@ def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
 
 
 def add_taps(program: LoweredProgram) -> LoweredProgram:
-    """Returns the program with its hidden states as taps. Raises what ``hidden_taps`` raises."""
+    """Returns the program with its hidden states as taps. Raises the errors of ``hidden_taps``."""
     return program.model_copy(update={"taps": hidden_taps(program)})
 
 

@@ -1,1 +1,1 @@
-"""Types of tasks, one file each: what a caller requests, and how its requests and its result are made."""
+"""Types of tasks, one file each: a caller's input, and the functions that make its requests and its result."""

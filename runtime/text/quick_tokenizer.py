@@ -26,7 +26,7 @@ class Encoded:
 
 
 class _Names(dict[int, str | None]):
-    """The texts of tokens that were asked for."""
+    """Cached texts of tokens."""
 
     def __init__(self, tables: TokenizerTables) -> None:
         self._tables = tables
@@ -51,7 +51,7 @@ class QuickTokenizer:
     """
 
     def __init__(self, tables: TokenizerTables, read: Callable[[], tokenizers.Tokenizer]) -> None:
-        """Raises what ``tokenizers`` raises."""
+        """Raises the errors of ``tokenizers``."""
         self._tables = tables
         self._read = read
         self._characters = tokenizers.Tokenizer.from_str(tables.characters_json)

@@ -90,9 +90,9 @@ def _zero_points(module: PackedModule, zeros: Source, read: Read, bits: int) -> 
 
 
 def _order(module: PackedModule, index: Source, size: int, group: int, groups: int) -> Read | None:
-    """Returns what reads the group of each column; None if groups are neighbouring columns.
+    """Returns a function that reads the group of each column; None if groups are neighbouring columns.
 
-    Raises SourceError for a group that isn't there.
+    Raises SourceError for a group that doesn't exist.
     """
     indices = index.evaluate().long()
     if indices.shape != (size,):

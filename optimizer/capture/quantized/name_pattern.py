@@ -59,13 +59,13 @@ class NamePattern:
         return self._tree.matches(name)
 
     def search(self, name: str) -> bool:
-        """Returns True if the pattern matches anywhere in a name. Raises what ``match`` raises."""
+        """Returns True if the pattern matches anywhere in a name. Raises the errors of ``match``."""
         return self._tree.matches(name, anywhere=True)
 
 
 @cache
 def name_pattern(pattern: str) -> NamePattern:
-    """Returns the pattern, which is parsed once. Raises what ``NamePattern`` raises."""
+    """Returns the pattern, which is parsed once. Raises the errors of ``NamePattern``."""
     return NamePattern(pattern)
 
 

@@ -253,7 +253,7 @@ def _spread(factors: torch.Tensor, numbers: PackedNumbers) -> torch.Tensor:
 
 
 def scales_of(module: PackedModule, scale: Source, shape: tuple[int, ...]) -> tuple[Read, int]:
-    """Returns what reads the scales [.., N, groups] of a weight in float32, and the number of columns of a group.
+    """Returns a function that reads the scales [.., N, groups] of a weight in float32, and the columns of a group.
 
     A file has a scale for the weight, each member of a stack, each channel, each group or each block.
 
@@ -262,7 +262,7 @@ def scales_of(module: PackedModule, scale: Source, shape: tuple[int, ...]) -> tu
         scale: the tensor with the scales.
         shape: the shape (.., N, K) of the weight.
 
-    Raises SourceError naming the tensor if its shape is none that the configuration allows.
+    Raises SourceError naming the tensor if the configuration doesn't allow its shape.
     """
     exponents = (torch.uint8,) if module.scheme.layout == "mxfp8" else ()
     floats = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
@@ -300,10 +300,7 @@ def scales_of(module: PackedModule, scale: Source, shape: tuple[int, ...]) -> tu
 
 
 def powers_of_two(module: PackedModule, scale: Source) -> Read:
-    """Returns what reads 2^(value - 127) of scales that are exponents (E8M0), as bytes or as F8_E8M0.
-
-    Raises SourceError for 255, which is NaN.
-    """
+    """Returns a function that reads 2^(value - 127) of scales that are exponents (E8M0), as bytes or as F8_E8M0."""
     if bool((scale.evaluate().view(torch.uint8) == 255).any()):
         raise module.wrong(scale, "has a scale of 255, which is NaN")
 

@@ -197,7 +197,7 @@ class CpuModel:
         return self._overhead.at(len(sizes.lengths))
 
     def bound(self, sizes: StepSizes) -> str:
-        """Returns what most of a step waits for: "memory" or "products" of its kernels, by the machine's limits."""
+        """Returns the limit of most of a step's kernels, "memory" or "products", by the machine's limits."""
         spent = {"memory": 0.0, "products": 0.0}
         for kind, cost in zip(self._steps.kinds, self._steps.costs(sizes), strict=True):
             memory = cost.memory / self._machine.bandwidth

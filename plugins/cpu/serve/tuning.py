@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 20
 
 
 class TuningFile(Record, frozen=True, kw_only=True):
-    """The file. ``threads`` and ``choices`` are what is used: 0 threads, and no choice, are the executor's own."""
+    """The content of the file. ``threads`` 0 and missing ``choices`` mean the executor's defaults."""
 
     format_version: Literal[1] = FORMAT_VERSION
     enginewright: str

@@ -18,7 +18,7 @@ def _matmul(b: NetworkBuilder) -> trt.ITensor:
 
 
 def _gemm(b: NetworkBuilder) -> trt.ITensor:
-    """Adds a product of matrices; refuses a third operand."""
+    """Adds a product of matrices (Gemm without its third operand)."""
     kinds = [_TURNED if b.attribute(name) else _PLAIN for name in ("transA", "transB")]
     return b.out(b.network.add_matrix_multiply(b.input(0), kinds[0], b.input(1), kinds[1]))
 

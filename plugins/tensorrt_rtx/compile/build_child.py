@@ -163,7 +163,7 @@ def _parser_errors(parser: trt.OnnxParser) -> str:
 
 
 def _check_names(network: trt.INetworkDefinition, inputs: Mapping[str, Any], request: Mapping[str, Any]) -> None:
-    """Raises RefusedError if an input or output is not there: the library drops what nothing reads, in silence."""
+    """Raises RefusedError if an input or output is missing, as the library silently drops unused ones."""
     outputs = {network.get_output(i).name for i in range(network.num_outputs)}
     for kind, required, present in (
         ("input", request["inputs"], inputs.keys()),

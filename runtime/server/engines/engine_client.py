@@ -348,7 +348,7 @@ class Model:
     async def ask(self, topic: str) -> dict[str, Any]:
         """Returns the answer of the engine's process to a question; ``topic``: see ``Ask``.
 
-        Raises what ``check`` raises, and TimeoutError after ``limits.silence``.
+        Raises the errors of ``check``, and TimeoutError after ``limits.silence``.
         """
         self.check()
         number = next(self._numbers)

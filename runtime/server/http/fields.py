@@ -109,7 +109,7 @@ def _honoured(kind: type[Fields], field: str, name: str, value: Any) -> Any:
 
 
 def _check_refused(rule: Only, name: str, raw: msgspec.Raw, sizes: Sizes) -> None:
-    """Raises RequestError for a field that is refused, unless its value asks for nothing."""
+    """Raises RequestError for a refused field, unless its value has no effect."""
     value = value_of(name, raw, sizes) if len(bytes(raw)) <= _LONGEST_TAKEN else ...
     if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
         raise RequestError(f"{name}: {rule.why}", hint=rule.hint)

@@ -267,7 +267,7 @@ def _measured(data: bytes, most: int) -> tuple[int, int, int]:
 
 
 def _quotes(piece: np.ndarray[Any, np.dtype[np.uint8]], escaped: bool) -> tuple[np.ndarray[Any, Any], bool]:
-    """Returns where a piece has quotes that begin or end a text, and whether its end escapes what follows."""
+    """Returns a mask of quotes that begin or end a text, and True if the piece's end escapes the next character."""
     quotes = piece == ord('"')
     slashes = np.flatnonzero(piece == ord("\\"))
     if escaped:

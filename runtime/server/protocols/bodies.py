@@ -432,7 +432,9 @@ class InfillExtra(msgspec.Struct):
 
 
 class InfillBody(CompletionBody, kw_only=True):
-    """The body of llama.cpp's ``/infill``: the text between two others is asked for. ``prompt``: its beginning."""
+    """The body of llama.cpp's ``/infill``, a request for the text between two others. ``prompt``: the beginning of
+    that text.
+    """
 
     needed: ClassVar[frozenset[str]] = frozenset({"input_prefix", "input_suffix"})
     harmless: ClassVar[frozenset[str]] = HARMLESS | {"n_indent", "response_fields"}

@@ -1,9 +1,4 @@
-"""The router that Ray Serve asks for the replica of a call. The module ``routing`` decides.
-
-Ray Serve runs the router in the process of the front end, which makes the calls. The first argument of a call is the
-number of its ticket. Ray Serve pickles this module by value and imports other modules by name; therefore the router
-finds the front end's routes through the module ``routing``.
-"""
+"""The router that Ray Serve calls to choose the replica of a call. The module ``routing`` decides."""
 
 from __future__ import annotations
 
@@ -46,7 +41,9 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Returns the replicas to try, the best one first; an empty list has Ray Serve ask again after a pause."""
+        """Returns the replicas to try, the best one first; if the list is empty, Ray Serve calls again after a
+        pause.
+        """
         if pending_request is None:
             return []
         pending_request.routing_context.should_backoff = True  # otherwise Ray asks again without a pause
