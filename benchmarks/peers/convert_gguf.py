@@ -49,8 +49,8 @@ def copy_metadata(
 
 
 def keeps_floats(name: str, values: npt.NDArray[np.float32]) -> bool:
-    """Returns True for a tensor that llama.cpp's converter stores in F32: all but matrices of whole blocks."""
-    return values.ndim < 2 or bool(values.shape[-1] % BLOCK) or name.endswith("_norm.weight")
+    """Returns True for a tensor that llama.cpp's converter stores in F32: routers, norms, rows that no blocks fill."""
+    return values.ndim < 2 or bool(values.shape[-1] % BLOCK) or "_norm.weight" in name or "ffn_gate_inp" in name
 
 
 def convert_gguf(source: Path, target: Path, kind: str, *, table: str | None = None) -> Path:

@@ -33,8 +33,9 @@ CONVERT = """import runpy, sys
 sys.path.insert(0, ".")
 from conversion import base
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+base.TextModel._set_vocab_llama_hf = base.TextModel._set_vocab_gpt2
 runpy.run_path("convert_hf_to_gguf.py", run_name="__main__")"""
-"""The converter, which knows vocabularies by a digest, and this one by no digest."""
+"""The converter, for a tokenizer whose digest it doesn't know."""
 
 TOLERANCE = 2e-4
 """The largest difference, relative to the largest logit: rounding in float32."""
@@ -62,17 +63,25 @@ _DELTA = {
     "linear_value_head_dim": 32,
     "rms_norm_eps": 1e-6,
 }
+_SECTIONS = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0],
+    }
+}
 _KIMI = {
     "linear_num_heads": 4,
     "linear_head_dim": 32,
     "layer_types": ["linear_attention", "full_attention"],
-    "mlp_layer_types": ["dense", "sparse"],
+    "mlp_layer_types": ["sparse", "sparse"],  # transformers saves dense layers by a name that nobody reads
     "num_key_value_heads": 4,
     "rms_norm_eps": 1e-6,
 }
 CONVERSIONS: Mapping[str, Conversion] = {
-    "qwen3_5_text": Conversion(_DELTA, options=("--no-mtp",)),
-    "qwen3_5_moe_text": Conversion(_DELTA, options=("--no-mtp",)),
+    "qwen3_5_text": Conversion(_DELTA | _SECTIONS, options=("--no-mtp",)),
+    "qwen3_5_moe_text": Conversion(_DELTA | _SECTIONS, options=("--no-mtp",)),
     "qwen3_next": Conversion(_DELTA, options=("--no-mtp",)),
     "lfm2": Conversion(),
     "lfm2_moe": Conversion({"num_dense_layers": 1}),
@@ -110,7 +119,10 @@ CONVERSIONS: Mapping[str, Conversion] = {
         {"layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"]},
         {
             "hybrid_override_pattern": "M*-M",
-            **dict.fromkeys(("layers_block_type", "num_experts_per_tok", "n_routed_experts", "moe_latent_size")),
+            "num_hidden_layers": 4,
+            # Without a model type the converter reads the fields of config.json alone, and not transformers' defaults.
+            **dict.fromkeys(("model_type", "layers_block_type")),
+            **dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group")),
         },
     ),
     "nemotron_h moe": Conversion(
@@ -128,7 +140,8 @@ CONVERSIONS: Mapping[str, Conversion] = {
                 "num_heads": 4,
                 "short_conv_kernel_size": 4,
             },
-            "first_k_dense_replace": 1,
+            "first_k_dense_replace": 0,
+            "moe_router_activation_func": "sigmoid",
         },
     ),
     "mamba": Conversion(),

@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peers.convert_gguf import convert_gguf
 
+from enginewright.optimizer.capture.gguf import recurrent_architectures
+from enginewright.optimizer.export import export
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from tests.acceptance.driver import Driver
 from tests.acceptance.llama_cpp_oracle import MARKS, Oracle, write_report
 from tests.optimizer.capture.gguf.gguf_models import CASES, Array, build, tensors_of, write_model
 from tests.optimizer.capture.gguf.test_architectures import ids_of, logits_of
@@ -26,6 +30,10 @@ pytestmark = MARKS
 VARIATIONS = 50
 TABLE_OF_GELU = frozenset({"gemma", "gemma2", "gemma3", "gemma4", "falcon", "bloom", "gpt2", "starcoder2", "phi2"})
 """Architectures with GELU, which llama.cpp reads from a table in float16."""
+
+
+QUANTIZED = ("llama", *recurrent_architectures.ARCHITECTURES)
+"""Architectures whose logits with weights of 8 bits are compared."""
 
 
 def tolerance(architecture: str) -> float:
@@ -176,3 +184,22 @@ def test_random_files_have_llama_cpps_logits_or_are_refused(architecture: str, o
     assert not wrong, "\n".join(wrong)
     assert not counts["refused without a name"]
     assert counts["equal"]
+
+
+@pytest.mark.parametrize("architecture", QUANTIZED)
+def test_bundles_are_as_near_to_quantized_weights_as_llama_cpp(
+    architecture: str, oracle: Oracle, tmp_path: Path
+) -> None:
+    """Both round activations to 8 bits; the exact logits are transformers', in float32 with the weights stored."""
+    general = {"tokenizer.ggml.model": "none"}
+    plain = write_model(tmp_path / "tiny.gguf", architecture, build(CASES[architecture]), general=general)
+    eight = convert_gguf(plain, tmp_path / "eight.gguf", "Q8_0")
+    export(eight, tmp_path / "tiny.bundle", recipe="gguf")
+    ids = ids_of()
+    exact, theirs = logits_of(eight, ids).numpy(), oracle.logits(eight, ids.tolist())
+    assert theirs is not None
+    with Driver(tmp_path / "tiny.bundle", 1, 4) as driver:
+        ours = driver.step({0: ids.tolist()})[0]
+    errors = [float(np.sqrt(np.square(logits - exact).mean() / np.square(exact).mean())) for logits in (ours, theirs)]
+    write_report({"architecture": architecture, "Q8_0, ours from exact": errors[0], "llama.cpp from exact": errors[1]})
+    assert errors[0] <= 1.25 * errors[1], errors

@@ -594,6 +594,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         rotates=False,
         latent=True,
         mixed_layers=True,
+        harmless=("attention.value_length", "rope.freq_base"),
         experts=("num_experts", "num_experts_per_token", "moe_intermediate_size"),
         read=_read_kimi_linear,
     ),
