@@ -87,7 +87,7 @@ def predict(bundle: Bundle, threads: int) -> dict[Size, float]:
 
 def run(bundle: Bundle, threads: int) -> dict[Size, float]:
     """Measures seconds by size with ``bench``. Raises what ``bench`` raises."""
-    options = BenchOptions("cpu", PROMPTS, BATCHES, CONTEXTS, STEPS, BENCH_ROUNDS, threads, MEMORY)
+    options = BenchOptions("cpu", PROMPTS, BATCHES, CONTEXTS, STEPS, BENCH_ROUNDS, threads, memory=MEMORY)
     result = bench(bundle, options)
     times: dict[Size, float] = {("prompt", 1, p.tokens): p.ttft.median for p in result.prompts if p.ttft}
     for d in result.decodes:
