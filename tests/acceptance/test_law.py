@@ -44,6 +44,7 @@ from enginewright.runtime.requests.structured import Grammars, StructuredOutputs
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_times import DecodeTimes
+from enginewright.runtime.shared.contracts import STATE
 
 from ..runtime.requests.byte_tokens import byte_tokens_json
 from ..simulator.seeds import first_seed
@@ -57,8 +58,8 @@ MORE = {  # every product's input is a whole number of int4's groups
 }
 HYBRIDS = ("lfm2", "falcon_h1", "qwen3_5_text", "mamba", "mamba2", "kimi_linear")
 """Short convolutions, Mamba-2 beside attention, the gated delta rule, Mamba and Mamba-2 without attention, KDA."""
-UNSAMPLED = ("mamba", "mamba2", "kimi_linear")
-"""The families of HYBRIDS whose int8 needs a calibration text, which a model without a tokenizer can't read."""
+ATTENDING = ("lfm2", "falcon_h1", "qwen3_5_text", "kimi_linear")
+"""The families of HYBRIDS with attention, which may have an adaptive context."""
 WEIGHTS = ("f32", "bf16", "int8", "int4", "three", "offsets", "fp8")
 CACHES = ("f32", "bf16", "int8", "fp8")
 CASES = [(family, weights, cache) for family in FAMILIES for weights in WEIGHTS for cache in CACHES]
@@ -226,7 +227,7 @@ def obeys_the_law(
     if offloaded:  # memory for what a step writes, of each request one block or two
         blocks = dict.fromkeys(names, int(rng.integers(26, 36)))
         config = replace(config, prefill_tokens=min(config.prefill_tokens, 64))
-        offload = Offload(str(folder), 1 << 30, dict.fromkeys(names, 24))
+        offload = Offload(str(folder), 1 << 30, {group.name: 24 for group in groups if group.kind != STATE})
         folder.mkdir(mode=0o700)
     seen: Counter[str] = Counter()
     for _ in range(1 + disk):
@@ -405,6 +406,22 @@ def test_ranks_that_divide_the_keys_change_nothing(
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("family", ATTENDING)
+def test_states_beside_chosen_keys_change_nothing(
+    family: str, offloaded: bool, exported: Exported, tmp_path: Path
+) -> None:
+    """Recurrent layers next to attention with an adaptive context, and keys and values that wait in a file."""
+    bundle = exported(family, "f32 chosen", "f32")
+    happened = ["length", "beams", "guided", "hits", "copies", "preemptions", *(["read", "lost"] if offloaded else [])]
+    until_all_happened(
+        lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), offloaded=offloaded),
+        happened,
+        (2, 3),
+    )
+
+
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
 @pytest.mark.parametrize("how", [{}, {"cut": "tensor=2"}, {"cut": "pipeline=2"}, {"in_flight": 2}], ids=str)
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -534,9 +551,11 @@ def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:
     if family == "llama" and not how.get("cut", "").startswith(("ring", "tensor=3")) and rng.random() < 0.5:
         weights = f"{weights} chosen"
     recurrent = np.random.default_rng((seed, 61))  # what else a seed says is the same
-    if where != "file" and how.get("cut") not in ("ring=2", "tensor=3") and recurrent.random() < 0.4:
+    if how.get("cut") not in ("ring=2", "tensor=3") and recurrent.random() < 0.4:
         family = recurrent.choice(HYBRIDS)
-        weights = recurrent.choice(["f32", "bf16", *(() if family in UNSAMPLED else ("int8",))])
+        weights = recurrent.choice(["f32", "bf16", "int8"])
+        if family in ATTENDING and recurrent.random() < 0.3:
+            weights = f"{weights} chosen"
     return (str(family), str(weights), str(cache)), how
 
 
