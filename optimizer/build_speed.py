@@ -36,11 +36,11 @@ TAIL = 1e-3
 
 @dataclass(frozen=True)
 class SpeedPairs:
-    """Seconds of the bundle and of the other one, in pairs that were measured one after the other.
+    """Measured seconds in pairs (the new bundle, the older one), each pair measured one directly after the other.
 
     Attributes:
-        prefill: until the first token of a prompt.
-        decode: of a step of one request: the median of some.
+        prefill: time to the first token of a prompt.
+        decode: median time of some decode steps of one request.
     """
 
     prefill: tuple[tuple[float, float], ...]

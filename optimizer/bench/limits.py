@@ -15,10 +15,11 @@ _LEAST, _MOST = 1 << 20, 1 << 30
 
 
 class LimitMeter:
-    """Measures the machine's limits. Each measurement takes some tenths of a second.
+    """Measures the machine's memory bandwidth and peak multiply-adds. Each measurement takes some tenths of a second.
 
     Args:
-        program: the program whose weights are the working set, and whose kinds of products have their peaks measured.
+        program: the program. The size of its weights is that of the memory to read, and its kinds of products are those
+            whose peaks are measured.
         isa: instruction set of the kernels.
         threads: threads of the kernels.
     """

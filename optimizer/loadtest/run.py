@@ -115,7 +115,10 @@ class LoadRun:
         self._done = 0
 
     async def run(self) -> Run:
-        """Raises EnginewrightError if the server can't be asked at all."""
+        """Runs the load test until all requests have ended or Ctrl-C, and returns its records and figures.
+
+        Raises EnginewrightError if the server can't be reached.
+        """
         watch = asyncio.create_task(self._client.watch())
         try:
             model = await self._prepare()

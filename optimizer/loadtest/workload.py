@@ -81,14 +81,14 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a trace; None where the line says nothing.
+    """A line of a trace; a field is None if the line hasn't it.
 
     Attributes:
         at: the time, in seconds.
         prompt: a text, messages, or a number of tokens.
-        answer: the most tokens of the answer.
-        of_class: the name of the class of the request.
-        blocks: the numbers of the beginnings of the prompt, of 512 tokens each, which rows may share.
+        answer: maximum tokens of the answer.
+        of_class: the name of the request's class.
+        blocks: ids of the prompt's leading blocks of 512 tokens; rows with equal ids share these tokens.
     """
 
     at: float | None
@@ -286,7 +286,7 @@ _KEYS = frozenset(
 
 
 def _row(given: Any) -> Row:
-    """Returns the row of a JSON value. Raises ValueError."""
+    """Converts a JSON value of a trace to a ``Row``. Raises ValueError if it isn't an object or has a wrong field."""
     if not isinstance(given, dict):
         raise ValueError("it isn't an object")
     if unknown := sorted(set(given) - _KEYS):

@@ -85,8 +85,9 @@ ERROR = "relative error"
 
 
 def pruned_lines(document: ReportDocument) -> list[str]:
-    """Returns lines with the removed layers, heads and channels, their cost, and the choice; none if nothing was
-    removed.
+    """Returns a line for each pruning pass with the number of removed layers, heads or channels and the measured KL.
+
+    If the amounts were searched for, further lines have the result of the search. Empty if nothing was removed.
     """
     lines: list[str] = []
     for entry in document.passes:

@@ -113,9 +113,10 @@ def neighbours(heads: int, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def regroup(seen: Seen, count: int, options: KvOptions) -> Regrouped:
-    """Returns the heads in ``count`` groups, by the method of ``options``.
+    """Groups an attention's key/value heads, and returns the matrices that make one head of each of ``count`` groups.
 
-    All systems are solved in 64 bits. A value that is fitted to others is fitted to their new values.
+    ``options`` choose the groups (adjacent or similar heads) and the matrices (means, or fitted to calibration tokens).
+    Later fits use the results of earlier ones. All systems are solved in float64.
     """
     heads, queries = seen.k.shape[1], seen.q.shape[1]
     groups = neighbours(heads, count)

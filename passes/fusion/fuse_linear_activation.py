@@ -33,7 +33,7 @@ class Activation(Rule):
 
 
 class SquaredRelu(Rule):
-    """relu(linear(x))^2 -> linear(x, relu2), after the rule before has fused the relu."""
+    """relu(linear(x))^2 -> linear(x, relu2). It matches linears into which the preceding rule has fused the relu."""
 
     name = "squared_relu"
     pattern = Call(aten.pow.Tensor_Scalar, _WITH_RELU, 2) | Call(aten.mul.Tensor, _WITH_RELU, _WITH_RELU)

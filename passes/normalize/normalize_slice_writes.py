@@ -53,10 +53,11 @@ class CopyOver(Rule):
 
 
 class SameWrites(Rule):
-    """Replaces slice_scatter(x, slice(x)) and select_scatter(x, select(x)) of the same indices by x.
+    """Replaces a write of a slice of x into the same slice of x (slice_scatter or select_scatter) by x.
 
-    If x is constant along the dimension, the two may have different indices: rotary embeddings of three axes (M-RoPE)
-    assemble the frequencies of text from three equal rows.
+    Source and destination may also be two tensors that are broadcast from the same values: rotary embeddings of three
+    axes
+    (M-RoPE) assemble the frequencies of text from three equal rows.
     """
 
     name = "same_writes"

@@ -131,8 +131,10 @@ def _left(heads: Heads, fit: Fit) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _choices(heads: Heads, split: Split) -> tuple[Choose, Choose]:
-    """Returns ``choose`` and ``plainly`` of ``fitted``: groups are removed first, then heads of each remaining
-    group.
+    """Returns two functions that choose the columns of heads to remove, given the moments and the weight.
+
+    The first compensates for removed heads by the others, the second doesn't. Both remove whole groups first, then
+    heads of each remaining group, as many as ``split`` says.
     """
     each = heads.queries // heads.groups
     members = [list(range(g * each, (g + 1) * each)) for g in range(heads.groups)]

@@ -182,12 +182,10 @@ class GrammarProcess:
         return failure.problem
 
     def attempt(self, source: str, tenant: str = "") -> tuple[str | None, int]:
-        """Tries a grammar within a turn; returns the problem, in one or more lines, and the bytes of memory that the
-        grammar takes.
+        """Compiles a grammar in the process, while this thread has its turn.
 
-        The problem is None if the grammar compiles within the limits.
-
-        Raises OverloadError if it is slow and other threads wait for a turn.
+        Returns None, or a description of the problem if the grammar fails or exceeds the limits; and the bytes of
+        memory that the grammar needs. Raises OverloadError if compiling is slow and other threads wait for their turn.
         """
         with self._changed:
             process = self._started()

@@ -236,7 +236,10 @@ class SamplingParams:
             raise RequestError(f"min_tokens: {self.min_tokens} is more than max_tokens, {self.max_tokens}")
 
     def _check_answers(self) -> None:
-        """Checks the number of answers, and fields that can't be combined with a beam search. Raises RequestError."""
+        """Checks ``best_of``, the fields that exclude a beam search, and that several answers aren't greedy.
+
+        Raises RequestError.
+        """
         best_of = self.best_of
         enough = best_of is None or _is_int(best_of, self.n, MOST_ANSWERS + 1)
         _check("best_of", best_of, enough, f"None or from n, {self.n}, to {MOST_ANSWERS}")

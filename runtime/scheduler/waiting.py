@@ -14,17 +14,16 @@ _RANK = attrgetter("rank")
 
 
 class Shares:
-    """The service that each tenant has received, divided by its weight (virtual token counters: Sheng et al., OSDI
-    2024).
+    """Counts the service that each tenant has received, divided by its weight, for fair scheduling.
 
-    Service is counted in prompt tokens. A tenant that returns after a pause begins with at least the least service of
-    the waiting tenants.
+    The method is that of virtual token counters (Sheng et al., OSDI 2024). Service is counted in prompt tokens. A
+    tenant that returns after a pause begins with at least the least service of the waiting tenants.
 
     Args:
-        weights: tenant -> weight; 1 for other tenants.
+        weights: weight of each tenant; 1 for other tenants.
 
     Attributes:
-        counted: requests that have begun -> the number of their new tokens that are counted.
+        counted: for each request that has begun, the number of its new tokens counted so far.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:

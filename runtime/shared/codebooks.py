@@ -42,14 +42,14 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class BitField:
-    """Unsigned integers of one width within a block.
+    """Unsigned integers of equal width, packed into consecutive little-endian words of a block.
 
     Attributes:
-        start: the first byte of their words.
-        word: the bytes of a word, which is little-endian.
-        width: the bits of an integer.
-        per_word: the number of integers in a word, the first in the lowest bits.
-        first: the number of bits below the first integer of a word.
+        start: offset of the first word in the block, in bytes.
+        word: size of a word in bytes.
+        width: bits of an integer.
+        per_word: number of integers in a word, the first in the lowest bits.
+        first: number of unused bits below the first integer of a word.
     """
 
     start: int

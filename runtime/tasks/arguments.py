@@ -92,8 +92,10 @@ def params_for(
     params: Params,
     sampling_params: Params,
 ) -> list[SamplingParams]:
-    """Returns the parameters of each of ``count`` prompts; they may be passed under either name. Raises
-    RequestError.
+    """Returns one SamplingParams for each of ``count`` prompts.
+
+    The caller's ``params`` and ``sampling_params`` are two names of one argument: None, one for all prompts, or a list.
+    Raises RequestError if both are passed, or for wrong types or lengths.
     """
     name = "params" if sampling_params is None else "sampling_params"
     either = one_of(params=params, sampling_params=sampling_params)

@@ -149,7 +149,9 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Takes a piece of the body."""
+        """Passes a piece of the body on; stops the request if its pieces are so small that they are mostly
+        overhead.
+        """
         self._body += len(body)
         self._waste += PIECE_BYTES
         if self._waste > WASTE_BYTES + self._body:

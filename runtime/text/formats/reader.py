@@ -125,7 +125,11 @@ class AnswerReader:
         return before
 
     def release(self, before: int | None) -> None:
-        """Ends a ``hold``."""
+        """Ends a ``hold``: text that was read may be dropped again, unless an outer ``hold`` is active.
+
+        Args:
+            before: the result of that ``hold``.
+        """
         self._kept = before
 
     def holds_from(self, position: int) -> bool:
@@ -267,7 +271,11 @@ class AnswerReader:
         return self.ended and not self.rest.strip()
 
     def broke_off(self, expected: str) -> bool:
-        """Returns True if the answer ends here with no more than the beginning of an expected text, which is taken."""
+        """Returns True if the answer has ended and its unread rest is only the beginning of ``expected``, ignoring
+        space.
+
+        Then the rest is consumed, and ``cut`` is set.
+        """
         if not self.ended or not "".join(expected.split()).startswith("".join(self.rest.split())):
             return False
         self.at = len(self.text)
