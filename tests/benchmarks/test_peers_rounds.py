@@ -73,20 +73,24 @@ def test_prompts_change_with_the_round_and_the_prefix_comes_first() -> None:
     assert start[0] == "nice" and "peers.processes" in start and start.count("nice") == 1
 
 
-def test_an_engine_that_fails_at_the_largest_batch_is_measured_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "attempts"), [(8, [(16, 8), (8,), (8,)]), (1, [(16, 8), (8,), (), ()])])
+def test_an_engine_that_fails_at_the_largest_batch_is_measured_without_it(
+    most: int, attempts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = []
 
     def run(command: list[str]) -> Report:
         batches = next(tuple(json.loads(part)["batches"]) for part in command if part.startswith("{"))
         tried.append(batches)
-        if batches[0] > 8:
+        if max(batches, default=0) > most:
             raise WorkerError("no room")
-        return Report("e 1", "s", {"prefill": 5.0, "decode_8": 3.0})
+        return Report("e 1", "s", {"prefill": 5.0})
 
     monkeypatch.setattr(rounds, "run", run)
     measured: dict[Contender, Measured] = {}
     missing: list[Missing] = []
     jobs = plan(TWO[1:], 2, ["speed"])
     measure(jobs, Workload(batches=(16, 8)), measured, missing, before=lambda: None)
-    assert tried == [(16, 8), (8,), (8,)] and not missing
-    assert [figures["decode_8"] for figures in measured[TWO[1]].rounds] == [3.0, 3.0]
+    assert tried == attempts
+    assert [one.reason for one in missing] == [f"{batch} requests: no room" for batch in (16, 8) if batch > most]
+    assert measured[TWO[1]].rounds == [{"prefill": 5.0}, {"prefill": 5.0}]

@@ -145,6 +145,8 @@ def speed(path: str, work: Workload) -> Report:
     model = _warmed(path, work)
     prefill, decode = _alone(model, work, work.prompt, work.steps)
     figures = {"prefill": prefill, "decode_1": decode}
+    if not work.batches:
+        return Report(ENGINE, SETTINGS, figures)
     most = max(work.batches)
     prompts = work.prompts(most, work.short_prompt, stream=2)
     context = Context(model, work.threads, most * work.short_context, most)
