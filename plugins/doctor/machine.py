@@ -113,7 +113,7 @@ def iree_version() -> str | None:
 
 
 def cuda_of(distributions: Iterable[str]) -> dict[str, str]:
-    """Reads {"tensorrt_rtx": "13"} out of "tensorrt_rtx_cu13"; nothing out of others."""
+    """Maps package to CUDA version for names with a version: {"tensorrt_rtx": "13"} for "tensorrt_rtx_cu13"."""
     named = (re.fullmatch(r"(tensorrt(?:_rtx)?)_cu(\d+)", name.replace("-", "_")) for name in distributions)
     return {match[1]: match[2] for match in named if match}
 
@@ -147,7 +147,7 @@ def driver_version(library: str = _NVML) -> str:
 
 
 def _gpus() -> tuple[str, tuple[InstalledGpu, ...], str]:
-    """(newest CUDA, GPUs, why there are none)."""
+    """Returns the newest supported CUDA, the GPUs, and the reason why there are none."""
     try:
         cuda = load_cuda()
     except TargetError as e:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ContextApi(Protocol):
-    """``IExecutionContext``, as far as it is used."""
+    """The used methods of TensorRT's ``IExecutionContext``."""
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
 
@@ -33,7 +33,7 @@ class Sizes(Protocol):
 
 
 class EngineApi(Protocol):
-    """``ICudaEngine``, as far as it is used."""
+    """The used methods of TensorRT's ``ICudaEngine``."""
 
     @property
     def num_io_tensors(self) -> int: ...

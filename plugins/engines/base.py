@@ -1,4 +1,4 @@
-"""The shared parts of executors of TensorRT engines, whatever their steps are like."""
+"""The common parts of executors of TensorRT engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoadedEngines(Protocol):
     """Engines with their memory on a GPU."""
 
     def describe(self) -> dict[str, str | int]:
-        """Returns notes on how they ran, by name; "graph_launches" is the number of steps that were a graph's."""
+        """Returns notes on the runs, by name; "graph_launches" is the number of steps that launched a CUDA graph."""
 
     def close(self) -> None:
         """Destroys graphs, contexts and engines, in this order; memory is freed afterwards."""

@@ -77,7 +77,9 @@ class StepMemory:
         self.clear()
 
     def inputs_of(self, shape: StepShape) -> dict[str, int]:
-        """Name of an input, as in ``plugins.steps.paged_section`` -> its address in steps of these sizes."""
+        """Returns the address of each input in steps of these sizes, by the names of
+        ``plugins.steps.paged_section``.
+        """
         sizes = (shape.tokens, shape.requests, shape.rows, shape.blocks)
         if sizes not in self._places:
             at = self._inputs

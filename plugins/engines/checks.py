@@ -103,5 +103,7 @@ def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: Page
 
 
 def _release(version: str) -> tuple[str, ...]:
-    """Reads 1, 7 and 1 out of "1.7.1.116": builds of a release run each other's engines."""
+    """Returns the release of a version, (1, 7, 1) for "1.7.1.116": builds of one release can run each other's
+    engines.
+    """
     return tuple(version.partition("+")[0].split(".")[:3])

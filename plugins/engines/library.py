@@ -251,7 +251,10 @@ class Context:
         del self._api
 
     def bind(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
-        """Sizes of the inputs, and where each tensor is. Raises EnginewrightError for what the profile doesn't hold."""
+        """Sets the sizes of the inputs and the addresses of tensors.
+
+        Raises EnginewrightError for sizes that the profile doesn't allow.
+        """
         free = {name: shape for name, shape in shapes.items() if -1 in self._engine.tensors[name].shape}
         self._engine.shape_changes += self._shapes not in ({}, free)
         self._shapes = free

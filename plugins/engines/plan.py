@@ -42,8 +42,8 @@ class PlanHeader:
 
     Attributes:
         bytes: the size of the whole file.
-        version: the version of the library that built it, such as "1.7.1.116"; the same has to run it.
-        compute_capabilities: capabilities of the GPUs that it runs on, such as "8.9", in rising order.
+        version: the version of the library that built it, such as "1.7.1.116"; only the same can run it.
+        compute_capabilities: capabilities of the GPUs that it runs on, such as "8.9", ascending.
     """
 
     bytes: int
@@ -89,7 +89,7 @@ def check_plan(
 ) -> None:
     """Compares a plan with its bundle's manifest.
 
-    Raises BundleError naming ``source``, the field, both values, and the manifest beside it.
+    Raises BundleError naming ``source``, the field, both values, and the manifest's file.
     """
     manifest = (PurePosixPath(source).parent / "manifest.json").as_posix()
     in_header = {

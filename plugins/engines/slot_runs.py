@@ -131,7 +131,7 @@ class EngineSlots:
         self.clear()
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
-        """Engines are made for slots of one length, so that there is nothing to do."""
+        """Does nothing, as the engines' slots have a fixed length."""
 
     def run(self, run: SlotRun) -> FloatArray:
         logits = np.empty((len(run.wanted), self._vocab), np.float32)
@@ -196,7 +196,7 @@ class EngineSlots:
         }
 
     def close(self) -> None:
-        """Frees graphs, contexts and engines, in this order; memory is the device's."""
+        """Frees graphs, contexts and engines, in this order. The device frees the memory."""
         self._device.synchronize()
         while self._graphs:
             self._drop_graph()
@@ -212,7 +212,7 @@ class EngineSlots:
         context.close()
 
     def _run(self, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> None:
-        """Puts a part on the stream; its logits will be those of the wanted tokens: [R, V]."""
+        """Enqueues a part on the stream; it computes the logits of the wanted tokens, [R, V]."""
         self._upload(self._engines[shape.choice.engine], shape, part, wanted)
         if not (self._captures and shape.length == 1 and self._launch(shape)):
             context = self._contexts.get(shape.choice) or self._contexts.setdefault(shape.choice, self._context(shape))

@@ -64,7 +64,7 @@ class Device(Protocol):
 
     @property
     def stream(self) -> int:
-        """The stream's handle, as TensorRT takes it."""
+        """The stream's handle, for TensorRT."""
 
     def free_bytes(self) -> int:
         """Returns the bytes of free memory."""

@@ -60,10 +60,10 @@ class EnginesSection(OffsetOptions):
     large_tiles: StrictBool = False
 
     def context_within(self, model_context: int) -> int:
-        """Returns the most tokens of a request: ``context``, or the model's if that is None.
+        """Returns the maximum tokens of a request: ``context``, or the model's if that is None.
 
         Args:
-            model_context: the most tokens of a request of the model; 0 for no limit.
+            model_context: the model's maximum tokens of a request; 0 for no limit.
 
         Raises RecipeError if ``context`` is more than the model's.
         """

@@ -90,7 +90,7 @@ def _exp_less_one(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _log_of_one_more(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Computes log(1 + x), as exactly as _exp_less_one."""
+    """Computes log(1 + x), with fewer correct digits than torch near 0."""
     return b.op("Log", b.op("Add", b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))))
 
 

@@ -17,7 +17,7 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def processor_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Returns the processor's instruction-set flags, as Linux names them; () if the system doesn't list them."""
+    """Returns the processor's instruction-set flags, with Linux's names; () if the system doesn't list them."""
     try:
         match = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
     except OSError:

@@ -55,11 +55,11 @@ class Mail:
     Args:
         rank: the number of this rank.
         machines: the address of each rank's machine.
-        timeout: seconds that it waits for a message.
+        timeout: seconds to wait for a message.
 
     Attributes:
-        moved: messages that this rank's programs have sent or received.
-        sent_bytes: bytes of the sent ones.
+        moved: number of messages that this rank's programs have sent or received.
+        sent_bytes: bytes of the sent messages.
     """
 
     def __init__(self, rank: int, machines: Sequence[str], timeout: float) -> None:
@@ -156,15 +156,15 @@ _HELLO = struct.Struct("<32sii")
 
 
 class Connections:
-    """A connection of TCP between any two ranks for each tag.
+    """A TCP connection between any two ranks for each tag.
 
     Args:
         store: a store that all ranks have joined; it has each rank's address, and the secret that begins a connection.
-        rank: this one.
+        rank: the number of this rank.
         machines: the address of each rank's machine.
-        seconds: the time that it waits for the others, in seconds.
+        seconds: maximum time to wait for the others.
 
-    Its methods raise RuntimeError where another rank can't be reached.
+    Its methods raise RuntimeError if another rank can't be reached.
     """
 
     def __init__(self, store: TCPStore, rank: int, machines: Sequence[str], seconds: float) -> None:

@@ -72,7 +72,7 @@ def errors_of(rank: int) -> int:
 
 
 def how_it_ended(code: int) -> str:
-    """Describes a process's exit code."""
+    """Returns a process's end in words, by its exit code."""
     try:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     except ValueError:  # a signal without a name

@@ -79,8 +79,8 @@ class Trial:
 
     Attributes:
         name, value: the name and value of the tunable.
-        gain: the geometric mean over the cases of the time without it over the time with it.
-        gains: gains by case, each the median over the rounds.
+        gain: the geometric mean of ``gains``.
+        gains: by case, the time without the choice divided by the time with it, the median over the rounds.
         faster: True if it became part of the best.
     """
 
@@ -163,7 +163,7 @@ class Timed:
 
     Args:
         runs: a function for each case, which runs a step of it.
-        seconds: the time of one measurement: short steps are repeated.
+        seconds: the approximate duration of one measurement, for which short steps are repeated.
     """
 
     def __init__(self, runs: Sequence[Callable[[], object]], seconds: float = _SECONDS) -> None:

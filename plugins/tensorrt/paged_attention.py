@@ -141,10 +141,7 @@ def _register_ordered_write() -> None:
 
 @dataclass(frozen=True)
 class _Attention:
-    """The inputs of an attention plugin that its functions read, and its attributes.
-
-    ``inputs``: all of them in order.
-    """
+    """The used inputs of an attention plugin, and its attributes. ``inputs``: all inputs in order."""
 
     inputs: tuple[Desc, ...]
     q: Desc

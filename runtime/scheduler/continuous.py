@@ -155,9 +155,9 @@ class ContinuousScheduler:
         check_request(request, self.caps, tuple(self.groups.values()), most_running, self.most_cached)
 
     def most_cached(self, tokens: int, sequences: int = 1) -> int:
-        """Returns the number of tokens of each of ``sequences`` that the empty KV cache can hold, ``tokens`` at most.
+        """Returns the tokens that the empty KV cache can hold for each of ``sequences`` sequences, at most ``tokens``.
 
-        It is safe from any thread.
+        It is thread-safe.
         """
         return self.cache.room(tokens, sequences)
 

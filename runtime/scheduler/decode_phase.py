@@ -20,7 +20,7 @@ class DecodePhase:
         self._queues, self._steps_in_flight = queues, steps_in_flight
 
     def chunks(self, *, alone: bool) -> list[Chunk]:
-        """Makes the chunks, oldest request first. Where blocks run out, the newest request is preempted.
+        """Makes the chunks, oldest request first. If no blocks are left, the newest request is preempted.
 
         ``alone``: True if no other step is in flight, so that drafts are possible.
         """

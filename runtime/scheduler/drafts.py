@@ -190,20 +190,20 @@ class _History:
 
 
 class Drafts(NoDrafts):
-    """Drafts for all requests.
+    """The drafts of all requests.
 
     Args:
         caps: the executor's capabilities.
         times: estimates of the time of a step by its rows.
         proposers: the sources of drafts.
-        clock: seconds.
-        errors: counts the errors of proposers; None counts them in an object of its own.
+        clock: returns the time in seconds.
+        errors: counts the errors of proposers; None makes a new counter.
 
     Attributes:
-        by_source: proposer -> its drafted and its accepted tokens so far.
+        by_source: by proposer, the numbers of its drafted and of its accepted tokens so far.
 
     Raises:
-        RequestError: the executor can't verify drafts, or doesn't give an output that a proposer needs.
+        RequestError: the executor can't verify drafts, or lacks an output that a proposer needs.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class Drafts(NoDrafts):
         return self._credit.left(kind, self._steps) * step.plain_seconds
 
     def _spend(self, step: _Step, kind: ProposalKind, seconds: float) -> None:
-        """Takes note of the seconds that drafts of this kind cost; fewer than 0 if they saved time."""
+        """Records the seconds lost by drafts of this kind; negative if they saved time."""
         self._credit.spend(kind, seconds / step.plain_seconds, self._steps)
 
     def _propose(self, proposer: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:

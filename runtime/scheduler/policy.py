@@ -102,11 +102,11 @@ class RankedPolicy(Policy):
 
     Args:
         scheduling: the options of scheduling.
-        times: estimates of the time of steps, which learn from the steps of this scheduler.
-        most_running: most requests that run at a time.
-        most_prompt: most prompt tokens of a step.
-        clock: seconds, the clock of the requests' times.
-        found: returns the number of a request's tokens that the prefix cache has.
+        times: estimates of the time of steps, updated by this scheduler's steps.
+        most_running: maximum requests that run at a time.
+        most_prompt: maximum prompt tokens of a step.
+        clock: the clock of the requests' times, in seconds.
+        found: returns the number of a request's tokens that are in the prefix cache.
         counters: counts the errors of the tenants' shares.
     """
 

@@ -1,4 +1,4 @@
-"""The requests of a scheduler: those that run, those that wait, and those whose step is in flight."""
+"""The requests of a scheduler: running ones, waiting ones, and those whose step is in flight."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class StepInputs:
         self._last: DecodeStep | None = None  # None if the last step had other chunks than decodes
 
     def build(self, chunks: Sequence[Chunk]) -> StepInput:
-        """Builds a ``contracts.StepInput``."""
+        """Builds a ``contracts.StepInput`` of the chunks; from the last step's arrays if it follows that step."""
         last, self._last = self._last, None  # after an error nothing follows from the last step
         if last is not None and last.is_followed_by(chunks):
             self._last = last.next(chunks)

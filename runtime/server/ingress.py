@@ -80,7 +80,7 @@ class Door:
 
 
 def _options(args: dict[str, Any]) -> ServerOptions:
-    """Reads the options of ``optimize serve``, with an address that others reach: proxies of Ray Serve listen there."""
+    """Returns the options of ``optimize serve``, with an address that Ray Serve's proxies can listen on."""
     try:
         options = msgspec.convert({"replicas": 1, **args, "ray": "auto", "host": "0.0.0.0"}, ServerOptions)  # noqa: S104
     except msgspec.ValidationError as e:

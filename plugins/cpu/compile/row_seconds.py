@@ -1,4 +1,4 @@
-"""Measures steps in which a request has several rows, as when tokens are computed ahead."""
+"""Measures steps in which a request has several rows, as in speculation."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Tried(Trial):
     """A choice of a tunable or of the number of threads ("threads"), compared with the best so far.
 
     Attributes:
-        kept: True if it is part of the file: the best was faster in the last comparison too.
+        kept: True if the choice is in the file, because the best choices were also faster in the last comparison.
     """
 
     kept: bool = False

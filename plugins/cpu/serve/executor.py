@@ -163,9 +163,11 @@ class CpuExecutor(HostBlocks):
         return self._program
 
     def expert_loads(self) -> dict[str, Any]:
-        """Returns the rows that experts have computed: of each, by the layer's module, and the busiest of a layer in
-        multiples of the mean. Empty for a model without experts. With several ranks it also has the rows of each rank;
-        in a pipeline, those of the last stage."""
+        """Returns the number of rows that each expert has computed, by the layer's module.
+
+        Also returns the busiest expert's rows in each layer, as a multiple of the mean; and, with several ranks, the
+        rows of each rank. In a pipeline only the last stage's layers are counted. Empty for a model without experts.
+        """
         layers = self._program.expert_rows
         if not layers:
             return {}

@@ -165,7 +165,7 @@ class RankedExecutor(CpuExecutor):
         return self._pending[-1]
 
     def _run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
-        """Runs rank 0's part of the step that was posted first."""
+        """Runs rank 0's part of the oldest posted step."""
         self._pending.popleft()
         try:
             if self._how.stages > 1:
@@ -343,7 +343,9 @@ class RankProcesses:
                 return self._who_is_late()
 
     def _state(self) -> object:
-        """Returns a value that changes as long as the others make progress; None while rank 0 doesn't wait for them."""
+        """Returns a value that changes while the other ranks make progress; None while rank 0 isn't waiting for
+        them.
+        """
         if not self._link.sleeps:
             return None
         return tuple(self._link.progress), tuple(process.cpu_ticks() for process in self._processes)
@@ -420,7 +422,7 @@ class _Process:
         self._process.kill()
 
     def end(self, seconds: float) -> None:
-        """Closes the pipes, waits so long for its end, then kills it."""
+        """Closes the pipes, waits up to ``seconds`` for the process to end, then kills it."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
@@ -476,7 +478,7 @@ def _placed(ranks: int, threads: int) -> tuple[int, tuple[tuple[int, ...], ...]]
 
 @contextlib.contextmanager
 def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Has processes that are started within run on these cores; on any if there are none."""
+    """Makes processes that are started in the block run on these cores; on any if there are none."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -46,14 +46,14 @@ class RayPlaces:
     Args:
         address: HOST:PORT of a cluster that this machine belongs to, or "auto".
         ranks: the number of ranks, rank 0 included.
-        threads: threads of each rank, which takes that many CPUs; 0 for as many as all can have.
+        threads: threads of each rank, for which it reserves as many CPUs; 0 for the largest number that all can have.
 
     Attributes:
         threads: threads of each rank.
 
     Raises:
         RequestError: the cluster can't be reached.
-        CapacityError: it doesn't have that many CPUs.
+        CapacityError: the cluster has too few CPUs.
     """
 
     def __init__(self, address: str, ranks: int, threads: int = 0) -> None:

@@ -113,7 +113,7 @@ class RemoteExecutor:
         return self._pending[-1]
 
     def _run_first(self, step: StepInput) -> StepOutput:
-        """Runs rank 0's part of the step that was sent first."""
+        """Runs rank 0's part of the oldest step that was sent."""
         self._pending.popleft()
         self._others.raise_if_lost()
         moved = self._mail.moved

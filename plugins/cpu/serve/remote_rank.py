@@ -42,7 +42,7 @@ def serve(address: str, rank: int) -> None:
 
 
 def open_part(told: bytes, rank: int) -> Part:
-    """Opens the part of a rank, by a ``RemoteSetting``. Raises EnginewrightError."""
+    """Opens a rank's part, given a ``RemoteSetting`` as JSON. Raises EnginewrightError."""
     setting = RemoteSetting.model_validate(msgspec.json.decode(told))
     bundle, lowered = setting.open(rank)
     mail = Mail(rank, setting.machines, setting.timeout)

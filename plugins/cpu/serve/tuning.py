@@ -89,7 +89,7 @@ class TuningFile(Record, frozen=True, kw_only=True):
         return ""
 
     def write(self, path: Path) -> None:
-        """Writes beside the name, then renames. Raises BundleError if it can't be written."""
+        """Writes the file under a temporary name and renames it. Raises BundleError if it can't be written."""
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             try:

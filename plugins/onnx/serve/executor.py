@@ -152,5 +152,5 @@ def slot_capacity(context: int) -> int:
 
 
 def slot_groups(io: LinearIo, capacity: int) -> tuple[CacheGroup, ...]:
-    """Returns the cache groups, with slots of that many tokens as their blocks."""
+    """Returns the cache groups, with slots of ``capacity`` tokens as their blocks."""
     return tuple(group.to_group(capacity) for group in io.cache_groups)

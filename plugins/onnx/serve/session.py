@@ -151,7 +151,7 @@ def run_session(session: Any, binding: Any, options: Any, module: ModuleType) ->
 
 
 def run_options(module: ModuleType) -> Any:
-    """Returns the options of a run after which the arena shrinks to what it needs."""
+    """Returns the options of a run after which the memory arena is shrunk."""
     options = module.RunOptions()
     options.log_severity_level = 3
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")

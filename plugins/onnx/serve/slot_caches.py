@@ -114,7 +114,7 @@ class SlotCaches:
         self.length = length
 
     def _length_for(self, needed: int) -> int:
-        """Rounds a number of places up, with some to spare."""
+        """Returns the length of slots for ``needed`` tokens, rounded up so that it changes seldom."""
         step = max(LENGTH_STEP, 1 << max(needed.bit_length() - 3, 0))
         return min(-(-needed // step) * step, self.capacity)
 

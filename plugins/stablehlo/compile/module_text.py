@@ -134,7 +134,7 @@ class ModuleText:
         return self._typed(f"stablehlo.convert {x.name}", (x,), x.shape, kind)
 
     def bitcast(self, x: Tensor, kind: str) -> Tensor:
-        """Returns the same bits as another type of that size."""
+        """Reinterprets the bits as another type of equal size."""
         return self._typed(f"stablehlo.bitcast_convert {x.name}", (x,), x.shape, kind)
 
     def together(self, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -144,7 +144,7 @@ def _tensorrt() -> MakeEngines:
 def _make(
     bundle: Bundle, target: str, paged: PagedSection, gpu: InstalledGpu, make: MakeEngines, progress: Progress
 ) -> Made:
-    """Writes all engines, or none that weren't there."""
+    """Writes all engines; after an error, removes the ones that it wrote."""
     folder, total = bundle.path / target_folder(target), len(paged.profiles)
     built: list[tuple[EngineSection, int]] = []
     progress(ProgressEvent("build", 0, total))

@@ -74,7 +74,7 @@ class Call(_Model):
 
 
 class Network(_Model):
-    """A whole network. ``dtype`` is that of activations and caches; ``outputs`` are values by their names."""
+    """A whole network. ``dtype`` is the type of activations and caches; ``outputs`` are names of values."""
 
     format_version: int = FORMAT_VERSION
     opset: int = OPSET

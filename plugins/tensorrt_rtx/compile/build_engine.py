@@ -37,9 +37,9 @@ class EngineRequest:
         plan: the file to write.
         compute_capabilities: capabilities of GPUs, such as "8.9"; at least one.
         profiles: at least one profile.
-        inputs, outputs: names that the network must have; the library drops an input that it thinks nothing reads.
-        lengths: True if attention gets the filled length of each slot (``write_index`` and the tokens of the step), so
-            that it needn't look at the rest. The graph has a mask all the same.
+        inputs, outputs: names that the network must have, as the library may drop inputs.
+        lengths: True if attention gets the used length of each slot (``write_index`` plus the tokens of the step), so
+            that it needn't read the rest. The graph still has a mask.
         name: the engine's name in progress and errors.
     """
 

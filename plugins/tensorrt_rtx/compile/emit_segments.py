@@ -1,7 +1,7 @@
-"""Segments for TensorRT-RTX: an engine for each distinct part between two attentions, and our own kernels between.
+"""Writes segments for TensorRT-RTX: an engine for each distinct part between two attentions, and our kernels for these.
 
-Engines take weights as inputs, so a model of thirty layers has three or four engines. Keys and values are in the paged
-cache, which our own kernels write and read: no plugin is needed.
+Engines have weights as inputs, so a model of thirty layers has three or four engines. Keys and values are in the paged
+cache, which our own kernels write and read without plugins.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The process of each model's engine, and the front end's side of it."""
+"""The process of each model's engine, and the front end's code that controls it."""

@@ -169,10 +169,10 @@ class Limits(msgspec.Struct, frozen=True):
 
     Attributes:
         loading: time to open its bundle.
-        step, step_times: the engine is killed if a step takes longer than ``step`` and longer than ``step_times``
-            times what is expected.
+        step, step_times: the engine is killed if a step takes longer than ``step`` and longer than ``step_times`` times
+            the expected time.
         silence: time without a beat.
-        pause, longest_pause: the pause before the first new start, and the limit of the doubled ones.
+        pause, longest_pause: the pause before the first restart, and the maximum of the doubled ones.
     """
 
     loading: float = 1800.0

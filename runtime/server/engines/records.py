@@ -179,7 +179,7 @@ class Events(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """The answer to the ``Ask`` of this number; empty if a replica has none."""
+    """The answer to the ``Ask`` with this number; empty if a replica has none."""
 
     number: int
     value: dict[str, Any]

@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Returns True if no request of it is being answered."""
+        """True if none of its requests is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     # From the transport

@@ -30,10 +30,10 @@ def model_options(options: ServerOptions) -> dict[str, Any]:
 
 
 def replica_options(options: ServerOptions) -> dict[str, Any]:
-    """Returns the options of each replica: ``threads`` and ``memory`` of ``llm`` are divided among the models alone.
+    """Returns the options of each replica; ``threads`` and ``memory`` of ``llm`` are divided by the number of models.
 
-    Without ``memory`` a replica gets a share of this machine's memory if Ray is started here; otherwise each machine
-    decides. Raises RequestError where ``memory`` isn't a size.
+    Without ``memory``, a replica gets a share of this machine's memory if Ray is started here; otherwise each machine
+    decides. Raises RequestError if ``memory`` isn't a size.
     """
     llm, models = dict(options.llm), len(options.models)
     if llm.get("threads"):

@@ -1,4 +1,4 @@
-"""Quotas: API keys, the tenants that they stand for, and the limits of each."""
+"""Quotas: API keys, their tenants, and the limits of each."""
 
 from __future__ import annotations
 

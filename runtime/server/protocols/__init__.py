@@ -1,1 +1,1 @@
-"""The protocols of OpenAI, Anthropic and Ollama: bodies, requests made of them, and answers."""
+"""The protocols of OpenAI, Anthropic and Ollama: their bodies, requests and answers."""

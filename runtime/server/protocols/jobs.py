@@ -380,7 +380,9 @@ class Job:
                 await self._remember(self.given[i], "".join(answer.texts), answer.ids, answer.reader)
 
     def _cut_off(self, running: Sequence[Running], sent: _Sent) -> None:
-        """Aborts the requests of a stream that ends before they do, and counts them unless they are tried again."""
+        """Aborts the requests of a stream that ends before them, and counts their tokens unless they will be run
+        again.
+        """
         if not isinstance(error := sys.exception(), ReplacedError):
             open_requests = [i for i in range(len(running)) if i not in sent.ends]
             new = sum(len(one.ids) for index, one in sent.answers.items() if index // self.answers in open_requests)

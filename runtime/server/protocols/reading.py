@@ -82,7 +82,7 @@ class Reading:
 
     @property
     def reasons(self) -> bool:
-        """Returns True if answers may have reasoning that is told from their content."""
+        """True if answers may have reasoning in markers, separate from their content."""
         return self._format is not None and self._format.has_reasoning
 
     @cached_property

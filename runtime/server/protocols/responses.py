@@ -47,12 +47,12 @@ _INDEX_BYTES = 256
 
 @dataclass
 class _Kept:
-    """A response that is there: done and stored, or on its way.
+    """A response that is stored or in progress.
 
     Attributes:
-        items: of the conversation up to its own input.
-        response: as it was sent last.
-        job: while it is on its way.
+        items: items of the conversation, including its own input.
+        response: returns the response as last sent.
+        job: its work; None once it is done.
     """
 
     tenant: str
@@ -176,7 +176,7 @@ class ResponsesShape(Shape):
         self._stored.begin(self.id, entry)
 
     def forget(self) -> None:
-        """Ends the keeping of one that failed, or whose client has left."""
+        """Removes a response in progress that failed, or whose client has left."""
         self._stored.end(self.id, None)
 
     def _response(self, status: str, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:

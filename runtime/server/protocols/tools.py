@@ -171,9 +171,9 @@ def custom_input(arguments: str) -> str:
 
 
 def call_arguments(text: str) -> dict[str, Any] | None:
-    """Returns a call's arguments as an object; None if the text isn't one, as in a call that was cut off.
+    """Returns a call's arguments as an object; None if the text isn't one, for example because it was cut off.
 
-    A text beyond the limits of bodies isn't taken for an object either: an answer with it couldn't be sent back.
+    None also beyond the limits of bodies, as the client couldn't send such an answer back.
     """
     try:
         value = value_of("arguments", msgspec.Raw(text.encode() or b"{}"), LARGEST, ARGUMENTS)
