@@ -163,18 +163,18 @@ class CacheManager(HeldBlocks):
         """Prepares ``rollback`` for a step with a draft; returns False if a cache has no block for that."""
         return all(before_drafts(request) for before_drafts in self._before_drafts)
 
-    def rollback(self, request: Request, start: int, tokens: int) -> None:
+    def rollback(self, request: Request, known: int, tokens: int) -> None:
         """Has a request go back to its first ``tokens``, after a draft was rejected.
 
         Sets ``request.computed``: to fewer tokens if a cache can't go back to these; the rest is computed again.
 
         Args:
             request: the request.
-            start: the position of the first token of the step with the draft.
+            known: the tokens before the draft.
             tokens: the tokens up to the last accepted one.
         """
         for rollback in self._rollbacks:
-            tokens = rollback(request, start, tokens)
+            tokens = rollback(request, known, tokens)
         request.computed = tokens
 
     def release(self, request: Request, *, partly: bool = True) -> None:

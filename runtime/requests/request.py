@@ -16,7 +16,7 @@ from typing import TypedDict, Unpack
 
 from enginewright.runtime.text.output_text import OutputText
 
-from ..shared.contracts import FloatArray, StepOutput
+from ..shared.contracts import DRAFT_ROWS, FloatArray, StepOutput
 from ..shared.errors import EnginewrightError, RequestError
 from .block_keys import Item, Namespace, items_of
 from .block_tables import BlockTables
@@ -148,6 +148,11 @@ class Request:
     def remaining(self) -> int:
         """The number of tokens that aren't in the KV cache yet."""
         return len(self.tokens) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """True if the next step gives the next token: it lacks one token, or a few of a draft that was undone."""
+        return self.remaining == 1 or (self.drafted > 0 and self.remaining <= DRAFT_ROWS)
 
     @property
     def output_length(self) -> int:

@@ -25,6 +25,7 @@ class Chunk:
         start: the position of the chunk's first token.
         count: the number of its tokens, with those of the draft.
         draft: the chunk's last tokens, guesses after the last known one.
+        known: the number of the request's tokens up to the draft.
         samples: True if the chunk has the last known token, so that the step draws a new one.
         scores: True if the request needs the logits, or hidden states, of all the chunk's tokens.
         rows: the number of the chunk's last tokens whose logits are needed.
@@ -34,6 +35,7 @@ class Chunk:
     start: int
     count: int
     draft: Sequence[int] = ()
+    known: int = field(init=False)
     samples: bool = field(init=False)
     scores: bool = field(init=False)
     rows: int = field(init=False)
@@ -41,8 +43,8 @@ class Chunk:
     def __post_init__(self) -> None:
         # Set here, because the request's tokens grow when the step is committed.
         self.scores = self.request.wants_prompt
-        known = self.start + self.count - len(self.draft)
-        self.samples = known == len(self.request.tokens) and not self.request.scores
+        self.known = self.start + self.count - len(self.draft)
+        self.samples = self.known == len(self.request.tokens) and not self.request.scores
         self.rows = self.count if self.scores else int(self.samples) + len(self.draft)
 
 

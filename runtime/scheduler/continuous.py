@@ -325,7 +325,7 @@ class ContinuousScheduler:
         if chunk.draft and drawn[0] != NO_TOKEN:
             self.drafts.verify(chunk, drawn, output, first)
             if request.computed < chunk.start + chunk.count:
-                self.cache.rollback(request, chunk.start, request.computed)
+                self.cache.rollback(request, chunk.known, request.computed)
             self.cache.after_step(request, finite=NO_TOKEN not in drawn)
             if request.finished:
                 self.queues.remove(request)

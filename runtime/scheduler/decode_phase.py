@@ -9,7 +9,7 @@ from .request_queues import RequestQueues
 
 
 class DecodePhase:
-    """Makes the chunks of the running requests that lack one token: their last token, with a draft after it.
+    """Makes the chunks of the running requests that decode: their last token, with a draft after it.
 
     Args:
         queues: the running requests, with their blocks and drafts.
@@ -34,24 +34,25 @@ class DecodePhase:
             if len(chunks) >= most and (request.search is None or chunks[-1].request.search is not request.search):
                 break
             try:
-                if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
-                    chunks.append(self._with_draft(request) if drafting else Chunk(request, request.computed, 1))
+                if request.decodes and (request.capacity >= len(request.tokens) or self._make_room(request)):
+                    plain = Chunk(request, request.computed, request.remaining)
+                    chunks.append(self._with_draft(plain) if drafting else plain)
             except Exception as e:
                 raise FailedRequestError(request) from e
         return queues.still_running(chunks)
 
-    def _with_draft(self, request: Request) -> Chunk:
-        """Makes the chunk of a request's last token, and of its draft if there are blocks for that."""
-        draft, cache = self._queues.drafts.draft(request), self._queues.cache
-        most = request.computed + 1 + len(draft)
-        if draft and not (cache.grow(request, most) and cache.before_drafts(request)):
-            draft = ()
-        return Chunk(request, request.computed, 1 + len(draft), draft)
+    def _with_draft(self, plain: Chunk) -> Chunk:
+        """Adds a draft to a request's chunk, if there are blocks for that."""
+        request, cache = plain.request, self._queues.cache
+        draft = self._queues.drafts.draft(request)
+        if not draft or not (cache.grow(request, plain.known + len(draft)) and cache.before_drafts(request)):
+            return plain
+        return Chunk(request, plain.start, plain.count + len(draft), draft)
 
     def _make_room(self, request: Request) -> bool:
         """Allocates a block for the next token if needed; returns False if ``request`` itself was preempted."""
         queues = self._queues
-        while not queues.cache.grow(request, request.computed + 1, force=queues.is_first(request)):
+        while not queues.cache.grow(request, len(request.tokens), force=queues.is_first(request)):
             newest = queues.newest()
             if not newest:
                 return False

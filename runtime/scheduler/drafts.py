@@ -78,7 +78,7 @@ class NoDrafts:
             count += 1
             if request.finished or at == len(chunk.draft) or token != chunk.draft[at]:
                 break
-        request.computed = chunk.start + count
+        request.computed = chunk.known - 1 + count
         request.drafted, request.accepted = request.drafted + len(chunk.draft), request.accepted + count - 1
 
     def learn(self, chunk: Chunk, accepted: int, output: StepOutput, first: int) -> None:
@@ -267,7 +267,7 @@ class Drafts(NoDrafts):
             self._newest, self._next_look = running[-1], 0
         if len(running) >= DRAFT_ROWS or self._steps < self._next_look:
             return False
-        prompts = any(request.remaining > 1 for request in running)  # who may decode in the next step
+        prompts = any(not request.decodes for request in running)  # who may decode in the next step
         self._next_look = self._steps + (1 if prompts else 16)
         if self.times.measured and running:
             self.times.at(sum(request.computed for request in running) / len(running))
@@ -275,7 +275,7 @@ class Drafts(NoDrafts):
         self._step = _Step(self.times, decoding, self.times.seconds(decoding), rows=decoding, tokens=decoding)
         for proposer in self._timed:
             if proposer.off is None:
-                decodes = [one for one in running if isinstance(one, Generation) and one.remaining == 1]
+                decodes = [one for one in running if isinstance(one, Generation) and one.decodes]
                 lacking = [one for one in decodes if one not in paused and one not in self._step.proposed]
                 self._propose(proposer, self._step, lacking)
         return True
@@ -447,7 +447,7 @@ class Drafts(NoDrafts):
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
         super().verify(chunk, tokens, output, first)
-        self._guarded.learn(chunk, chunk.request.computed - chunk.start - 1, output, first)
+        self._guarded.learn(chunk, chunk.request.computed - chunk.known, output, first)
 
     def learn(self, chunk: Chunk, accepted: int, output: StepOutput, first: int) -> None:
         request, source = chunk.request, ""

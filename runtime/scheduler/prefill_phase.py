@@ -75,7 +75,7 @@ class PrefillPhase:
     def _running_chunks(self, others: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
         """Makes the chunks of running requests that lack several tokens: at most ``tokens_left`` tokens in all.
 
-        ``others``: the step's other chunks, whose requests aren't preempted. A request that lacks one token and isn't
+        ``others``: the step's other chunks, whose requests aren't preempted. A request that decodes and isn't
         among them is paused, or belongs to another step in flight.
         """
         queues = self._queues
@@ -84,7 +84,7 @@ class PrefillPhase:
         excluded = {id(chunk.request) for chunk in others}
         chunks: list[Chunk] = []
         for request in queues.oldest_first():
-            if id(request) in excluded or tokens_left < 1 or request.remaining == 1:
+            if id(request) in excluded or tokens_left < 1 or request.decodes:
                 continue
             if queues.in_flight and queues.is_in_flight(request):
                 continue

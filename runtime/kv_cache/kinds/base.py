@@ -188,11 +188,11 @@ class CacheKind:
         """Stores what `rollback` needs, as the next step has drafts. Returns False if no block is free for it."""
         return True
 
-    def rollback(self, request: Request, start: int, tokens: int) -> int:
+    def rollback(self, request: Request, known: int, tokens: int) -> int:
         """Removes rejected drafts, which a step computed after the first ``tokens`` tokens, from the request's blocks.
 
-        ``start`` is the number of tokens before the step. Returns the number of tokens that the blocks still hold,
-        between ``start`` and ``tokens``.
+        ``known`` is the number of tokens before the drafts. Returns the number of tokens that the blocks still hold,
+        between ``known`` and ``tokens``.
         """
         return tokens
 

@@ -80,7 +80,7 @@ class StateCache(CacheKind):
         request.tables.extend(self.name, [self.holder.allocate(request, self.name)])
         return True
 
-    def rollback(self, request: Request, start: int, tokens: int) -> int:
+    def rollback(self, request: Request, known: int, tokens: int) -> int:
         """Implements ``CacheKind``. Returns to the state before the drafts; accepted tokens are computed again."""
         request.tables.put(self.name, list(request.tables[self.name])[::-1])
-        return start + 1
+        return known
