@@ -47,7 +47,7 @@ class LimitMeter:
         return least_seconds(step_costs(self._program, sizes), self.machine())
 
     def limit_of(self, cost: StepCost) -> float:
-        """Returns the least seconds for work of this cost; 0 if it reads nothing from memory."""
+        """Returns the minimum seconds for work of this cost by the machine's limits."""
         return limit_seconds(cost, self.machine())
 
     def machine(self) -> Machine:

@@ -120,5 +120,5 @@ def _profile(lines: Sequence[ProfileLine], heading: str, profile: Profile) -> Ta
 
 
 def _plain(text: str) -> str:
-    """Brackets aren't markup."""
+    """Escapes brackets, which would be markup."""
     return text.replace("[", r"\[")

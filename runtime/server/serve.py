@@ -208,7 +208,7 @@ async def _reload(front: Front, config: uvicorn.Config, reread: Callable[[], Ser
 
 
 async def _end_answers(front: Front) -> None:
-    """Ends the answers that run with an error, which their clients get where they read it at once."""
+    """Ends running answers with an error, which clients get if they read it at once."""
     answers = dict(front.running)
     for cancel in answers.values():
         cancel(UnavailableError("the server stopped before the answer's end", _STOPPED_SECONDS))

@@ -27,7 +27,7 @@ def field_first(problem: str, whole: str) -> str:
 
     Args:
         problem: the message.
-        whole: the name of what was read, for a message without a field.
+        whole: the name of the parsed document, for a message without a field.
     """
     message, _, place = problem.partition(" - at `$")
     return f"{place.rstrip('`').lstrip('.') or whole}: {message[0].lower()}{message[1:]}"
@@ -60,10 +60,10 @@ class EnginewrightError(Exception):
     """Base of all errors that Enginewright raises on purpose.
 
     Args:
-        message: what is wrong, naming the file, field or flag.
-        hint: what to do about it, as a sentence; printed below the message.
+        message: the problem, naming the file, field or flag.
+        hint: the remedy, as a sentence; printed below the message.
 
-    ``exit_code`` is what the ``optimize`` command exits with (documented in docs/use/cli.md).
+    ``exit_code`` is the exit code of the ``optimize`` command (documented in docs/use/cli.md).
     """
 
     exit_code = 1

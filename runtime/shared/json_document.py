@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def parse_shown(text: str | bytes) -> Any:
-    """Parses a document like ``parse_json``, and makes its strings ``printable``, as they are shown to users."""
+    """Parses a document like ``parse_json``, and makes its strings ``printable``, because users will see them."""
     value = parse_json(text)
     data = text.encode(errors="replace") if isinstance(text, str) else text
     return _printable(value) if _MAY_HAVE_CONTROLS.search(data) else value

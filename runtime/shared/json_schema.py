@@ -68,13 +68,13 @@ class HeldSchema:
 
 @dataclass(frozen=True)
 class _Outer:
-    """The object that an alternative of ``anyOf`` or ``oneOf`` adds to.
+    """The object that contains an alternative of ``anyOf`` or ``oneOf``, as far as the alternative needs it.
 
     Attributes:
         names, patterns: the properties that it declares.
-        declares: it has ``properties`` itself, so that every alternative is closed.
-        typed: it says which types there are.
-        is_open: no alternative is closed.
+        declares: True if it has ``properties`` itself, so that every alternative is closed.
+        typed: True if it has types.
+        is_open: True if no alternative is closed.
     """
 
     names: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Instances of a JSON schema, as far as the schema shows them: their types and values, and whether one has an end."""
+"""Facts about the instances of a JSON schema: their types and values, and if one can be finite."""
 
 from __future__ import annotations
 

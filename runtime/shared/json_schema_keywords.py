@@ -1,4 +1,4 @@
-"""Keywords of JSON Schema: those that an answer is held to, those that no answer can be held to, and their values."""
+"""Keywords of JSON Schema: those that can limit an answer, those that can't, and their values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_text(value: Any) -> bool:
 
 
 def is_schema(value: Any) -> bool:
-    """Returns True for what may stand where a schema does: an object, true or false."""
+    """Returns True if a value can be a schema: an object, true or false."""
     return isinstance(value, (dict, bool))
 
 

@@ -264,11 +264,11 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
 
 
 def _view_problem(operand: Operand, room: Mapping[tuple[str, str], int], sizes: tuple[int, int, int]) -> str | None:
-    """Returns the access of a view outside of its buffer or weight; None if it is inside.
+    """Returns a description of a view's access outside of its buffer or weight; None if it is inside.
 
     Args:
         operand: the view.
-        room: kind and name of buffers and weights -> their bytes. A weight without an entry isn't checked.
+        room: bytes of buffers and weights, by kind and name. A weight without an entry isn't checked.
         sizes: tokens, requests and rows of the step.
     """
     bytes_there = room.get((operand.kind, operand.name))

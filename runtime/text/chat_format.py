@@ -51,7 +51,7 @@ class Templates(Vocabulary, Protocol):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A format, as ``Tokenizer.chat_format`` finds it.
+    """A format of a model's answers, returned by ``Tokenizer.chat_format``.
 
     Attributes:
         spelling: its entry of the table.

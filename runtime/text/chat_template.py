@@ -31,7 +31,7 @@ _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # ends in a space, to see wheth
 
 
 class ChatTemplate:
-    """A template. A process of its own renders it, within limits: see ``template_process``.
+    """A chat template. A separate process renders it, within limits: see ``template_process``.
 
     Args:
         source: its Jinja text.

@@ -32,10 +32,10 @@ _SHORTEST = 3
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer. Safe to use from any number of threads.
+    """The control tokens of one tokenizer. It is thread-safe.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer | QuickTokenizer) -> None:
@@ -152,7 +152,7 @@ class ControlTokens:
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns a message, or a part of one, with each of its texts changed."""
+    """Returns a message, or a part of one, with ``change`` applied to each of its texts."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

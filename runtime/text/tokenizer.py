@@ -71,8 +71,8 @@ class Tokenizer:
         """Raises BundleError naming the file that is missing or damaged.
 
         Args:
-            files: of the bundle.
-            read_json: reads tokenizer.json, which ``files`` needn't have then: it is asked when the tables don't do.
+            files: the bundle's tokenizer files.
+            read_json: reads tokenizer.json if the tables don't suffice; with it, ``files`` needn't contain the text.
         """
         self._tokenizer: tokenizers.Tokenizer | QuickTokenizer
         if files.tables is not None and read_json is not None:

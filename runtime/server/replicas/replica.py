@@ -101,7 +101,7 @@ class Replica:
         return True
 
     async def run(self, number: int, key: bytes, body: bytes) -> bytes:
-        """Runs a request until it ends, and returns `DONE`, or `ELSEWHERE` if this replica doesn't take it.
+        """Runs a request until it ends, and returns `DONE`, or `ELSEWHERE` if this replica can't run it.
 
         Args:
             number: the front end's number of the request.

@@ -461,9 +461,8 @@ class Replicated(Model):
             asyncio.get_running_loop().call_soon(self._release)
 
     async def _carry(self, wire: int, attempt: _Attempt) -> None:
-        """Has a replica run a request; its tokens arrive through the link.
-
-        Retries it if the replica doesn't take it.
+        """Makes a replica run a request, whose tokens arrive through the link; retries it if the replica can't
+        run it.
         """
         response = self._handle.run.remote(wire, self._key, packed(attempt.submit)[LENGTH_BYTES:])
         try:

@@ -200,7 +200,7 @@ class Routes:
         return sorted(rows, key=rank)
 
     def _give(self, ticket: Ticket, replica: str | None) -> None:
-        """Counts a request as one of ``replica``; None: as one of no replica."""
+        """Assigns a request to ``replica``, or to none, and updates the replicas' numbers of requests."""
         if ticket.replica == replica:
             return
         if ticket.replica is not None and (before := self._linked.get(ticket.replica)) is not None:

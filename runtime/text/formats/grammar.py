@@ -1,7 +1,7 @@
 """Writes the grammar of an answer with tool calls, or after reasoning: Lark, in llguidance's dialect.
 
-Calls are written as the model's chat template writes them. Parameters come in the order of their schema, as in the JSON
-that llguidance writes.
+Calls have the form of the model's chat template. Parameters are in the order of their schema, as in the JSON grammar of
+llguidance.
 """
 
 from __future__ import annotations
@@ -165,12 +165,12 @@ class _AnswerWriter:
             )
 
     def write(self, *, required: bool, opened: bool, budget: int | None) -> None:
-        """Adds the rule "start", and those that it needs.
+        """Adds the rule "start" and the rules that it uses.
 
         Args:
             required: True if the answer must be a call.
             opened: True if the prompt ends within the reasoning.
-            budget: most tokens of the reasoning; None for no limit.
+            budget: maximum tokens of the reasoning; None for no limit.
         """
         calls = self._spelling.calls
         if calls is not None and calls.call.whole_answer:

@@ -112,7 +112,7 @@ def merged_object(schema: Mapping[str, Any], document: Any, depth: int = 0) -> d
 
 
 def _with_alternatives(schema: Mapping[str, Any], objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the keywords of an object that change if it may have the properties of each of some alternatives."""
+    """Returns the changed keywords of an object that may have the properties of any of some alternatives."""
     common = set.intersection(*(set(one.get("required", ())) for one in objects))
     result = _joined_properties([schema, *objects], "anyOf", schema, {"required": [*common]})
     result["type"] = schema.get("type", "object")

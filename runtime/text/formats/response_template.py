@@ -1,8 +1,8 @@
-"""Makes a format of a ``response_template``, by which transformers (5.13 and later) reads a model's answers.
+"""Converts a ``response_template``, by which transformers (5.13 and later) reads a model's answers, to a format.
 
 A template has the texts before and after each part of a message (``open``, ``close``, or patterns of these), and the
-form of a call. The documented ones can be converted: markers around reasoning; and calls that are JSON objects, one
-between markers or a list of them, that have their name in the opening pattern, or that are parameters between tags.
+form of a call. The documented forms can be converted: markers around reasoning; and calls as JSON objects (one between
+markers, or a list of them), with the name in the opening pattern, or as parameters between tags.
 """
 
 from __future__ import annotations

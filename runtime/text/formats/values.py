@@ -153,8 +153,8 @@ class ValueRules:
         """Returns the rule of an object's members in the schema's order: all required ones, and any of the others.
 
         Args:
-            schema: of the object.
-            begin: gives the rule of a key, up to its value.
+            schema: the schema of the object.
+            begin: returns the rule of a key, up to its value.
             any_key: the rule of any key, up to its value.
             depth: the levels of schemas around the object.
         """
