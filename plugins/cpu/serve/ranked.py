@@ -149,14 +149,13 @@ class RankedExecutor(CpuExecutor):
 
     def submit(self, step: StepInput) -> QueuedStep:
         self._bundle.check_unchanged()
-        # Those whose results were never asked for, or are asked for later. Blocks are copied when no rank is in a step.
-        while len(self._pending) > (0 if step.copies else self._how.stages - 1):
+        while len(self._pending) > self._how.stages - 1:  # their results were never asked for, or are asked for later
             self._pending[0].run()
         self._pin()
         run = self._program.run if self.profile is None else partial(self.profile.run, self._program)
         try:
             if step.copies:
-                self._link.wait_done()
+                self._wait_for_ranks()
                 self.copy_blocks(step.copies)
             self._program.post(step, self._link)
         except RuntimeError as e:
@@ -204,6 +203,20 @@ class RankedExecutor(CpuExecutor):
 
     def memory_with(self, group: str, block: int) -> Iterator[npt.NDArray[np.uint8]]:
         return iter(self._memory[block % self._how.owners][group]) if self._how.owners > 1 else self.memory_of(group)
+
+    def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
+        self._wait_for_ranks()
+        return super().read_block(group, block)
+
+    def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
+        self._wait_for_ranks()
+        super().write_block(group, block, payload)
+
+    def _wait_for_ranks(self) -> None:
+        """Waits until no rank is in a step: one may still write to its memory after rank 0 has the step's result."""
+        while self._pending:
+            self._pending[0].run()
+        self._link.wait_done()
 
     def copy_blocks(self, copies: Mapping[str, npt.NDArray[np.int32]]) -> None:
         if self._how.owners == 1:

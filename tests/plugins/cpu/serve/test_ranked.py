@@ -119,6 +119,30 @@ def test_hidden_states_profile_and_blocks_are_those_of_one_process(tiny_bundle: 
         np.testing.assert_array_equal(executor.read_block(group, 1), block)
 
 
+def test_a_block_is_read_and_written_when_no_rank_is_in_a_step(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may have a step's result while another rank still writes to its own part of a block."""
+    with opened(tiny_bundle) as llm:
+        executor = ranked(llm)
+        submit, seen = executor.submit, list[StepInput]()
+        monkeypatch.setattr(executor, "submit", lambda step: (seen.append(step), submit(step))[1])
+        llm.generate([PROMPTS[0]], SamplingParams(max_tokens=1))
+        monkeypatch.undo()
+        group = executor.cache_groups[0].name
+        block = int(seen[0].block_tables[group][0, 0])
+        submit(seen[0]).result()
+        stored = executor.read_block(group, block)
+        executor.write_block(group, block, np.zeros_like(stored))
+        pending = submit(seen[0])
+        np.testing.assert_array_equal(executor.read_block(group, block), stored)
+        pending.result()
+        pending = submit(seen[0])
+        executor.write_block(group, block, np.zeros_like(stored))
+        pending.result()
+        assert not executor.read_block(group, block).any()
+
+
 @pytest.mark.matrix
 def test_prefixes_go_to_a_folder_and_come_back(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
