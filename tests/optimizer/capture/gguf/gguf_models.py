@@ -321,7 +321,7 @@ def _state(name: str, value: Array, config: Any) -> Tensors:
     """Tensors of recurrent layers of Mamba and Mamba-2: A for its logarithm, and shapes that ggml broadcasts."""
     if name.endswith(".A_log"):
         value = -np.exp(value)
-    if name.endswith((".A_log", ".D")) and config.model_type not in ("mamba", "jamba"):
+    if name.endswith((".A_log", ".D")) and config.model_type not in ("mamba", "falcon_mamba", "jamba"):
         value = value.reshape(-1, 1)
     elif name.endswith(".dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")

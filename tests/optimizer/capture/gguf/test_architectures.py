@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,13 @@ def test_variants_of_recurrent_architectures(
 ) -> None:
     model = build(CASES[architecture], **config)
     path = write_model(tmp_path / "tiny.gguf", architecture, model, keys=keys)
+    torch.testing.assert_close(logits_of(path, ids_of()), expected(model, ids_of()), **TOLERANCE)
+
+
+def test_a_mamba_file_whose_inputs_have_norms_is_a_falcon_mamba(tmp_path: Path) -> None:
+    model = build(replace(CASES["mamba"], model_type="falcon_mamba"))
+    path = write_model(tmp_path / "tiny.gguf", "mamba", model, keys={"ssm.dt_b_c_rms": True})
+    assert read_config(open_gguf(path)).model_type == "falcon_mamba"
     torch.testing.assert_close(logits_of(path, ids_of()), expected(model, ids_of()), **TOLERANCE)
 
 
