@@ -396,12 +396,14 @@ class LayerCut:
         if cut is None:
             return operand
         end = min(hi * cut.scale, operand.shape[cut.dim].constant)
-        return self._rows_of_weight(part_of(operand, cut.dim, lo * cut.scale, end), lo, operand)
+        part = part_of(operand, cut.dim, lo * cut.scale, end)
+        return part if cut.dim else self._rows_of_weight(part, lo * cut.scale, operand)
 
     def _rows_of_weight(self, part: Operand, first: int, whole: Operand) -> Operand:
         """Returns ``part`` as an operand with a weight of its own, so that a rank loads only these rows of the weight.
 
-        A weight that ranks need whole, or whose first row isn't aligned, stays a view of the whole weight.
+        A weight that ranks need whole, or whose first row isn't aligned, stays a view of the whole weight. So does one
+        that a step reads once more for each token, whose rows aren't the operand's.
         """
         if whole.kind != "weight" or part.shape == whole.shape or self._stays_whole(whole, first):
             return part

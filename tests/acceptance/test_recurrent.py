@@ -123,8 +123,11 @@ def test_the_memory_of_snapshots_is_an_option(bundle: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("family", sorted(RECURRENT))
-def test_logits_are_the_same_in_any_chunks(family: str, tmp_path: Path) -> None:
-    """Logits of a prompt are transformers', and bit for bit the same in one piece and in chunks of 1, 7 and 64."""
+def test_logits_are_the_same_in_any_chunks_and_on_ranks(family: str, tmp_path: Path) -> None:
+    """Logits of a prompt are transformers', and bit for bit the same in one piece and in chunks of 1, 7 and 64.
+
+    Answers are bit for bit the same on two ranks.
+    """
     model = tiny_family(family)
     export(saved(model, tmp_path / "saved"), tmp_path / "model.bundle", recipe="f32")
     ids = np.random.default_rng(4).integers(3, 250, 70).tolist()
@@ -135,6 +138,12 @@ def test_logits_are_the_same_in_any_chunks(family: str, tmp_path: Path) -> None:
         results.append(np.concatenate(steps))
     assert all(np.array_equal(results[0], other) for other in results[1:])
     np.testing.assert_allclose(results[0], expected_logits(model, ids), atol=TOLERANCE, rtol=0)
+    outputs = []
+    for options in ({}, {"partition": "tensor=2"}, {"partition": "pipeline=2"}):
+        with LLM(tmp_path / "model.bundle", threads=1, **options) as llm:  # type: ignore[arg-type]
+            (result,) = llm.generate([ids], PARAMS)
+            outputs.append((result.outputs[0].token_ids, result.outputs[0].logprobs))
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 @pytest.mark.matrix
