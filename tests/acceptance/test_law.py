@@ -427,9 +427,11 @@ def test_states_beside_chosen_keys_change_nothing(
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_states_change_nothing(family: str, how: dict[str, Any], exported: Exported, tmp_path: Path) -> None:
     bundle = exported(family, "f32", "f32")
+    # Without keys and values a request never needs another block, so that nobody is preempted.
+    grows = any(group.kind != STATE for group in Bundle.open(bundle).program("cpu").cache_groups)
     until_all_happened(
         lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), **how),
-        ("length", "beams", "guided", "hits", "copies", "preemptions", "from_disk"),
+        ("length", "beams", "guided", "hits", "copies", "from_disk", *(["preemptions"] if grows else [])),
         (2, 3),
     )
 
