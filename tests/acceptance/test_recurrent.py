@@ -246,12 +246,14 @@ def test_kinds_of_layers_that_are_not_the_checkpoint_s_are_refused(
     names = (_RECURRENT[family], "full_attention", "mystery")
     saved(tiny_family(family), tmp_path / "saved")
     file = tmp_path / "saved" / "config.json"
-    fields = json.loads(file.read_text()) | {"layer_types": [names[k] for k in kinds] if kinds != 7 else 7}
+    fields = json.loads(file.read_text()) | {
+        "layer_types": kinds if isinstance(kinds, int) else [names[k] for k in kinds]
+    }
     file.write_text(json.dumps(fields))
     with pytest.raises(SourceError) as error:
         export(tmp_path / "saved", tmp_path / "model.bundle", recipe="f32")
     assert str(tmp_path / "saved") in error.value.message and "layer_types" in error.value.message
-    if kinds in ((1, 0), (0, 0), (1, 1)):
+    if not isinstance(kinds, int) and len(kinds) == 2 and 2 not in kinds:
         wrong = 0 if kinds[0] else 1
         assert f"whose layer {wrong} is {names[kinds[wrong]]!r} (layer_types)" in error.value.message
     else:
