@@ -35,7 +35,8 @@ class StepResolver {
     return memory_.table_strides[program_.caches()[step_.inputs[i].index].group];
   }
   int64_t block_tokens(size_t i) const {
-    return program_.groups()[static_cast<size_t>(program_.caches()[step_.inputs[i].index].group)].block_tokens;
+    return program_.groups()[static_cast<size_t>(program_.caches()[step_.inputs[i].index].group)]
+        .block_tokens;
   }
   // Throw std::invalid_argument: the step, the operand's name and the problem.
   [[noreturn]] void fail_input(size_t i, const std::string& problem) const;

@@ -76,7 +76,7 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
     for node in reversed(whole):
         disk.leaving(node, wait=True)
     disk.store.flush()
-    return size * len(disk.known(whole[0].parent, request.items[: len(whole) * size], size)) if whole else 0
+    return size * len(disk.known(cache.index.root(request.namespace), request.items[: len(whole) * size], size))
 
 
 def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:

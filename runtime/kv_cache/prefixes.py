@@ -363,8 +363,10 @@ class IndexedPrefixes(Prefixes):
                 if tokens % size == 0:
                     break
         ends |= {0: ()}
+        if disk is None:
+            return ends
         best = next(iter(ends))
-        for end in range(match.tokens // size * size, best, -size) if disk is not None else ():
+        for end in range(match.tokens // size * size, best, -size):
             if disk.holds(match.nodes[end // size - 1]) and self._usable(replace(match, tokens=end), 1) == end:
                 return {end: ()} | ends
         return ends

@@ -201,7 +201,8 @@ class Scene {
       const int64_t at = state_at(piece.request);
       if (piece.tokens > 0) std::copy_n(cache_.begin() + at, layer_->state, expected_cache.begin() + at);
       const int64_t kept = snapshot_block(piece.request) * stride_ + kFirst;
-      if (piece.snapshot > 0) std::copy_n(cache_.begin() + kept, layer_->state, expected_cache.begin() + kept);
+      if (piece.snapshot > 0)
+        std::copy_n(cache_.begin() + kept, layer_->state, expected_cache.begin() + kept);
     }
     CHECK(same_bits(out, expected_out)) << "writes between its results: " << what;
     CHECK(same_bits(cache_, expected_cache)) << "writes beside its states: " << what;
@@ -320,8 +321,8 @@ void has_same_bits_in_pieces(const Layer<Args>& layer) {
       {.small_work = 1});
 }
 
-// A snapshot after any token has the bits of a state that ends there, and a request that goes on from it those
-// of one that never stopped.
+// A snapshot after any token has the bits of a state that ends there, and a request that goes on from it
+// those of one that never stopped.
 template <class Args>
 void resumes_from_snapshots(const Layer<Args>& layer) {
   constexpr int64_t kLength = 23;

@@ -16,8 +16,8 @@ constexpr int64_t kMostState = 1024;
 
 int64_t padded(int64_t channels) { return (channels + kTile - 1) / kTile * kTile; }
 
-// The cache, block_table, q_start, kv_len and slots from input `at` on; the product of `sizes` is how many floats of
-// a block are the state.
+// The cache, block_table, q_start, kv_len and slots from input `at` on; the product of `sizes` is how many
+// floats of a block are the state.
 void verify_state(StepVerifier& v, size_t at, std::initializer_list<int64_t> sizes) {
   int group = 0;
   int64_t size = 1;
