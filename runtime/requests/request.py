@@ -286,7 +286,7 @@ class Generation(Request):
     @property
     def wants_prompt(self) -> bool:
         """True if log-probabilities of prompt tokens are still missing."""
-        return self._prompt_logprobs is not None and self._scored < self.prompt_length
+        return self._prompt_logprobs is not None and self._scored < self.prompt_length - 1  # nothing follows the last
 
     @property
     def end_tokens(self) -> frozenset[int]:
