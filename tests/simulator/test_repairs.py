@@ -85,7 +85,7 @@ def drafts_on_the_answer_s_own_matcher(patch: pytest.MonkeyPatch) -> None:
 
 def one_step_takes_all_that_decode(patch: pytest.MonkeyPatch) -> None:
     """Requests that were left to other steps in flight are taken as prompts of one token."""
-    changed(patch, PrefillPhase, "_running_chunks", (" or request.remaining == 1:", ":"))
+    changed(patch, PrefillPhase, "_running_chunks", (" or request.decodes:", ":"))
 
 
 def copies_hold_nothing(patch: pytest.MonkeyPatch) -> None:
