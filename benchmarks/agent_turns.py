@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--answer", type=int, default=32)
     parser.add_argument("--memory", default="4GiB")
-    parser.add_argument("--requests", type=int, default=16, help="max_requests, and so many snapshots")
+    parser.add_argument("--requests", type=int, default=16, help="max_requests; there is a snapshot for each")
     parser.add_argument("--compare", type=int, default=3, help="turns whose first tokens are compared")
     parser.add_argument("--json", type=Path, help="where the figures go")
     options = parser.parse_args(arguments)

@@ -174,7 +174,7 @@ def _cache_operand(b: Builder, caches: Sequence[Any]) -> Operand:
 
 def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     names = ("first_blocks", "last_blocks", "best_blocks", "all_below")
-    return declared(b, node, {**a, **dict(zip(names, a["choice"] or (), strict=False))})
+    return declared(b, node, {**a, **(dict(zip(names, a["choice"], strict=True)) if a["choice"] else {})})
 
 
 ew = torch.ops.ew

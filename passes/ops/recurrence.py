@@ -260,8 +260,14 @@ class _After:
         self.state, self._first, self._order = state.clone(), first, order
         self._blocks = torch.div(slots, STATE_TOKENS, rounding_mode="floor").tolist()
 
-    def keep(self, token: int, state: torch.Tensor) -> None:
-        """Stores the state [..] after a token of the step if the step wants a snapshot of it."""
+    @property
+    def keep(self) -> Keep | None:
+        """The function that stores the state [..] after a token, if the step wants a snapshot of it; None if the step
+        wants none, so that no token's state is looked at.
+        """
+        return self._keep if any(block >= 0 for block in self._blocks) else None
+
+    def _keep(self, token: int, state: torch.Tensor) -> None:
         if self._blocks[token] >= 0:
             self._put(self._blocks[token], state)
 

@@ -68,8 +68,8 @@ class LLM:
             "tvm", "stablehlo" that the bundle has and ``trust`` allows.
         threads: threads of the kernels, at most 1024; 0 takes one per core. With several ranks, threads of each rank.
         ranks: the number of processes that run the model together, each with a part of it. The tokens of the cpu target
-            don't change. On the cuda target each rank has a GPU. None is 1, this process; 2 is
-                ``partition="tensor=2"``.
+            don't change. On the cuda target each rank has a GPU. None is 1, which is this process; 2 is
+            ``partition="tensor=2"``.
         partition: how the model is divided among ranks, such as "tensor=2"; None uses ``ranks``.
         rank_timeout: seconds without progress after which a rank that others wait for counts as lost; then all end.
         ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto". The ranks run on its machines, which
@@ -78,7 +78,7 @@ class LLM:
         provider: for the onnx target, onnxruntime's execution provider ("cpu", "cuda", "tensorrt-rtx", "directml",
             "openvino"); for stablehlo "cpu", "iree" or the name of a PJRT plugin. None takes "cpu".
         context: the most tokens of a request, with its answer; None takes the model's context. On the onnx target, each
-            request reserves memory for so many tokens.
+            request reserves memory for this number of tokens.
         memory: the most bytes of the KV cache, or a size such as "512MiB"; None takes a quarter of the free memory.
             Less is used if ``max_requests`` requests with full context need less.
         states_memory: the bytes for snapshots of recurrent layers' states, or a size such as "1GiB", within ``memory``;
@@ -91,8 +91,7 @@ class LLM:
             Requests may end before that; ``check_weights`` waits for it. False checks no hash.
         trust: the code of bundles that may run. Some targets have code (tvm, stablehlo, cuda, tensorrt-rtx, tensorrt),
             which can do whatever a program can. None allows none of it: these targets can't be opened. "code" allows
-                all.
-            "sha256:..." allows only the bundle with this hash, which `optimize inspect` shows.
+            all of it; "sha256:..." allows only the bundle with this hash, which `optimize inspect` shows.
         prefix_cache: True keeps computed blocks for requests with the same beginning; tokens don't depend on it. A
             target that can't share blocks keeps nothing (``info()["prefix_cache"]`` is None).
         speculate: which tokens to propose and verify; the answers don't depend on it. "lookup" proposes tokens that

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from enginewright.runtime.requests.block_keys import Item, Namespace
+from enginewright.runtime.requests.block_keys import Item, Namespace, common_items
 from enginewright.runtime.requests.request import Request
 
 from .candidate import Candidate
@@ -79,19 +79,7 @@ class KeptSlots(Prefixes):
         best, most = None, 0
         for slot, contents in self.kept.items():
             if contents.namespace == request.namespace:
-                common = _common(contents.items, list(request.items[:-1]))
+                common = common_items(contents.items, list(request.items[:-1]))
                 if common > most and common >= LEAST_SHARE * min(len(contents.items), len(request.items)):
                     best, most = slot, common
         return best, most
-
-
-def _common(one: list[Item], other: list[Item]) -> int:
-    """Returns how many items both begin with: found by halves, as lists are compared faster than elements."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from enginewright.runtime.requests.block_keys import Item, Namespace
+from enginewright.runtime.requests.block_keys import Item, Namespace, common_items
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 
 Items = tuple[Item, ...]
@@ -90,8 +90,8 @@ class PrefixIndex:
             next_items = tuple(items[matched : min(matched + size, most)])
             at = bisect_left(node.children, next_items, key=_items)
             near = node.children[max(at - 1, 0) : at + 1]  # of a sorted list, one of these shares the most with it
-            node = max(near, key=lambda child: _common(child.items, next_items))
-            common = _common(node.items, next_items)
+            node = max(near, key=lambda child: common_items(child.items, next_items))
+            common = common_items(node.items, next_items)
             if not common:
                 break
             nodes.append(node)
@@ -266,10 +266,3 @@ def _of_groups(blocks: Sequence[int]) -> list[tuple[int, int]]:
 
 def _items(node: Node) -> Items:
     return node.items
-
-
-def _common(one: Items, other: Items) -> int:
-    """Returns how many items both begin with."""
-    if one == other:
-        return len(one)
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

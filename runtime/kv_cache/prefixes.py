@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from enginewright.runtime.requests.block_keys import common_items
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
@@ -395,7 +396,7 @@ class IndexedPrefixes(Prefixes):
             if not _shares(other, request, end):
                 continue
             # Whole blocks: until its prompt's last row is finite, no block of the other request is copied.
-            shared = _shared_tokens(other, request) // size * size if self._with_states else end
+            shared = common_items(other.items, request.items[:-1]) // size * size if self._with_states else end
             if other.computed < shared and shared >= end:
                 place = self.places[other]
                 if self._with_states and shared not in (*place.wanted, *place.snapshots):
@@ -542,12 +543,6 @@ class IndexedPrefixes(Prefixes):
 def _pins(held: HeldBlocks, sources: Sequence[int]) -> list[tuple[str, int]]:
     """Returns cache group and block of those of ``sources`` that are one."""
     return [(name, source) for name, source in zip(held.pools, sources, strict=True) if source != NO_BLOCK]
-
-
-def _shared_tokens(other: Request, request: Request) -> int:
-    """Returns with how many equal items two requests begin, without the last one of ``request``."""
-    most = min(len(other.items), len(request.items) - 1)
-    return bisect_left(range(1, most + 1), True, key=lambda count: other.items[:count] != request.items[:count])
 
 
 def _shares(other: Request, request: Request, end: int) -> bool:

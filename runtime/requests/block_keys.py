@@ -78,3 +78,18 @@ def _ordered(item: object) -> tuple[int, bytes]:
     if isinstance(item, int):
         return item, b""
     raise TypeError(f"{item!r} isn't an item of a block's key")
+
+
+def common_items(one: Sequence[Item], other: Sequence[Item]) -> int:
+    """Returns the number of equal items at the beginning of two lists, or of two tuples.
+
+    A binary search, because slices are compared faster than items one by one.
+    """
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -67,9 +67,10 @@ class StateCache(CacheKind):
 
     def after_step(self, request: Request) -> None:
         """Implements ``CacheKind``. Releases the state before drafts, none of which can be rejected any more."""
-        for block in request.tables[self.name][1:]:
-            self.pool.release(block)
-        request.tables.cut(self.name, 1)
+        if len(before := request.tables[self.name][1:]):  # a cut has the rows of the next step read again
+            for block in before:
+                self.pool.release(block)
+            request.tables.cut(self.name, 1)
 
     def before_drafts(self, request: Request) -> bool:
         """Implements ``CacheKind``. Takes a block for the state before the drafts, if one is free."""
