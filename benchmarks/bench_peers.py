@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--keep", action="store_true", help="take our bundles as they are, though the code has changed"
     )
+    options.add_argument("--isa", help="instruction set of our kernels, such as avx2; by default the best one")
     options.add_argument("--kv-cache", help="what our bundles store keys and values in, instead of what recipes say")
     options.add_argument("--from-json", type=Path, help="measure nothing: take this result, with today's reasons")
     options.add_argument(
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         return finish(result, options.from_json, options.update_docs)
     start = time.monotonic()
     tasks: tuple[Task, ...] = QUICK if options.quick else tuple(options.tasks)
-    work = Workload(threads=options.threads, steps=12 if options.quick else Workload.steps)
+    work = Workload(threads=options.threads, isa=options.isa, steps=12 if options.quick else Workload.steps)
     rounds = 1 if options.quick else options.rounds
     selection = Asked(
         options.models, options.formats, options.engines, tuple(options.prefix), options.keep, options.kv_cache
@@ -140,7 +141,7 @@ def told(options: argparse.Namespace) -> list[str]:
     """The options of the command line that affect the figures, if they differ from the defaults."""
     defaults = parser().parse_args([])
     changed: list[str] = []
-    for name in ("models", "formats", "engines", "tasks", "rounds", "threads", "kv_cache"):
+    for name in ("models", "formats", "engines", "tasks", "rounds", "threads", "isa", "kv_cache"):
         value = getattr(options, name)
         if value != getattr(defaults, name):
             changed += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, list) else [str(value)])]

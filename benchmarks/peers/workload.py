@@ -44,9 +44,9 @@ class Workload:
 
     ``batches``: requests that are decoded at a time, the most first. ``seed`` chooses the prompts, of tokens below
     ``vocabulary``; ``target`` is what runs a bundle of ours, ``variant`` which of its files and ``provider`` by what,
-    if there are several. ``conversation``: the file of an agent's; ``context``: of a start, None for the model's.
-    ``texts``: the file of those of ``ahead``, ``draft`` the tokens that a peer computes ahead, and ``draft_model`` what
-    guesses them, in place of a prompt lookup.
+    if there are several; ``isa`` is the instruction set of our kernels, None for the best one. ``conversation``: the
+    file of an agent's; ``context``: of a start, None for the model's. ``texts``: the file of those of ``ahead``,
+    ``draft`` the tokens that a peer computes ahead, and ``draft_model`` what guesses them, in place of a prompt lookup.
     """
 
     prompt: int = 512
@@ -61,6 +61,7 @@ class Workload:
     vocabulary: int = 20_000
     target: str = "cpu"
     variant: str | None = None
+    isa: str | None = None
     provider: str | None = None
     conversation: str = ""
     context: int | None = None

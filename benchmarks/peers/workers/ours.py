@@ -35,7 +35,8 @@ class Served:
         bundle = Bundle.open(path, "code")
         self.groups: tuple[CacheGroup, ...] = target_groups(bundle, work.target, context)
         blocks = {group.name: requests * -(-context // group.block_size) for group in self.groups}
-        placement = Placement(threads=work.threads, variant=cast(Variant | None, work.variant), provider=work.provider)
+        variant = cast(Variant | None, work.variant)
+        placement = Placement(threads=work.threads, isa=work.isa, variant=variant, provider=work.provider)
         self.executor: Any = make_executor(bundle, work.target, blocks, context + behind, placement)
         self.engine = Engine(self.executor, SchedulerConfig())
         self.kv_bytes = sum(cache_block_bytes(group) * blocks[group.name] for group in self.groups)
@@ -210,13 +211,13 @@ def ahead(model: str, work: Workload) -> Report:
 
 def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
     """[T, V], scored as ``optimize eval`` does."""
-    with LLM(model, memory="512MiB", trust="code") as llm:
+    with LLM(model, memory="512MiB", max_requests=1, trust="code") as llm:
         return llm.logits(ids)
 
 
 def answers(model: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     """Generates greedy answers; see ``workload``."""
-    with LLM(model, memory="512MiB", trust="code") as llm:
+    with LLM(model, memory="512MiB", max_requests=1, trust="code") as llm:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         return [list(output.token_ids) for output in llm.generate(prompts, params)]
 
