@@ -145,6 +145,15 @@ def test_the_site_s_reference_has_every_public_name() -> None:
     assert hooks["on_page_markdown"]("", page=page, config=None, files=[]) == hooks["reference"]()
 
 
+def test_the_site_s_code_map_says_something_about_every_source_file() -> None:
+    hooks = runpy.run_path(str(REPOSITORY / "docs" / "site_hooks.py"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=hooks["CODE_MAP"]))
+    written = hooks["on_page_markdown"]("", page=page, config=None, files=[])
+    rows = [line.split(" | ") for line in written.splitlines() if re.match(r"\| [\w-]+\.\w+ \|", line)]
+    assert [row[0] for row in rows if not row[1].strip()] == []
+    assert "## runtime/scheduler/" in written and any("`ContinuousScheduler`" in row[2] for row in rows)
+
+
 def test_the_front_page_has_a_path_for_each_reader_and_the_drawing() -> None:
     page = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| a ")]

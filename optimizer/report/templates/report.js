@@ -1,3 +1,4 @@
+// The report page: switches the theme, and shows rows and details on demand.
 "use strict";
 (function () {
   const root = document.documentElement;

@@ -1,3 +1,4 @@
+// All kernel families compiled for AVX2.
 #define EW_ISA_AVX2
 #include "families.h"
 

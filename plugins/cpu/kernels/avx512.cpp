@@ -1,3 +1,4 @@
+// All kernel families compiled for AVX-512.
 #define EW_ISA_AVX512
 #include "families.h"
 

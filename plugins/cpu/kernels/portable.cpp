@@ -1,3 +1,4 @@
+// All kernel families compiled for any processor.
 #define EW_ISA_PORTABLE
 #include "families.h"
 

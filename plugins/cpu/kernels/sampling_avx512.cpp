@@ -1,3 +1,4 @@
+// The loops of sampling compiled for AVX-512.
 #include "sampling_bodies.h"
 
 namespace ew {

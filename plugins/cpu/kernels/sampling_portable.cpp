@@ -1,3 +1,4 @@
+// The loops of sampling compiled for any processor.
 #include "sampling_bodies.h"
 
 namespace ew {
