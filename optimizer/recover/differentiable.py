@@ -123,7 +123,8 @@ def attention_of_sequences(given: Mapping[str, Any]) -> torch.Tensor:
     spans = request_spans(given)
     lengths = [stop - start for start, stop in spans]
     windowed = 0 < given["window"] < max(lengths, default=0)
-    if windowed or given["softcap"] or given["sinks"] is not None or given.get("slopes") is not None:
+    biased = any(given.get(name) is not None for name in ("sinks", "slopes", "biases"))
+    if windowed or given["softcap"] or biased or not given.get("causal", True):
         return torch.cat([_reference(given, start, stop) for start, stop in spans])
     if len(set(lengths)) == 1:
         return _causal(q, k, v, len(lengths), given["scale"])

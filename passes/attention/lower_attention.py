@@ -40,6 +40,16 @@ def _has_step_inputs(program: Program) -> list[str]:
     return [f"there is no input {n}" for n in (SLOTS, *ATTENTION_PORTS) if n not in program.inputs]
 
 
+def _is_causal(program: Program) -> list[str]:
+    """Returns the attentions that a cache can't serve: every key is seen before the last one is computed."""
+    reasons = []
+    for node in program.nodes_of(ew.attention.default):
+        arguments = bound_arguments(node)
+        if not arguments["causal"] or arguments["biases"] is not None:
+            reasons.append(f"{describe_node(node)} is an encoder's, which has no cache")
+    return reasons
+
+
 def _reads_what_was_written(program: Program) -> list[str]:
     """Returns the paged attentions that don't read this step's keys and values, the results of one kv_write."""
     reasons = []
@@ -66,7 +76,10 @@ class LowerAttention(Pass):
     """
 
     name = "lower_attention"
-    requires = (Condition("step inputs for a paged cache", _has_step_inputs),)
+    requires = (
+        Condition("step inputs for a paged cache", _has_step_inputs),
+        Condition("attention is causal", _is_causal),
+    )
     ensures = (
         free_of(ew.attention.default, name="no attention in the captured form is left"),
         Condition("paged attention reads what this step wrote", _reads_what_was_written),

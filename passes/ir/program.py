@@ -22,6 +22,7 @@ import enginewright.passes.ops  # noqa: F401  defines torch.ops.ew
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.lowered_program import Affine
+from enginewright.runtime.shared.step_schema import LOGITS
 
 from .inference import Inferences
 from .provenance import WHERE
@@ -43,6 +44,10 @@ class Program:
         weights: the weights that ``get_attr`` nodes name.
         fake_mode: the mode of every ``meta["val"]``.
         symbols: sympy symbol -> one of SYMBOLS.
+
+    Attributes:
+        cache_groups: the layers with caches; () before attention is lowered, and for programs without caches.
+        output_name: the name of the result: one of ``step_schema.OUTPUTS``.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Program:
         self.fake_mode = fake_mode
         self.symbols = dict(symbols)
         self.cache_groups: tuple[CacheGroup, ...] = ()
+        self.output_name = LOGITS
         # What has been inferred already: call -> what its result depends on.
         self.verified: dict[Node, tuple[object, ...]] = {}
         self._inferences = Inferences()
@@ -77,7 +83,7 @@ class Program:
 
     @property
     def logits(self) -> Node:
-        """The node whose value is the logits [R, V]."""
+        """The node whose value is the result: the logits [R, V], or that of ``output_name``."""
         result = self.output.args[0]
         first = result[0] if isinstance(result, (tuple, list)) else result
         assert isinstance(first, Node)
@@ -221,7 +227,7 @@ class Program:
         for node in self.graph.nodes:
             mapping[node] = graph.node_copy(node, lambda n: mapping[n])
         other = Program(graph, self.weights.copy(), self.fake_mode, self.symbols)
-        other.cache_groups = self.cache_groups
+        other.cache_groups, other.output_name = self.cache_groups, self.output_name
         other._inferences = self._inferences
         for node, (target, args, kwargs, values) in self.verified.items():
             if node in mapping and args == node.args and kwargs == node.kwargs:
@@ -247,7 +253,7 @@ class Program:
             read: returns a weight by its name; None evaluates it at each use, so that memory holds one weight.
 
         Returns:
-            the program's results; the first is the logits [R, V].
+            the program's results; the first is the one that ``output_name`` names.
         """
         if missing := set(self.inputs) - set(inputs):
             raise PassError(f"inputs {sorted(missing)} are missing")

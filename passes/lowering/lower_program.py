@@ -116,7 +116,7 @@ def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
         weights=tuple(builder.weights.values()),
         buffers=tuple(builder.buffers),
         steps=tuple(builder.steps),
-        outputs={"logits": logits.operand()},
+        outputs={program.output_name: logits.operand()},
         ports=tuple(sorted({o.name for s in builder.steps for o in s.inputs if o.kind == "input"} - usual)),
     )
     return Lowering(lowered, builder.sources)

@@ -1,9 +1,12 @@
-"""``ew.attention`` and ``ew.paged_attention``: causal attention over packed requests, captured and lowered form.
+"""``ew.attention`` and ``ew.paged_attention``: attention over packed requests, captured and lowered form.
 
 Both: query head h reads key/value head h // (Nq / Nkv); scores are scale * q.k, then softcap * tanh(s / softcap)
 where ``softcap`` is not 0, then with ``slopes`` [Nq] slope * (key position - query position) added (ALiBi, Press et al.
 2021, https://arxiv.org/abs/2108.12409); a query at position p sees keys max(0, p-window+1) .. p, or 0 .. p where
 ``window`` is 0; ``sinks`` [Nq] is one more logit a head in the softmax's denominator that carries no value.
+
+``ew.attention`` of an encoder has ``causal`` False: a query sees all keys of its request, or those with
+|key position - query position| < window. Then the bias of ALiBi is -slope * |key position - query position|.
 """
 
 from __future__ import annotations
@@ -45,17 +48,33 @@ def attention(
     softcap: float,
     sinks: torch.Tensor | None,
     slopes: torch.Tensor | None = None,
+    causal: bool = True,
+    biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], q_start [B+1] -> [T, Nq, Dv]: each request over its own tokens.
 
-    ``layer`` only says whose cache a lowered form is to use.
+    ``layer`` only says whose cache a lowered form is to use. ``biases`` [Nq, 2W-1] are added to scores by distance:
+    column W-1+d has that of keys at d = key position - query position; keys farther than W-1 have that of W-1.
     """
     _check_heads(q, k)
     request = request_of_token(q_start, q.shape[0])  # [T]
     index = torch.arange(q.shape[0], device=q.device)  # [T]; differences within a request are those of positions
-    visible = (request[:, None] == request[None, :]) & _causal(index[:, None], index[None, :], window)
     distance = index[None, :] - index[:, None]  # [T, T]
-    return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
+    if causal:
+        seen = _causal(index[:, None], index[None, :], window)
+    else:
+        seen = distance.abs() < window if window else torch.ones_like(distance, dtype=torch.bool)
+    visible = (request[:, None] == request[None, :]) & seen
+    slope_distance = distance if causal else -distance.abs()
+    return _attend(q, k, v, visible, scale, softcap, sinks, slopes, slope_distance, _by_distance(biases, distance))
+
+
+def _by_distance(biases: torch.Tensor | None, distance: torch.Tensor) -> torch.Tensor | None:
+    """biases [Nq, 2W-1], distance [T, S] -> [Nq, T, S]: the bias of each key for each query; None for None."""
+    if biases is None:
+        return None
+    farthest = biases.shape[1] // 2
+    return biases[:, distance.clamp(-farthest, farthest) + farthest]
 
 
 def paged_attention(
@@ -165,8 +184,12 @@ def _attend(
     sinks: torch.Tensor | None,
     slopes: torch.Tensor | None,
     distance: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [T, Nq, D], k [S, Nkv, D], v [S, Nkv, Dv], distance [T, S] -> [T, Nq, Dv]; visible [T, S] or [Nkv, 1, T, S]."""
+    """q [T, Nq, D], k [S, Nkv, D], v [S, Nkv, Dv], distance [T, S] -> [T, Nq, Dv]; visible [T, S] or [Nkv, 1, T, S].
+
+    ``bias`` [Nq, T, S] is added to the scores.
+    """
     wide = accumulate_dtype(q)
     tokens, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
     grouped = q.to(wide).unflatten(1, (kv_heads, heads // kv_heads))  # [T, Nkv, g, D]
@@ -175,6 +198,8 @@ def _attend(
         scores = softcap * torch.tanh(scores / softcap)
     if slopes is not None:
         scores = scores + slopes.to(wide).view(kv_heads, heads // kv_heads, 1, 1) * distance
+    if bias is not None:
+        scores = scores + bias.to(wide).unflatten(0, (kv_heads, heads // kv_heads))
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         sink = sinks.to(wide).view(kv_heads, heads // kv_heads, 1, 1).expand(-1, -1, tokens, 1)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, field
 
-from ..shared.contracts import Default, ModelInfo
+from ..shared.contracts import Default, ModelInfo, PoolingInfo
 from ..shared.errors import BundleError
 from ..shared.json_document import parse_json, parse_shown
 from ..shared.lowered_program import LoweredProgram
@@ -66,6 +66,7 @@ class ModelSection(Record, frozen=True, kw_only=True):
     bos_token_id: int | None = None
     parameters: Count = 0
     generation_defaults: dict[str, Default] = field(default_factory=dict)
+    pooling: PoolingInfo | None = None
 
     @classmethod
     def from_info(cls, info: ModelInfo) -> ModelSection:
@@ -78,10 +79,11 @@ class ModelSection(Record, frozen=True, kw_only=True):
             bos_token_id=info.bos_token_id,
             parameters=info.parameters,
             generation_defaults=info.generation_defaults,
+            pooling=info.pooling,
         )
 
     def to_info(self) -> ModelInfo:
-        return ModelInfo(**self.model_dump())
+        return ModelInfo(**{name: getattr(self, name) for name in self.__struct_fields__})
 
     def disagreement(self, program: LoweredProgram) -> str | None:
         """Returns a message if the vocabulary or context differs from the sizes of the program's tables; None if they
@@ -248,6 +250,8 @@ class Manifest(Record, frozen=True, kw_only=True):
         for optional in ("hub", "reader", "adapters"):
             if not fields["source"][optional]:
                 del fields["source"][optional]
+        if fields["model"]["pooling"] is None:
+            del fields["model"]["pooling"]
         return _sealed(fields)
 
     @classmethod

@@ -73,10 +73,12 @@ class Request:
     Attributes:
         scores: True if it needs outputs for all tokens of its prompt, and no new tokens.
         outputs: the names of these outputs: see ``step_schema.OUTPUTS``.
+        token_types: the types of the prompt's tokens, as of the two texts of a pair; () if all are 0.
     """
 
     scores = False
     outputs: tuple[str, ...] = ()
+    token_types: Sequence[int] = ()
     max_tokens = 0
     search: BeamSearch | None = None
     rules: LogitRules | None = None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -497,9 +498,50 @@ Default = float | int | bool | list[str | list[int]]
 """The default of a request's option, as ``SamplingParams`` has it; texts and lists of tokens are listed."""
 
 
+PooledTask = Literal["embed", "rerank", "classify", "token_classify"]
+
+
+class PoolingInfo(Record, frozen=True, kw_only=True):
+    """The facts about a model that gives a vector, a score or classes for a text. A bundle's manifest has the same.
+
+    Vectors are cut to a smaller number of dimensions and normalized in the runtime, in this order.
+
+    Attributes:
+        task: what the numbers of a text are: "embed" a vector, "rerank" a score of a query and a document, "classify"
+            a number for each class, "token_classify" a number for each token and class.
+        dimensions: how many numbers a text, or a token, has.
+        dimension_choices: smaller numbers of dimensions that vectors may be cut to (Matryoshka); () if they mustn't.
+        normalize: True if a vector is divided by its length.
+        activation: the function of scores and classes.
+        prompts: texts to put before a text, by name.
+        default_prompt: the name of the prompt that is used if none is asked for; None for no prompt.
+        include_prompt: False if the prompt's tokens aren't pooled.
+        labels: the names of classes.
+        similarity: how two vectors are compared: "cosine", "dot", "euclidean" or "manhattan".
+        query_template, document_template: the texts of a reranker that is a decoder, with {query} and {document}; None
+            for a model that takes pairs of texts.
+    """
+
+    task: PooledTask
+    dimensions: Positive
+    dimension_choices: tuple[Positive, ...] = ()
+    normalize: bool = False
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    prompts: dict[str, str] = msgspec.field(default_factory=dict)
+    default_prompt: str | None = None
+    include_prompt: bool = True
+    labels: tuple[str, ...] = ()
+    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+    query_template: str | None = None
+    document_template: str | None = None
+
+
 @dataclass(frozen=True)
 class ModelInfo:
-    """The facts about a model that the runtime needs besides its programs."""
+    """The facts about a model that the runtime needs besides its programs.
+
+    ``pooling`` is None for a model that generates text. ``context_length`` of other models is their longest text.
+    """
 
     name: str
     architecture: str
@@ -509,3 +551,4 @@ class ModelInfo:
     bos_token_id: int | None = None
     parameters: int = 0
     generation_defaults: dict[str, Default] = field(default_factory=dict)
+    pooling: PoolingInfo | None = None

@@ -64,7 +64,19 @@ class Port:
 
 
 IDS, POSITIONS, Q_START, KV_LEN, ROWS = "ids", "positions", "q_start", "kv_len", "rows"
-SLOTS, BLOCK_TABLE = "slots", "block_table"
+SLOTS, BLOCK_TABLE, TYPES = "slots", "block_table", "types"
+
+
+def _token_types(chunks: Sequence[Any]) -> Array:
+    """Returns the type of each token, [T]: ``Request.token_types``, and 0 for tokens that it has none for."""
+    types = np.zeros(sum(chunk.count for chunk in chunks), np.int32)
+    start = 0
+    for chunk in chunks:
+        known = chunk.request.token_types[chunk.start : chunk.start + chunk.count]
+        types[start : start + len(known)] = known
+        start += chunk.count
+    return types
+
 
 PORTS: dict[str, Port] = {
     port.name: port
@@ -76,6 +88,7 @@ PORTS: dict[str, Port] = {
         Port(ROWS, ("R",), check="row"),
         Port(SLOTS, ("T",), by_group=True, check="slots", padding=-1),
         Port(BLOCK_TABLE, ("B", "M"), by_group=True, check="table", padding=-1),
+        Port(TYPES, ("T",), check="index", provider=_token_types),
     )
 }
 """The ports by name. Those without a provider are in every step, in this order; a program names the others."""
@@ -83,11 +96,12 @@ PORTS: dict[str, Port] = {
 
 @dataclass(frozen=True)
 class OutputPort:
-    """One output array of a step, with a row for each of its rows.
+    """One output array of a step, with a row for each of its rows or requests.
 
     Attributes:
         name: its name in programs; for a layer LAYER the array is called ``name:LAYER``.
-        shape: the sizes of its axes; V is the vocabulary, H the hidden size.
+        shape: the sizes of its axes; V is the vocabulary, H the hidden size, E and C the number of a vector's
+            dimensions and of classes.
         by_layer: True if there is an array for each layer.
     """
 
@@ -96,13 +110,20 @@ class OutputPort:
     by_layer: bool = False
 
 
-LOGITS, HIDDEN = "logits", "hidden"
+LOGITS, HIDDEN, POOLED, CLASSES = "logits", "hidden", "pooled", "classes"
 
 OUTPUTS: dict[str, OutputPort] = {
-    port.name: port for port in (OutputPort(LOGITS, ("R", "V")), OutputPort(HIDDEN, ("R", "H"), by_layer=True))
+    port.name: port
+    for port in (
+        OutputPort(LOGITS, ("R", "V")),
+        OutputPort(HIDDEN, ("R", "H"), by_layer=True),
+        OutputPort(POOLED, ("B", "E")),
+        OutputPort(CLASSES, ("R", "C")),
+    )
 }
-"""The outputs by name. ``hidden:i`` is what goes into layer i, the last one what the final norm gives. A step names the
-ones that it wants; a program has those of its ``outputs`` and ``taps``."""
+"""The outputs by name. ``hidden:i`` is what goes into layer i, the last one what the final norm gives. ``pooled`` is
+the vector, or the classes, of each request; ``classes`` those of each row. A step names the ones that it wants; a
+program has those of its ``outputs`` and ``taps``."""
 
 ATTENTION_PORTS = (BLOCK_TABLE, Q_START, KV_LEN)
 """The ports that attention reads, as arguments of its ops and kernels: its group's table, the requests' bounds."""

@@ -79,6 +79,44 @@ def test_slopes_are_a_bias_of_distances(size):
         torch.testing.assert_close(got[a:b], want, **TOLERANCE)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("window", "with_slopes"), [(0, False), (4, False), (0, True), (3, True)])
+def test_attention_of_encoders_sees_both_sides(size, window, with_slopes):
+    """SDPA on each request alone, with its mask: |key position - query position| < window."""
+    q, k, v, q_start, _ = _inputs(*size)
+    slopes = 2.0 ** -torch.linspace(1, 8, size[1]) if with_slopes else None
+    got = attention(q, k, v, q_start, 0, 0.3, window, 0.0, None, slopes, causal=False)
+    for a, b in zip(q_start[:-1].tolist(), q_start[1:].tolist(), strict=True):
+        distance = (torch.arange(b - a)[None, :] - torch.arange(b - a)[:, None]).abs()
+        bias = -slopes[:, None, None] * distance if with_slopes else torch.zeros(size[1], b - a, b - a)
+        if window:
+            bias = bias.masked_fill(distance >= window, float("-inf"))
+        want = torch.nn.functional.scaled_dot_product_attention(
+            *(x[a:b].transpose(0, 1) for x in (q, k, v)), attn_mask=bias, scale=0.3, enable_gqa=True
+        ).transpose(0, 1)
+        torch.testing.assert_close(got[a:b], want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_biases_are_of_distances(size, causal):
+    q, k, v, q_start, _ = _inputs(*size)
+    farthest = 5
+    biases = torch.randn(size[1], 2 * farthest + 1)
+    got = attention(q, k, v, q_start, 0, 0.3, 0, 0.0, None, causal=causal, biases=biases)
+    for a, b in zip(q_start[:-1].tolist(), q_start[1:].tolist(), strict=True):
+        bias = torch.zeros(size[1], b - a, b - a)
+        for query in range(b - a):
+            for key in range(b - a):
+                bias[:, query, key] = biases[:, max(-farthest, min(farthest, key - query)) + farthest]
+                if causal and key > query:
+                    bias[:, query, key] = float("-inf")
+        want = torch.nn.functional.scaled_dot_product_attention(
+            *(x[a:b].transpose(0, 1) for x in (q, k, v)), attn_mask=bias, scale=0.3, enable_gqa=True
+        ).transpose(0, 1)
+        torch.testing.assert_close(got[a:b], want, **TOLERANCE)
+
+
 def test_packing_matters():
     """Must not match: one request of all tokens is something else than several."""
     q, k, v, q_start, _ = _inputs(*SIZES[0])
