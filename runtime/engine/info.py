@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..shared.contracts import ExecutorCaps, ModelInfo
 from ..shared.errors import OffloadError, RequestError, shown
 from ..shared.memory import parse_size
 from ..tasks.arguments import check_int, check_path, check_type
+from ..tasks.context import kind_of
 from .engine import Engine
 
 _NAME = (str, type(None)), "a name, or None"
@@ -136,6 +138,15 @@ def scheduler_config(
     return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, ahead, states)
 
 
+def of_whole_texts(config: SchedulerConfig, speculate: object) -> SchedulerConfig:
+    """Returns the limits for a model that computes texts whole, and draws no tokens. Raises RequestError."""
+    if speculate not in ("auto", None):
+        raise RequestError(
+            f"speculate: {shown(speculate)}, and the model draws no tokens to propose", hint="Leave it out."
+        )
+    return replace(config, speculate=False)
+
+
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
     """Returns the result of ``LLM.info``."""
     plan, scheduler = PoolPlan.from_blocks(executor.cache_groups, executor.blocks), engine.scheduler
@@ -150,6 +161,8 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
         "parameters": model.parameters,
         "vocab_size": model.vocab_size,
         "context_length": model.context_length,
+        "kind": kind_of(model),
+        **({} if model.pooling is None else {"pooling": model.pooling.model_dump(mode="json")}),
         "executor": executor.describe(),
         "kv_cache": str(plan),
         "kv_cache_bytes": offloaded.get("memory_bytes", plan.bytes),

@@ -15,7 +15,7 @@ from ..executors.base import Executor
 from ..executors.open import choose_target, context_of, open_executor
 from ..executors.static_shapes import StaticShapes
 from ..requests.names import checked_name
-from ..requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
+from ..requests.outputs import BeamSearchOutput, Classification, RequestOutput, StreamPiece
 from ..requests.request_options import RequestArguments, RequestOptions
 from ..requests.sampling import BeamSearchParams, SamplingParams, check_seed
 from ..requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
@@ -25,20 +25,24 @@ from ..shared.memory import parse_size, return_freed_memory
 from ..tasks import arguments
 from ..tasks.arguments import Params, Prompt, check_int
 from ..tasks.base import Prepared, Result, Task
+from ..tasks.classify import Classify
 from ..tasks.context import TaskContext
+from ..tasks.embed import Embed
 from ..tasks.hidden_states import HiddenStates
-from ..tasks.score import Score
+from ..tasks.logits import Logits
+from ..tasks.rank import Rank
 from ..text.tokenizer import Tokenizer
 from .engine import Engine
 from .engine_loop import EngineLoop, Listener
 from .exported import exported
-from .info import check_options, check_ray, describe, offload_of, partition_of, scheduler_config
+from .info import check_options, check_ray, describe, of_whole_texts, offload_of, partition_of, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .proposer_setup import ProposerSetup
 from .proposers import open_proposers
 from .pulse import Pulse
 from .request_maker import Options, of_chat, of_chats, of_prompt, of_prompts
 from .run_requests import answers, answers_async, astream, stream, wanted
+from .run_texts import TextCall, classifications
 
 if TYPE_CHECKING:
     from ..text.chat_template import Message
@@ -190,6 +194,8 @@ class LLM:
             threads, isa, provider, load=load, partition=cut, rank_timeout=rank_timeout, ray=ray, offload=offload
         )
         context = info.context_length
+        if info.pooling is not None:
+            config = of_whole_texts(config, speculate)
         setup = ProposerSetup(speculate, bundle, target, placement, context, config, budget)
         proposers, budget = open_proposers(setup)
         executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)
@@ -504,7 +510,7 @@ class LLM:
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """Returns the logits after every token of a text: [S] -> [S, V] float32. Raises the errors of ``generate``."""
-        return self.run(Score(ids))
+        return self.run(Logits(ids))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
         """Returns the input of chosen layers for every token of a prompt: [S] -> [layers, S, H] float32.
@@ -520,6 +526,147 @@ class LLM:
         as int8 there is no -1, because the final norm rounds its output at once.
         """
         return self.run(HiddenStates(prompt, layers))
+
+    @takes_vllm_names({}, further=RequestOptions.__struct_fields__)
+    def embed(
+        self,
+        texts: Prompt | Iterable[Prompt],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        progress: bool | None = None,
+        raise_errors: bool | None = None,
+        **options: Unpack[RequestArguments],
+    ) -> FloatArray:
+        """Returns the vector of each text: n texts -> [n, E] float32; one text that isn't in a list -> [E].
+
+        A vector's bits don't depend on other texts, on the batch, or on the number of threads.
+
+        Args:
+            texts: text or token ids; or several of these. Token ids must have all special tokens.
+            prompt: the name of one of the model's prompts, such as "query": ``info()["pooling"]`` lists them. It is put
+                before each text, not before token ids. None is the model's default, "" is none.
+            dimensions: how many of each vector's first numbers to return, of those that the model allows. None is all.
+            normalize: True divides each vector by its length, after ``dimensions``. None does what the model's makers
+                do.
+            truncate: True cuts texts that are longer than the model's context; otherwise they are refused.
+            progress: True shows a bar on stderr. None shows it on a terminal, for 8 texts or more.
+            raise_errors: how to report an error of a single text, such as numbers that are NaN. False: its row is NaN.
+                True: it is raised when all texts have ended. None: it is raised for a single text that isn't in a list;
+                in a list its row is NaN, with a RuntimeWarning.
+            tenant, priority, request_class: as for ``generate``.
+
+        Raises:
+            RequestError: the bundle isn't an embedding model's; a text is empty or of a wrong type; or the model has no
+                such prompt or dimensions. No text was computed.
+            ContextError: a text is too long; names it. It is a RequestError.
+            EnginewrightError: the engine failed; or a text's own error: see ``raise_errors``.
+        """
+        task = Embed(texts, truncate, prompt, dimensions, normalize)
+        call = TextCall.begin(self._context, task, options, raise_errors)
+        return call.run(self._loop, wanted(progress, None)).result()
+
+    @takes_vllm_names({}, further=RequestOptions.__struct_fields__)
+    def score(
+        self,
+        query: str | Iterable[str],
+        documents: str | Iterable[str],
+        *,
+        truncate: bool = False,
+        raw_scores: bool = False,
+        progress: bool | None = None,
+        raise_errors: bool | None = None,
+        **options: Unpack[RequestArguments],
+    ) -> FloatArray:
+        """Returns a reranker's score of each document for a query: n documents -> [n] float32; one text -> [].
+
+        ``logits`` scores the tokens of a model that generates text.
+
+        Args:
+            query: a text, or one for each document.
+            documents: a text, or several.
+            truncate: True cuts pairs that are longer than the model's context, the longer text of a pair first.
+            raw_scores: True returns the model's numbers without its function, such as sigmoid.
+            progress, raise_errors, tenant, priority, request_class: as for ``embed``.
+
+        Raises the errors of ``embed``.
+        """
+        task = Rank(query, truncate, documents, raw_scores)
+        call = TextCall.begin(self._context, task, options, raise_errors)
+        return call.run(self._loop, wanted(progress, None)).result()
+
+    @takes_vllm_names({}, further=RequestOptions.__struct_fields__)
+    def classify(
+        self,
+        texts: Prompt | Iterable[Prompt | tuple[str, str]],
+        *,
+        truncate: bool = False,
+        raw_scores: bool = False,
+        progress: bool | None = None,
+        raise_errors: bool | None = None,
+        **options: Unpack[RequestArguments],
+    ) -> list[Classification]:
+        """Returns the classes of each text, or of each of its tokens if the model classifies tokens.
+
+        Args:
+            texts: as for ``embed``; an item of a list may be a pair of texts.
+            truncate: as for ``embed``; of a pair, the longer text is cut first.
+            raw_scores: True returns the model's numbers without its function, such as softmax.
+            progress, tenant, priority, request_class: as for ``embed``.
+            raise_errors: as for ``embed``; the result of a text has the text's error as ``error``.
+
+        Returns:
+            One result per text, in order; a list for a single text too.
+
+        Raises the errors of ``embed``.
+        """
+        task = Classify(texts, truncate, raw_scores)
+        call = TextCall.begin(self._context, task, options, raise_errors)
+        return classifications(call.run(self._loop, wanted(progress, None)))
+
+    async def aembed(
+        self,
+        texts: Prompt | Iterable[Prompt],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        raise_errors: bool | None = None,
+        **options: Unpack[RequestArguments],
+    ) -> FloatArray:
+        """Does what ``embed`` does, for coroutines; see ``agenerate``."""
+        task = Embed(texts, truncate, prompt, dimensions, normalize)
+        return (await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop)).result()
+
+    async def ascore(
+        self,
+        query: str | Iterable[str],
+        documents: str | Iterable[str],
+        *,
+        truncate: bool = False,
+        raw_scores: bool = False,
+        raise_errors: bool | None = None,
+        **options: Unpack[RequestArguments],
+    ) -> FloatArray:
+        """Does what ``score`` does, for coroutines; see ``agenerate``."""
+        task = Rank(query, truncate, documents, raw_scores)
+        return (await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop)).result()
+
+    async def aclassify(
+        self,
+        texts: Prompt | Iterable[Prompt | tuple[str, str]],
+        *,
+        truncate: bool = False,
+        raw_scores: bool = False,
+        raise_errors: bool | None = None,
+        **options: Unpack[RequestArguments],
+    ) -> list[Classification]:
+        """Does what ``classify`` does, for coroutines; see ``agenerate``."""
+        task = Classify(texts, truncate, raw_scores)
+        return classifications(await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns ``default_params()``; this is vLLM's name for it."""

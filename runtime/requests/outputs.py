@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ..shared.errors import EnginewrightError
 
 if TYPE_CHECKING:
+    from ..shared.contracts import FloatArray
     from ..text.formats.answers import Message
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -94,6 +95,35 @@ class RequestMetrics:
     def tpot(self) -> float | None:
         """The mean seconds per new token after the first; None with fewer than two."""
         return self.interval_seconds / self.intervals if self.intervals else None
+
+
+@dataclass(frozen=True, eq=False)
+class Classification:
+    """The classes of a text, or of each of its tokens.
+
+    Attributes:
+        labels: the names of the classes, as the model has them; their numbers if it has no names.
+        scores: [C] float32, a number for each class; [S, C] of a model that classifies tokens.
+        token_ids: the tokens of the text, with the special ones around it.
+        error: the error of this text alone, whose scores are NaN then; otherwise None.
+    """
+
+    labels: tuple[str, ...]
+    scores: FloatArray
+    token_ids: tuple[int, ...] = ()
+    error: EnginewrightError | None = None
+
+    @property
+    def label(self) -> str | tuple[str, ...]:
+        """The label with the greatest score; of a model that classifies tokens, that of each token."""
+        best = self.scores.argmax(-1)
+        return self.labels[int(best)] if best.ndim == 0 else tuple(self.labels[int(one)] for one in best)
+
+    @property
+    def score(self) -> float | FloatArray:
+        """The greatest score; of a model that classifies tokens, that of each token, [S]."""
+        greatest = self.scores.max(-1)
+        return float(greatest) if greatest.ndim == 0 else greatest
 
 
 @dataclass(frozen=True)

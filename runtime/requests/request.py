@@ -18,6 +18,7 @@ from enginewright.runtime.text.output_text import OutputText
 
 from ..shared.contracts import DRAFT_ROWS, FloatArray, StepOutput
 from ..shared.errors import EnginewrightError, RequestError
+from ..shared.step_schema import of_request
 from .block_keys import Item, Namespace, items_of
 from .block_tables import BlockTables
 from .logit_rules import LogitRules
@@ -71,13 +72,17 @@ class Request:
         clock: returns seconds, for its times.
 
     Attributes:
-        scores: True if it needs outputs for all tokens of its prompt, and no new tokens.
+        scores: True if it needs outputs of its prompt, and no new tokens.
         outputs: the names of these outputs: see ``step_schema.OUTPUTS``.
+        token_rows: True if one of these outputs has a row for each token of the prompt.
+        whole: True if one step must compute all its tokens, as for a model without a cache.
         token_types: the types of the prompt's tokens, as of the two texts of a pair; () if all are 0.
     """
 
     scores = False
     outputs: tuple[str, ...] = ()
+    token_rows = True
+    whole = False
     token_types: Sequence[int] = ()
     max_tokens = 0
     search: BeamSearch | None = None
@@ -200,12 +205,14 @@ class Request:
 
 
 class PromptRequest(Request):
-    """A request for outputs of every token of its prompt. It produces no new tokens.
+    """A request for outputs of its prompt: of every token, or of the whole prompt. It produces no new tokens.
 
     Args:
         prompt, common: as for ``Request``.
         outputs: the names of the outputs.
-        take: called with the position of the first of n tokens, and output -> its rows [n, ...].
+        take: called with the position of the first of n tokens, and output -> its rows: [n, ...], or [1, ...] of an
+            output of the whole prompt.
+        whole, token_types: see ``Request``.
     """
 
     scores = True
@@ -215,16 +222,30 @@ class PromptRequest(Request):
         prompt: Sequence[int],
         outputs: Sequence[str],
         take: Callable[[int, Mapping[str, FloatArray]], None],
+        *,
+        whole: bool = False,
+        token_types: Sequence[int] = (),
         **common: Unpack[Common],
     ) -> None:
         super().__init__(prompt, **common)
         self.outputs = tuple(outputs)
+        self.token_rows = not all(map(of_request, self.outputs))
+        self.whole, self.token_types = whole, token_types
         self._take = take
 
-    def accept_rows(self, start: int, output: StepOutput, rows: slice) -> None:
-        """Passes on the rows ``rows`` of a step's outputs, which belong to the prompt tokens from ``start`` on."""
-        self._take(start, {name: output.outputs[name][rows] for name in self.outputs})
-        if start + rows.stop - rows.start == self.prompt_length:
+    def accept_rows(self, start: int, output: StepOutput, rows: slice, index: int = 0) -> None:
+        """Passes on the rows of a step's outputs that belong to the prompt tokens from ``start`` on.
+
+        Args:
+            start: the position of the first token of the step.
+            output: the output of the step.
+            rows: the rows of outputs that have one for each token.
+            index: the row of outputs that have one for each request.
+        """
+        of_prompt = slice(index, index + 1)
+        arrays = {name: output.outputs[name] for name in self.outputs}
+        self._take(start, {name: array[of_prompt if of_request(name) else rows] for name, array in arrays.items()})
+        if self.whole or start + rows.stop - rows.start == self.prompt_length:
             self.finish("length")
 
 

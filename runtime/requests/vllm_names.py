@@ -64,8 +64,10 @@ _AT_EXPORT = Only(
     (None, "auto"), "the formats of a bundle are chosen when it is made", "Leave it out, or pass recipe with a model."
 )
 _ONE_VERSION = Only((None,), "a Hub id names its own revision", "Pass the model as ORG/NAME@REVISION.")
-_TEXT_ONLY = Only(
-    (None, "auto", "generate", "none"), "bundles generate text", "Leave it out. llm.hidden_states gives hidden states."
+_AS_EXPORTED = Only(
+    (None, "auto", "generate", "none", "pooling", "embed", "score", "classify"),
+    "a bundle is for one kind of task, as info()['kind'] says",
+    "Leave it out.",
 )
 _NO_PROCESSORS = Only(_EMPTY, "logits can't be changed by functions", "Use logit_bias, bad_words or allowed_token_ids.")
 
@@ -90,7 +92,7 @@ OF_LLM: Mapping[str, Rule] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_DEVICE),
     **dict.fromkeys(("dtype", "kv_cache_dtype", "quantization", "load_format"), _AT_EXPORT),
     **dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), _ONE_VERSION),
-    **dict.fromkeys(("task", "runner", "convert"), _TEXT_ONLY),
+    **dict.fromkeys(("task", "runner", "convert"), _AS_EXPORTED),
     **dict.fromkeys(("enable_lora", "lora_modules"), _NO_LORA),
     **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"), _NO_IMAGES),
     "structured_outputs_config": _GUIDE,
@@ -119,7 +121,7 @@ OF_LLM: Mapping[str, Rule] = {
     ),
     "disable_sliding_window": Only((False, None), "a model's windows are part of it", "Leave it out."),
     "enable_return_routed_experts": Only((False, None), "results don't have the experts", "Leave it out."),
-    **dict.fromkeys(("pooler_config", "override_pooler_config"), _TEXT_ONLY),
+    **dict.fromkeys(("pooler_config", "override_pooler_config"), _AS_EXPORTED),
 }
 OF_GENERATE: Mapping[str, Rule] = {
     "lora_request": Only(_EMPTY, _NO_LORA.why, _NO_LORA.hint),

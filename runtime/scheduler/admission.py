@@ -46,7 +46,8 @@ class Admission:
         """Makes the first chunks of waiting requests: at most ``tokens_left`` tokens in all.
 
         A request begins only if there are blocks for all of its tokens so far, and a sequence of a beam search only if
-        there are places, and blocks of those kinds of which each sequence has a fixed number, for all the others.
+        there are places, and blocks of those kinds of which each sequence has a fixed number, for all the others. A
+        request that is computed whole waits for a step that has room for all of it.
         """
         queues = self._queues
         if not queues.waiting or (queues.running and self._refused == (queues.waiting[0], queues.cache.changes)):
@@ -57,6 +58,8 @@ class Admission:
             self._promise(request, promised)
         while tokens_left > 0 and queues.waiting and self._has_place(queues.waiting[0]):
             request = queues.waiting[0]
+            if not self._config.chunk_tokens(request, tokens_left):
+                break
             try:
                 chunk = self._first_chunk(request, tokens_left, promised)
             except Exception as e:
@@ -100,7 +103,7 @@ class Admission:
             return None
         queues.running.insert(queues.policy.place(request, queues.running), queues.waiting.popleft())
         request.started = request.started or self._clock()
-        chunk = Chunk(request, request.computed, self._config.chunk_tokens(request.remaining, tokens_left))
+        chunk = Chunk(request, request.computed, self._config.chunk_tokens(request, tokens_left))
         grown = cache.grow(request, request.computed + chunk.count, force=first)
         assert grown or self._divided, "there are blocks for all of its tokens"
         if not grown:  # what came from a disk lies so that no owner has the rest of a split

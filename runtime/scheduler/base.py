@@ -27,8 +27,8 @@ class Chunk:
         draft: the chunk's last tokens, guesses after the last known one.
         known: the number of the request's tokens up to the draft.
         samples: True if the chunk has the last known token, so that the step draws a new one.
-        scores: True if the request needs the logits, or hidden states, of all the chunk's tokens.
-        rows: the number of the chunk's last tokens whose logits are needed.
+        scores: True if the request needs outputs of its prompt, of which the chunk is a part.
+        rows: the number of the chunk's last tokens whose rows are needed: all of them if outputs of each token are.
     """
 
     request: Request
@@ -45,7 +45,10 @@ class Chunk:
         self.scores = self.request.wants_prompt
         self.known = self.start + self.count - len(self.draft)
         self.samples = self.known == len(self.request.tokens) and not self.request.scores
-        self.rows = self.count if self.scores else int(self.samples) + len(self.draft)
+        if self.scores:
+            self.rows = self.count if self.request.token_rows else 0
+        else:
+            self.rows = int(self.samples) + len(self.draft)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class _SampledRows:
         tops: the numbers of top log-probabilities that some rows need beyond their parameters.
         guided: rows whose tokens a grammar limits.
         searched: rows of beam searches with a grammar.
+        draws: True if tokens may be drawn; requests that are computed whole have no logits.
         scored: by row, the tokens after it and after the following rows, whose log-probabilities are needed.
     """
 
@@ -86,11 +90,13 @@ class _SampledRows:
         self.tops: list[int] = []
         self.guided: list[Guided] = []
         self.searched: list[int] = []
+        self.draws = False
         self.scored: dict[int, Sequence[int]] = {}
 
     def add(self, chunk: Chunk) -> None:
         """Adds the rows of a chunk."""
         request, known = chunk.request, chunk.rows - chunk.samples - len(chunk.draft)
+        self.draws = self.draws or not request.whole
         if known and isinstance(request, Generation):
             self.scored[len(self.rows)] = request.tokens[chunk.start + 1 : chunk.start + 1 + known]
             self.tops.append(request.params.prompt_logprobs or 0)
@@ -112,8 +118,8 @@ class _SampledRows:
             self.tops.append(search.looked_at)
 
     def sampling(self) -> SamplingBatch | None:
-        """Makes the sampling state of all rows; None if there are none."""
-        if not self.rows:
+        """Makes the sampling state of all rows; None if nothing is drawn."""
+        if not self.rows or not self.draws:
             return None
         batch = sampling_batch(self.rows, self.rules, max(self.tops, default=None), self.scored, self.guided)
         if self.searched:

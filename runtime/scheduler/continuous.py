@@ -254,13 +254,13 @@ class ContinuousScheduler:
         self._observe_step(batch)
         advanced, row = list[Request](), 0
         tokens = [] if output.tokens is None else output.tokens.tolist()
-        for chunk in batch.chunks:
+        for index, chunk in enumerate(batch.chunks):
             request, first = chunk.request, row
             row += chunk.rows
             if request.finished:
                 continue  # aborted while the step ran, or failed with another sequence of its search
             try:
-                changed = self._commit_chunk(chunk, tokens[first:row], first, output)
+                changed = self._commit_chunk(chunk, tokens[first:row], first, output, index)
             except Exception as e:  # noqa: BLE001  the others go on
                 changed = self.fail(request, e)
             if changed is not None:
@@ -312,7 +312,9 @@ class ContinuousScheduler:
         for name, blocks in lost.items():
             self.cache.lose(name, blocks)
 
-    def _commit_chunk(self, chunk: Chunk, drawn: Sequence[int], first: int, output: StepOutput) -> Request | None:
+    def _commit_chunk(
+        self, chunk: Chunk, drawn: Sequence[int], first: int, output: StepOutput, index: int
+    ) -> Request | None:
         """Gives a request the results of its chunk. Returns the request if its caller gets something.
 
         Args:
@@ -320,6 +322,7 @@ class ContinuousScheduler:
             drawn: the tokens that the step drew at the chunk's rows; empty if it drew none.
             first: the chunk's first row in ``output``.
             output: the output of the step.
+            index: the chunk's position in the step.
         """
         request, end = chunk.request, first + chunk.rows
         if chunk.draft and drawn[0] != NO_TOKEN:
@@ -339,7 +342,7 @@ class ContinuousScheduler:
             new_token = chunk.samples and sound >= chunk.rows - 1 - len(chunk.draft)
             return self.fail(request, not_finite(request, None if new_token else chunk.start + sound))
         if isinstance(request, PromptRequest):
-            request.accept_rows(chunk.start, output, slice(first, end))
+            request.accept_rows(chunk.start, output, slice(first, end), index)
         elif chunk.samples and isinstance(request, Generation):
             if request.search is not None:
                 request.search.take(request, top(output, end - 1, request.search.looked_at))

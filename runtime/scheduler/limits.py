@@ -41,14 +41,14 @@ class SchedulerConfig:
         """Returns the most requests that run at a time on an executor with these capabilities."""
         return min(self.max_requests, caps.max_tokens, caps.max_requests)
 
-    def chunk_tokens(self, remaining: int, tokens_left: int) -> int:
-        """Returns the tokens of a request's next chunk.
+    def chunk_tokens(self, request: Request, tokens_left: int) -> int:
+        """Returns the tokens of a request's next chunk; 0 if the request is computed whole and there is no room for it.
 
-        Args:
-            remaining: tokens that the request has and hasn't computed.
-            tokens_left: prompt tokens that the step still has room for.
+        ``tokens_left``: prompt tokens that the step still has room for.
         """
-        return min(remaining, tokens_left, self.prefill_chunk or tokens_left)
+        if request.whole:
+            return request.remaining if request.remaining <= tokens_left else 0
+        return min(request.remaining, tokens_left, self.prefill_chunk or tokens_left)
 
 
 def check_request(
@@ -87,6 +87,12 @@ def check_request(
         raise CapacityError(
             f"num_beams: {beams} sequences, and {most_running} requests run at a time",
             hint="Use fewer beams, or open the model with a larger max_requests.",
+        )
+    if request.whole and request.prompt_length > caps.max_tokens:
+        raise CapacityError(
+            f"prompt: it has {request.prompt_length} tokens, and a step, which must compute all of them, has "
+            f"{caps.max_tokens} at most",
+            hint="Shorten the text.",
         )
     held = most_cached(request.most_cached, beams)
     if held >= request.most_cached:

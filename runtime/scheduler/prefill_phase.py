@@ -68,9 +68,15 @@ class PrefillPhase:
         return self._admission.chunks(budget)
 
     def _budget(self, decodes: Sequence[Chunk]) -> int:
-        """Returns the most tokens of prompts in a step with ``decodes``."""
-        most = min(self._config.prefill_tokens, self._caps.max_tokens - _tokens(decodes))
-        return self._queues.policy.prompt_tokens(decodes, most)
+        """Returns the most tokens of prompts in a step with ``decodes``.
+
+        If the next request is computed whole, there is room for it at least.
+        """
+        queues, room = self._queues, self._caps.max_tokens - _tokens(decodes)
+        most = queues.policy.prompt_tokens(decodes, min(self._config.prefill_tokens, room))
+        begun = (request for request in queues.running if request.whole and request not in queues.in_flight)
+        first = next(begun, queues.waiting[0] if queues.waiting else None)
+        return max(most, min(first.remaining, room)) if first is not None and first.whole else most
 
     def _running_chunks(self, others: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
         """Makes the chunks of running requests that lack several tokens: at most ``tokens_left`` tokens in all.
@@ -89,7 +95,7 @@ class PrefillPhase:
             if queues.in_flight and queues.is_in_flight(request):
                 continue
             try:
-                count = self._fitting(request, self._config.chunk_tokens(request.remaining, tokens_left), excluded)
+                count = self._fitting(request, self._config.chunk_tokens(request, tokens_left), excluded)
             except Exception as e:
                 raise FailedRequestError(request) from e
             if count:

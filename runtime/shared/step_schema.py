@@ -139,6 +139,11 @@ def layer_output(output: str, layer: int) -> str:
     return f"{output}:{layer}"
 
 
+def of_request(output: str) -> bool:
+    """Returns True if an output has a row for each request of a step, instead of one for each of its rows."""
+    return OUTPUTS[output.partition(":")[0]].shape[0] == "B"
+
+
 def layers_of(output: str, names: Iterable[str]) -> tuple[int, ...]:
     """Returns the layers for which ``names`` contains the output ``output``, in order."""
     return tuple(sorted(int(name.partition(":")[2]) for name in names if name.startswith(f"{output}:")))

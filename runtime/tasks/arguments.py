@@ -13,6 +13,7 @@ import numpy as np
 from ..requests.sampling import SamplingParams
 from ..requests.vllm_names import one_of
 from ..shared.errors import ContextError, RequestError, shown
+from ..text.text_batch import first_characters
 from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ _PROMPTS = "Pass text, a list of token ids, or a list of either."
 MOST_PATH, MOST_PATH_PART = 4095, 255
 """Bytes of a path, and of each part between slashes, that Linux takes."""
 _UNORDERED = (bytes, bytearray, memoryview, set, frozenset)
-_CHARACTERS_A_TOKEN = 10
-"""The characters for each token of room that are tokenized first of a long text: most texts have 2 to 5."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class Encoded:
     name: str = "prompt"
 
 
-def listed(prompts: Any) -> tuple[list[Any], bool]:
-    """Returns a list of prompts, and True if the caller passed a single one. Raises RequestError naming
-    ``prompts``.
+def listed(prompts: Any, name: str = "prompts") -> tuple[list[Any], bool]:
+    """Returns a list of prompts, and True if the caller passed a single one. Raises RequestError naming the argument
+    ``name``.
     """
     if isinstance(prompts, (str, Mapping)):
         return [prompts], True
-    items = _items("prompts", prompts, _PROMPTS)
+    items = _items(name, prompts, _PROMPTS)
     if items and hasattr(items[0], "__index__") and getattr(items[0], "ndim", 0) == 0:
         return [items], True
     return items, False
@@ -138,25 +137,19 @@ def encoded(prompt: Any, name: str, tokenizer: Callable[[], Tokenizer], most: in
 def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name: str = "prompt") -> list[int]:
     """Tokenizes a text that should have at most ``most`` tokens.
 
-    Tokenizing megabytes takes seconds. So of a long text, first a prefix is tokenized, and more while it may still fit.
-    If a prefix has twice as many tokens as allowed, the text is refused; the rest could only change how its last word
-    is split.
-
-    Raises RequestError for such a text, and the errors of ``Tokenizer.encode``.
+    Raises RequestError for a text whose beginning has twice as many (``first_characters``), and the errors of
+    ``Tokenizer.encode``.
     """
-    count = _CHARACTERS_A_TOKEN * (most + 128)
-    while count < len(text):
-        tokens = len(encode(text[:count]))
-        if tokens > 2 * most:
-            raise ContextError(
-                f"{name}: the first {count:,} of its {len(text):,} characters have {tokens:,} tokens; there is room "
-                f"for {most:,}",
-                hint="Shorten the prompt.",
-                context=most + 1,
-                tokens=tokens,
-                exact=False,
-            )
-        count *= 2
+    beginning, tokens = first_characters(text, most, lambda part: len(encode(part)))
+    if tokens:
+        raise ContextError(
+            f"{name}: the first {len(beginning):,} of its {len(text):,} characters have {tokens:,} tokens; there is "
+            f"room for {most:,}",
+            hint="Shorten the prompt.",
+            context=most + 1,
+            tokens=tokens,
+            exact=False,
+        )
     return encode(text)
 
 

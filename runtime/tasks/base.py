@@ -9,7 +9,7 @@ function that reduces the rows to the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,7 +22,7 @@ from ..requests.request_options import RequestOptions
 from ..shared.contracts import FloatArray
 from ..shared.errors import CapacityError, EnginewrightError, RequestError
 from ..shared.step_schema import LOGITS
-from .context import TaskContext
+from .context import GENERATE, Kind, TaskContext
 
 Result = TypeVar("Result")
 
@@ -69,11 +69,13 @@ class Task(msgspec.Struct, Generic[Result], frozen=True):
 
     Attributes:
         prompt: text, token ids, or a mapping with either.
+        kinds: the kinds of bundles that it is for.
         result_type: the type of ``Prepared.sent``, for msgspec.
     """
 
     prompt: Any
 
+    kinds: ClassVar[Collection[Kind]] = (GENERATE,)
     result_type: ClassVar[Any] = Any
 
     @property
@@ -140,6 +142,7 @@ class PromptTask(Task[Result], Generic[Result], frozen=True):
         raise NotImplementedError
 
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> Prepared[Result]:
+        context.check_model(type(self))
         outputs = tuple(self.outputs(context))
         for output in outputs:
             if output != LOGITS and output not in context.outputs:
@@ -151,7 +154,8 @@ class PromptTask(Task[Result], Generic[Result], frozen=True):
         rows, common = Rows(len(prompt)), context.common(options)
         if options.request_class is None:  # the targets of a default class are those of answers
             common["request_class"] = NO_TARGETS
-        return PreparedRows((PromptRequest(prompt, outputs, rows.take, **common),), self, rows)
+        request = PromptRequest(prompt, outputs, rows.take, whole=context.model.pooling is not None, **common)
+        return PreparedRows((request,), self, rows)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..requests.request import Common
 from ..requests.request_class import NO_TARGETS, RequestClass
 from ..requests.request_options import RequestOptions
-from ..shared.contracts import ModelInfo
+from ..shared.contracts import ModelInfo, PooledTask, PoolingInfo
 from ..shared.errors import BundleError, RequestError, shown
 from ..text.tokenizer import Tokenizer
 from . import arguments
@@ -18,8 +18,27 @@ from .arguments import Encoded, Prompt
 if TYPE_CHECKING:
     from ..executors.base import Executor
     from ..scheduler.continuous import ContinuousScheduler
+    from .base import Task
 
 Shared = TypeVar("Shared")
+
+GENERATE: Literal["generate"] = "generate"
+Kind = PooledTask | Literal["generate"]
+"""The use of a model's bundle: answers, or the task of a model that pools."""
+
+METHODS: Mapping[Kind, str] = {
+    GENERATE: "generate or chat",
+    "embed": "embed",
+    "rerank": "score",
+    "classify": "classify",
+    "token_classify": "classify",
+}
+"""Kind of a bundle -> the methods of ``LLM`` that it has, for errors."""
+
+
+def kind_of(model: ModelInfo) -> Kind:
+    """Returns what the bundle of a model is for."""
+    return GENERATE if model.pooling is None else model.pooling.task
 
 
 class TaskContext:
@@ -58,6 +77,21 @@ class TaskContext:
                 hint="Export the model from a folder with its tokenizer; from Python, pass token ids instead of text.",
             )
         return self._tokenizer
+
+    @property
+    def pooling(self) -> PoolingInfo:
+        """The facts about a model that pools. Tasks of such models have called ``check_model``."""
+        assert self.model.pooling is not None
+        return self.model.pooling
+
+    def check_model(self, task: type[Task[Any]]) -> None:
+        """Raises RequestError if a task isn't one of the model's."""
+        if (kind := kind_of(self.model)) not in task.kinds:
+            raise RequestError(
+                f"{task.__struct_config__.tag}: the bundle of {self.model.name!r} is of kind {kind!r}, and this is for "
+                f"{' or '.join(map(repr, task.kinds))}",
+                hint=f"Use {METHODS[kind]}.",
+            )
 
     @property
     def has_tokenizer(self) -> bool:

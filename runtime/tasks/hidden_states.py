@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..shared.step_schema import HIDDEN, layer_output, layers_of
 from . import arguments
 from .arguments import check_int
 from .base import PromptTask
-from .context import TaskContext
+from .context import METHODS, Kind, TaskContext
 
 
 class HiddenStates(PromptTask[FloatArray], frozen=True, tag="hidden_states"):
@@ -26,6 +26,7 @@ class HiddenStates(PromptTask[FloatArray], frozen=True, tag="hidden_states"):
 
     layers: Any = (-1,)
 
+    kinds: ClassVar[Collection[Kind]] = tuple(METHODS)
     result_type: ClassVar[Any] = np.ndarray
 
     def outputs(self, context: TaskContext) -> Sequence[str]:

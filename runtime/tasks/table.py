@@ -13,11 +13,14 @@ import numpy as np
 
 from ..shared.errors import RequestError, field_first
 from .base import Task
+from .classify import Classify
+from .embed import Embed
 from .generate import Generate
 from .hidden_states import HiddenStates
-from .score import Score
+from .logits import Logits
+from .rank import Rank
 
-TASKS: list[type[Task[Any]]] = [Generate, Score, HiddenStates]
+TASKS: list[type[Task[Any]]] = [Generate, Logits, HiddenStates, Embed, Rank, Classify]
 """The types of requests; a record names its type by the tag of its class."""
 
 

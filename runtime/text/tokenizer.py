@@ -154,10 +154,28 @@ class Tokenizer:
         with what_tokenizers_raises(lambda e: RequestError(f"prompt: the tokenizer can't take it: {e}", hint=hint)):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens:
-            before = [] if ids[:1] == self._before else self._before
-            after = [] if ids[-1:] == self._after else self._after
+            before, after = self.added_around(ids)
             return before + ids + after
         return ids
+
+    def added_around(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns the tokens to put before and after a text, besides those that the library puts around it.
+
+        ``ids``: the library's tokens of the text.
+        """
+        before = [] if ids[:1] == self._before else self._before
+        after = [] if ids[-1:] == self._after else self._after
+        return before, after
+
+    @property
+    def most_added(self) -> int:
+        """The most tokens of ``added_around``."""
+        return len(self._before) + len(self._after)
+
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, which the first use may have to read."""
+        return self._tokenizer.whole() if isinstance(self._tokenizer, QuickTokenizer) else self._tokenizer
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of token ids; ids outside the vocabulary are skipped. Raises RequestError if ``ids`` isn't

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .runtime.requests.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
+        Classification,
         CompletionOutput,
         RequestMetrics,
         RequestOutput,
@@ -54,6 +55,7 @@ __all__ = [
     "BeamSearchSequence",
     "BundleError",
     "CapacityError",
+    "Classification",
     "ComparisonError",
     "CompletionOutput",
     "ContextError",

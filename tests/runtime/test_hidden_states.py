@@ -24,7 +24,7 @@ from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.hidden_taps import hidden_taps
 from enginewright.runtime.tasks.hidden_states import HiddenStates
-from enginewright.runtime.tasks.score import Score
+from enginewright.runtime.tasks.logits import Logits
 from tests.conftest import make_tiny_model
 from tests.triton_interpreter import interpreter as interpreter
 
@@ -55,7 +55,7 @@ def test_they_are_those_of_transformers(
         np.testing.assert_array_equal(llm.hidden_states(PROMPT, [1, 0]), states[[1, 0]])
         # In company: others decode, are found in the cache, and want logits or other layers.
         llm.generate([PROMPT], SamplingParams(max_tokens=1))
-        tasks = (HiddenStates(PROMPT, (1,)), HiddenStates(PROMPT[:40], (2, 0)), Score(PROMPT))
+        tasks = (HiddenStates(PROMPT, (1,)), HiddenStates(PROMPT[:40], (2, 0)), Logits(PROMPT))
         prepared = [llm.prepare(task) for task in tasks]
         answer = Generation(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1))
         for request in (*(one.requests[0] for one in prepared), answer):

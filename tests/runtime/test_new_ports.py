@@ -28,7 +28,7 @@ from enginewright.runtime.shared.contracts import FloatArray, StepInput
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 from enginewright.runtime.shared.step_schema import PORTS, Array, Port
-from enginewright.runtime.tasks.score import Score
+from enginewright.runtime.tasks.logits import Logits
 from tests.plugins.native.lowered_builder import LoweredBuilder, R, T, dense_strides, step_input, view
 from tests.runtime.conftest import VOCAB
 
@@ -141,7 +141,7 @@ def test_a_provider_reads_the_options_of_requests(bundle: Bundle, monkeypatch: p
     with LLM.from_executor(CpuExecutor(bundle, {"full": 32}, Placement(threads=1)), model) as llm:
         for tenant, adapter in (("first", 0), ("other", 1), ("", 1)):
             for ids in PROMPTS:
-                np.testing.assert_allclose(llm.run(Score(ids), tenant=tenant), expected(ids, adapter), atol=1e-4)
+                np.testing.assert_allclose(llm.run(Logits(ids), tenant=tenant), expected(ids, adapter), atol=1e-4)
 
 
 def test_padding_knows_them(bundle: Bundle) -> None:

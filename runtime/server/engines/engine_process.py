@@ -25,7 +25,7 @@ import msgspec
 
 from ...engine.llm import LLM
 from ...requests.outputs import StreamPiece, plain_logprobs
-from ...shared.errors import CapacityError, EnginewrightError, shown
+from ...shared.errors import CapacityError, EnginewrightError, RequestError, shown
 from ...tasks.base import Prepared, Task
 from ...tasks.table import received
 from .live import Live
@@ -176,6 +176,8 @@ class _Serving:
 
     def _start(self, message: Submit, task: Task[Any]) -> None:
         prepared = self._llm.prepare(task, **msgspec.structs.asdict(message.options))
+        if not prepared.requests:
+            raise RequestError("texts: there are none", hint="Pass one or more.")
         prepared.limit(MOST_BYTES)
         whole = message.whole or not prepared.streams
         with self._submitting:
@@ -256,7 +258,7 @@ ANSWERS: Mapping[str, Callable[[_Serving], dict[str, Any]]] = {"live": _Serving.
 
 
 def _ended(number: int, prepared: Prepared[Any], whole: bool) -> Ended:
-    metrics = prepared.requests[0].metrics
+    metrics, tokens = prepared.requests[0].metrics, sum(request.prompt_length for request in prepared.requests)
     try:
         if prepared.error is not None:
             raise prepared.error
@@ -267,7 +269,7 @@ def _ended(number: int, prepared: Prepared[Any], whole: bool) -> Ended:
             )
     except Exception as e:  # noqa: BLE001  a type of task may be another package's
         return Ended(number, problem=_problem(e), metrics=metrics)
-    return Ended(number, result, metrics=metrics)
+    return Ended(number, result, metrics=metrics, prompt_tokens=tokens)
 
 
 def _problem(error: Exception) -> Problem:

@@ -163,12 +163,14 @@ class Ended(msgspec.Struct, array_like=True):
     Attributes:
         result: the result, as ``tasks.table.received_result`` reads it.
         metrics: times and counts of the task's first request.
+        prompt_tokens: the tokens of the prompts of all its requests.
     """
 
     number: int
     result: Any = None
     problem: Problem | None = None
     metrics: RequestMetrics = RequestMetrics(0.0)
+    prompt_tokens: int = 0
 
 
 class Events(msgspec.Struct, tag=True):

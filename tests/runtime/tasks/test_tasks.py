@@ -21,7 +21,7 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError,
 from enginewright.runtime.tasks.base import Task
 from enginewright.runtime.tasks.generate import Finished, Generate, Generated
 from enginewright.runtime.tasks.hidden_states import HiddenStates
-from enginewright.runtime.tasks.score import Score
+from enginewright.runtime.tasks.logits import Logits
 from enginewright.runtime.tasks.table import TASKS, received, received_result
 from tests.runtime.tasks import toy_task
 from tests.runtime.tasks.toy_task import NextTokens
@@ -54,7 +54,7 @@ def served(bundle: Path, use: Callable[[Model], Awaitable[Any]]) -> Any:
 
 def test_results_are_the_same_through_the_socket(tiny_bundle: Path) -> None:
     """All types at once, a tenant's and another's; a stream's pieces are the whole answer."""
-    prompt_tasks: list[Task[Any]] = [Score(PROMPT), HiddenStates(PROMPT, [0, -2]), NextTokens(PROMPT, count=3)]
+    prompt_tasks: list[Task[Any]] = [Logits(PROMPT), HiddenStates(PROMPT, [0, -2]), NextTokens(PROMPT, count=3)]
     with LLM(tiny_bundle) as llm:
         expected = [llm.run(task) for task in prompt_tasks]
         answer, held = llm.run(GENERATE), llm.run(HELD)
@@ -97,14 +97,14 @@ WRONG: list[tuple[Task[Any], str]] = [
     (NextTokens(PROMPT, count=10**9), "count: 1000000000 is out of range"),
     (NextTokens([1, -1]), "prompt: token -1 is outside the vocabulary"),
     (NextTokens([]), "prompt: it is empty"),
-    (Score("text"), "ids: its token ids are 'text'"),
+    (Logits("text"), "ids: its token ids are 'text'"),
     (HiddenStates(PROMPT, [99]), "layers: 99 is out of range"),
     (Generate(PROMPT, SamplingParams(allowed_token_ids=[10**6])), "allowed_token_ids: token 1000000 is outside"),
 ]
 
 
 def test_a_result_that_no_message_takes_ends_at_its_first_rows(tiny_bundle: Path) -> None:
-    tasks = [Score(PROMPT), HiddenStates(PROMPT, [0, 1])]
+    tasks = [Logits(PROMPT), HiddenStates(PROMPT, [0, 1])]
     with LLM(tiny_bundle, prefill_chunk=2) as llm:
         for task in tasks:
             size = llm.run(task).nbytes
@@ -146,7 +146,7 @@ def test_a_replica_passes_tasks_and_results_on_as_they_are() -> None:
     assert records.packed(relayed) == records.packed(submit) and records.digest(relayed.task) == records.digest(HELD)
     assert received(relayed.task) == HELD
     logits = np.arange(6, dtype=np.float32).reshape(2, 3)
-    for task, result in ((Score(PROMPT), logits), (HELD, Generated((Finished("ab", (1, 2), "stop"),)))):
+    for task, result in ((Logits(PROMPT), logits), (HELD, Generated((Finished("ab", (1, 2), "stop"),)))):
         events = records.Events(ended=[records.Ended(7, result, metrics=RequestMetrics(1.0, drafted=3))])
         for _ in range(2):
             data = records.packed(events)[records.LENGTH_BYTES :]

@@ -1,4 +1,4 @@
-"""``Score``: the logits of a prompt."""
+"""``Logits``: the logits of a prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import Prepared, PromptTask
 from .context import TaskContext
 
 
-class Score(PromptTask[FloatArray], frozen=True, tag="score"):
+class Logits(PromptTask[FloatArray], frozen=True, tag="logits"):
     """A task for the logits after every token of its prompt: [S] -> [S, V] float32.
 
     Attributes:
@@ -38,4 +38,4 @@ class Score(PromptTask[FloatArray], frozen=True, tag="score"):
         several ways.
         """
         ids = Encoded(arguments.token_ids(self.prompt, name), name=name)
-        return super(Score, Score(ids)).prepare(context, options, name)
+        return super(Logits, Logits(ids)).prepare(context, options, name)
