@@ -18,10 +18,13 @@ from .options import AsJson, BundlePath, known_target
 
 if TYPE_CHECKING:
     from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.shared.contracts import PoolingInfo
     from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand
 
 NAME = "inspect"
 REPORT_PATH = "report/report.json"
+POOL = "pool"
+"""The op of a lowered program that makes a row of a text's tokens."""
 EPILOG = (
     "Examples:\n\n"
     "  optimize inspect smollm2.bundle\n\n"
@@ -174,6 +177,8 @@ def _print_model(bundle: Bundle, summary: Mapping[str, Any]) -> None:
         _row("adapter", f"{adapter.name}, weight {adapter.weight:g}, sha256 {adapter.sha256}")
     if (older := older_reader(bundle.manifest.source)) is not None:
         _row("", older)
+    if model.pooling is not None:
+        _print_pooling(model.pooling, bundle.programs.values())
     _row("vocabulary", f"{model.vocab_size:,} tokens")
     _row("context", f"{model.context_length:,} tokens")
     _row("recipe", str(summary["recipe"]))
@@ -185,6 +190,25 @@ def _print_model(bundle: Bundle, summary: Mapping[str, Any]) -> None:
     by_type = summary["weight_bytes_by_type"].items()
     _row("weights", ", ".join(f"{dtype} {format_bytes(size)}" for dtype, size in by_type))
     _row("passes", f"{summary['passes']} (see --passes)")
+
+
+def _print_pooling(pooling: PoolingInfo, programs: Iterable[LoweredProgram]) -> None:
+    """Prints what a model that gives numbers for a text computes."""
+    kinds = {str(step.attrs["kind"]) for program in programs for step in program.steps if step.op == POOL}
+    facts = [
+        f"{pooling.dimensions} numbers",
+        *([f"or {', '.join(map(str, pooling.dimension_choices))}"] if pooling.dimension_choices else []),
+        *(f"pooling {kind}" for kind in sorted(kinds)),
+        *(["normalized"] if pooling.normalize else []),
+        *([pooling.activation] if pooling.activation != "none" else []),
+        *([pooling.similarity] if pooling.task == "embed" else []),
+    ]
+    _row("kind", f"{pooling.task}: {', '.join(facts)}")
+    default = {pooling.default_prompt: " (default)"}
+    _rows("prompts", (f"{name}{default.get(name, '')}: {text!r}" for name, text in pooling.prompts.items()))
+    if pooling.labels:
+        _row("labels", ", ".join(pooling.labels))
+    _rows("template", (repr(text) for text in (pooling.query_template, pooling.document_template) if text))
 
 
 def _print_target(bundle: Bundle, name: str) -> None:
