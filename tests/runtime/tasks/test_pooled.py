@@ -133,7 +133,7 @@ def test_texts_that_are_too_long(opens: Opens) -> None:
     np.testing.assert_array_equal(cut[1], llm.embed(" ".join("a" * 14)))
     np.testing.assert_array_equal(cut[2], llm.embed("ab " * 7))
     np.testing.assert_array_equal(cut[3], llm.embed([5] * 16))
-    np.testing.assert_array_equal(llm.embed("d: " + long, truncate=True), llm.embed(long, "document", truncate=True))
+    np.testing.assert_array_equal(llm.embed("d: " + long, truncate=True), llm.embed(long, prompt="document", truncate=True))
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -222,17 +222,17 @@ def test_a_decoder_s_templates_write_control_tokens_alone(opens: Opens) -> None:
     pooling = PoolingInfo(
         task="rerank", dimensions=1, query_template="[CLS] q: {query} ", document_template="d: {document} [SEP] !"
     )
-    llm, executor = opens(pooling, context=20)
+    llm, executor = opens(pooling, context=24)
     llm.score("a b", ["c {query} [SEP]"])
     ids = executor.steps[0].ids.tolist()
     assert ids.count(SEP) == 1 and ids.count(CLS) == 1 and len(ids) > 12
     llm.score("a b", ["c " * 10_000], truncate=True)
     ids = executor.steps[1].ids.tolist()
-    assert len(ids) == 20 and ids[-2:] == [SEP, VOCABULARY["!"]] and ids.count(VOCABULARY["c"]) == 11
+    assert len(ids) == 24 and ids[-2:] == [SEP, VOCABULARY["!"]] and ids.count(VOCABULARY["c"]) == 15
     with pytest.raises(ContextError, match=r"documents\[0\]: with the query it has .* tokens"):
-        llm.score("a b", ["c " * 20])
+        llm.score("a b", ["c " * 24])
     with pytest.raises(ContextError, match=r"documents\[0\]: .* tokens"):
-        llm.score("a " * 20, ["c"], truncate=True)
+        llm.score("a " * 24, ["c"], truncate=True)
 
 
 def test_classes_of_texts_and_of_pairs(opens: Opens) -> None:
@@ -302,7 +302,14 @@ def test_a_step_without_memory_fails_its_texts_alone(opens: Opens) -> None:
 
 
 def test_texts_of_tenants_share_steps_fairly(opens: Opens) -> None:
-    llm, _ = opens(EMBED, scheduling="fair", prefill_chunk=12)
+    llm, executor = opens(EMBED, scheduling="fair", prefill_chunk=12)
+    run, both_wait = executor.run, threading.Event()
+
+    def waits(step: Any) -> Any:
+        assert both_wait.wait(60)
+        return run(step)
+
+    executor.run = waits  # type: ignore[method-assign]
     first = llm.prepare(Embed(["a"] * 40), tenant="many")
     second = llm.prepare(Embed(["b"] * 4), tenant="few")
     ended: list[str] = []
@@ -317,6 +324,7 @@ def test_texts_of_tenants_share_steps_fairly(opens: Opens) -> None:
 
     llm.submit(first, heard("many"))
     llm.submit(second, heard("few"))
+    both_wait.set()
     for _ in range(44):
         assert done.acquire(timeout=60)
     assert ended.index("few") < 40 and ended[-1] == "many"

@@ -28,15 +28,19 @@ def names(count: int) -> list[str]:
 @pytest.mark.parametrize("pairs", [False, True])
 def test_texts_are_cut_as_transformers_cuts_them(pairs: bool) -> None:
     reference = PreTrainedTokenizerFast(
-        tokenizer_object=bert_tokenizer(), cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]"
+        tokenizer_object=bert_tokenizer(),
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        model_input_names=["input_ids", "token_type_ids"],
     )
     draw = random.Random(3)
     texts: list[Text] = [(words(draw, 20), words(draw, 20)) if pairs else words(draw, 30) for _ in range(300)]
     ours = encode_texts(text_tokenizer(), texts, names(300), 24, truncate=True)
     columns: Any = [list(part) for part in zip(*texts, strict=True)] if pairs else [texts]
     theirs = reference(*columns, truncation=True, max_length=24)
-    types = theirs.get("token_type_ids") or [[0] * len(ids) for ids in theirs["input_ids"]]
-    for one, ids, kinds in zip(ours, theirs["input_ids"], types, strict=True):
+    for one, ids, kinds in zip(ours, theirs["input_ids"], theirs["token_type_ids"], strict=True):
         assert one.ids == ids and (list(one.types) or [0] * len(ids)) == kinds
     assert {len(one.ids) for one in ours} > {24}
     alone = [encode_texts(text_tokenizer(), [text], ["text"], 24, truncate=True)[0] for text in texts[:50]]
