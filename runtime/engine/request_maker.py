@@ -47,7 +47,7 @@ def of_chats(
     context: TaskContext, messages: Any, options: Options, variables: Mapping[str, Any]
 ) -> tuple[list[PreparedPrompt], bool]:
     """Does what ``of_prompts`` does for conversations; ``variables`` are those of the chat template."""
-    context.check_model(Generate)
+    Generate.check_model(context)
     chats, single = arguments.conversations(messages)
     variables = dict(variables)
     answers = ChatAnswers.taken_from(variables)

@@ -22,7 +22,7 @@ from ..requests.request_options import RequestOptions
 from ..shared.contracts import FloatArray
 from ..shared.errors import CapacityError, EnginewrightError, RequestError
 from ..shared.step_schema import LOGITS
-from .context import GENERATE, Kind, TaskContext
+from .context import GENERATE, METHODS, Kind, TaskContext, kind_of
 
 Result = TypeVar("Result")
 
@@ -77,6 +77,16 @@ class Task(msgspec.Struct, Generic[Result], frozen=True):
 
     kinds: ClassVar[Collection[Kind]] = (GENERATE,)
     result_type: ClassVar[Any] = Any
+
+    @classmethod
+    def check_model(cls, context: TaskContext) -> None:
+        """Raises RequestError if the bundle is of another kind than the task."""
+        if (kind := kind_of(context.model)) not in cls.kinds:
+            raise RequestError(
+                f"{cls.__struct_config__.tag}: the bundle of {context.model.name!r} is of kind {kind!r}, and this is "
+                f"for {' or '.join(map(repr, cls.kinds))}",
+                hint=f"Use {METHODS[kind]}.",
+            )
 
     @property
     def slow(self) -> bool:
@@ -142,7 +152,7 @@ class PromptTask(Task[Result], Generic[Result], frozen=True):
         raise NotImplementedError
 
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> Prepared[Result]:
-        context.check_model(type(self))
+        self.check_model(context)
         outputs = tuple(self.outputs(context))
         for output in outputs:
             if output != LOGITS and output not in context.outputs:

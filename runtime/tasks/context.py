@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..requests.request import Common
 from ..requests.request_class import NO_TARGETS, RequestClass
 from ..requests.request_options import RequestOptions
-from ..shared.contracts import ModelInfo, PooledTask, PoolingInfo
+from ..shared.contracts import ModelInfo, PoolingInfo
 from ..shared.errors import BundleError, RequestError, shown
 from ..text.tokenizer import Tokenizer
 from . import arguments
@@ -18,12 +18,11 @@ from .arguments import Encoded, Prompt
 if TYPE_CHECKING:
     from ..executors.base import Executor
     from ..scheduler.continuous import ContinuousScheduler
-    from .base import Task
 
 Shared = TypeVar("Shared")
 
 GENERATE: Literal["generate"] = "generate"
-Kind = PooledTask | Literal["generate"]
+Kind = Literal["generate", "embed", "rerank", "classify", "token_classify"]
 """The use of a model's bundle: answers, or the task of a model that pools."""
 
 METHODS: Mapping[Kind, str] = {
@@ -80,18 +79,9 @@ class TaskContext:
 
     @property
     def pooling(self) -> PoolingInfo:
-        """The facts about a model that pools. Tasks of such models have called ``check_model``."""
+        """The facts about a model that pools."""
         assert self.model.pooling is not None
         return self.model.pooling
-
-    def check_model(self, task: type[Task[Any]]) -> None:
-        """Raises RequestError if a task isn't one of the model's."""
-        if (kind := kind_of(self.model)) not in task.kinds:
-            raise RequestError(
-                f"{task.__struct_config__.tag}: the bundle of {self.model.name!r} is of kind {kind!r}, and this is for "
-                f"{' or '.join(map(repr, task.kinds))}",
-                hint=f"Use {METHODS[kind]}.",
-            )
 
     @property
     def has_tokenizer(self) -> bool:

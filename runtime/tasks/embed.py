@@ -93,4 +93,5 @@ def lengths(vectors: FloatArray) -> FloatArray:
         sums = squares[:, : width - half]
         sums[:, :half] += squares[:, width - half :]
         squares = sums
-    return np.sqrt(squares[:, 0])
+    roots: FloatArray = np.sqrt(squares[:, 0])
+    return roots

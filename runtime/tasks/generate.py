@@ -135,7 +135,7 @@ class Generate(Task[RequestOutput], frozen=True, tag="generate"):
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "prompt") -> PreparedPrompt:
         """Checks the task, and makes a request for each answer. Raises RequestError, CapacityError."""
         check_type("params", self.params, (SamplingParams,), "SamplingParams(max_tokens=...)")
-        context.check_model(Generate)
+        self.check_model(context)
         return context.shared(_Maker).prepared(self, options, name)
 
 

@@ -58,7 +58,7 @@ class TextTask(Task[Result], frozen=True):
         raise NotImplementedError
 
     def prepare(self, context: TaskContext, options: RequestOptions, name: str = "texts") -> PreparedTexts[Result]:
-        context.check_model(type(self))
+        self.check_model(context)
         check_type("truncate", self.truncate, (bool,), "True or False")
         encoded, names, single = self.tokens(context, name)
         output = CLASSES if context.pooling.task == "token_classify" else POOLED
