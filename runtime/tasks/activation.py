@@ -17,6 +17,8 @@ def activated(values: FloatArray, pooling: PoolingInfo, *, raw: bool = False) ->
     wide = values.astype(np.float64)
     with np.errstate(over="ignore"):
         if pooling.activation == "sigmoid":
-            return (1 / (1 + np.exp(-wide))).astype(np.float32)
-        powers = np.exp(wide - wide.max(-1, keepdims=True))
-        return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+            scores = 1 / (1 + np.exp(-wide))
+        else:
+            powers = np.exp(wide - wide.max(-1, keepdims=True))
+            scores = powers / powers.sum(-1, keepdims=True)
+    return np.asarray(scores, np.float32)

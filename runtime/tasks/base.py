@@ -9,7 +9,7 @@ function that reduces the rows to the result.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -75,7 +75,7 @@ class Task(msgspec.Struct, Generic[Result], frozen=True):
 
     prompt: Any
 
-    kinds: ClassVar[Collection[Kind]] = (GENERATE,)
+    kinds: ClassVar[tuple[Kind, ...]] = (GENERATE,)
     result_type: ClassVar[Any] = Any
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,7 @@ class Classify(TextTask[list[FloatArray]], frozen=True, tag="classify"):
 
     raw_scores: Any = False
 
-    kinds: ClassVar[Collection[Kind]] = ("classify", "token_classify")
+    kinds: ClassVar[tuple[Kind, ...]] = ("classify", "token_classify")
     result_type: ClassVar[Any] = list[np.ndarray]
 
     def tokens(self, context: TaskContext, name: str) -> tuple[list[TextTokens], list[str], bool]:

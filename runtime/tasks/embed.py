@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ class Embed(TextTask[FloatArray], frozen=True, tag="embed"):
     dimensions: Any = None
     normalize: Any = None
 
-    kinds: ClassVar[Collection[Kind]] = ("embed",)
+    kinds: ClassVar[tuple[Kind, ...]] = ("embed",)
     result_type: ClassVar[Any] = np.ndarray
 
     def tokens(self, context: TaskContext, name: str) -> tuple[list[TextTokens], list[str], bool]:

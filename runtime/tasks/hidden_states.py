@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,7 @@ class HiddenStates(PromptTask[FloatArray], frozen=True, tag="hidden_states"):
 
     layers: Any = (-1,)
 
-    kinds: ClassVar[Collection[Kind]] = tuple(METHODS)
+    kinds: ClassVar[tuple[Kind, ...]] = tuple(METHODS)
     result_type: ClassVar[Any] = np.ndarray
 
     def outputs(self, context: TaskContext) -> Sequence[str]:

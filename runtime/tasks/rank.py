@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ class Rank(TextTask[FloatArray], frozen=True, tag="rank"):
     documents: Any = ()
     raw_scores: Any = False
 
-    kinds: ClassVar[Collection[Kind]] = ("rerank",)
+    kinds: ClassVar[tuple[Kind, ...]] = ("rerank",)
     result_type: ClassVar[Any] = np.ndarray
 
     def tokens(self, context: TaskContext, name: str) -> tuple[list[TextTokens], list[str], bool]:

@@ -112,7 +112,8 @@ def _encode_all(tokenizer: Tokenizer, texts: Sequence[Text], names: Sequence[str
 
 def _encode(tokenizer: Tokenizer, text: Text, name: str, *, special: bool = True) -> tokenizers.Encoding:
     with what_tokenizers_raises(lambda e: _cannot(name, e)):
-        return tokenizer.library.encode(*_parts(text), add_special_tokens=special)
+        first, second = (text, None) if isinstance(text, str) else text
+        return tokenizer.library.encode(first, second, add_special_tokens=special)
 
 
 def _cut(tokenizer: Tokenizer, text: Text, most: int, name: str) -> TextTokens:
@@ -128,7 +129,8 @@ def _cut(tokenizer: Tokenizer, text: Text, most: int, name: str) -> TextTokens:
     encodings = [encoded(first_characters(part, room, lambda some: len(encoded(some).ids))[0]) for part in parts]
     for encoding, length in zip(encodings, _lengths([len(one.ids) for one in encodings], room), strict=True):
         encoding.truncate(length)
-    return _tokens(tokenizer, library.post_process(*encodings), text)
+    whole = library.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
+    return _tokens(tokenizer, whole, text)
 
 
 def _lengths(lengths: Sequence[int], room: int) -> Sequence[int]:

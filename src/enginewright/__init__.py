@@ -90,6 +90,7 @@ _MODULES = {
     "BeamSearchOutput": "runtime.requests.outputs",
     "BeamSearchParams": "runtime.requests.sampling",
     "BeamSearchSequence": "runtime.requests.outputs",
+    "Classification": "runtime.requests.outputs",
     "CompletionOutput": "runtime.requests.outputs",
     "RecoverOptions": "optimizer.recover",
     "RequestMetrics": "runtime.requests.outputs",

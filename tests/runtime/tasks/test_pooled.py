@@ -133,7 +133,9 @@ def test_texts_that_are_too_long(opens: Opens) -> None:
     np.testing.assert_array_equal(cut[1], llm.embed(" ".join("a" * 14)))
     np.testing.assert_array_equal(cut[2], llm.embed("ab " * 7))
     np.testing.assert_array_equal(cut[3], llm.embed([5] * 16))
-    np.testing.assert_array_equal(llm.embed("d: " + long, truncate=True), llm.embed(long, prompt="document", truncate=True))
+    np.testing.assert_array_equal(
+        llm.embed("d: " + long, truncate=True), llm.embed(long, prompt="document", truncate=True)
+    )
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
