@@ -232,6 +232,8 @@ def _print_counts(name: str, program: LoweredProgram) -> None:
     counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
     _row(name, f"{len(program.steps)} steps: {counts}")
     _row("", f"arena of {program.arena_bytes} bytes for T tokens, B requests, R sampled rows")
+    if not program.cache_groups:
+        _row("", "no KV cache")
     for group in program.cache_groups:
         if group.kind == STATE:
             state = format_bytes(cache_block_bytes(group))

@@ -50,7 +50,9 @@ class Program:
     ) -> int:
         """Declares an array of a step, after the cache groups; ``check``: see ``step_schema.Check``."""
     def add_tap(self, name: str, step: int, output: int) -> None:
-        """Declares output ``output`` of a step, [T, width] or [R, width], as an output of the program."""
+        """Declares output ``output`` of a step, [T, width], [R, width] or [B, width], as an output of the program."""
+    def add_output(self, name: str, operand: OperandTuple) -> None:
+        """Declares a buffer, of such a shape, as an output of the program, once all steps are added."""
     def add_weight(
         self,
         name: str,

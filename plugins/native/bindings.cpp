@@ -150,7 +150,8 @@ nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
 
 // Rows of outputs by their names: the logits, of which a rank without them has no columns, and taps.
 struct WantedRows {
-  WantedRows(const Program& program, const std::vector<std::string>& names, size_t rows, nb::dict* output) {
+  WantedRows(const Program& program, const std::vector<std::string>& names, size_t rows, size_t requests,
+             nb::dict* output) {
     for (const std::string& name : names) {
       float* to = nullptr;
       if (name == "logits") {
@@ -162,8 +163,9 @@ struct WantedRows {
       const auto tap =
           std::find_if(taps.begin(), taps.end(), [&](const ew::Tap& t) { return t.name == name; });
       if (tap == taps.end()) throw std::invalid_argument("the program has no output named " + name);
-      const size_t width = static_cast<size_t>(program.tapped(*tap).shape[1].constant);
-      (*output)[name.c_str()] = new_array<float>({rows, width}, &to);
+      const std::vector<ew::Affine>& shape = tap->operand.shape;
+      const size_t width = static_cast<size_t>(shape[1].constant);
+      (*output)[name.c_str()] = new_array<float>({shape[0] == ew::kRequests ? requests : rows, width}, &to);
       taken.push_back({static_cast<size_t>(tap - taps.begin()), to});
     }
   }
@@ -184,7 +186,9 @@ nb::dict run(Executor& executor, const nb::dict& arrays, nb::object sampling, in
                                                    executor.program().vocab_size());
   }
   nb::dict output;
-  const WantedRows wanted(executor.program(), outputs, count, &output);
+  const int request_port = executor.program().find_port(ew::PortCheck::lengths);
+  const size_t requests = inputs.step.ports[static_cast<size_t>(request_port)].values.size();
+  const WantedRows wanted(executor.program(), outputs, count, requests, &output);
   std::vector<double> seconds;
   ew::RunOptions options{profile ? &seconds : nullptr, {}, wanted.taken};
   if (!watch.is_none()) {
@@ -381,7 +385,7 @@ NB_MODULE(_cpu, m) {
       .def(
           "add_tap",
           [](Program& program, const std::string& name, size_t step, size_t output) {
-            program.add_tap({name, step, output});
+            program.add_tap(name, step, output);
           },
           "name"_a, "step"_a, "output"_a)
       .def("add_weight", &add_weight, "name"_a, "dtype"_a, "shape"_a, "layout"_a, "memory"_a.noconvert(),
@@ -412,6 +416,12 @@ NB_MODULE(_cpu, m) {
       .def(
           "set_logits", [](Program& program, nb::tuple value) { program.set_logits(operand(value)); },
           "operand"_a)
+      .def(
+          "add_output",
+          [](Program& program, const std::string& name, nb::tuple value) {
+            program.add_output(name, operand(value));
+          },
+          "name"_a, "operand"_a)
       .def("finish", &Program::finish)
       .def("find_cache", &Program::find_cache, "group"_a, "layer"_a);
 

@@ -22,7 +22,7 @@ from enginewright.runtime.shared.contracts import (
 from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, OffloadError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
-from enginewright.runtime.shared.step_schema import ports_of
+from enginewright.runtime.shared.step_schema import LOGITS, ports_of
 
 from ..cpu.extension import cpu_extension as _cpu
 from .threads import available_threads
@@ -400,8 +400,11 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
         inputs = [operand(o, subject) for o in step.inputs]
         outputs = [operand(o, subject) for o in step.outputs]
         program.add_step(step.op, inputs, outputs, step.attrs, step.where)
-    if "logits" in lowered.outputs:
-        program.set_logits(operand(lowered.outputs["logits"], "output logits"))
+    if LOGITS in lowered.outputs:
+        program.set_logits(operand(lowered.outputs[LOGITS], "output logits"))
+    for name, result in lowered.outputs.items():
+        if name != LOGITS:
+            program.add_output(name, operand(result, f"output {name}"))
     for name, (step_number, output) in lowered.taps.items():
         program.add_tap(name, step_number, output)
     program.finish()

@@ -240,11 +240,11 @@ void Executor::copy_inputs(const StepArrays& inputs) {
 // Rows of an output of the step that has just run.
 void Executor::take(const TakenRows& taken) const {
   const Tap& tap = program_.taps()[taken.tap];
-  const Operand& operand = program_.tapped(tap);
+  const Operand& operand = tap.operand;
   const Place place = locate(program_, memory_, sizes_, operand, "output " + tap.name);
   const bool of_tokens = operand.shape[0] == kTokens;
-  const int64_t width = place.shape[1];
-  for (int64_t r = 0; r < sizes_.rows; ++r) {
+  const int64_t width = place.shape[1], rows = of_tokens ? sizes_.rows : place.shape[0];
+  for (int64_t r = 0; r < rows; ++r) {
     const int64_t at = (of_tokens ? inputs_[rows_][static_cast<size_t>(r)] : r) * place.strides[0];
     float* to = taken.to + r * width;
     for (int64_t i = 0; i < width; ++i) {
@@ -351,6 +351,9 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
       if (program_.taps()[taken.tap].step == static_cast<size_t>(step.index)) take(taken);
     }
     if (options.watch) options.watch(static_cast<size_t>(step.index), false);
+  }
+  for (const TakenRows& taken : options.taken) {
+    if (program_.taps()[taken.tap].step == program_.steps().size()) take(taken);
   }
 }
 

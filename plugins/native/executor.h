@@ -26,7 +26,7 @@ struct StepArrays {
 // Called before a step runs, and after; see Executor::places. What it throws ends the run.
 using Watch = std::function<void(size_t step, bool before)>;
 
-// Room for the rows of a tap, [R, width].
+// Room for the rows of a tap, [R, width], or [B, width] for one of requests.
 struct TakenRows {
   size_t tap = 0;  // in Program::taps
   float* to = nullptr;

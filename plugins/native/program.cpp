@@ -315,23 +315,36 @@ void Program::set_logits(Operand logits) {
   logits_ = std::move(logits);
 }
 
-void Program::add_tap(Tap tap) {
+void Program::add_tap(const std::string& name, size_t step, size_t output) {
+  if (step >= steps_.size() || output >= steps_[step].outputs.size())
+    fail("output " + name, "there is no such step, or output of one");
+  keep_tap({name, step, steps_[step].outputs[output]});
+}
+
+void Program::add_output(const std::string& name, Operand operand) {
+  verify_operand(operand, "output " + name);
+  if (operand.kind != OperandKind::buffer)
+    fail("output " + name, "operand " + operand.name + " is no buffer");
+  keep_tap({name, steps_.size(), std::move(operand)});
+}
+
+void Program::keep_tap(Tap tap) {
   const std::string subject = "output " + tap.name;
-  if (tap.step >= steps_.size() || tap.output >= steps_[tap.step].outputs.size())
-    fail(subject, "there is no such step, or output of one");
-  const Operand& operand = tapped(tap);
+  const Operand& operand = tap.operand;
   const bool floats =
       operand.dtype == Dtype::f32 || operand.dtype == Dtype::bf16 || operand.dtype == Dtype::f16;
-  const bool ok = floats && operand.rank() == 2 &&
-                  (operand.shape[0] == kTokens || operand.shape[0] == kRows) &&
-                  operand.shape[1].is(operand.shape[1].constant) && operand.shape[1].constant > 0;
-  if (!ok) fail(subject, "operand " + operand.name + " is not of floats, [T, width] or [R, width]");
+  const bool ok =
+      floats && operand.rank() == 2 &&
+      (operand.shape[0] == kTokens || operand.shape[0] == kRows || operand.shape[0] == kRequests) &&
+      operand.shape[1].is(operand.shape[1].constant) && operand.shape[1].constant > 0;
+  if (!ok)
+    fail(subject, "operand " + operand.name + " is not of floats, [T, width], [R, width] or [B, width]");
   taps_.push_back(std::move(tap));
 }
 
 void Program::finish() {
   if (logits_.shape.empty() && taps_.empty() && !of_several_ranks_)
-    throw std::invalid_argument("the program has no output named logits");
+    throw std::invalid_argument("the program has no output");
   for (const PortCheck needed : {PortCheck::starts, PortCheck::lengths, PortCheck::row}) {
     if (find_port(needed) < 0) throw std::invalid_argument("the program lacks an array of every step");
   }

@@ -103,7 +103,7 @@ struct Attributes {
           k = 0;
   int64_t heads_per_kv_head = 0, first_head = 0;  // of paged_attention
   BlockChoice choice;                             // of paged_attention
-  bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false;
+  bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false, has_biases = false;
   bool has_offsets = false, has_residual = false, has_scalar = false, scalar_first = false;
   bool interleaved = false;
   int64_t first = 0;                          // of a recurrence: where its state begins in a block
@@ -117,6 +117,8 @@ struct Attributes {
   Activation activation = Activation::silu;
   LinearActivation linear_activation = LinearActivation::none;
   ReduceKind reduce = ReduceKind::sum;
+  PoolKind pool = PoolKind::mean;
+  bool causal = true;  // of attention without a cache
   ElementwiseFn fn = ElementwiseFn::add;
 };
 
@@ -168,11 +170,12 @@ struct CacheLayer {
   int layer = 0;
 };
 
-// A value that a step gives besides its logits: an output of one of its steps, [T, width] or [R, width],
-// whose rows are taken as soon as they are there.
+// A value that a step gives besides its logits: an output of one of its steps, [T, width], [R, width] or
+// [B, width], whose rows, of the last one all, are taken as soon as they are there.
 struct Tap {
   std::string name;
-  size_t step = 0, output = 0;
+  size_t step = 0;  // behind which they are taken; as many as there are steps: at the end
+  Operand operand;
 };
 
 // All add_ functions throw std::invalid_argument that names the thing and what is wrong with it. Add groups,
@@ -188,9 +191,10 @@ class Program {
   void set_ranks(RankGroup group);            // who computes these steps together; this rank is one of them
   void add_step(const std::string& op, std::vector<Operand> inputs, std::vector<Operand> outputs,
                 const AttributeMap& attributes, const std::string& where);
-  void set_logits(Operand logits);  // [R, V]
-  void add_tap(Tap tap);            // after its step
-  void finish();                    // throws if it gives nothing, as one of several ranks may
+  void set_logits(Operand logits);                                    // [R, V]
+  void add_tap(const std::string& name, size_t step, size_t output);  // after its step
+  void add_output(const std::string& name, Operand operand);          // after all steps
+  void finish();  // throws if it gives nothing, as one of several ranks may
 
   int find_cache(const std::string& group, int layer) const;  // -1 if there is none
 
@@ -209,11 +213,11 @@ class Program {
   int64_t vocab_size() const { return logits_.shape.empty() ? 0 : logits_.shape[1].constant; }
   bool finished() const { return finished_; }
   int find_port(PortCheck check, int group = -1) const;  // -1 if there is none
-  const Operand& tapped(const Tap& tap) const { return steps_[tap.step].outputs[tap.output]; }
 
  private:
   friend class StepVerifier;
   void verify_operand(const Operand& operand, const std::string& subject) const;
+  void keep_tap(Tap tap);
 
   std::vector<CacheGroup> groups_;
   std::vector<CacheLayer> caches_;

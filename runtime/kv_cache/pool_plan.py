@@ -42,13 +42,15 @@ class PoolPlan:
 
     def __str__(self) -> str:
         """Says it for people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
+        if not self.groups:
+            return "no KV cache"
         pools = [
             f"{self.blocks[g.name]} {'states' if kind_of(g).fixed else f'blocks of {g.block_size} tokens'}"
             for g in self.groups
         ]
         if len(pools) > 1:
             pools = [f"{p} ({g.name})" for p, g in zip(pools, self.groups, strict=True)]
-        return f"KV cache: {format_bytes(self.bytes)}, {' and '.join(pools) or 'no blocks'} = {self.tokens} tokens"
+        return f"KV cache: {format_bytes(self.bytes)}, {' and '.join(pools)} = {self.tokens} tokens"
 
 
 def plan_pools(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .errors import BundleError
 from .lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
-from .step_schema import HIDDEN, LOGITS, ROWS, layer_output
+from .step_schema import HIDDEN, ROWS, layer_output
 
 Place = tuple[int, int]
 """A step of the program, and which of its outputs."""
@@ -14,33 +14,36 @@ TAPS_SINCE = 7
 
 _FLOATS = ("f32", "bf16", "f16")
 
+_ATTENTIONS = ("paged_attention", "ring_attention", "attention")
+
 _LINE = 64
 """Bytes that the places of buffers are multiples of, as ``arena.ALIGNMENT``."""
 
 
 def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
-    """Returns output name -> the step and slot that computes it; empty for a program without logits.
+    """Returns output name -> the step and slot that computes it; empty for a program without an output.
 
     ``hidden:0`` is the first layer's input, ``hidden:1`` the second's, and the last is the final norm's output.
 
-    1. Some steps are on all paths from the token ids to the logits: between two layers there is one, whose output is
+    1. Some steps are on all paths from the token ids to the result: between two layers there is one, whose output is
     the sum
        of everything before. The input of a layer is the output of the last such step before its attention.
-    2. A step that adds and normalizes has the sum as its last output and the normalized value as its first.
+    2. A step that adds and normalizes has the sum as its last output and the normalized value as its first. The hidden
+       state is the last output that a later step reads: the normalized value where norms follow their layers.
     3. If ranks compute some columns each, the gathered value is the whole.
     4. A hidden state that isn't a value of the program is left out, such as that of a norm which rounds at once.
 
-    Raises BundleError for a program that never writes its logits.
+    Raises BundleError for a program that never writes its result.
     """
-    if LOGITS not in program.outputs:
+    if not program.outputs:
         return {}
     common = _on_every_way(program)
-    attention = [i for i, step in enumerate(program.steps) if step.op in ("paged_attention", "ring_attention")]
+    attention = [i for i, step in enumerate(program.steps) if step.op in _ATTENTIONS]
     places: dict[int, Place] = {}
     for layer, at in enumerate(attention):
         before = [i for i in common if i < at]
-        if before and _is_hidden(program.steps[before[-1]].outputs[-1]):
-            places[layer] = before[-1], len(program.steps[before[-1]].outputs) - 1
+        if before and _is_hidden(program.steps[before[-1]].outputs[slot := _last_read(program, before[-1])]):
+            places[layer] = before[-1], slot
     last = max((i for i, step in enumerate(program.steps) if "norm" in step.op), default=-1)
     if attention and last in common and last > attention[-1] and _is_hidden(program.steps[last].outputs[0]):
         places[len(attention)] = last, 0
@@ -55,7 +58,7 @@ def add_taps(program: LoweredProgram) -> LoweredProgram:
 def with_taps(program: LoweredProgram) -> LoweredProgram:
     """Returns the program with its taps, which programs of versions before 7 don't contain.
 
-    Raises BundleError for a program that never writes its logits.
+    Raises BundleError for a program that never writes its result.
     """
     if program.format_version >= TAPS_SINCE:
         return program
@@ -93,6 +96,13 @@ def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset
     return program.model_copy(update=changed), frozenset(added)
 
 
+def _last_read(program: LoweredProgram, step: int) -> int:
+    """Returns the slot of the last output of a step that later steps read; that of its last output if none is."""
+    outputs = program.steps[step].outputs
+    read = {operand.name for later in program.steps[step + 1 :] for operand in later.inputs}
+    return max((slot for slot, operand in enumerate(outputs) if operand.name in read), default=len(outputs) - 1)
+
+
 def _gathered(program: LoweredProgram, place: Place) -> Place:
     """Returns where a value is complete: its own step, or the later step in which ranks gather it."""
     step, slot = place
@@ -109,7 +119,7 @@ def _is_hidden(operand: Operand) -> bool:
 
 
 def _on_every_way(program: LoweredProgram) -> list[int]:
-    """Returns the steps on all paths from the token ids to the logits. Raises BundleError if nothing writes the logits.
+    """Returns the steps on all paths from the token ids to the result. Raises BundleError if nothing writes it.
 
     Caches aren't followed: attention's keys and values have the same origin as its queries.
     """
@@ -123,10 +133,10 @@ def _on_every_way(program: LoweredProgram) -> list[int]:
                 after.setdefault(source, set()).add(i)
         for operand in step.outputs:
             writers.setdefault(operand.name, []).append(i)
-    logits = program.outputs[LOGITS].name
-    if logits not in writers:
-        raise BundleError(f"program: no step writes {logits!r}, its logits", hint="Export the bundle again.")
-    needed = set(writers[logits])
+    output, operand = next(iter(program.outputs.items()))
+    if operand.name not in writers:
+        raise BundleError(f"program: no step writes {operand.name!r}, its {output}", hint="Export the bundle again.")
+    needed = set(writers[operand.name])
     for i in sorted(after, reverse=True):
         if after[i] & needed:
             needed.add(i)

@@ -182,12 +182,8 @@ _PAST = (
     Input("q_start", "i32 [B+1]"),
     Input("kv_len", "i32 [B]"),
 )
-_ATTENTION = (
-    Input("q", "[T,Nq,D]"),
-    *_PAST,
-    Input("sinks", "[Nq]", "has_sinks"),
-    Input("slopes", "[Nq]", "has_slopes"),
-)
+_OF_HEADS = (Input("sinks", "[Nq]", "has_sinks"), Input("slopes", "[Nq]", "has_slopes"))
+_ATTENTION = (Input("q", "[T,Nq,D]"), *_PAST, *_OF_HEADS)
 _OF_ATTENTION = (
     Attribute("scale", "number"),
     Attribute("window", "integer", True, " (0: full)"),
@@ -285,6 +281,34 @@ OPS: Mapping[str, OpSchema] = {
             *_OWNERS,
         ),
         means="; a slope times (key position - query position) joins the score",
+    ),
+    "attention": OpSchema(
+        "plain",
+        "all",
+        (
+            Input("q", "[T,Nq,D]"),
+            Input("k", "[T,Nkv,D]"),
+            Input("v", "[T,Nkv,Dv]"),
+            Input("q_start", "i32 [B+1]"),
+            *_OF_HEADS,
+            Input("biases", "[Nq,2W-1]", "has_biases"),
+        ),
+        ("[T,Nq,Dv]",),
+        (
+            *_OF_ATTENTION,
+            Attribute("has_biases", "flag", False, " (false)"),
+            Attribute("causal", "flag", True, "; if it is false, later keys are seen too"),
+        ),
+        means=": over the request's tokens of the step. A slope times the distance is subtracted from a score; "
+        "column W-1+d of the biases, d = key position - query position, is added",
+    ),
+    "pool": OpSchema(
+        "plain",
+        "all",
+        (Input("hidden", "[T,H]"), Input("q_start", "i32 [B+1]")),
+        ("[B,H]",),
+        (Attribute("kind", "string", True, " (mean, cls, last, max, weighted: token i counts i + 1)"),),
+        means=": of each request's rows; zeros for one without tokens",
     ),
     "take_rows": OpSchema(
         "plain",

@@ -151,6 +151,8 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
         kind, count = _product(step, sizes)
         step_experts, experts = of.experts(step) if counted == "experts" else (1, 1)
         products[kind] = round(count * step_experts / experts)
+    elif step.op == "attention":
+        products["f32"] = _attended_at_once(step, sizes)
     for place, operand in enumerate(step.inputs):
         if operand.kind == "weight":
             weight_bytes += _weight_bytes(step, place, sizes, of)
@@ -281,3 +283,15 @@ def _attended(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
             seen = sum(_chosen(step, position, group.block_size) for position in range(first, context))
         pairs += seen
     return pairs * heads * sum(plane.size for plane in group.planes)
+
+
+def _attended_at_once(step: Step, sizes: StepSizes) -> int:
+    """Returns the multiply-adds of attention over a request's tokens of the step, without a cache."""
+    window = int(step.attrs["window"])
+    pairs = 0
+    for length in sizes.lengths:
+        within = min(window or length, length)
+        before = within * (within + 1) // 2 + (length - within) * within  # a query's own key, and earlier ones
+        pairs += before if step.attrs["causal"] else 2 * before - length
+    (heads, value), key = (sizes.at(n) for n in step.outputs[0].shape[1:]), sizes.at(step.inputs[1].shape[2])
+    return pairs * heads * (key + value)

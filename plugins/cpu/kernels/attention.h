@@ -120,7 +120,7 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
   const auto begin_of = [&](int64_t token) {  // the slots that a token sees: begin .. end-1
     return clamp(first_key(a.window, t.position + token) - base, 0, kStep);
   };
-  const auto end_of = [&](int64_t token) { return clamp(t.position + token + 1 - base, 0, kStep); };
+  const auto end_of = [&](int64_t token) { return clamp(past_key(t, t.position + token) - base, 0, kStep); };
   // What a token sees of the step, and all or any of some tokens.
   const auto blocks_of = [&](int64_t token) {
     return chosen_blocks(t, token, step * kStepBlocks, kStepBlocks);
@@ -305,9 +305,9 @@ template <class Products>
 void attend_split(const PagedAttentionArgs& a, const AttentionTask& t, const AttentionScratch<Products>& s,
                   int64_t split) {
   begin_sums(t.tokens * t.heads, a.cache.value_size, s.split);
-  const int64_t last = t.position + t.tokens - 1, from = first_key(a.window, t.position);
+  const int64_t past = past_key(t, t.position + t.tokens - 1), from = first_key(a.window, t.position);
   const int64_t begin = clamp(from, split * kSplit, (split + 1) * kSplit) / kStep;
-  const int64_t end = (clamp(last + 1, split * kSplit, (split + 1) * kSplit) + kStep - 1) / kStep;
+  const int64_t end = (clamp(past, split * kSplit, (split + 1) * kSplit) + kStep - 1) / kStep;
   const auto attend_steps = [&](const auto& own) {
     for (int64_t step = begin; step < end; ++step) attend_step(a, t, own, step);
   };

@@ -37,13 +37,18 @@ struct RowView {
   uint32_t blocks = kAllBlocks;  // of those slots, bit i of block i
 };
 
+// A score is more than a product of q.k: it has a cap, or something is added by distance.
+EW_INLINE bool alters_scores(const PagedAttentionArgs& a) {
+  return a.softcap > 0 || a.slopes != nullptr || a.biases.data != nullptr;
+}
 // A score is `factor` times q.k and no more: no scales of keys, no cap, no slope.
 EW_INLINE bool plain_scores(const PagedAttentionArgs& a) {
-  return a.scale > 0 && !(a.softcap > 0) && a.slopes == nullptr && !has_scales(a.cache.format);
+  return a.scale > 0 && !alters_scores(a) && !has_scales(a.cache.format);
 }
-// What a key's own scale, if it has one, is multiplied by; a cap and a slope are of scores in units of e.
+// What a key's own scale, if it has one, is multiplied by; caps, slopes and biases are of scores in units of
+// e.
 EW_INLINE float common_scale(const PagedAttentionArgs& a) {
-  return a.softcap > 0 || a.slopes != nullptr ? a.scale : a.scale * kLog2e;
+  return alters_scores(a) ? a.scale : a.scale * kLog2e;
 }
 
 // The largest of `count` scores of a row, which stay, but for -inf where they aren't seen.
@@ -64,11 +69,20 @@ EW_INLINE float largest_score(const RowView& row, int64_t count, float* scores) 
   return max_lanes(max(best, other));
 }
 
+// The biases of 16 keys, the first of which is at `distance`.
+EW_INLINE F16 biases_at(const Biases& biases, int64_t head, int64_t distance) {
+  const float* middle = biases.data + head * biases.stride + biases.reach;
+  if (distance >= -biases.reach && distance + 15 <= biases.reach) return load(middle + distance);
+  float lanes[16];
+  for (int64_t i = 0; i < 16; ++i) lanes[i] = middle[clamp(distance + i, -biases.reach, biases.reach)];
+  return load(lanes);
+}
+
 // `count` q.k of a row to scores, in place, -inf where they aren't seen. `scales`: of each key, the
 // attention's own included. Returns the largest.
 EW_INLINE float scale_scores(const PagedAttentionArgs& a, const RowView& row, const float* scales,
                              int64_t count, float* scores) {
-  if (a.softcap > 0 || a.slopes != nullptr) {
+  if (alters_scores(a)) {
     for (int64_t i = 0; i < count; i += 16) {
       F16 s = load(scores + i) * load(scales + i);
       if (a.softcap > 0) {
@@ -76,9 +90,10 @@ EW_INLINE float scale_scores(const PagedAttentionArgs& a, const RowView& row, co
         s = cap * tanh(s / cap);
       }
       if (a.slopes != nullptr) {  // ALiBi (Press et al., arXiv:2108.12409)
-        const F16 first = splat(static_cast<float>(row.distance + i));
-        s = fma(splat(a.slopes[row.head]), first + load(kSlots), s);
+        const F16 distance = abs(splat(static_cast<float>(row.distance + i)) + load(kSlots));
+        s = fnma(splat(a.slopes[row.head]), distance, s);
       }
+      if (a.biases.data != nullptr) s = s + biases_at(a.biases, row.head, row.distance + i);
       store(scores + i, s * splat(kLog2e));
     }
   } else {

@@ -18,6 +18,7 @@ constexpr int64_t kMaxPartial = int64_t{1} << 24;  // floats of partial results:
 struct AttentionTask {
   int64_t token, tokens;  // within the step
   int64_t position;       // of `token` in its request
+  int64_t keys, beyond;   // of the request, and how many behind its own a query sees
   int64_t kv_head, head, heads;
   const int32_t* blocks;  // the request's row of the block table
   int64_t split_begin, split_end;
@@ -32,9 +33,15 @@ struct Sums {
   float *o, *m, *l;
 };
 
-// The keys that a query at `position` sees begin here; they end with itself.
+// The keys that a query at `position` sees begin here.
 EW_INLINE int64_t first_key(int64_t window, int64_t position) {
   return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+// And they end before this one: behind the query's own, where it sees later ones.
+EW_INLINE int64_t past_key(const AttentionTask& t, int64_t position) {
+  const int64_t past = position + 1 + t.beyond;
+  return past < t.keys ? past : t.keys;
 }
 
 // The first and the last block of the request that a task reads.
@@ -43,7 +50,7 @@ EW_INLINE int64_t first_block(const PagedAttentionArgs& a, const AttentionTask& 
   return (seen > split ? seen : split) / kBlock;
 }
 EW_INLINE int64_t last_block(const AttentionTask& t) {
-  const int64_t last = t.position + t.tokens - 1, split = t.split_end * kSplit - 1;
+  const int64_t last = past_key(t, t.position + t.tokens - 1) - 1, split = t.split_end * kSplit - 1;
   return (last < split ? last : split) / kBlock;
 }
 
@@ -101,7 +108,8 @@ inline void merge_split(const PagedAttentionArgs& a, const AttentionTask& t, int
   }
   for (int64_t token = 0; token < t.tokens; ++token) {
     const int64_t position = t.position + token;
-    if (position < split * kSplit || first_key(a.window, position) >= (split + 1) * kSplit) continue;
+    if (past_key(t, position) <= split * kSplit || first_key(a.window, position) >= (split + 1) * kSplit)
+      continue;
     if (chosen_blocks(t, token, split * kSplitBlocks, kSplitBlocks) == 0) continue;
     for (int64_t r = token * t.heads; r < (token + 1) * t.heads; ++r) {
       const F16 keep = splat(keeps[r]), take = splat(takes[r]);
@@ -164,6 +172,7 @@ void for_query_tiles(const PagedAttentionArgs& a, const F& fn) {
       t.token = begin + tile * tokens;
       t.tokens = t.token + tokens < end ? tokens : end - t.token;
       t.position = t.token + offset;
+      t.keys = a.kv_len[b];
       t.blocks = a.block_table + b * a.block_table_stride;
       t.split_begin = first_key(a.window, t.position) / kSplit;
       t.split_end = (t.position + t.tokens - 1) / kSplit + 1;

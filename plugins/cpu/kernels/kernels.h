@@ -134,6 +134,13 @@ struct BlockChoice {
   int64_t first = 0, last = 0, best = 0, from = 0;
 };
 
+// What a head adds to scores by distance: data[head * stride + reach + d] where d is key position - query
+// position, or the nearest of -reach .. reach.
+struct Biases {
+  const float* data = nullptr;  // null: nothing
+  int64_t stride = 0, reach = 0;
+};
+
 // Causal attention of each request's tokens over its whole past in the cache (kv_write of this step comes
 // before). A query at p sees keys max(0, p - window + 1) .. p; window 0: 0 .. p. softcap 0: off.
 //
@@ -150,6 +157,7 @@ struct PagedAttentionArgs {
   const int32_t* kv_len = nullptr;   // [B], with this step's tokens
   const float* sinks = nullptr;      // [Nq] or null
   const float* slopes = nullptr;  // [Nq] or null: slope * (key position - query position) is added to a score
+  Biases biases;                  // of attention without a cache
   float scale = 1;
   int64_t window = 0;
   float softcap = 0;
@@ -176,6 +184,34 @@ struct RingAttentionArgs {
   void* exchange = nullptr;
   char* (*memory)(void* exchange, int place, int64_t bytes) = nullptr;
   void (*meet)(void* exchange) = nullptr;
+};
+
+// Attention of each request's tokens over its tokens of this step, of which query i sees keys
+// max(0, i - window + 1) .. i, or, if not causal, up to i + window - 1; window 0: all of these.
+struct AttentionArgs {
+  int64_t requests = 0, query_heads = 0, kv_heads = 0;  // Nq a multiple of Nkv
+  int64_t key_size = 0, value_size = 0;
+  Rows<const float> q, k, v;         // [T, Nq, D], [T, Nkv, D], [T, Nkv, Dv]
+  const int32_t* q_start = nullptr;  // [B + 1]
+  const float* sinks = nullptr;      // [Nq] or null
+  const float* slopes = nullptr;     // [Nq] or null: slope * |key position - query position| leaves a score
+  Biases biases;                     // joins a score
+  float scale = 1;
+  int64_t window = 0;
+  float softcap = 0;
+  bool causal = true;
+  Rows<float> out;                 // [T, Nq, Dv]
+  Workspace* workspace = nullptr;  // never null
+};
+
+// Of the rows of each request one: out[b, :] = their mean, the first, the last, the largest of each column,
+// or the sum of (i + 1) * row i over that of i + 1. A request without tokens has zeros.
+struct PoolArgs {
+  int64_t requests = 0, size = 0;
+  Rows<const float> x;               // [T, size]
+  const int32_t* q_start = nullptr;  // [B + 1]
+  PoolKind kind = PoolKind::mean;
+  Rows<float> out;  // [B, size]
 };
 
 // The part of a cache of states [P, stride] that a recurrent op goes on from: `stride` floats a block, of
@@ -298,6 +334,8 @@ struct ReduceArgs {
   kernel(choose_blocks, PagedAttentionArgs, choose_blocks)                                          \
   kernel(paged_attention, PagedAttentionArgs, paged_attention)                                      \
   kernel(ring_attention, RingAttentionArgs, ring_attention)                                         \
+  kernel(attention, AttentionArgs, attention)                                                       \
+  kernel(pool, PoolArgs, pool_rows)                                                                 \
   kernel(stored_convolution, StoredConvolutionArgs, stored_convolution)                             \
   kernel(stored_scan, StoredScanArgs, stored_scan)                                                  \
   kernel(stored_delta_rule, StoredDeltaRuleArgs, stored_delta_rule)                                 \
@@ -338,6 +376,7 @@ EW_EXPORTED const KernelTable* kernels_for(const char* isa);
 EW_EXPORTED bool parse_activation(const char* name, Activation* out);
 EW_EXPORTED bool parse_linear_activation(const char* name, LinearActivation* out);
 EW_EXPORTED bool parse_reduce(const char* name, ReduceKind* out);
+EW_EXPORTED bool parse_pool(const char* name, PoolKind* out);
 EW_EXPORTED bool parse_kv_format(const char* name, KvFormat* out);
 EW_EXPORTED bool parse_elementwise(const char* name, ElementwiseFn* out);
 

@@ -77,6 +77,7 @@ enum class WeightLayout {
 enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
 enum class LinearActivation { none, silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh };  // relu2: relu^2
 enum class ReduceKind { sum, mean, max };
+enum class PoolKind { mean, cls, last, max, weighted };
 
 // Integers that a weight's 4 bits stand for, each + 128: those of GGUF's IQ4, and twice those of e2m1 (FP4).
 // runtime/shared/weight_formats.py has them without the 128.

@@ -196,6 +196,11 @@ constexpr Name<LinearActivation> kLinearActivations[] = {{"silu", LinearActivati
                                                          {"tanh", LinearActivation::tanh}};
 constexpr Name<ReduceKind> kReduceKinds[] = {
     {"sum", ReduceKind::sum}, {"mean", ReduceKind::mean}, {"max", ReduceKind::max}};
+constexpr Name<PoolKind> kPoolKinds[] = {{"mean", PoolKind::mean},
+                                         {"cls", PoolKind::cls},
+                                         {"last", PoolKind::last},
+                                         {"max", PoolKind::max},
+                                         {"weighted", PoolKind::weighted}};
 
 #define EW_NAME(name, ...) {#name, ElementwiseFn::name},
 constexpr Name<ElementwiseFn> kFunctions[] = {EW_ELEMENTWISE_FUNCTIONS(EW_NAME, EW_NAME, EW_NAME)};
@@ -208,6 +213,7 @@ bool parse_linear_activation(const char* name, LinearActivation* out) {
   return parse(kLinearActivations, name, out);
 }
 bool parse_reduce(const char* name, ReduceKind* out) { return parse(kReduceKinds, name, out); }
+bool parse_pool(const char* name, PoolKind* out) { return parse(kPoolKinds, name, out); }
 bool parse_kv_format(const char* name, KvFormat* out) { return parse(kKvFormats, name, out); }
 bool parse_elementwise(const char* name, ElementwiseFn* out) { return parse(kFunctions, name, out); }
 

@@ -18,6 +18,7 @@ from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import OffloadError, RequestError
 from enginewright.runtime.shared.memory import check_free
+from enginewright.runtime.shared.step_schema import LOGITS
 
 from ...native.executable import NUMERICS_VERSION, CpuProgram, isas
 
@@ -114,7 +115,7 @@ class CpuExecutor(HostBlocks):
             row_seconds=row_seconds,
             masks=True,
             ports=program.ports,
-            outputs=tuple(program.taps),
+            outputs=(*(name for name in program.outputs if name != LOGITS), *program.taps),
         )
         self.profile: StepProfile | None = None
 

@@ -89,6 +89,7 @@ std::span<const Op> elementwise_ops();
 std::span<const Op> gated_activation_ops();
 std::span<const Op> linear_ops();
 std::span<const Op> norm_ops();
+std::span<const Op> packed_ops();
 std::span<const Op> quantize_ops();
 std::span<const Op> recurrence_ops();
 std::span<const Op> routing_ops();

@@ -10,7 +10,7 @@ template <class F>
 void for_ops(const F& fn) {
   for (const std::span<const Op> family :
        {attention_ops(), collective_ops(), elementwise_ops(), gated_activation_ops(), linear_ops(),
-        norm_ops(), quantize_ops(), recurrence_ops(), routing_ops()}) {
+        norm_ops(), packed_ops(), quantize_ops(), recurrence_ops(), routing_ops()}) {
     for (const Op& op : family) fn(op);
   }
 }

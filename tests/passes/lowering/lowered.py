@@ -12,6 +12,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_schema import LOGITS
 from tests.passes.lowering.reference_interpreter import Interpreter, stored
 from tests.passes.small_programs import evaluate, random_sequences, whole_inputs
 
@@ -20,7 +21,7 @@ Call = Callable[[torch.nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 
 def lower(program: Program) -> Lowering:
-    if program.nodes_of(ew.attention.default):
+    if program.output_name == LOGITS and program.nodes_of(ew.attention.default):
         LowerAttention().run(program, PassContext())
     lowering = lower_program(program)
     # Through JSON, as the runtime gets it.

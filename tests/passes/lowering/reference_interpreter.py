@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from enginewright.passes.ops.activation import gated_activation
-from enginewright.passes.ops.attention import paged_attention
+from enginewright.passes.ops.attention import attention, paged_attention
 from enginewright.passes.ops.cache import kv_write
 from enginewright.passes.ops.dequantize import dequantize
 from enginewright.passes.ops.embedding import embedding, take_rows
@@ -21,6 +21,7 @@ from enginewright.passes.ops.experts import grouped_linear
 from enginewright.passes.ops.library import REFERENCES
 from enginewright.passes.ops.linear import linear
 from enginewright.passes.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from enginewright.passes.ops.pool import pool
 from enginewright.passes.ops.quantization import (
     quantize_activation,
     quantized_embedding,
@@ -87,7 +88,7 @@ class Interpreter:
         self.dtypes = {f"{g.name}/{layer}": g.dtype for g in program.cache_groups for layer in g.layers}
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The logits [R, V] for step inputs (any integer type)."""
+        """The result, such as logits [R, V], for step inputs (any integer type)."""
         sizes = (len(inputs["ids"]), len(inputs["kv_len"]), len(inputs["rows"]))
         self.inputs = {k: v.to(torch.int32) for k, v in inputs.items()}
         self.sizes = sizes
@@ -97,7 +98,8 @@ class Interpreter:
         self.places = {b.name: (b.offset.evaluate(*sizes), b.size.evaluate(*sizes)) for b in self.program.buffers}
         for step in self.program.steps:
             self._step(step)
-        return self._read(self.program.outputs["logits"]).clone()
+        (result,) = self.program.outputs.values()
+        return self._read(result).clone()
 
     def _evaluate(self, values: Any) -> list[int]:
         return [v.evaluate(*self.sizes) for v in values]
@@ -244,6 +246,14 @@ class Interpreter:
                 assert len(sinks) == a.get("has_sinks", False)
                 sink = sinks[0] if sinks else None
                 return (paged_attention(q, k, v, table, q_start, kv_len, scale, window, softcap, sink),)
+            case "attention":
+                q, k, v, q_start, *more = x
+                there = [name for name in ("sinks", "slopes", "biases") if a.get(f"has_{name}")]
+                optional = {"sinks": None} | dict(zip(there, more, strict=True))
+                scale, window, softcap = a["scale"], a["window"], a["softcap"]
+                return (attention(q, k, v, q_start, 0, scale, window, softcap, causal=a["causal"], **optional),)
+            case "pool":
+                return (pool(*x, a["kind"]),)
             case "route_experts":
                 return route_experts(x[0], a["experts"])
             case "grouped_linear":

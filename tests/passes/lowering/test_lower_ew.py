@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
+from enginewright.runtime.shared.step_schema import POOLED
 from tests.passes.lowering.lowered import check, features, lower, ops
 from tests.passes.small_programs import Shape, decoder, program_from
 
@@ -38,3 +40,25 @@ def test_a_weight_needed_in_both_layouts_is_listed_twice() -> None:
 
     program = check(program_from(call, inner), atol=1e-5)
     assert {w.name: w.layout for w in program.weights if w.name.startswith("w")} == {"w": "panel32", "w.rows": "rows"}
+
+
+@pytest.mark.parametrize("given", [(), ("sinks",), ("slopes", "biases"), ("sinks", "slopes", "biases")])
+@pytest.mark.parametrize("causal", [True, False])
+def test_an_encoder_is_lowered_without_a_cache(given: tuple[str, ...], causal: bool) -> None:
+    inner = torch.nn.Module()
+    shapes = {"sinks": (4,), "slopes": (4,), "biases": (4, 7)}
+    for name in given:
+        inner.register_buffer(name, torch.randn(shapes[name]))
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        q = features(i, 32).view(-1, 4, 8)
+        k = features(i, 16).view(-1, 2, 8)
+        sinks, slopes, biases = (getattr(m, name, None) for name in shapes)
+        y = ew.attention(q, k, k * 2, i["q_start"], 0, 0.3, 3, 0.0, sinks, slopes, causal, biases)
+        return ew.pool(y.flatten(1), i["q_start"], "weighted")
+
+    program = program_from(call, inner)
+    program.output_name = POOLED
+    lowered = check(program, atol=1e-4)
+    assert lowered.cache_groups == () and list(lowered.outputs) == [POOLED]
+    assert [op for op in ops(lowered) if op in ("attention", "pool")] == ["attention", "pool"]

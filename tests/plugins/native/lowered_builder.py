@@ -78,6 +78,8 @@ class LoweredBuilder:
         self.weights: dict[str, Array] = {}
         self.arena = Affine()
         self.logits: Operand | None = None
+        self.outputs: dict[str, Operand] = {}
+        """Instead of logits, if there are any."""
 
     def group(
         self,
@@ -159,13 +161,13 @@ class LoweredBuilder:
         return view(out, (T, *array.shape[1:]))
 
     def program(self) -> LoweredProgram:
-        logits = self.logits if self.logits is not None else self.buffer(R, 1)
+        outputs = self.outputs or {"logits": self.logits if self.logits is not None else self.buffer(R, 1)}
         return LoweredProgram(
             cache_groups=tuple(self.groups),
             weights=tuple(self.uses),
             buffers=tuple(self.buffers),
             steps=tuple(self.steps),
-            outputs={"logits": logits},
+            outputs=outputs,
             arena_bytes=self.arena,
         )
 

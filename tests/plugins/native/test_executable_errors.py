@@ -386,7 +386,7 @@ def test_in_place_is_allowed_where_the_kernel_can() -> None:
 def test_programs_without_logits() -> None:
     b = sound_program()
     program = b.program().model_copy(update={"outputs": {}})
-    with pytest.raises(BundleError, match="no output named logits"):
+    with pytest.raises(BundleError, match="the program has no output"):
         CpuProgram(program, b.weights, blocks={"full": 1})
     wrong: Operand = b.buffer(T, 8)
     program = b.program().model_copy(update={"outputs": {"logits": wrong}, "arena_bytes": b.arena})

@@ -1,0 +1,204 @@
+// attention: the tokens of each request over those of the same step, without a cache.
+//
+// A task packs the keys and values of a (request, kv head) as blocks of a cache of floats lie (kv_format.h),
+// in its thread's memory, and attends to them as paged_attention does. So results have the canonical order of
+// attention.h, with positions that begin at 0; a causal one has the bits of paged_attention with such a
+// cache.
+//
+//   q, k, v  [T, N, D]     request 0 | request 1 | ...
+//   task     (request 1, kv head 2, its query tiles 0, 1)  ->  k [blocks][D][32], v [blocks][32][Dv]
+//
+// Tasks that share a (request, kv head) pack it each for itself: they don't wait for each other. There are as
+// many as their work needs, so that none takes long: a request's work grows with the square of its tokens.
+#pragma once
+
+#include "attention.h"
+#include "kernels.h"
+#include "parallel.h"
+
+namespace ew {
+namespace {
+
+typedef float Four __attribute__((vector_size(16)));
+typedef float FourInMemory __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Keys of up to 32 tokens to a block [size][32]; slots past them are zero.
+inline void pack_keys(const float* k, int64_t stride, int64_t tokens, int64_t size, float* to) {
+  const int64_t quads = tokens / 4 * 4, channels = size / 4 * 4;
+  for (int64_t slot = 0; slot < quads; slot += 4) {
+    const float* from = k + slot * stride;
+    for (int64_t d = 0; d < channels; d += 4) {
+      const auto quad = [&](int64_t i) -> Four {
+        return *reinterpret_cast<const FourInMemory*>(from + i * stride + d);
+      };
+      const Four a = quad(0), b = quad(1), c = quad(2), e = quad(3);
+      const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const Four ce_low = __builtin_shufflevector(c, e, 0, 4, 1, 5);
+      const Four ce_high = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+      const auto put = [&](int64_t i, Four column) {
+        *reinterpret_cast<FourInMemory*>(to + (d + i) * kBlock + slot) = column;
+      };
+      put(0, __builtin_shufflevector(ab_low, ce_low, 0, 1, 4, 5));
+      put(1, __builtin_shufflevector(ab_low, ce_low, 2, 3, 6, 7));
+      put(2, __builtin_shufflevector(ab_high, ce_high, 0, 1, 4, 5));
+      put(3, __builtin_shufflevector(ab_high, ce_high, 2, 3, 6, 7));
+    }
+    for (int64_t d = channels; d < size; ++d) {
+      for (int64_t i = 0; i < 4; ++i) to[d * kBlock + slot + i] = from[i * stride + d];
+    }
+  }
+  if (quads == kBlock) return;
+  for (int64_t d = 0; d < size; ++d) {
+    float* column = to + d * kBlock;
+    for (int64_t slot = quads; slot < tokens; ++slot) column[slot] = k[slot * stride + d];
+    for (int64_t slot = tokens; slot < kBlock; ++slot) column[slot] = 0;
+  }
+}
+
+// Keys and values low .. high-1 of the request that begins at `token` to the blocks of a cache of one head,
+// which are packed whole: what a request lacks of its last one is zero.
+inline void pack(const AttentionArgs& a, int64_t token, int64_t tokens, int64_t head, int64_t low,
+                 int64_t high, const KvCache& c) {
+  for (int64_t block = low / kBlock; block * kBlock < high; ++block) {
+    const int64_t first = block * kBlock, row = token + first;
+    const int64_t count = clamp(tokens - first, 0, kBlock), bytes = a.value_size * 4;
+    pack_keys(a.k.data + row * a.k.stride0 + head * a.k.stride1, a.k.stride0, count, a.key_size,
+              reinterpret_cast<float*>(key_piece(c, block, 0)));
+    const float* v = a.v.data + row * a.v.stride0 + head * a.v.stride1;
+    char* to = value_piece(c, block, 0);
+    for (int64_t slot = 0; slot < count; ++slot)
+      __builtin_memcpy(to + slot * bytes, v + slot * a.v.stride0, static_cast<size_t>(bytes));
+    __builtin_memset(to + count * bytes, 0, static_cast<size_t>((kBlock - count) * bytes));
+  }
+}
+
+// The query tiles tile_begin .. tile_end-1 of the heads that share a kv head, of one request.
+struct PackedTask {
+  int64_t token, tokens;  // the request's, within the step
+  int64_t kv_head, tile_begin, tile_end;
+};
+
+// How the queries of a kv head are divided: `pieces` of its heads, and tiles of `tokens` tokens.
+struct TileShape {
+  int64_t group, pieces, tokens;
+  explicit TileShape(const AttentionArgs& a) {
+    group = a.query_heads / a.kv_heads;
+    pieces = (group + kTileHeads - 1) / kTileHeads;
+    const int64_t most = (group + pieces - 1) / pieces;
+    // Where tiles are cut by no diagonal they may have as many tokens as rows.
+    tokens = clamp(kTileRows / most, 1, a.causal || a.window > 0 ? kTileTokens : kTileRows);
+  }
+  int64_t tiles(int64_t of) const { return pieces * ((of + tokens - 1) / tokens); }
+
+  // Tile `number` of a task's (request, kv head), but for its splits.
+  AttentionTask tile(const AttentionArgs& a, const PackedTask& task, int64_t number) const {
+    const int64_t per_piece = tiles(task.tokens) / pieces, piece = number / per_piece;
+    const int64_t first_head = task.kv_head * group;
+    AttentionTask t = {};
+    t.position = number % per_piece * tokens;
+    t.token = task.token + t.position;
+    t.tokens = clamp(task.tokens - t.position, 0, tokens);
+    t.keys = task.tokens;
+    t.beyond = a.causal ? 0 : a.window > 0 ? a.window - 1 : task.tokens;
+    t.head = first_head + group * piece / pieces;
+    t.heads = first_head + group * (piece + 1) / pieces - t.head;
+    return t;
+  }
+};
+
+// Multiply-adds of a kv head of a request, or as much time.
+inline int64_t attention_work(const AttentionArgs& a, int64_t tokens) {
+  constexpr int64_t kPacking = 8;  // of each element that is packed
+  const int64_t sides = a.causal ? 1 : 2, seen = a.window > 0 ? sides * a.window : tokens;
+  const int64_t keys = seen < tokens ? seen : tokens, group = a.query_heads / a.kv_heads;
+  return tokens * (a.key_size + a.value_size) * (keys * group + kPacking);
+}
+
+// Calls fn(PackedTask) for all tasks, none of which is to have more work than `most` if it can be helped.
+template <class F>
+void for_packed_tasks(const AttentionArgs& a, const TileShape& shape, int64_t most, const F& fn) {
+  for (int64_t b = 0; b < a.requests; ++b) {
+    const int64_t begin = a.q_start[b], tokens = a.q_start[b + 1] - begin, tiles = shape.tiles(tokens);
+    if (tokens == 0) continue;
+    const int64_t parts = clamp(attention_work(a, tokens) / most + 1, 1, (tiles + 1) / 2);
+    for (int64_t head = 0; head < a.kv_heads; ++head) {
+      for (int64_t i = 0; i < parts; ++i)
+        fn(PackedTask{begin, tokens, head, tiles * i / parts, tiles * (i + 1) / parts});
+    }
+  }
+}
+
+inline void attention(const AttentionArgs& a, Workers& pool) {
+  using Products = FloatProducts;
+  const int64_t threads = pool.size();
+  const TileShape shape(a);
+  int64_t work = 0, longest = 0;
+  for (int64_t b = 0; b < a.requests; ++b) {
+    const int64_t tokens = a.q_start[b + 1] - a.q_start[b];
+    work += a.kv_heads * attention_work(a, tokens);
+    longest = tokens > longest ? tokens : longest;
+  }
+  if (longest == 0) return;
+  const int64_t most = threads > 1 ? work / (8 * threads) + 1 : INT64_MAX;
+  int64_t tasks = 0;
+  for_packed_tasks(a, shape, most, [&](const PackedTask&) { ++tasks; });
+
+  const int64_t blocks = (longest + kBlock - 1) / kBlock;
+  const ScratchPlan<Products> plan(KvCache{{1, a.key_size, a.value_size}});
+  const auto aligned = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  const int64_t list_bytes = aligned(tasks * static_cast<int64_t>(sizeof(PackedTask)));
+  const int64_t table_bytes = aligned(blocks * static_cast<int64_t>(sizeof(int32_t)));
+  const int64_t key_bytes = blocks * kv_piece_bytes(KvFormat::f32, a.key_size);
+  const int64_t value_bytes = aligned(blocks * kv_piece_bytes(KvFormat::f32, a.value_size));
+  const int64_t each = plan.bytes() + key_bytes + value_bytes;
+  char* memory = static_cast<char*>(a.workspace->reserve(list_bytes + table_bytes + threads * each));
+  PackedTask* list = reinterpret_cast<PackedTask*>(memory);
+  int32_t* table = reinterpret_cast<int32_t*>(memory + list_bytes);
+  char* workers = memory + list_bytes + table_bytes;
+  for (int64_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(i);
+  int64_t filled = 0;
+  for_packed_tasks(a, shape, most, [&](const PackedTask& task) { list[filled++] = task; });
+
+  run_tasks(pool, tasks, work, [&](int64_t number, int worker) {
+    const PackedTask& task = list[number];
+    char* own = workers + worker * each;
+    const AttentionScratch<Products> s = plan.scratch(own);
+    PagedAttentionArgs paged;
+    paged.q = a.q;
+    paged.cache = {{1, a.key_size, a.value_size}, own + plan.bytes(), own + plan.bytes() + key_bytes};
+    paged.sinks = a.sinks;
+    paged.slopes = a.slopes;
+    paged.biases = a.biases;
+    paged.scale = a.scale;
+    paged.window = a.window;
+    paged.softcap = a.softcap;
+    paged.out = a.out;
+
+    const auto begin_of = [&](const AttentionTask& t) { return first_key(a.window, t.position); };
+    const auto end_of = [&](const AttentionTask& t) { return past_key(t, t.position + t.tokens - 1); };
+    int64_t low = task.tokens, high = 0;
+    for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
+      const AttentionTask t = shape.tile(a, task, tile);
+      low = begin_of(t) < low ? begin_of(t) : low;
+      high = end_of(t) > high ? end_of(t) : high;
+    }
+    pack(a, task.token, task.tokens, task.kv_head, low, high, paged.cache);
+    for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
+      AttentionTask t = shape.tile(a, task, tile);
+      t.blocks = table;
+      t.split_begin = begin_of(t) / kSplit;
+      t.split_end = (end_of(t) - 1) / kSplit + 1;
+      gather_queries(paged, t, s);
+      begin_sums(t.tokens * t.heads, a.value_size, s.total);
+      for (int64_t split = t.split_begin; split < t.split_end; ++split) {
+        attend_split(paged, t, s, split);
+        merge_split(paged, t, split, s.split, s.total);
+      }
+      finish(paged, t, s.total);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ew
