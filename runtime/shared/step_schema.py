@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -139,6 +140,7 @@ def layer_output(output: str, layer: int) -> str:
     return f"{output}:{layer}"
 
 
+@cache
 def of_request(output: str) -> bool:
     """Returns True if an output has a row for each request of a step, instead of one for each of its rows."""
     return OUTPUTS[output.partition(":")[0]].shape[0] == "B"

@@ -196,6 +196,28 @@ def _scored(length: int) -> tuple[Request, Rows]:
     return PromptRequest(range(length), ("logits",), rows.take), rows
 
 
+def test_prompts_that_are_computed_whole_are_never_divided(make: Any) -> None:
+    """Next to answers: one begins only in a step that has room for all of it, and a longer one has its own room."""
+    lengths = (5, 3, 11, 2, 20, 1, 7)
+    scheduler, executor = make(prefill_tokens=8)
+    scheduler.add(request(3, 12))
+    whole = [PromptRequest(range(n), ("logits",), Rows(n).take, whole=True) for n in lengths]
+    for one in whole:
+        scheduler.add(one)
+    scheduler.add(request(9))
+    steps = []
+    while scheduler.has_work():
+        steps.append(step(scheduler, executor))
+    chunks = [c for batch in steps for c in batch.chunks if c.request.whole]
+    assert [(c.request, c.start, c.count) for c in chunks] == [(one, 0, len(one.tokens)) for one in whole]
+    prompts = [[c.count for c in batch.chunks if c.count > 1] for batch in steps]
+    assert prompts[:5] == [[3, 5], [3], [11], [2], [20]]
+    assert all(one.finish_reason == "length" for one in whole)
+    scheduler, executor = make(caps=ExecutorCaps(max_tokens=8))
+    with pytest.raises(CapacityError, match="it has 9 tokens, and a step, which must compute all of them, has 8"):
+        scheduler.add(PromptRequest(range(9), ("logits",), Rows(9).take, whole=True))
+
+
 def test_logprobs_are_cut_to_what_each_request_asked_for(make: Any) -> None:
     scheduler, executor = make()
     none, two, three = request(2, 1), request(3, 1, logprobs=2), request(4, 1, logprobs=3)
