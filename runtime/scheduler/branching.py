@@ -18,7 +18,8 @@ def sequences_to_come(running: Sequence[Request]) -> int:
     """Returns the number of sequences that the beam searches among the running requests may have besides these: those
     that wait, and those that branch off later.
     """
-    begun = Counter(request.search for request in running if request.search is not None)
+    searches = [request.search for request in running if request.search is not None]
+    begun = Counter(searches) if searches else {}
     return sum(search.params.num_beams - sequences for search, sequences in begun.items())
 
 

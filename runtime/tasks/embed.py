@@ -84,14 +84,9 @@ def _prompt(pooling: PoolingInfo, name: Any) -> str:
 def lengths(vectors: FloatArray) -> FloatArray:
     """Returns the length of each vector, [n, E] -> [n].
 
-    Halves are added until one number is left. So the order of sums depends on E alone, and every operation is rounded
-    for itself: a vector's length is the same bits in any batch.
+    Each vector is summed for itself: numpy adds the numbers of one array in an order that depends on their count alone.
+    So a vector's length is the same bits in any batch.
     """
-    squares = vectors * vectors
-    while (width := squares.shape[1]) > 1:
-        half = width // 2
-        sums = squares[:, : width - half]
-        sums[:, :half] += squares[:, width - half :]
-        squares = sums
-    roots: FloatArray = np.sqrt(squares[:, 0])
+    squares = np.array([np.add.reduce(vector * vector) for vector in vectors], np.float32)
+    roots: FloatArray = np.sqrt(squares)
     return roots
