@@ -46,18 +46,18 @@ class Encoder:
             "slopes": 2.0 ** -np.linspace(1, 8, heads),
             "biases": rng.standard_normal((heads, 2 * int(options.get("biases", 1)) - 1)),
         }
-        self.given = {name: array.astype(np.float32) for name, array in drawn.items() if options.get(name)}
+        self.optional = {name: array.astype(np.float32) for name, array in drawn.items() if options.get(name)}
         self.attrs: dict[str, Any] = {"scale": size**-0.5, "window": 0, "softcap": 0.0, "causal": False}
         self.attrs |= {name: value for name, value in options.items() if name in self.attrs}
         self.builder = b = LoweredBuilder()
         out = b.buffer(T, heads, value_size)
         self.step = b.step(
             "attention",
-            [*(b.values(array) for array in self.arrays), b.input("q_start"), *map(b.weight, self.given.values())],
+            [*(b.values(array) for array in self.arrays), b.input("q_start"), *map(b.weight, self.optional.values())],
             [out],
             "layers.0.attention",
             **self.attrs,
-            **{f"has_{name}": True for name in self.given},
+            **{f"has_{name}": True for name in self.optional},
         )
         rows = view(out, (T, heads * value_size))
         b.outputs = {"pooled": b.buffer(B, heads * value_size), "classes": b.buffer(R, heads * value_size)}
