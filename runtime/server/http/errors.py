@@ -200,7 +200,7 @@ def protocol_of(path: str) -> str:
     return OPENAI
 
 
-RENAMED: Mapping[str, Mapping[str, str]] = {
+PROTOCOL_NAMES: Mapping[str, Mapping[str, str]] = {
     RESPONSES: {"max_tokens": "max_output_tokens", "response_format": "text.format"},
     OLLAMA: {
         "max_tokens": "options.num_predict",
@@ -248,8 +248,8 @@ class ApiError(Exception):
         rows = WORDS.get(self.problem, {})
         words = rows.get(protocol) or rows.get(OPENAI) or Words("{detail}")
         param, detail = self.param, str(self)
-        if param is not None and param in RENAMED.get(protocol, {}) and detail.startswith(f"{param}: "):
-            name = RENAMED[protocol][param]
+        if param is not None and param in PROTOCOL_NAMES.get(protocol, {}) and detail.startswith(f"{param}: "):
+            name = PROTOCOL_NAMES[protocol][param]
             param, detail = name, name + detail.removeprefix(param)
         values = {"detail": detail, "seconds": self.headers.get("retry-after", "1"), **self._values}
         if self.problem == CONTEXT:

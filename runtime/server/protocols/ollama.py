@@ -24,7 +24,7 @@ from ...shared.errors import RequestError, meant, shown
 from ...tasks.generate import Finished
 from ..engines.engine_client import Model
 from ..engines.records import Ended
-from ..http.errors import OLLAMA, RENAMED, ApiError, json_response
+from ..http.errors import OLLAMA, PROTOCOL_NAMES, ApiError, json_response
 from ..http.fields import HINTS, Fields, decoded
 from ..http.front import VERSION, Front
 from ..http.routes import Routes
@@ -62,7 +62,9 @@ _TEXT_ONLY = Only((None, []), "models take text alone", "Leave them out.")
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's default values, for options for which the model recommends no value."""
 _OPTION = "options."
-_SAMPLING = {name.removeprefix(_OPTION): field for field, name in RENAMED[OLLAMA].items() if name.startswith(_OPTION)}
+_SAMPLING = {
+    name.removeprefix(_OPTION): field for field, name in PROTOCOL_NAMES[OLLAMA].items() if name.startswith(_OPTION)
+}
 """Ollama's options, and the fields of OpenAI's bodies that have the same meaning."""
 _OPTIONS_IGNORED = HINTS | frozenset(
     {
