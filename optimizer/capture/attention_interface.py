@@ -1,8 +1,8 @@
-"""The attention function and the mask function through which every decoder of transformers is captured.
+"""The attention function and the mask function through which every model of transformers is captured.
 
-transformers lets a caller register both under a name. The mask function checks that the model's mask is causal, or
-causal within a window, and returns a ``CausalMask`` instead of a tensor. The attention function receives that object,
-and becomes a single ``ew.attention`` in the traced graph.
+transformers lets a caller register both under a name. The mask function checks that the model's mask is causal or shows
+all tokens, maybe within a window, and returns an ``AttentionMask`` instead of a tensor. The attention function receives
+that object, and becomes a single ``ew.attention`` in the traced graph.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _WITHOUT_MEANING = frozenset(
 
 
 @dataclass(frozen=True)
-class CausalMask:
+class AttentionMask:
     """Replaces a mask tensor between the mask function and the attention function. ``window`` 0 means full attention.
 
-    Slicing, by which some models fit a mask to the keys, doesn't change it. A model that computes with the mask,
-    because it writes its attention out, gets the tensor.
+    With ``causal`` False a query sees keys on both sides. Slicing, by which some models fit a mask to the keys, doesn't
+    change it. A model that computes with the mask, because it writes its attention out, gets the tensor.
     """
 
     window: int
+    causal: bool = True
 
     def tensor(self) -> torch.Tensor:
         """Returns the mask to add to scores, [1, 1, T, T]: 0 for visible keys, otherwise the lowest 32-bit float."""
@@ -49,14 +50,11 @@ class CausalMask:
         if self.window:
             capture.windows.add(self.window)
         positions = torch.arange(capture.tokens)  # type: ignore[arg-type]  # a SymInt while the model is traced
-        query, key = positions[:, None], positions[None, :]
-        seen = key <= query
-        if self.window:
-            seen = seen & (key > query - self.window)
+        seen = seen_keys(positions[:, None], positions[None, :], self.window, causal=self.causal)
         least = torch.full((), torch.finfo(torch.float32).min)
         return torch.where(seen, torch.zeros(()), least)[None, None]
 
-    def __getitem__(self, index: object) -> CausalMask:
+    def __getitem__(self, index: object) -> AttentionMask:
         return self
 
     def __lt__(self, other: float) -> torch.Tensor:
@@ -86,7 +84,7 @@ class OtherMask:
         """Raises UnsupportedModelError for the mask, naming the place ``where``."""
         raise UnsupportedModelError(
             f"{where}: {self.problem}",
-            hint="Chunked, block-wise and bidirectional attention can't be compiled.",
+            hint="Chunked and block-wise attention can't be compiled.",
         )
 
     def __getitem__(self, index: object) -> OtherMask:
@@ -108,9 +106,11 @@ class AttentionCapture:
     number of layers in the model's configuration; a layer that attends again gets a higher number, since each call has
     keys and values of its own. ``paths``: the path of each module by its id, for messages. ``running``: the modules
     with a layer's number that are being called, innermost last. ``called``: all layers of which a module was called.
+    ``whole_texts``: True if requests are never cut into chunks, so that a token may see later ones.
     """
 
     model_layers: int = 0
+    whole_texts: bool = False
     paths: dict[int, str] = field(default_factory=dict)
     q_start: torch.Tensor | None = None
     tokens: int | torch.SymInt = 0
@@ -144,15 +144,21 @@ class AttentionCapture:
         return layer
 
 
+NOT_CAUSAL = "neither causal nor causal within a sliding window"
+
 _CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capture")
 
 
 @contextmanager
-def capturing(model: torch.nn.Module) -> Iterator[AttentionCapture]:
-    """While open, ``model`` can be run through the interface; yields the record of its last forward pass."""
+def capturing(model: torch.nn.Module, *, whole_texts: bool = False) -> Iterator[AttentionCapture]:
+    """While open, ``model`` can be run through the interface; yields the record of its last forward pass.
+
+    ``whole_texts``: see ``AttentionCapture``.
+    """
     config = getattr(model, "config", None)
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0) if config is not None else 0
-    capture = AttentionCapture(layers, {id(module): path for path, module in model.named_modules()})
+    paths = {id(module): path for path, module in model.named_modules()}
+    capture = AttentionCapture(layers, whole_texts, paths)
     token = _CAPTURE.set(capture)
     hooks = [
         hook
@@ -204,7 +210,7 @@ def attention_function(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: CausalMask | OtherMask | torch.Tensor | None,
+    attention_mask: AttentionMask | OtherMask | torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -221,18 +227,22 @@ def attention_function(
     where = path_of(module)
     if isinstance(attention_mask, OtherMask):
         attention_mask.refuse(where)
-    if not isinstance(attention_mask, CausalMask):
-        kind = "no mask" if attention_mask is None else "a mask of its own"
+    mask = _known_mask(attention_mask, module, where)
+    if not mask.causal and not capture.whole_texts:
         raise UnsupportedModelError(
-            f"{where}: attention is called with {kind} (attention_mask), so it can't be known to be causal",
-            hint="Only decoders that take their masks from transformers' mask interface can be captured.",
+            f"{where}: its mask is {NOT_CAUSAL}: a token sees those after it",
+            hint="A language model that generates text is causal. An encoder is exported by its own class, such as "
+            "...Model or ...ForSequenceClassification in architectures of config.json.",
         )
-    if sliding_window and sliding_window != attention_mask.window:
+    if sliding_window and mask.causal and sliding_window != mask.window:
         raise UnsupportedModelError(
-            f"{where}: sliding_window is {sliding_window}, but its mask has the window {attention_mask.window}"
+            f"{where}: sliding_window is {sliding_window}, but its mask has the window {mask.window}"
         )
-    neutral = {"dropout": dropout == 0.0, "is_causal": others.pop("is_causal", None) in (None, True)}
-    neutral["module.is_causal"] = getattr(module, "is_causal", True) is not False
+    neutral = {"dropout": dropout == 0.0}
+    is_causal = others.pop("is_causal", None)
+    if mask.causal:  # otherwise the mask alone decides
+        neutral |= {"is_causal": is_causal in (None, True)}
+        neutral["module.is_causal"] = getattr(module, "is_causal", True) is not False
     neutral |= {k: v is None or v is False for k, v in others.items() if k not in _WITHOUT_MEANING}
     if strange := [name for name, fine in neutral.items() if not fine]:
         raise UnsupportedModelError(
@@ -242,23 +252,42 @@ def attention_function(
 
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, N, D]
     scale = float(scaling) if scaling is not None else float(q.shape[-1]) ** -0.5
+    both_sides = () if mask.causal else (False,)
     out = torch.ops.ew.attention(
-        q, k, v, capture.q_start, layer, scale, attention_mask.window, float(softcap or 0.0), s_aux, slopes
+        q, k, v, capture.q_start, layer, scale, mask.window, float(softcap or 0.0), s_aux, slopes, *both_sides
     )
     return out[None], None
+
+
+def _known_mask(mask: AttentionMask | torch.Tensor | None, module: torch.nn.Module, where: str) -> AttentionMask:
+    """Returns the mask of an attention call; no mask at all shows every token, if the module says so by is_causal.
+
+    Raises UnsupportedModelError for a tensor, and for no mask in a module that doesn't say.
+    """
+    if isinstance(mask, AttentionMask):
+        return mask
+    if mask is None and getattr(module, "is_causal", None) is False:
+        return AttentionMask(0, causal=False)
+    kind = "no mask" if mask is None else "a mask of its own"
+    raise UnsupportedModelError(
+        f"{where}: attention is called with {kind} (attention_mask), so it can't be known which tokens are seen",
+        hint="Only models that take their masks from transformers' mask interface can be captured.",
+    )
 
 
 def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str) -> int:
     """Returns the layer whose cache an attention call has: the module's own, or for every further call one more.
 
     A module that several layers share has no number (``layer_idx`` is None or -1). It gets the number of the layer that
-    its path ``where`` names, the first one that has it.
+    its path ``where`` names, the first one that has it. Without a cache, the number only has to differ from others.
 
     Raises UnsupportedModelError if neither the module nor its path has a number.
     """
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int) or layer < 0:
         layer = next((int(p) for p in where.split(".") if p.isdigit() and int(p) < capture.model_layers), None)
+    if layer is None and capture.whole_texts:
+        layer = 0
     if layer is None:
         raise UnsupportedModelError(
             f"{where} has no layer_idx, so it can't be known that each layer attends",
@@ -272,27 +301,28 @@ def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str
 
 def mask_function(
     *args: Any, mask_function: Callable[..., Any], config: Any = None, local_size: int | None = None, **others: Any
-) -> CausalMask | OtherMask:
+) -> AttentionMask | OtherMask:
     """Evaluates the mask of a model, and returns the object that replaces it."""
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     windows = [w for w in (local_size, getattr(config, "sliding_window", None)) if isinstance(w, int) and w > 0]
-    window = causal_window(mask_function, longest=longest, windows=windows)
-    if window is None:
+    known = known_mask(mask_function, longest=longest, windows=windows)
+    if known is None:
         name = getattr(mask_function, "__qualname__", repr(mask_function))
-        return OtherMask(
-            f"the mask {name} of {type(config).__name__} is neither causal nor causal within a sliding window"
-        )
-    return CausalMask(window)
+        return OtherMask(f"the mask {name} of {type(config).__name__} is {NOT_CAUSAL}")
+    return known
 
 
-def causal_window(mask: Callable[..., Any], *, longest: int, windows: list[int]) -> int | None:
-    """Returns the window of a causal mask; 0 if it has none, and None if the mask isn't causal.
+def known_mask(mask: Callable[..., Any], *, longest: int, windows: list[int]) -> AttentionMask | None:
+    """Returns the meaning of a mask; None if it is neither causal nor bidirectional, whole or within a window.
 
-    ``mask(batch, head, query, key)`` is evaluated at small positions, around multiples of ``windows``, and around
-    powers of two up to ``longest``, where chunks and blocks would differ.
+    ``mask(batch, head, query, key)`` is evaluated at small positions, around multiples of ``windows`` and of their
+    halves, and around powers of two up to ``longest``, where chunks and blocks would differ.
     """
     points = set(range(17))
-    for center in [w * n for w in windows for n in (1, 2, 3)] + [2**n for n in range(5, longest.bit_length() + 1)]:
+    halves = [(w + 1) // 2 for w in windows]  # a window of both sides may be stated by its whole size
+    for center in [w * n for w in (*windows, *halves) for n in (1, 2, 3)]:
+        points.update(range(max(center - 3, 0), center + 4))
+    for center in [2**n for n in range(5, longest.bit_length() + 1)]:
         points.update(range(center - 2, center + 3))
     # The model is being traced: evaluate with real tensors, out of sight of the tracer.
     with _disable_current_modes(), torch.no_grad():
@@ -305,8 +335,20 @@ def causal_window(mask: Callable[..., Any], *, longest: int, windows: list[int])
             return None  # it depends on the tokens, whose values are not known
         if isinstance(seen, FakeTensor):
             return None
-        for window in [0, *windows]:
-            causal = key <= query
-            if torch.equal(seen, causal & (key > query - window) if window else causal):
-                return window
+        for known in (
+            *(AttentionMask(window) for window in (0, *windows)),
+            AttentionMask(0, causal=False),
+            *(AttentionMask(w + more, causal=False) for w in (*windows, *halves) for more in (0, 1)),
+        ):
+            if torch.equal(seen, seen_keys(query, key, known.window, causal=known.causal)):
+                return known
     return None
+
+
+def seen_keys(query: torch.Tensor, key: torch.Tensor, window: int, *, causal: bool) -> torch.Tensor:
+    """Returns True for each key that a query sees, of positions that broadcast: the masks of ``ew.attention``."""
+    if causal:
+        seen = key <= query
+        return seen & (key > query - window) if window else seen
+    distance = (key - query).abs()
+    return distance < window if window else torch.ones_like(distance, dtype=torch.bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from typing import Any
 
@@ -58,6 +59,34 @@ def build_model(
         UnsupportedModelError: not a decoder-only language model, or its attention doesn't use transformers' interface.
     """
     check_decoder(config, model_class)
+    return _built(config, model_class, eager=eager)
+
+
+def build_pooled(
+    config: PretrainedConfig, model_class: type[PreTrainedModel], *, pools: bool, eager: bool = False
+) -> PreTrainedModel:
+    """Builds an encoder, or a decoder whose hidden states are pooled, as ``build_model`` builds a decoder.
+
+    Args:
+        config: the configuration.
+        model_class: the class to build.
+        pools: False leaves out a pooling module of the class, whose result isn't used.
+        eager: as for ``build_model``.
+
+    Raises the errors of ``build_model``.
+    """
+    return _built(config, model_class, eager=eager, **({} if pools else without_pooling(model_class)))
+
+
+def without_pooling(model_class: type[PreTrainedModel]) -> dict[str, bool]:
+    """Returns the argument by which a class leaves out its pooling module; empty if it has none."""
+    optional = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if optional else {}
+
+
+def _built(
+    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, *, eager: bool, **options: bool
+) -> PreTrainedModel:
     logging.getLogger(_KERNELS).addFilter(_is_no_advice)
     config = copy.deepcopy(config)
     config.use_cache = False
@@ -65,9 +94,9 @@ def build_model(
     experts_interface.register()
     try:
         if eager:
-            model = _from_config(config, model_class, "eager", "eager")
+            model = _from_config(config, model_class, "eager", "eager", **options)
         else:
-            model = _captured_from_config(config, model_class)
+            model = _captured_from_config(config, model_class, **options)
     except _UNBUILDABLE as e:
         raise UnsupportedModelError(
             f"transformers can't build {architecture(config)} from its configuration: {e}",
@@ -86,22 +115,25 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
     return "is falling back to its reference PyTorch implementation" not in record.getMessage()
 
 
-def _captured_from_config(config: PretrainedConfig, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
+def _captured_from_config(
+    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, **options: bool
+) -> PreTrainedModel:
     try:
-        return _from_config(config, model_class, attention_interface.NAME, experts_interface.NAME)
+        return _from_config(config, model_class, attention_interface.NAME, experts_interface.NAME, **options)
     except KeyError as e:
         if e.args != (attention_interface.NAME,):
             raise
     # Attention classes of its own: the one that writes attention out, with masks of ours.
-    model = _from_config(config, model_class, "eager", experts_interface.NAME)
+    model = _from_config(config, model_class, "eager", experts_interface.NAME, **options)
     model.config._attn_implementation = attention_interface.NAME
     return model
 
 
 def _from_config(
-    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, attention: str, experts: str
+    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, attention: str, experts: str, **more: bool
 ) -> PreTrainedModel:
     options: dict[str, Any] = {
+        **more,
         "attn_implementation": attention,
         "experts_implementation": experts,
         "dtype": torch.float32,
@@ -122,15 +154,20 @@ def architecture(config: PretrainedConfig) -> str:
 
 def check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> None:
     """Raises UnsupportedModelError for any other kind of model. ``model_class``: see ``build_model``."""
-    name = architecture(config)
+    check_own_code(config)
+    if not is_decoder(config, model_class):
+        kind = architecture(config) if model_class is None else model_class.__name__
+        raise UnsupportedModelError(f"{kind} isn't a decoder-only language model", hint=_hint(config))
+
+
+def check_own_code(config: PretrainedConfig) -> None:
+    """Raises UnsupportedModelError for a model that comes with code of its own."""
     if getattr(config, "auto_map", None):
         raise UnsupportedModelError(
-            f"{name}: the model comes with code of its own (auto_map in config.json), which is never run",
+            f"{architecture(config)}: the model comes with code of its own (auto_map in config.json), which is never "
+            "run",
             hint="Models that transformers itself implements can be compiled.",
         )
-    if not is_decoder(config, model_class):
-        kind = name if model_class is None else model_class.__name__
-        raise UnsupportedModelError(f"{kind} isn't a decoder-only language model", hint=_hint(config))
 
 
 def is_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> bool:

@@ -20,6 +20,7 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 from . import huggingface, module
 from .bind_weights import bind_weights
 from .build_model import build_model, check_decoder, class_of_part, is_decoder
+from .build_pooled import build_pooled_source, find_pooled, pooled_context, pooled_info
 from .check_source import CONFIG, GENERATION_CONFIG, TEXT, check_file
 from .check_tokenizer import SourceTokenizer, check_tokenizer
 from .convert_weights import by_model_names
@@ -31,10 +32,11 @@ from .gguf.file import GgufFile, open_gguf
 from .merge_adapters import AdapterMerge
 from .model_info import model_info
 from .model_source import Adapter, AnySource, ModelSource
+from .pooled_source import PooledSource
 from .quantized.checkpoint import unpacked, without_idle_biases
 from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
-from .tokenizer import load_tokenizer, read_tokenizer_json, tokenizer_files
-from .trace import trace
+from .tokenizer import in_lower_case, load_tokenizer, read_tokenizer_json, tokenizer_files
+from .trace import trace, trace_pooled
 
 __all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "build_from_source", "capture"]
 
@@ -68,7 +70,7 @@ def capture(
     name: str | None = None,
     part: str | None = None,
 ) -> CapturedModel:
-    """Captures a decoder-only language model without reading its weights.
+    """Captures a decoder-only language model, or a model that gives vectors, scores or classes, without its weights.
 
     Args:
         source: a Hugging Face directory, a GGUF file, a transformers model, or a ``ModelSource`` with adapters. Nothing
@@ -267,6 +269,14 @@ def _capture_directory(
     context_length: int | None,
     part: str | None,
 ) -> CapturedModel:
+    if (pooled := find_pooled(directory)) is not None:
+        if adapters:
+            raise UnsupportedModelError(
+                f"{directory}: adapters can be merged into language models only, and this is a model for "
+                f"{pooled[0].task}",
+                hint="Merge the adapter with peft's merge_and_unload(), and export the merged model.",
+            )
+        return _capture_pooled(directory, *pooled, tokenizer, context_length)
     model, weights = build_from_directory(directory, part, adapters=adapters)
     context = freeze_rope(model, context_length)
     from_source = tokenizer is None
@@ -280,6 +290,30 @@ def _capture_directory(
         original = SourceTokenizer.of_json(tokenizer_json)
     warnings = _warnings(info, generation, where, files, original, str(directory))
     return CapturedModel(trace(model, weights), info, files, describe_source(directory), warnings)
+
+
+def _capture_pooled(
+    directory: Path,
+    pooled: PooledSource,
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    context_length: int | None,
+) -> CapturedModel:
+    model, weights = build_pooled_source(pooled, config)
+    from_source = tokenizer is None
+    tokenizer = tokenizer or load_tokenizer(pooled.folder)
+    longest = getattr(tokenizer, "model_max_length", None)
+    context = pooled_context(model, pooled, context_length, longest if isinstance(longest, int) else None)
+    files = None if tokenizer is None else tokenizer_files(tokenizer)
+    original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
+    if from_source and (tokenizer_json := read_tokenizer_json(pooled.folder)) is not None:
+        original = SourceTokenizer.of_json(tokenizer_json)
+    info = pooled_info(model, pooled, model_name(directory), context)
+    warnings = _warnings(info, {}, str(directory), files, original, str(directory))
+    if files is not None and pooled.sentence.lower_case:
+        files = in_lower_case(files)
+    program = trace_pooled(model, pooled, weights)
+    return CapturedModel(program, info, files, describe_source(directory), (*pooled.warnings, *warnings))
 
 
 def _capture_gguf(

@@ -23,7 +23,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 _T = named_symbol("T")
 
-_ATTENTION = (ew.attention.default, ew.take_rows.default, *FORMS)
+_ATTENTION = (ew.attention.default, ew.take_rows.default, ew.pool.default, *FORMS)
 
 # Defined for each token by itself: a row of the result is made from the same row of the first three arguments.
 _TOKEN_BY_TOKEN = (ew.moe.default,)

@@ -168,6 +168,17 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
     )
 
 
+def in_lower_case(files: TokenizerFiles) -> TokenizerFiles:
+    """Returns the files of a tokenizer that converts texts to lower case before all else."""
+    if files.tokenizer_json is None:
+        return files
+    document = json.loads(files.tokenizer_json)
+    first: list[dict[str, object]] = [{"type": "Lowercase"}]
+    before = document.get("normalizer")
+    document["normalizer"] = {"type": "Sequence", "normalizers": first if before is None else [*first, before]}
+    return replace(files, tokenizer_json=json.dumps(document, ensure_ascii=False))
+
+
 def quick_to_read(tokenizer_json: str) -> str:
     """Rewrites a tokenizer with each merge as one text, "a b" for ["a", "b"]: the library's older form.
 

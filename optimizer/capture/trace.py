@@ -1,9 +1,10 @@
-"""Traces a decoder of transformers into a Program, with packed tokens and symbolic T, B, M and R."""
+"""Traces a model of transformers into a Program, with packed tokens and symbolic T, B, M and R."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -16,14 +17,17 @@ from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import COMPUTED, Source, WeightExpr
 from enginewright.runtime.shared.errors import UnsupportedModelError
-from enginewright.runtime.shared.step_schema import PORTS, POSITIONS
+from enginewright.runtime.shared.step_schema import CLASSES, POOLED, PORTS, POSITIONS, TYPES
 
-from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
+from .attention_interface import AttentionCapture, AttentionMask, begin_forward, capturing
 from .build_model import architecture
 from .freeze_rope import own_context_length
 from .functional_graph import make_functional
 from .known_values import read_given_positions
+from .pooled_source import PooledSource
+from .pooled_step import PooledStep, head_pooling, layers_of
 from .recurrence_interface import replaced_recurrences
+from .text_inputs import text_inputs
 from .token_count import watching
 from .token_independence import check_token_independence
 from .written_out_attention import replace_written_out_attention
@@ -72,10 +76,6 @@ class _Step(torch.nn.Module):
         return logits
 
 
-_CAPTURED = tuple(signature(_Step.forward).parameters)[1:]
-"""The arrays of a step in the order of the captured form's inputs."""
-
-
 def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     """Traces ``model`` (from ``build_model``) to a program with logits [R, V] of the requested rows.
 
@@ -88,7 +88,36 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         UnsupportedModelError: torch.export can't trace it, a layer's attention bypassed the interface, it calls an op
             that is neither ATen's nor ours, or an op other than attention may combine tokens.
     """
-    step, name = _Step(model), architecture(model.config)
+    return _trace(_Step(model), model, model, weights)
+
+
+def trace_pooled(model: PreTrainedModel, source: PooledSource, weights: Mapping[str, WeightExpr]) -> Program:
+    """Traces ``model`` (from ``build_pooled``) to a program with a row [B, E] for each text, or [R, C] for tokens.
+
+    Args:
+        model: its parameters need no values. A classifier's head gets random ones.
+        source: the model's description.
+        weights: as for ``trace``, with those of the modules after the pooling.
+
+    Raises the errors of ``trace``; UnsupportedModelError also for a head that can't run on pooled rows.
+    """
+    if source.task in ("classify", "rerank"):
+        sentence = replace(source.sentence, poolings=(head_pooling(model),))
+        source = replace(source, sentence=sentence)
+    layers = layers_of(model, source.task)
+    program = _trace(PooledStep(model, source, text_inputs(layers, model)), model, layers, weights)
+    program.output_name = CLASSES if source.task == "token_classify" else POOLED
+    if not (types := program.inputs[TYPES]).users:
+        program.graph.erase_node(types)
+    return program
+
+
+def _trace(
+    step: torch.nn.Module, model: PreTrainedModel, layers: torch.nn.Module, weights: Mapping[str, WeightExpr]
+) -> Program:
+    """Traces a step of ``model``, whose module ``layers`` gets the token ids."""
+    name, whole_texts = architecture(model.config), isinstance(step, PooledStep)
+    captured = tuple(signature(step.forward).parameters)
     # A model is only asked for sequences that it is made for. Of its longest one the table of positions may be used up,
     # which some ask about. The program is for any number of tokens all the same, as no op but attention looks at more
     # than one.
@@ -96,15 +125,15 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     try:
         with (
             torch.no_grad(),
-            capturing(model) as attention,
+            capturing(model, whole_texts=whole_texts) as attention,
             replaced_recurrences(model),
-            watching(model, longest) as token_count,
+            watching(layers, longest) as token_count,
             warnings.catch_warnings(),
         ):
             # torch copies tree specs in a way that it has deprecated itself; nobody exporting a model can change that.
             warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
-            shapes = _dynamic_shapes(longest)
-            exported = torch.export.export(step, _example(), dynamic_shapes=shapes, strict=False)
+            shapes = _dynamic_shapes(captured, longest)
+            exported = torch.export.export(step, _example(captured), dynamic_shapes=shapes, strict=False)
             exported = make_functional(exported)
     except UnsupportedModelError:
         raise
@@ -115,7 +144,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
                 f"{name}: {culprit}, which can be any",
                 hint="Chunks, tables of positions, and recurrences without a kernel function can't be compiled.",
             ) from e
-        if CausalMask.__name__ in str(e):
+        if AttentionMask.__name__ in str(e):
             raise UnsupportedModelError(
                 f"{name}: {where} applies the mask itself, outside transformers' attention interface",
                 hint="Only models that attend through that interface can be compiled.",
@@ -129,7 +158,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         exported,
         {**_computed(exported), **weights},
         module_prefix=_PREFIX,
-        symbols=_symbols(exported),
+        symbols=_symbols(exported, captured),
     )
     _remove_checks(program)
     replace_written_out_attention(program, attention, longest)
@@ -140,26 +169,26 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     return program
 
 
-def _example() -> tuple[torch.Tensor, ...]:
-    """Returns the arrays of a step; those of cache groups once, as layers are grouped later."""
+def _example(captured: Sequence[str]) -> tuple[torch.Tensor, ...]:
+    """Returns the ``captured`` arrays of a step; those of cache groups once, as layers are grouped later."""
     sizes = (_TOKENS, _REQUESTS, _ROWS, _BLOCKS)
-    arrays = {name: torch.zeros(PORTS[name].sizes(*sizes), dtype=torch.int32) for name in _CAPTURED}
+    arrays = {name: torch.zeros(PORTS[name].sizes(*sizes), dtype=torch.int32) for name in captured}
     arrays[POSITIONS] = torch.arange(_TOKENS, dtype=torch.int32)
     return tuple(arrays.values())
 
 
-def _dynamic_shapes(longest: int) -> dict[str, Any]:
-    """Returns the dynamic sizes for torch.export. ``longest``: the maximum number of tokens."""
+def _dynamic_shapes(captured: Sequence[str], longest: int) -> dict[str, Any]:
+    """Returns the dynamic sizes of arrays for torch.export. ``longest``: the maximum number of tokens."""
     B, M, R = (torch.export.Dim(n, min=1, max=2**20) for n in ("B", "M", "R"))
     sizes = {"T": torch.export.Dim("T", min=1, max=longest), "B": B, "B+1": B + 1, "M": M, "R": R}
-    return {name: {i: sizes[str(of)] for i, of in enumerate(PORTS[name].shape)} for name in _CAPTURED}
+    return {name: {i: sizes[str(of)] for i, of in enumerate(PORTS[name].shape)} for name in captured}
 
 
-def _symbols(exported: torch.export.ExportedProgram) -> dict[sympy.Symbol, str]:
+def _symbols(exported: torch.export.ExportedProgram, captured: Sequence[str]) -> dict[sympy.Symbol, str]:
     """Returns the letter of each shape symbol."""
     sizes = {n.name: n.meta["val"].shape for n in exported.graph.nodes if n.op == "placeholder"}
     symbols: dict[sympy.Symbol, str] = {}
-    for name in _CAPTURED:
+    for name in captured:
         for letter, size in zip(PORTS[name].shape, sizes[name], strict=True):
             if letter not in ("T", "B", "M", "R"):
                 continue

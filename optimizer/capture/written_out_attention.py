@@ -5,7 +5,8 @@ and the softmax are evaluated for sequences of several lengths, and must equal
 
     scale * (q @ k^T) + slope * (key - query) + a term that is the same for all keys,
 
-and mask all keys except the causal ones, or the causal ones within a window. The slopes are those of linear biases
+and mask all keys except the causal ones, or the causal ones within a window. In a model of whole texts they may mask no
+key, or those outside a window of both sides; the distance is -|key - query| then. The slopes are those of linear biases
 (ALiBi, https://arxiv.org/abs/2108.12409), or 0. One ``ew.attention`` then replaces the nodes; otherwise the model is
 refused.
 """
@@ -27,7 +28,7 @@ from enginewright.passes.ir.weights import COMPUTED, Source
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.step_schema import Q_START
 
-from .attention_interface import AttentionCapture
+from .attention_interface import NOT_CAUSAL, AttentionCapture, AttentionMask, seen_keys
 from .known_values import Sequence, UnknownError, known_nodes
 
 aten, ew = torch.ops.aten, torch.ops.ew
@@ -73,7 +74,7 @@ class _Meaning:
     """The parameters that the scores of an attention amount to. ``slopes``: [N], or None if all are 0."""
 
     scale: float
-    window: int
+    mask: AttentionMask
     slopes: torch.Tensor | None
 
 
@@ -111,13 +112,13 @@ def replace_written_out_attention(program: Program, capture: AttentionCapture, l
             attention = _find(program, softmax, known)
             key = _spelling(attention, known)
             if key not in meanings:
-                meanings[key] = _meaning(program, attention, known, longest, capture.windows)
+                meanings[key] = _meaning(program, attention, known, longest, capture)
             _replace(program, attention, meanings[key], capture)
         except (_NotAttentionError, UnknownError) as e:
             raise UnsupportedModelError(
                 f"{where} writes its attention out, and {e}",
-                hint="Attention is causal, maybe within a window, and adds to scores at most a bias that is linear in "
-                "the distance.",
+                hint="Attention is causal, or of whole texts, maybe within a window, and adds to scores at most a bias "
+                "that is linear in the distance.",
             ) from e
     if softmaxes:
         program.remove_dead_code()
@@ -212,11 +213,11 @@ def _between(last: Node, first: Node, known: set[Node]) -> list[Node]:
 # ---- what it means
 
 
-def _meaning(program: Program, found: _Found, known: set[Node], longest: int, windows: set[int]) -> _Meaning:
+def _meaning(program: Program, found: _Found, known: set[Node], longest: int, capture: AttentionCapture) -> _Meaning:
     heads = math.prod(int(s) for s in program.shape(found.softmax)[:-2])
     most = min(longest, math.isqrt(_MOST_SCORES // heads))
-    if windows and max(windows) + 2 > most:
-        raise _NotAttentionError(f"a window of {max(windows)} tokens is too long to be found in {most}")
+    if capture.windows and max(capture.windows) + 2 > most:
+        raise _NotAttentionError(f"a window of {max(capture.windows)} tokens is too long to be found in {most}")
     meanings = []
     for length in sorted({n for n in _LENGTHS if n < most} | {most}):
         sequence = Sequence(program, known, length)
@@ -225,14 +226,16 @@ def _meaning(program: Program, found: _Found, known: set[Node], longest: int, wi
         _check_weights(sequence, found)
     # Numbers are read from short sequences, where biases are small, and must hold for all.
     _, scale, _, slopes = meanings[-2] if len(meanings) > 1 else meanings[-1]
-    window = meanings[-1][2]
+    mask = meanings[-1][2]
     for length, other, seen, others in meanings:
         same = torch.allclose(others, slopes, rtol=_ROUNDED, atol=_TOLERANCE) or length == _LENGTHS[0]
         if not math.isclose(other, scale, rel_tol=1e-4) or not same:
             raise _NotAttentionError("its scores depend on how long the sequence is")
-        if seen != (window if 0 < window < length else 0):
+        if seen != (mask if mask.window < length else AttentionMask(0, mask.causal)):
             raise _NotAttentionError("its mask depends on how long the sequence is")
-    return _Meaning(scale, window, slopes if bool(slopes.any()) else None)
+    if not mask.causal and not capture.whole_texts:
+        raise _NotAttentionError(f"its mask is {NOT_CAUSAL}")
+    return _Meaning(scale, mask, slopes if bool(slopes.any()) else None)
 
 
 def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -257,8 +260,10 @@ def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Te
     return scores
 
 
-def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: int) -> tuple[float, int, torch.Tensor]:
-    """Returns scale, window and slopes [N] of scores over a sequence. Raises _NotAttentionError if they have another
+def _seen(
+    scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: int
+) -> tuple[float, AttentionMask, torch.Tensor]:
+    """Returns scale, mask and slopes [N] of scores over a sequence. Raises _NotAttentionError if they have another
     form.
     """
     shape = (heads, length, length)
@@ -267,12 +272,12 @@ def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: in
     some = scores(noise)
     query, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
     visible = none[0] >= _MASKED
-    causal = key <= query
+    causal = int(visible[0].sum()) == 1
     count = int(visible[-1].sum())
-    window = 0 if count == length else count
-    expected = causal & (key > query - window) if window else causal
+    mask = AttentionMask(0 if count == length else count, causal)
+    expected = seen_keys(query, key, mask.window, causal=causal)
     if not all(torch.equal(x >= _MASKED, expected.expand(shape)) for x in (none, some)):
-        raise _NotAttentionError("its mask is neither causal nor causal within a sliding window")
+        raise _NotAttentionError(f"its mask is {NOT_CAUSAL}, nor bidirectional")
     scale = float((scores(torch.full(shape, _LARGE))[0, -1, -1] - none[0, -1, -1]) / _LARGE)
     biases = torch.where(expected, none, torch.zeros(()))
     largest = float(biases.abs().max()) + abs(scale) * 5
@@ -283,8 +288,8 @@ def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: in
         atol=_TOLERANCE * largest,
     ):
         raise _NotAttentionError("its scores aren't products times a number")
-    first = 0 if not window else length - window
-    distance = (key - query).float()
+    first = 0 if not mask.window else length - mask.window
+    distance = (key - query if causal else -(key - query).abs()).float()
     diagonal = biases.diagonal(dim1=1, dim2=2)  # [N, S]: of each token with itself
     far = float(length - 1 - first)
     slopes = (diagonal[:, -1] - biases[:, -1, first]) / far if far else torch.zeros(heads)
@@ -292,7 +297,7 @@ def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: in
     most = _TOLERANCE * largest + _ROUNDED * biases.abs().amax(dim=(1, 2), keepdim=True)
     if bool(((torch.where(expected, linear, 0.0) - biases).abs() > most).any()):
         raise _NotAttentionError("what it adds to scores isn't linear in the distance")
-    return scale, window, slopes
+    return scale, mask, slopes
 
 
 def _check_weights(sequence: Sequence, found: _Found) -> None:
@@ -335,10 +340,11 @@ def _replace(program: Program, found: _Found, meaning: _Meaning, capture: Attent
             program.inputs[Q_START],
             layer,
             meaning.scale,
-            meaning.window,
+            meaning.mask.window,
             0.0,
             None,
             slopes,
+            *(() if meaning.mask.causal else (False,)),
             where=where,
         )
         new = program.call(aten.permute.default, out, [1, 0, 2], where=where)  # [Nq, T, Dv]

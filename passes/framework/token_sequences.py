@@ -17,6 +17,7 @@ from enginewright.runtime.shared.step_schema import (
     Q_START,
     ROWS,
     SLOTS,
+    TYPES,
     group_port,
 )
 
@@ -41,6 +42,7 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
         Q_START: starts,
         KV_LEN: lengths,
         ROWS: torch.arange(int(starts[-1])),
+        TYPES: torch.zeros(int(starts[-1])),
     }
     owner = torch.repeat_interleave(torch.tensor(list(requests)), lengths)  # [T]
     for group in program.cache_groups:

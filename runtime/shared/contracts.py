@@ -499,6 +499,7 @@ Default = float | int | bool | list[str | list[int]]
 
 
 PooledTask = Literal["embed", "rerank", "classify", "token_classify"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
 class PoolingInfo(Record, frozen=True, kw_only=True):
@@ -531,7 +532,7 @@ class PoolingInfo(Record, frozen=True, kw_only=True):
     default_prompt: str | None = None
     include_prompt: bool = True
     labels: tuple[str, ...] = ()
-    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+    similarity: Similarity = "cosine"
     query_template: str | None = None
     document_template: str | None = None
 

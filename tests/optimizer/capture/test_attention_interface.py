@@ -11,16 +11,17 @@ from transformers.masking_utils import (
     causal_mask_function,
     chunked_causal_mask_function,
     or_masks,
+    sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
     sliding_window_overlay,
 )
 
 from enginewright.optimizer.capture.attention_interface import (
-    CausalMask,
+    AttentionMask,
     attention_function,
     begin_forward,
     capturing,
-    causal_window,
+    known_mask,
     mask_function,
 )
 from enginewright.passes.ops.attention import attention
@@ -39,15 +40,15 @@ class Decoder(torch.nn.Module):
         self.inner = torch.nn.ModuleList([Attention(0), Attention(1)])
 
 
-def call(layers=(0,), mask=None, **kwargs):
+def call(layers=(0,), mask=None, whole_texts=False, **kwargs):
     model = Decoder()
     q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 6)
     q_start = torch.tensor([0, 2, 5])
-    with capturing(model) as capture:
+    with capturing(model, whole_texts=whole_texts) as capture:
         begin_forward(q_start, 5)
         for layer in layers:
             out, weights = attention_function(
-                model.inner[layer], q, k, v, CausalMask(0) if mask is None else mask, **kwargs
+                model.inner[layer], q, k, v, AttentionMask(0) if mask is None else mask, **kwargs
             )
     assert weights is None
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
@@ -59,7 +60,7 @@ def test_calls_ew_attention(window, softcap, scaling):
     sinks = torch.randn(4) if softcap else None
     out, packed, capture = call(
         layers=(1,),
-        mask=CausalMask(window),
+        mask=AttentionMask(window),
         scaling=scaling,
         softcap=softcap,
         s_aux=sinks,
@@ -110,7 +111,7 @@ def test_shared_attention_has_the_number_of_its_place(number):
     with capturing(model) as capture:
         begin_forward(torch.tensor([0, 5]), 5)
         for _ in range(2):
-            attention_function(model.inner[1], *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
+            attention_function(model.inner[1], *torch.randn(3, 1, 2, 5, 8), AttentionMask(0))
     assert capture.layers == [1, 2]
 
 
@@ -119,7 +120,7 @@ def test_a_layer_without_a_number_is_refused():
         model = Decoder()
         with capturing(model):
             begin_forward(torch.tensor([0, 5]), 5)
-            attention_function(torch.nn.Linear(1, 1), *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
+            attention_function(torch.nn.Linear(1, 1), *torch.randn(3, 1, 2, 5, 8), AttentionMask(0))
 
 
 def test_slopes_are_passed_on():
@@ -133,32 +134,58 @@ def test_a_new_forward_pass_begins_anew():
     with capturing(model) as capture:
         for _ in range(2):
             begin_forward(torch.tensor([0, 5]), 5)
-            attention_function(model.inner[0], *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
+            attention_function(model.inner[0], *torch.randn(3, 1, 2, 5, 8), AttentionMask(0))
     assert capture.layers == [0]
 
 
 @pytest.mark.parametrize(
     ("mask", "windows", "expected"),
     [
-        (causal_mask_function, [], 0),
-        (causal_mask_function, [8], 0),
-        (sliding_window_causal_mask_function(8), [8], 8),
-        (sliding_window_causal_mask_function(4096), [4096], 4096),
+        (causal_mask_function, [], AttentionMask(0)),
+        (causal_mask_function, [8], AttentionMask(0)),
+        (sliding_window_causal_mask_function(8), [8], AttentionMask(8)),
+        (sliding_window_causal_mask_function(4096), [4096], AttentionMask(4096)),
         (sliding_window_causal_mask_function(8), [9], None),
         (sliding_window_causal_mask_function(8), [], None),
-        (bidirectional_mask_function, [], None),
+        (bidirectional_mask_function, [], AttentionMask(0, causal=False)),
+        (sliding_window_bidirectional_mask_function(64), [64], AttentionMask(65, causal=False)),
+        (lambda b, h, q, k: (q - k).abs() < 256, [511], AttentionMask(256, causal=False)),
+        (lambda b, h, q, k: (q - k).abs() < 257, [512], AttentionMask(257, causal=False)),
+        (sliding_window_bidirectional_mask_function(64), [62], None),
+        (lambda b, h, q, k: (k - q < 8) & (q - k < 9), [8], None),
         (chunked_causal_mask_function(8192, torch.zeros(1, dtype=torch.long)), [], None),
         (or_masks(causal_mask_function, lambda b, h, q, k: (q < 4) & (k < 4)), [], None),
-        (and_masks(causal_mask_function, sliding_window_overlay(5)), [5], 5),
+        (and_masks(causal_mask_function, sliding_window_overlay(5)), [5], AttentionMask(5)),
         (lambda b, h, q, k: k < q, [], None),
     ],
 )
 def test_masks_are_known_by_their_values(mask, windows, expected):
-    assert causal_window(mask, longest=131072, windows=windows) == expected
+    assert known_mask(mask, longest=131072, windows=windows) == expected
 
 
 def test_masks_of_another_kind_are_refused_by_name_where_they_are_used():
-    assert mask_function(mask_function=sliding_window_causal_mask_function(8), local_size=8) == CausalMask(8)
-    other = mask_function(mask_function=bidirectional_mask_function)
-    with pytest.raises(UnsupportedModelError, match=r"inner\.0: the mask bidirectional_mask_function"):
+    assert mask_function(mask_function=sliding_window_causal_mask_function(8), local_size=8) == AttentionMask(8)
+    other = mask_function(mask_function=chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.long)))
+    with pytest.raises(UnsupportedModelError, match=r"inner\.0: the mask .*and_mask.* is neither causal"):
         call(mask=other[:, :, :, :5])
+
+
+def test_bidirectional_masks_are_for_whole_texts():
+    mask = AttentionMask(3, causal=False)
+    with pytest.raises(
+        UnsupportedModelError, match=r"inner\.0: its mask is neither causal .*: a token sees those after"
+    ):
+        call(mask=mask)
+    out, packed, _ = call(mask=mask, whole_texts=True, is_causal=False)
+    assert torch.equal(out[0], attention(*packed, 0, 8**-0.5, 3, 0.0, None, causal=False))
+
+
+def test_no_mask_is_bidirectional_where_the_module_says_so():
+    model = Decoder()
+    model.inner[0].is_causal = False
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    with capturing(model, whole_texts=True):
+        begin_forward(torch.tensor([0, 5]), 5)
+        out, _ = attention_function(model.inner[0], q, k, v, None)
+    packed = (x[0].transpose(0, 1) for x in (q, k, v))
+    assert torch.equal(out[0], attention(*packed, torch.tensor([0, 5]), 0, 8**-0.5, 0, 0.0, None, causal=False))

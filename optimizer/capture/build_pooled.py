@@ -1,0 +1,144 @@
+"""Builds the model of a folder that gives vectors, scores or classes, with unread weights, and describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from enginewright.passes.ir.weights import Cast, WeightExpr
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+
+from . import huggingface
+from .bind_weights import bind_weights
+from .build_model import build_pooled, check_own_code
+from .convert_weights import by_model_names
+from .freeze_rope import freeze_rope, own_context_length
+from .model_info import model_info
+from .pooled_source import PooledSource, find_pooled_source, named_class, pooling_info, transformer_folder
+from .pooled_step import layers_of, modules_after
+from .quantized.checkpoint import unpacked, without_idle_biases
+from .sentence_transformers_files import DenseModule
+from .text_inputs import text_inputs
+
+AFTER = "after"
+"""The name of the modules after the pooling, before their numbers, in names of weights."""
+
+
+def find_pooled(directory: Path) -> tuple[PooledSource, PretrainedConfig] | None:
+    """Returns the pooled model of a folder and its configuration; None for a model that generates text.
+
+    Raises the errors of ``read_config`` and ``find_pooled_source``.
+    """
+    config = huggingface.read_config(transformer_folder(directory))
+    source = find_pooled_source(directory, config)
+    if source is None:
+        return None
+    check_own_code(config)
+    return source, config
+
+
+def build_pooled_source(
+    source: PooledSource, config: PretrainedConfig, *, eager: bool = False
+) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+    """Builds a pooled model, with unread weights.
+
+    Args:
+        source: the model.
+        config: its configuration.
+        eager: as for ``build_model``.
+
+    Returns the model, and its weights by its own names; those of the modules after the pooling begin with ``AFTER``.
+
+    Raises:
+        SourceError: a tensor is missing, damaged, or has another shape than the configuration states.
+        UnsupportedModelError: the model can't be built.
+    """
+    directory, pools = source.folder, source.task != "embed"
+    model = build_pooled(config, source.model_class, pools=pools, eager=eager)
+    tensors = huggingface.read_tensors(directory)
+    if (quantized := huggingface.read_quantization(directory)) is not None:
+        tensors = unpacked(tensors, quantized)
+    named = by_model_names(model, tensors, source=str(directory))
+    if quantized is not None:
+        named = without_idle_biases(named, tensors, model, model.base_model_prefix)
+    named = _without_other_heads(model, config, source, named)
+    return model, bind_weights(model, named, source=str(directory)) | _weights_after(source)
+
+
+def pooled_context(
+    model: PreTrainedModel, source: PooledSource, wanted: int | None, tokenizer_length: int | None
+) -> int:
+    """Fixes the rotary frequencies of ``model`` and returns its longest text in tokens.
+
+    Args:
+        model: from ``build_pooled``.
+        source: the model's description.
+        wanted: the length that the caller asks for; None takes what the files state.
+        tokenizer_length: the length that the tokenizer states; None if it doesn't.
+
+    Raises UnsupportedModelError if ``wanted`` is longer than the model's table of positions.
+    """
+    most = own_context_length(model.config) - (text_inputs(layers_of(model, source.task), model).first or 0)
+    if wanted is not None and wanted > most:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is made for at most {most} tokens, and a context_length of {wanted} was asked for",
+            hint="Choose a shorter context_length.",
+        )
+    if wanted is not None:
+        return freeze_rope(model, wanted)
+    return min(freeze_rope(model), most, source.sentence.max_length or tokenizer_length or most)
+
+
+def pooled_info(model: PreTrainedModel, source: PooledSource, name: str, context_length: int) -> ModelInfo:
+    """Describes a pooled model for its bundle. Raises the errors of ``pooling_info``."""
+    info = model_info(model, name, context_length, {})
+    size = int(getattr(model.config.get_text_config(), "hidden_size", 0))
+    more = sum(p.numel() for p in modules_after(source)[0].parameters())
+    return replace(info, pooling=pooling_info(source, model.config, size), parameters=info.parameters + more)
+
+
+def _without_other_heads(
+    model: PreTrainedModel, config: PretrainedConfig, source: PooledSource, tensors: Mapping[str, WeightExpr]
+) -> dict[str, WeightExpr]:
+    """Returns the tensors without those of heads and poolings that the checkpoint has and ``model`` doesn't.
+
+    A checkpoint of a masked language model has its head; one of a base model may have a pooling that no vector needs.
+    """
+    prefix = f"{model.base_model_prefix}."
+    classes = {kind for kind in (named_class(config), source.model_class) if kind is not None}
+    with torch.device("meta"):
+        wholes = [kind._from_config(config) for kind in classes]
+    own = {name.removeprefix(prefix) for name in model.state_dict()}
+    others = {name.removeprefix(prefix) for whole in wholes for name in whole.state_dict()} - own
+    heads = {name.partition(".")[0] for name in others} - {name.partition(".")[0] for name in own}
+
+    def is_other(name: str) -> bool:
+        short = name.removeprefix(prefix)
+        return short in others or short.partition(".")[0] in heads
+
+    return {name: expr for name, expr in tensors.items() if not is_other(name)}
+
+
+def _weights_after(source: PooledSource) -> dict[str, WeightExpr]:
+    """Returns the weights of the modules after the pooling, by name. Raises SourceError naming file and tensor."""
+    weights: dict[str, WeightExpr] = {}
+    modules = modules_after(source)[0]
+    for number, (one, module) in enumerate(zip(source.sentence.modules, modules, strict=True)):
+        stored = huggingface.read_tensors(one.folder)
+        inside = "linear" if isinstance(one, DenseModule) else "norm"
+        for name, parameter in module.named_parameters():
+            expr = stored.get(f"{inside}.{name}")
+            if expr is None or expr.shape != tuple(parameter.shape):
+                what = "is missing" if expr is None else f"has shape {expr.shape}"
+                raise SourceError(
+                    f"{one.folder}: tensor {inside}.{name} {what}, and the module's config.json states "
+                    f"{tuple(parameter.shape)}",
+                    hint="The file and its configuration don't belong together: download both again.",
+                )
+            weights[f"{AFTER}.{number}.{name}"] = expr if expr.dtype == torch.float32 else Cast(expr, torch.float32)
+    return weights

@@ -1,0 +1,222 @@
+"""Decides if a folder's model gives vectors, scores or classes for whole texts, and of which transformers class it is.
+
+modules.json of sentence-transformers decides first, then the class in ``architectures`` of config.json. No family is
+special-cased. A model that generates text has none of the two and isn't pooled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+)
+
+from enginewright.runtime.shared.contracts import PooledTask, PoolingInfo
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+
+from .check_source import CONFIG
+from .sentence_transformers_files import MODULES, SentenceModel, read_sentence_model, transformer_settings
+
+Activation = Literal["none", "sigmoid", "softmax"]
+
+_HEADS: Mapping[str, tuple[PooledTask, Any]] = {
+    "ForSequenceClassification": ("classify", MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
+    "ForTokenClassification": ("token_classify", MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
+}
+"""The end of a class's name -> its task, and transformers' table of such classes."""
+
+_BASES = ("Model", "ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
+"""Ends of the names of classes whose base model gives vectors."""
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+}
+_OUT = {"t5": "T5 encoders", "umt5": "T5 encoders", "mt5": "T5 encoders", "clip": "CLIP", "siglip": "SigLIP"}
+"""Model types that are often asked for, and can't be compiled."""
+
+
+@dataclass(frozen=True)
+class PooledSource:
+    """A model that gives a vector, a score or classes for a text.
+
+    Attributes:
+        folder: the folder with config.json and the weights.
+        task: see ``PoolingInfo``.
+        model_class: the class of transformers to build.
+        sentence: the files of sentence-transformers; without them those of a model that is pooled by default.
+        warnings: what was assumed.
+    """
+
+    folder: Path
+    task: PooledTask
+    model_class: type[PreTrainedModel]
+    sentence: SentenceModel
+    warnings: tuple[str, ...] = ()
+
+
+def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSource | None:
+    """Returns the pooled model of a folder; None for a model that isn't pooled. ``config``: of the transformers model.
+
+    Raises:
+        SourceError: a file of sentence-transformers is wrong.
+        UnsupportedModelError: the model is pooled in a way that can't be compiled.
+    """
+    sentence = read_sentence_model(directory)
+    name = next(iter(getattr(config, "architectures", None) or ()), "")
+    head = next((end for end in _HEADS if name.endswith(end)), None)
+    if sentence is not None and (sentence.poolings or head is None):
+        return _of_modules(directory, sentence, config)
+    if head is not None:
+        task, classes = _HEADS[head]
+        settings = sentence or SentenceModel(directory, **transformer_settings(directory))
+        if task == "classify" and int(config.num_labels) == 1:
+            task = "rerank"
+        return PooledSource(directory, task, _class_for(config, classes, directory), settings)
+    if not _is_encoder(config, name):
+        return None
+    settings = SentenceModel(directory, poolings=("mean",), **transformer_settings(directory))
+    assumed = (
+        f"{directory} has no {MODULES}, which states how the vectors of tokens become one: their mean is taken, "
+        "without normalizing it"
+    )
+    return PooledSource(directory, "embed", _class_for(config, MODEL_MAPPING, directory), settings, (assumed,))
+
+
+def transformer_folder(directory: Path) -> Path:
+    """Returns the folder with config.json: ``directory``, or the one that its modules.json names.
+
+    Raises the errors of ``read_sentence_model``.
+    """
+    if os.path.lexists(directory / CONFIG) or not os.path.lexists(directory / MODULES):
+        return directory
+    sentence = read_sentence_model(directory)
+    return directory if sentence is None else sentence.transformer
+
+
+def pooling_info(source: PooledSource, config: PretrainedConfig, hidden_size: int) -> PoolingInfo:
+    """Returns the bundle's description of a pooled model.
+
+    Args:
+        source: the model.
+        config: its configuration.
+        hidden_size: the size of a token's vector.
+
+    Raises SourceError if sentence-transformers' files state another size.
+    """
+    sentence = source.sentence
+    common: dict[str, Any] = {
+        "task": source.task,
+        "prompts": dict(sentence.prompts),
+        "default_prompt": sentence.default_prompt,
+        "include_prompt": sentence.include_prompt,
+        "similarity": sentence.similarity,
+    }
+    if source.task != "embed":
+        count = 1 if sentence.answers is not None else int(config.num_labels)
+        labels = () if source.task == "rerank" else tuple(str(config.id2label[i]) for i in range(count))
+        return PoolingInfo(dimensions=count, activation=_activation(source, config), labels=labels, **common)
+    size = hidden_size * len(sentence.poolings)
+    if sentence.size not in (None, hidden_size):
+        raise SourceError(
+            f"{source.folder}: the pooling states vectors of {sentence.size} dimensions (word_embedding_dimension), "
+            f"and the model's have {hidden_size}",
+            hint="The files of the pooling and of the model don't belong together.",
+        )
+    size = next((m.outputs for m in reversed(sentence.modules) if hasattr(m, "outputs")), size)
+    if sentence.dimensions is not None and sentence.dimensions > size:
+        raise SourceError(
+            f"{source.folder}: truncate_dim is {sentence.dimensions}, and vectors have {size} dimensions",
+            hint="Correct the field.",
+        )
+    choices = () if sentence.dimensions in (None, size) else (sentence.dimensions,)
+    return PoolingInfo(dimensions=size, normalize=sentence.normalize, dimension_choices=choices, **common)
+
+
+def _of_modules(directory: Path, sentence: SentenceModel, config: PretrainedConfig) -> PooledSource:
+    """Returns the model of a folder whose modules.json lists a pooling, or the answers of a decoder."""
+    if sentence.answers is not None:
+        if sentence.poolings or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise UnsupportedModelError(
+                f"{directory / MODULES}: the module LogitScore needs a causal language model without a pooling",
+                hint="Export a reranker that sentence-transformers can load.",
+            )
+        return PooledSource(
+            sentence.transformer, "rerank", _class_for(config, MODEL_FOR_CAUSAL_LM_MAPPING, directory), sentence
+        )
+    if not sentence.poolings:
+        raise UnsupportedModelError(
+            f"{directory / MODULES}: there is no Pooling, so the model gives a vector for each token (ColBERT)",
+            hint="Models that give one vector for a text can be exported.",
+        )
+    return PooledSource(sentence.transformer, "embed", _class_for(config, MODEL_MAPPING, directory), sentence)
+
+
+def _is_encoder(config: PretrainedConfig, name: str) -> bool:
+    """Returns True for the base model, or the masked language model, of a family that isn't one of decoders."""
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        return False
+    if any(hasattr(config, part) for part in ("vision_config", "audio_config", "text_config")):
+        return False
+    kind = config.model_type
+    encodes = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return (
+        type(config) in MODEL_MAPPING
+        and encodes
+        and (name.endswith(_BASES) if name else kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    )
+
+
+def _class_for(config: PretrainedConfig, classes: Any, directory: Path) -> type[PreTrainedModel]:
+    """Returns transformers' class for a configuration: the one in ``architectures`` if it is in the table."""
+    known = classes.get(type(config), None)
+    listed = known if isinstance(known, tuple | list) else (known,)
+    name = next(iter(getattr(config, "architectures", None) or ()), "")
+    chosen = next((one for one in listed if one is not None and one.__name__ == name), listed[0])
+    if chosen is None:
+        what = _OUT.get(config.model_type, f"transformers has no class of that kind for {config.model_type!r}")
+        raise UnsupportedModelError(
+            f"{directory / CONFIG}: {what}", hint="Encoders and decoders of text can be exported with a pooling."
+        )
+    return chosen  # type: ignore[no-any-return]
+
+
+def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """Returns the class in ``architectures``, whose checkpoint may have tensors that the built class lacks."""
+    name = next(iter(getattr(config, "architectures", None) or ()), "")
+    named = getattr(transformers, name, None)
+    return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else None
+
+
+def _activation(source: PooledSource, config: PretrainedConfig) -> Activation:
+    """Returns the function of scores and classes: the stated one, or else that of the library that made the model."""
+    section = getattr(config, "sentence_transformers", None)
+    stated = source.sentence.activation
+    if stated is None and isinstance(section, dict):
+        stated = section.get("activation_fn")
+    stated = stated or getattr(config, "sbert_ce_default_activation_function", None)
+    if stated is not None:
+        if stated not in _ACTIVATIONS:
+            raise UnsupportedModelError(
+                f"{source.folder / CONFIG}: activation_fn {stated!r:.80} can't be compiled",
+                hint=f"There are {', '.join(_ACTIVATIONS)}.",
+            )
+        return _ACTIVATIONS[stated]
+    if source.task == "rerank":
+        return "sigmoid"
+    problem = getattr(config, "problem_type", None)
+    kinds: Mapping[str | None, Activation] = {"multi_label_classification": "sigmoid", "regression": "none"}
+    return kinds.get(problem, "softmax")
