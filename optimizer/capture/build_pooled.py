@@ -113,9 +113,9 @@ def _without_other_heads(
     classes = {kind for kind in (named_class(config), source.model_class) if kind is not None}
     with torch.device("meta"):
         wholes = [kind._from_config(config) for kind in classes]
-    own = {name.removeprefix(prefix) for name in model.state_dict()}
-    others = {name.removeprefix(prefix) for whole in wholes for name in whole.state_dict()} - own
-    heads = {name.partition(".")[0] for name in others} - {name.partition(".")[0] for name in own}
+    built = {name.removeprefix(prefix) for name in model.state_dict()}
+    others = {name.removeprefix(prefix) for whole in wholes for name in whole.state_dict()} - built
+    heads = {name.partition(".")[0] for name in others} - {name.partition(".")[0] for name in built}
 
     def is_other(name: str) -> bool:
         short = name.removeprefix(prefix)

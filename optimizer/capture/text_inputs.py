@@ -42,10 +42,10 @@ def text_inputs(layers: torch.nn.Module, model: PreTrainedModel) -> TextInputs:
     """
     parameters = inspect.signature(layers.forward).parameters
     try:
-        own = _looked_up(layers, model)
-        first = _first_position(layers, model, own) if "position_ids" in parameters else None
+        usual = _looked_up(layers, model)
+        first = _first_position(layers, model, usual) if "position_ids" in parameters else None
         types = torch.zeros(1, _TOKENS, dtype=torch.long)
-        reads_types = "token_type_ids" in parameters and _equal(own, _looked_up(layers, model, token_type_ids=types))
+        reads_types = "token_type_ids" in parameters and _equal(usual, _looked_up(layers, model, token_type_ids=types))
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as e:
         raise UnsupportedModelError(
             f"{type(model).__name__} can't run on a text alone: {type(e).__name__}: {e}",
@@ -54,12 +54,12 @@ def text_inputs(layers: torch.nn.Module, model: PreTrainedModel) -> TextInputs:
     return TextInputs(first, reads_types)
 
 
-def _first_position(layers: torch.nn.Module, model: PreTrainedModel, own: list[torch.Tensor]) -> int:
-    """Returns the position of the first token. ``own``: the rows that are looked up without positions."""
+def _first_position(layers: torch.nn.Module, model: PreTrainedModel, usual: list[torch.Tensor]) -> int:
+    """Returns the position of the first token. ``usual``: the rows that are looked up without positions."""
     counted = _looked_up(layers, model, position_ids=_positions(0))
-    starts = {int((a - b).flatten()[0]) for a, b in zip(own, counted, strict=False) if not torch.equal(a, b)}
+    starts = {int((a - b).flatten()[0]) for a, b in zip(usual, counted, strict=False) if not torch.equal(a, b)}
     first = next(iter(starts), 0)
-    if len(starts) > 1 or (first and not _equal(own, _looked_up(layers, model, position_ids=_positions(first)))):
+    if len(starts) > 1 or (first and not _equal(usual, _looked_up(layers, model, position_ids=_positions(first)))):
         raise UnsupportedModelError(
             f"{type(model).__name__}: the positions of a text's tokens don't follow each other from a first one on",
             hint="Positions are 0, 1, 2, ..., or the same with a number added.",
