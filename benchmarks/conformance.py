@@ -1,8 +1,12 @@
 """Runs what others wrote to test a server of this kind against ``optimize serve``, and writes each test's outcome.
 
-    python benchmarks/conformance.py BUNDLE [--only SUITE ...] [--seconds 60] [--json FILE]
+    python benchmarks/conformance.py BUNDLE [--embed BUNDLE --rerank BUNDLE --classify BUNDLE] [--only SUITE ...]
+        [--seconds 60] [--json FILE]
 
-- openai: the tests that come with OpenAI's own client (its source package), of chat, completions, models and responses.
+- openai: the tests that come with OpenAI's own client (its source package), of chat, completions, models and
+  responses; with ``--embed`` also of embeddings.
+- pooled, with ``--embed`` and ``--rerank``: clients of embeddings and rerankers, and LangChain's standard tests of
+  embeddings (``clients/pooled_cases.py``).
 - anthropic: the tests that come with Anthropic's own client, of messages.
 - open-responses: answers of /v1/responses, whole and streamed, checked by the types of Open Responses.
 - langchain: LangChain's standard tests of chat models, by its clients of OpenAI's two protocols and Anthropic's.
@@ -79,8 +83,22 @@ CLIENTS = (
     *(f"openai[aiohttp]=={OPENAI}", "pytest==9.2.0", "pytest-asyncio==1.5.0", "rich==15.0.0", "requests==2.34.2"),
     *("filelock", "wget==3.2", "numpy", "schemathesis==4.32.5"),
 )
+POOLED = (
+    *(
+        "cohere==5.21.1",
+        "huggingface_hub==2.4.0",
+        "ollama==0.6.3",
+        "langchain-cohere==0.6.0",
+        "langchain-ollama==1.1.0",
+    ),
+    *("langchain-openai==1.7.4", "langchain-tests==1.1.9", "llama-index-embeddings-openai-like==0.4.0"),
+    *("llama-index-embeddings-text-embeddings-inference==0.6.0", "llama-index-postprocessor-jinaai-rerank==0.6.0"),
+    *("numpy", "openai==3.54.0", "pytest-asyncio==1.5.0"),
+)
 LM_EVAL = ("lm-eval[api]==0.4.13",)
 
+KINDS = ("embed", "rerank", "classify")
+"""Kinds of further bundles, which are the names of their models."""
 LOOPBACK_ORIGINS = [
     f"http://{name}{port}" for name in ("localhost", "127.0.0.1", "[::1]") for port in ("", ":3000", ":8080")
 ]
@@ -97,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         return as_llama_server(words[1:])
     suites: dict[str, Callable[[argparse.Namespace], Row]] = {
         "openai": openai_tests,
+        "pooled": pooled_tests,
         "anthropic": anthropic_tests,
         "open-responses": open_responses,
         "langchain": langchain_tests,
@@ -109,6 +128,10 @@ def main(arguments: list[str] | None = None) -> int:
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
+    for kind in KINDS:
+        parser.add_argument(
+            f"--{kind}", type=Path, metavar="BUNDLE", help=f"a bundle of the kind {kind}, served as well"
+        )
     parser.add_argument("--only", nargs="+", choices=suites, default=list(suites))
     parser.add_argument("--seconds", type=int, default=60, help="how long schemathesis asks")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -118,6 +141,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--page", type=Path, help="a page to put the table of clients on, by the JSON file; runs nothing"
     )
     options = parser.parse_args(words)
+    if options.embed is None or options.rerank is None:
+        options.only = [name for name in options.only if name != "pooled"]
     if options.page is not None:
         TABLE.put(options.page, clients_table(json.loads(options.json.read_text())))
         return 0
@@ -155,6 +180,7 @@ def openai_tests(options: argparse.Namespace) -> Row:
     folder = source("openai", OPENAI, f"openai-{OPENAI}", ("tests/", "pyproject.toml"), options)
     names = ("chat/test_completions", "test_completions", "test_models", "test_responses")
     names += ("responses/test_input_items", "responses/test_input_tokens")
+    names += () if options.embed is None else ("test_embeddings",)
     files = [f"tests/api_resources/{name}.py" for name in names]
     with serving(options, "--any-model", "--context", "256") as url:
         tests = pytest(
@@ -164,6 +190,16 @@ def openai_tests(options: argparse.Namespace) -> Row:
             {"TEST_API_BASE_URL": f"{url}/v1"},
         )
     return {"of": f"openai {OPENAI}", "tests": judged("openai", tests)}
+
+
+def pooled_tests(options: argparse.Namespace) -> Row:
+    """Each client's vectors and orders, and LangChain's own tests."""
+    folder = options.folder / "pooled-tests"
+    folder.mkdir(exist_ok=True)
+    python, script = environment("pooled", POOLED, options), HERE.parent / "clients" / "pooled_cases.py"
+    with serving(options) as url:
+        tests = pytest(python, folder, ["-o", "asyncio_mode=auto", str(script)], {"TEST_API_BASE_URL": url})
+    return {"of": "clients/pooled_cases.py", "packages": POOLED, "tests": judged("pooled", tests)}
 
 
 def anthropic_tests(options: argparse.Namespace) -> Row:
@@ -647,7 +683,9 @@ def connect(url: str) -> Any:
 @contextlib.contextmanager
 def serving(options: argparse.Namespace, *flags: str) -> Iterator[str]:
     """Gives the address of a server that runs within."""
-    arguments = ("--model", f"bundle={options.bundle}", "--threads", str(options.threads), *flags)
+    models = {"bundle": options.bundle, **{kind: getattr(options, kind) for kind in KINDS}}
+    named = [part for name, path in models.items() if path is not None for part in ("--model", f"{name}={path}")]
+    arguments = (*named, "--threads", str(options.threads), *flags)
     with (options.folder / "server.log").open("w") as log:
         process, about = start(*arguments, errors=log)
     try:

@@ -36,6 +36,7 @@ from enginewright.runtime.server.http.options import DECLARED, ServerOptions
 from enginewright.runtime.server.protocols.anthropic import MessagesBody
 from enginewright.runtime.server.protocols.bodies import RENAMED, Body, ChatBody, CompletionBody
 from enginewright.runtime.server.protocols.ollama import GenerateBody, OllamaChatBody
+from enginewright.runtime.server.protocols.pooled_bodies import POOLED
 from enginewright.runtime.server.protocols.response_items import ResponsesBody
 
 MADE = "This page is made from the code by `tests/test_reference_pages.py`, which fails when it is out of date."
@@ -198,6 +199,7 @@ def server_page() -> str:
         *protocol_lines("Responses", (ResponsesBody,)),
         *protocol_lines("Messages", (MessagesBody,)),
         *protocol_lines("Ollama", (OllamaChatBody, GenerateBody)),
+        *protocol_lines("Embeddings, scores and classes", tuple(dict.fromkeys(POOLED.values()))),
         "",
         "### Ignored by every endpoint",
         "",

@@ -23,6 +23,7 @@ EPILOG = (
     "  optimize loadtest http://127.0.0.1:8000 --clients 8 --turns 4 --shared-prefix 500 --leave 0.1\n\n"
     "  optimize loadtest http://127.0.0.1:8000 --trace requests.jsonl --plot load.svg --json > load.json\n\n"
     "  optimize loadtest https://models.example.org/v1 --remote --api-key @key.txt --model chat --rate 2\n\n"
+    "  optimize loadtest http://127.0.0.1:8000 --embed --texts 1-32 --prompt 16-128 --clients 8\n\n"
     "  optimize loadtest smollm2.bundle --clients 4"
 )
 
@@ -32,6 +33,7 @@ class Asking:
     """Whom the load is for."""
 
     api: Annotated[str, typer.Option(metavar="chat|completions", help="Which of OpenAI's two is asked.")] = "chat"
+    embed: Annotated[bool, typer.Option("--embed", help="Ask for embeddings of texts instead.")] = False
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model's name; default: the server's first.")] = (
         None
     )
@@ -91,6 +93,7 @@ class Saying:
     ] = "128"
     answer: Annotated[str, typer.Option(metavar="LENGTH", help="Most tokens of an answer.")] = "64"
     turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns of a conversation.")] = "1"
+    texts: Annotated[str, typer.Option(metavar="LENGTH", help="Texts of a request with --embed, a prompt each.")] = "1"
     shared_prefix: Annotated[int, typer.Option(help="Tokens that all requests begin with.")] = 0
     prefixes: Annotated[int, typer.Option(help="How many different beginnings there are.")] = 1
     leave: Annotated[float, typer.Option(help="Share of clients that leave before the end, such as 0.1.")] = 0.0
@@ -174,12 +177,14 @@ def _options(asking: Asking, coming: Coming, saying: Saying) -> dict[str, Any]:
         prompt=parse_lengths(saying.prompt, "prompt"),
         answer=parse_lengths(saying.answer, "answer"),
         turns=parse_lengths(saying.turns, "turns"),
+        texts=parse_lengths(saying.texts, "texts"),
         leave=saying.leave,
         goals=Goals(**{name: parse_seconds(text, name) for name, text in times.items() if text is not None}),
         body=dict(named_value("--param", text, "ignore_eos=true") for text in asking.param or ()),
     )
     return {
-        **{name: getattr(asking, name) for name in ("api", "model", "remote")},
+        **{name: getattr(asking, name) for name in ("model", "remote")},
+        "api": "embeddings" if asking.embed else asking.api,
         "api_key": _key(asking.api_key),
         "timeout": parse_seconds(asking.timeout, "timeout"),
         **{

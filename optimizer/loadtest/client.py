@@ -52,6 +52,15 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Vector(msgspec.Struct):
+    pass
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector]
+    usage: _Usage | None = None
+
+
 class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -59,6 +68,7 @@ class _Event(msgspec.Struct):
 
 
 _event = msgspec.json.Decoder(_Event).decode
+_vectors = msgspec.json.Decoder(_Vectors).decode
 encode = msgspec.json.Encoder().encode
 
 
@@ -75,6 +85,7 @@ class Answer:
         first, last: times of the first and the last piece of text, in seconds; None without text.
         gaps: seconds between pieces of text.
         pieces: the number of pieces with text.
+        vectors: the number of vectors of a response for embeddings.
         left: True if the client has closed the connection, as it was to do.
         texts: the pieces of text, if ``keep_text``.
         document: the body of a response that isn't a stream.
@@ -91,6 +102,7 @@ class Answer:
     last: float | None = field(default=None, init=False)
     gaps: array[float] = field(default_factory=lambda: array("f"), init=False)
     pieces: int = field(default=0, init=False)
+    vectors: int = field(default=0, init=False)
     left: bool = field(default=False, init=False)
     prompt_tokens: int | None = field(default=None, init=False)
     cached_tokens: int | None = field(default=None, init=False)
@@ -181,6 +193,17 @@ class Answer:
         """Fails if the response is a document. Called for a request that asked for a stream."""
         if self.error is None and not self._streams:
             self.fail("not a stream", _said(self.document))
+
+    def read_vectors(self) -> None:
+        """Counts the vectors of a response for embeddings. Fails if it is another document."""
+        if self.error is None and not self.left:
+            try:
+                found = _vectors(self.document)
+            except (msgspec.DecodeError, UnicodeDecodeError) as e:
+                self.fail("not embeddings", f"{e}: {self.document[:80].decode('utf-8', 'replace')}")
+                return
+            self.vectors, self.tokens = len(found.data), 0
+            self.prompt_tokens = None if found.usage is None else found.usage.prompt_tokens
 
     def fail(self, kind: str, message: str) -> None:
         """Sets the error, if it is the first one and the client hasn't left."""

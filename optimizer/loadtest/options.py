@@ -20,7 +20,7 @@ from enginewright.runtime.shared.errors import RequestError
 MOST_LENGTH = 1 << 20
 _LENGTHS = "Pass 128, 20-200, lognormal:MEDIAN:SIGMA, or a file of numbers, one a line."
 
-Api = Literal["chat", "completions"]
+Api = Literal["chat", "completions", "embeddings"]
 Arrivals = Literal["poisson", "constant", "bursts"]
 
 
@@ -89,13 +89,14 @@ class Goals:
 @dataclass(frozen=True)
 class RequestClass:
     """A kind of requests. ``share``: of all; ``leave``: share of its clients that leave before the end; ``body``:
-    further fields of its requests' bodies."""
+    further fields of its requests' bodies; ``texts``: of a request for embeddings, each as long as a prompt."""
 
     name: str = ""
     share: float = 1.0
     prompt: Lengths = field(default_factory=lambda: parse_lengths("128", "prompt"))
     answer: Lengths = field(default_factory=lambda: parse_lengths("64", "answer"))
     turns: Lengths = field(default_factory=lambda: parse_lengths("1", "turns"))
+    texts: Lengths = field(default_factory=lambda: parse_lengths("1", "texts"))
     leave: float = 0.0
     goals: Goals = Goals()
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +121,7 @@ def read_classes(path: Path, default: RequestClass) -> tuple[RequestClass, ...]:
         options: dict[str, Any] = vars(default) | {"name": name}
         times = {key: parse_seconds(str(table[key]), f"{where}: {key}") for key in vars(default.goals) if key in table}
         options["goals"] = Goals(**(vars(default.goals) | times))
-        for key in ("prompt", "answer", "turns"):
+        for key in ("prompt", "answer", "turns", "texts"):
             if key in table:
                 options[key] = parse_lengths(table[key], f"{where}: {key}")
         for key in ("share", "leave"):
@@ -175,7 +176,7 @@ class LoadOptions:
     Attributes:
         url: the server's address, with or without /v1.
         remote: True allows another machine.
-        api: the API that generates, chat or completions.
+        api: what is asked for: chat, completions or embeddings.
         model: the model's name; None for the server's first.
         api_key: sent as a bearer token.
         seed: seed of all random choices; the same seed makes the same requests at the same times.

@@ -79,7 +79,9 @@ class Figures:
         errors: kind -> the number of errors, and the first message.
         prompt_tokens, cached_tokens: as the server counts them; None if it doesn't report them.
         tokens: tokens of all answers.
-        tokens_per_second, requests_per_second: the rates of tokens, and of finished requests.
+        texts: texts of requests for embeddings, with a vector each.
+        tokens_per_second, texts_per_second, requests_per_second: the rates of tokens, of texts, and of finished
+            requests.
         ttft, tpot, gap, end_to_end: times to the first text, for each further token, between pieces, to the end.
         goodput: the requests that met all goals; None without goals.
     """
@@ -93,7 +95,9 @@ class Figures:
     prompt_tokens: int | None
     cached_tokens: int | None
     tokens: int
+    texts: int
     tokens_per_second: float
+    texts_per_second: float
     requests_per_second: float
     ttft: Spread | None
     tpot: Spread | None
@@ -114,6 +118,7 @@ class Figures:
         gaps = np.concatenate([np.frombuffer(one.gaps, np.float32) for one in records] or [np.zeros(0, np.float32)])
         errors = _errors(records)
         tokens, finished = sum(one.tokens for one in records), sum(one.whole for one in records)
+        texts = sum(one.texts for one in records)
         return cls(
             name=name,
             finished=finished,
@@ -124,7 +129,9 @@ class Figures:
             prompt_tokens=_total(one.prompt_tokens for one in records),
             cached_tokens=_total(one.cached_tokens for one in records),
             tokens=tokens,
+            texts=texts,
             tokens_per_second=_rate(tokens, seconds),
+            texts_per_second=_rate(texts, seconds),
             requests_per_second=_rate(finished, seconds),
             ttft=Spread.of(one.ttft for one in records),
             tpot=Spread.of(one.tpot for one in records),

@@ -26,7 +26,13 @@ from .client import Answer, Client, encode
 from .options import LoadOptions
 from .workload import Conversation, Turn, Workload
 
-_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
+_OTHER_APIS = {
+    "chat": "Or pass --api completions, or --embed for a model of embeddings.",
+    "completions": "Or pass --api chat.",
+    "embeddings": "Or leave --embed out for a model that writes text.",
+}
+"""What to try where a server refuses an API."""
 _SHOWN_EVERY = 0.2
 
 
@@ -38,6 +44,7 @@ class Record:
         due: the time at which it should have been sent; ``sent``: the time at which it was.
         error: the kind of error; None if there is none.
         tokens: tokens of the answer by the server's count, or pieces if the server doesn't report tokens.
+        texts: texts that got a vector, of a request for embeddings.
         unfinished: it was abandoned when the test was interrupted.
     """
 
@@ -57,6 +64,7 @@ class Record:
     cached_tokens: int | None = None
     tokens: int = 0
     pieces: int = 0
+    texts: int = 0
     gaps: array[float] = field(default_factory=lambda: array("f"))
 
     @property
@@ -106,7 +114,10 @@ class LoadRun:
         self._options, self._workload, self._progress = options, workload, progress
         self._client = Client(options.url, options.api_key, options.timeout)
         self._path = _PATHS[options.api]
-        self._head: dict[str, Any] = {"stream": True, "temperature": 0}
+        self._embeds = options.api == "embeddings"
+        self._head: dict[str, Any] = (
+            {"encoding_format": "base64"} if self._embeds else {"stream": True, "temperature": 0}
+        )
         self._records: list[Record] = []
         self._running = 0
         self._counted = True
@@ -163,22 +174,25 @@ class LoadRun:
         self._head["model"] = model
         turn = Turn("Say one word", 3, 4)
         for options_too in (True, False):
-            if options_too:
+            if options_too and not self._embeds:
                 self._head["stream_options"] = {"include_usage": True}
             else:
-                del self._head["stream_options"]
+                self._head.pop("stream_options", None)
             answer = Answer()
             await self._client.ask("POST", self._path, self._body(turn, {}, [turn.prompt], ""), answer)
-            answer.not_streamed()
+            self._read(answer)
             if answer.status not in (400, 422):
                 break
         if answer.error not in (None, "empty"):
-            hint = "Or pass --api completions." if options.api == "chat" else "Or pass --api chat."
+            hint = _OTHER_APIS[options.api]
             raise _unusable(options, self._path, answer, hint)
         return model
 
     def _body(self, turn: Turn, more: Mapping[str, Any], said: list[Any], prefix: str) -> bytes:
         """Returns a request's body. ``said``: texts of the user and the model alternately, the last one the user's."""
+        if self._embeds:
+            texts = [turn.prompt] if isinstance(turn.prompt, str) else turn.prompt
+            return encode({**self._head, "input": [f"{prefix} {one}" if prefix else one for one in texts], **more})
         body: dict[str, Any] = {**self._head, "max_tokens": turn.answer, **more}
         if self._options.api == "completions":
             body["prompt"] = " ".join([*([prefix] if prefix else []), *said])
@@ -246,7 +260,7 @@ class LoadRun:
                     await asyncio.sleep(wait)
 
     def _add(self, record: Record, answer: Answer) -> None:
-        answer.not_streamed()
+        self._read(answer)
         record.end = time.monotonic() - self._start
         record.first = None if answer.first is None else answer.first - self._start
         record.last = None if answer.last is None else answer.last - self._start
@@ -257,8 +271,15 @@ class LoadRun:
         record.tokens = answer.pieces if answer.tokens is None else answer.tokens
         if record.whole and answer.tokens is None:
             self._counted = False
-        record.pieces, record.gaps = answer.pieces, answer.gaps
+        record.pieces, record.texts, record.gaps = answer.pieces, answer.vectors, answer.gaps
         self._records.append(record)
+
+    def _read(self, answer: Answer) -> None:
+        """Fails an answer that isn't of the kind that was asked for."""
+        if self._embeds:
+            answer.read_vectors()
+        else:
+            answer.not_streamed()
 
     async def _show(self) -> None:
         """Says how far it is, now and then."""

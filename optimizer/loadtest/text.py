@@ -29,7 +29,7 @@ def print_load(result: LoadResult, console: Console) -> None:
     for figures in (result.figures, *result.classes):
         _figures(figures, console, all_of=bool(result.classes))
     cpu = result.cpu_seconds / result.figures.tokens * 1e6 if result.figures.tokens else 0.0
-    usage = f"{result.cpu_share:.1%} of a core, {cpu:.0f} µs a token"
+    usage = f"{result.cpu_share:.1%} of a core" + (f", {cpu:.0f} µs a token" if cpu else "")
     console.print(f"{'load tool':<14}{usage}", markup=False, soft_wrap=True)
     for note in result.notes():
         console.print(f"{'note':<14}{note}", markup=False, soft_wrap=True)
@@ -53,7 +53,10 @@ def _figures(of: Figures, console: Console, *, all_of: bool) -> None:
     prompt = "" if of.prompt_tokens is None else f"; {of.prompt_tokens:,} of prompts"
     if of.prompt_tokens and of.cached_tokens:
         prompt += f", {of.cached_tokens / of.prompt_tokens:.0%} of them cached"
-    row("tokens", f"{of.tokens:,} written, {rate(of.tokens_per_second)} a second{prompt}")
+    if of.texts:
+        row("texts", f"{of.texts:,}, {rate(of.texts_per_second)} a second{prompt.removesuffix(' of prompts')} tokens")
+    else:
+        row("tokens", f"{of.tokens:,} written, {rate(of.tokens_per_second)} a second{prompt}")
     if (good := of.goodput) is not None:
         goals = ", ".join(
             f"{name.replace('_', ' ')} {duration(goal)}" for name, goal in vars(good.goals).items() if goal is not None

@@ -48,13 +48,13 @@ class Turn:
     """One turn of a conversation.
 
     Attributes:
-        prompt: a text, or the messages of a trace.
+        prompt: a text, the messages of a trace, or the texts of a request for embeddings.
         words: the intended length of the prompt, in tokens.
         answer: the most tokens of the answer.
         leave_after: the number of pieces of the answer after which the client disconnects; None if it stays.
     """
 
-    prompt: str | tuple[Mapping[str, Any], ...]
+    prompt: str | tuple[Mapping[str, Any], ...] | tuple[str, ...]
     words: int
     answer: int
     leave_after: int | None = None
@@ -191,16 +191,20 @@ class Workload:
         chosen = next(one for one, share in zip(options.classes, self._shares, strict=True) if drawn <= share)
         of_class = self._classes.get(row.of_class or chosen.name, chosen)
         turns = []
-        for _ in range(of_class.turns.draw(rng)):
+        embeds = options.api == "embeddings"
+        for _ in range(1 if embeds else of_class.turns.draw(rng)):
             words, answer = of_class.prompt.draw(rng), of_class.answer.draw(rng)
             answer = answer if row.answer is None else row.answer
             leaves, after = rng.random() < of_class.leave, rng.random()
-            prompt: str | tuple[Mapping[str, Any], ...]
+            prompt: str | tuple[Mapping[str, Any], ...] | tuple[str, ...]
             if row.prompt is None or isinstance(row.prompt, int):
                 words = words if row.prompt is None else row.prompt
                 prompt = self._prompt(rng, words, row.blocks)
             else:
                 prompt, words = row.prompt, 0
+            if embeds:
+                more = [self._prompt(rng, of_class.prompt.draw(rng), ()) for _ in range(1, of_class.texts.draw(rng))]
+                prompt = (*((prompt,) if isinstance(prompt, str) else map(_said, prompt)), *more)
             turns.append(Turn(prompt, words, answer, 1 + int(after * max(1, answer - 1)) if leaves else None))
         prefix = self._prefixes[rng.randrange(len(self._prefixes))]
         return Conversation(index, of_class, tuple(turns), prefix, at)
@@ -235,7 +239,7 @@ class Workload:
             {
                 "name": one.name,
                 "share": one.share,
-                **{name: getattr(one, name).text for name in ("prompt", "answer", "turns")},
+                **{name: getattr(one, name).text for name in ("prompt", "answer", "turns", "texts")},
                 "leave": one.leave,
                 "goals": vars(one.goals),
                 "body": dict(one.body),
@@ -243,6 +247,12 @@ class Workload:
             for one in options.classes
         ]
         return facts
+
+
+def _said(message: Any) -> str:
+    """Returns the text of a trace's message, for a request for embeddings; empty if it has none."""
+    content = message.get("content") if isinstance(message, Mapping) else message
+    return content if isinstance(content, str) else ""
 
 
 def _zeros() -> Iterator[float]:

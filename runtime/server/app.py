@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ..shared.errors import EnginewrightError, RequestError, meant
 from ..tasks.arguments import encode_within
+from ..tasks.context import kind_of
 from .engines.engine_client import Model
 from .http.errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
 from .http.fields import Fields
@@ -29,6 +30,8 @@ from .protocols.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, In
 from .protocols.conversations import chat_prompt, reasoning_switches, tokenizer_of
 from .protocols.jobs import Order, answer
 from .protocols.ollama import GenerateBody, OllamaChatBody, ShowBody, add_ollama
+from .protocols.pooled import add_pooled
+from .protocols.pooled_bodies import POOLED
 from .protocols.response_items import InputTokensBody, ResponsesBody
 from .protocols.responses import add_responses
 from .protocols.tools import tool_choice
@@ -47,14 +50,15 @@ BODIES: Mapping[str, type[Fields]] = {
     "/api/show": ShowBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    **POOLED,
 }
 """Endpoint -> the fields of its body."""
 
-_EMBEDDINGS = "embeddings aren't served: the models here are compiled to write text"
+_OF_TOKENS = "vectors of single tokens and sparse vectors aren't served: /v1/embeddings has a vector for each text"
 _CHANGES = "models aren't changed by requests: `optimize export` makes a bundle, and `optimize serve` serves it"
 
 NOT_SERVED: Mapping[str, str] = {
-    **dict.fromkeys(("/api/embeddings", "/api/embed", "/v1/embeddings"), _EMBEDDINGS),
+    **dict.fromkeys(("/embed_all", "/embed_sparse", "/pooling"), _OF_TOKENS),
     **dict.fromkeys(("/api/create", "/api/copy", "/api/pull", "/api/push", "/api/delete"), _CHANGES),
 }
 """Reasons why paths that clients may ask for answer with 404."""
@@ -157,6 +161,7 @@ def make_app(front: Front) -> Gate:
         return json_response({"version": VERSION})
 
     add_ollama(routes, front)
+    add_pooled(routes, front)
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -277,6 +282,7 @@ def _props(front: Front, model: Model) -> dict[str, Any]:
     )
     return {
         **model.describe(),
+        "kind": kind_of(model.model),
         "exact": exact,
         "guarantee": promise,
         "system_fingerprint": front.fingerprint(model),

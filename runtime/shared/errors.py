@@ -137,11 +137,22 @@ class ContextError(RequestError):
         context: the tokens of the context, including the answer.
         tokens: the tokens of the prompt.
         exact: True if the prompt has exactly ``tokens`` tokens; False if it has at least so many.
+        room: the most tokens of a prompt: all but one of the context, or all where nothing is generated.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None, context: int, tokens: int, exact: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        context: int,
+        tokens: int,
+        exact: bool = True,
+        room: int | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.context, self.tokens, self.exact = context, tokens, exact
+        self.room = context - 1 if room is None else room
 
 
 class CapacityError(EnginewrightError):

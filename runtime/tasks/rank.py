@@ -93,6 +93,7 @@ def _in_templates(
             hint="Shorten the query." if truncate else "Shorten it, or pass truncate=True.",
             context=most,
             tokens=len(ids),
+            room=most,
             exact=not tokens,
         )
     return [*around[0], *encode(document)[:room], *around[1]]

@@ -174,4 +174,5 @@ def _refuse(name: str, what: str, most: int, tokens: int, *, exact: bool = False
         context=most,
         tokens=tokens,
         exact=exact,
+        room=most,
     )

@@ -50,12 +50,12 @@ class Problem(msgspec.Struct, array_like=True):
     message: str
     hint: str | None = None
     retry_after: float | None = None
-    lengths: tuple[int, int, bool] | None = None
+    lengths: tuple[int, int, bool, int] | None = None
 
     @classmethod
     def from_error(cls, error: EnginewrightError) -> Problem:
         known = next(kind for kind in type(error).__mro__ if _KINDS.get(kind.__name__) is kind)
-        lengths = (error.context, error.tokens, error.exact) if isinstance(error, ContextError) else None
+        lengths = (error.context, error.tokens, error.exact, error.room) if isinstance(error, ContextError) else None
         return cls(known.__name__, error.message, error.hint, getattr(error, "retry_after", None), lengths)
 
     def error(self) -> EnginewrightError:
@@ -63,8 +63,8 @@ class Problem(msgspec.Struct, array_like=True):
         if self.kind == OverloadError.__name__:
             return OverloadError(self.message, retry_after=self.retry_after or 1.0)
         if self.lengths is not None:
-            context, tokens, exact = self.lengths
-            return ContextError(self.message, hint=self.hint, context=context, tokens=tokens, exact=exact)
+            context, tokens, exact, room = self.lengths
+            return ContextError(self.message, hint=self.hint, context=context, tokens=tokens, exact=exact, room=room)
         return _KINDS.get(self.kind, EnginewrightError)(self.message, hint=self.hint)
 
 

@@ -306,7 +306,7 @@ def _lengths(error: ContextError) -> dict[str, Any]:
     """Returns the numbers of tokens in the words of a prompt that is too long."""
     tokens = str(error.tokens) if error.exact else f"at least {error.tokens}"
     most = min(error.context, error.tokens - 1)  # a prompt of the whole context leaves no room for an answer
-    return {"context": error.context, "room": error.context - 1, "tokens": tokens, "most": most}
+    return {"context": error.context, "room": error.room, "tokens": tokens, "most": most}
 
 
 def failed() -> ApiError:

@@ -17,7 +17,8 @@ import msgspec
 
 from ...requests.vllm_names import Only
 from ...shared.errors import RequestError, field_first, meant, shown
-from .limits import LARGEST, Sizes, split, value_of
+from ...tasks.context import GENERATE, Kind
+from .limits import LARGEST, Bound, Sizes, bound_of, split, value_of
 
 B = TypeVar("B", bound="Fields")
 
@@ -45,12 +46,24 @@ HINTS = frozenset(
 
 
 class Fields(msgspec.Struct, kw_only=True):
-    """A body. Its fields are in one of three tables: honoured (the class's own), refused, and harmless."""
+    """A body. Its fields are in one of three tables: honoured (the class's own), refused, and harmless.
+
+    ``of_kind`` is the kind of bundles that the body is for. ``bounds`` has the limits of fields that other bodies have
+    with other limits.
+    """
+
+    of_kind: ClassVar[Kind] = GENERATE
+    bounds: ClassVar[Mapping[str, Bound]] = {}
 
     refused: ClassVar[Mapping[str, Only]] = {}
     harmless: ClassVar[frozenset[str]] = frozenset()
     renamed: ClassVar[Mapping[str, str]] = {}
     needed: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def bound(cls, name: str) -> Bound:
+        """Returns the limits of a field."""
+        return cls.bounds.get(name) or bound_of(name)
 
 
 def decoded(
@@ -78,7 +91,7 @@ def decoded(
             continue
         if name in kind.__struct_fields__ or name in kind.renamed:
             field = kind.renamed.get(name, name)
-            value = _honoured(kind, field, name, value_of(field, raw, known))
+            value = _honoured(kind, field, name, value_of(field, raw, known, kind.bound(field)))
             if field in names and value != values[field]:
                 raise RequestError(f"{name}: {names[field]} says something else", hint="Pass one of them.")
             values[field], names[field] = value, name

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from ...executors.open import TARGETS
 from ...scheduler.helpers import helper
 from ...shared.counters import Counters
-from ...shared.errors import EnginewrightError
+from ...shared.errors import EnginewrightError, RequestError
+from ...tasks.context import GENERATE, Kind, kind_of
 from ..engines.engine_client import Limits, Model, UnavailableError
 from ..engines.records import Engine
 from ..engines.turns import Turns
@@ -35,6 +36,8 @@ VERSION = metadata.version("enginewright")
 _LATEST = ":latest"
 _MOST_NAME = 80
 """The most characters of a model's name in the log."""
+_PORTIONS = 4
+"""The portions of large bodies that are in an engine at a time: a small body waits for so many at most."""
 _AT_ONCE = 16 << 10
 """The bytes of a body that the event loop decodes itself: less than a thread takes to be asked."""
 
@@ -67,6 +70,7 @@ class Front:
         """The answers that are being sent -> what ends each with an error."""
         self._pool = ThreadPoolExecutor(2, "text")  # one for small bodies, one for large ones
         self._turns: dict[str, Turns] = {}
+        self._portions: dict[str, FairTurns] = {}
         self._loading = asyncio.Lock()
 
     async def start(self) -> None:
@@ -90,11 +94,15 @@ class Front:
         self.intake.options = self.tenants.options = self.options
         return now, later
 
-    def model(self, name: str | None) -> Model:
-        """Returns the model of a name or an alias; None names the first. Raises ApiError for an unknown name."""
+    def model(self, name: str | None, kind: Kind = GENERATE) -> Model:
+        """Returns the model of a name or an alias; None names the first of the kind, or else the first.
+
+        Raises ApiError for an unknown name.
+        """
         name = self.options.aliases.get(name or "", name)
         if name is None or self.options.any_model:
-            return self.models.get(name or "", next(iter(self.models.values())))
+            fitting = (one for one in self.models.values() if kind_of(one.model) == kind)
+            return self.models.get(name or "") or next(fitting, next(iter(self.models.values())))
         if name not in self.models:
             values = {"model": name[:80], "models": ", ".join(self.models)}
             raise ApiError(404, f"there is no model {name[:80]!r}", param="model", problem=NO_MODEL, values=values)
@@ -109,11 +117,14 @@ class Front:
         """Returns the model's name for an answer: the alias, if ``asked``, the name in the request, is one."""
         return asked if asked is not None and asked in self.options.aliases else model.name
 
-    def sizes(self, name: Any) -> Sizes:
-        """Returns the sizes of the model that a body names; ``name`` is any JSON. Raises ApiError if unknown."""
+    def sizes(self, name: Any, kind: Kind) -> Sizes:
+        """Returns the sizes of the model that a body names; ``name`` is any JSON. Raises ApiError if unknown.
+
+        ``kind``: the kind of bundles that the body is for, by which the model is chosen if ``name`` is None.
+        """
         if name is not None and not isinstance(name, str):
             return LARGEST  # what is wrong with the name is said where its type is checked
-        about = self.model(name if name is None or name in self.names else name.removesuffix(_LATEST)).model
+        about = self.model(name if name is None or name in self.names else name.removesuffix(_LATEST), kind).model
         return Sizes(about.vocab_size, about.context_length)
 
     async def body(self, request: Request, kind: type[B]) -> tuple[B, list[str], Charge]:
@@ -127,7 +138,7 @@ class Front:
         def sizes(name: Any) -> Sizes:
             if isinstance(name, str):
                 request.state.log["model"] = name[:_MOST_NAME]
-            return self.sizes(name)
+            return self.sizes(name, kind.of_kind)
 
         try:
             work = partial(decoded, data, kind, sizes, self.options.unknown_fields == "ignore")
@@ -158,6 +169,20 @@ class Front:
             await model.wait_for_start()
         return model
 
+    async def ready(self, name: str | None, kind: Kind) -> Model:
+        """Returns the model of a name, loaded, for a body that is for bundles of this kind; see ``model``.
+
+        Raises RequestError if the model is of another kind, and UnavailableError if it doesn't answer now.
+        """
+        model = self.model(name, kind)
+        if (found := kind_of(model.model)) != kind:
+            others = [other for other, one in self.models.items() if kind_of(one.model) == kind]
+            hint = f"Name one that is: {', '.join(others)}." if others else f"Serve a bundle of the kind {kind!r} too."
+            raise RequestError(f"model: {model.name!r} is of the kind {found!r}, and this is for {kind!r}", hint=hint)
+        await self.loaded(model)
+        model.check()
+        return model
+
     def turns(self, model: Model) -> Turns:
         """Returns the store of finished conversation turns for a model's bundle, whose tokens later prompts reuse."""
         if model.hash not in self._turns:
@@ -166,6 +191,10 @@ class Front:
                 ends = [tokenizer.guarded(tokenizer.spelled(index)) for index in model.model.eos_token_ids]
             self._turns[model.hash] = Turns([end for end in ends if end])
         return self._turns[model.hash]
+
+    def portions(self, model: Model) -> FairTurns:
+        """Returns the turns of portions of large bodies in a model's engine. Other bodies go there without a turn."""
+        return self._portions.setdefault(model.name, FairTurns(_PORTIONS))
 
     async def in_thread(self, tenant: str, work: Callable[[], Any], size: int = 0) -> Any:
         """Runs ``work`` on a thread, and returns its result. The tenants take turns (``FairTurns``).

@@ -106,6 +106,8 @@ _TEXTS = Bound(_TEXT, Most(1), prompt=True)
 ARGUMENTS = Bound(_TEXT, Most(65_536), prompt=True, levels=MOST_LEVELS - 10)
 """The bound of a call's arguments that the server answers as an object: with the message around them they fit the
 bound of ``messages`` when they come back."""
+MANY_TEXTS = Bound(Most(8 << 20), Most(1 << 20))
+"""The bound of a list of texts, or of lists of ids, each of which is a request of its own."""
 SCALAR = Bound()
 """The bound of a field that isn't in ``BOUNDS``."""
 BOUNDS: Mapping[str, Bound] = {
@@ -128,18 +130,25 @@ BOUNDS: Mapping[str, Bound] = {
 """Field of a body -> its limits. All protocols share them: a name means the same in each."""
 
 
-def rows(bodies: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[list[str], Bound, list[str]]]:
+def rows(
+    bodies: Mapping[str, tuple[str, ...]], own: Mapping[str, Mapping[str, Bound]]
+) -> Iterator[tuple[list[str], Bound, list[str]]]:
     """Yields groups of fields with equal bounds at the same endpoints, their bound, and the endpoints.
 
     The last group has no fields: its bound applies to all other fields.
 
     Args:
         bodies: each endpoint's fields.
+        own: endpoint -> its own limits of fields, in place of those of ``BOUNDS``.
     """
     together: dict[tuple[Bound, tuple[str, ...]], list[str]] = {}
-    for name, bound in BOUNDS.items():
-        paths = tuple(path for path, fields in bodies.items() if name in fields)
-        together.setdefault((bound, paths), []).append(name)
+    for name in dict.fromkeys([*BOUNDS, *(name for fields in own.values() for name in fields)]):
+        paths: dict[Bound, list[str]] = {BOUNDS[name]: []} if name in BOUNDS else {}
+        for path, fields in bodies.items():
+            if name in fields:
+                paths.setdefault(own.get(path, {}).get(name, bound_of(name)), []).append(path)
+        for bound, places in paths.items():
+            together.setdefault((bound, tuple(places)), []).append(name)
     for (bound, endpoints), names in together.items():
         yield names, bound, [*endpoints]
     yield [], SCALAR, [*bodies]

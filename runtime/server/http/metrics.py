@@ -20,12 +20,12 @@ from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 
 from ...engine.pulse import METRICS, Metric
+from ...requests.outputs import RequestMetrics
 from ...shared.counters import COUNTERS, Counters
 from .options import ServerOptions
 
 if TYPE_CHECKING:
     from ..engines.engine_client import Model
-    from ..engines.records import Ended
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TIMES = {
@@ -103,19 +103,26 @@ class Metrics:
             "enginewright_http_responses", "Responses by status.", ["status"], registry=self._registry
         )
 
-    def ended(self, model: str, prompt: int, new: int, ended: Ended, tenant: str = "") -> None:
-        """Counts a request that has ended."""
-        waited, read, wrote = ended.metrics.times
+    def ended(self, model: str, prompt: int, new: int, times: RequestMetrics, reason: str, tenant: str = "") -> None:
+        """Counts a request that has ended.
+
+        Args:
+            model: the model's name.
+            prompt, new: numbers of prompt tokens and of generated tokens.
+            times: its times and counts.
+            reason: how it ended.
+            tenant: its tenant.
+        """
+        waited, read, wrote = times.times
         self._count(model, prompt_tokens=prompt, generation_tokens=new)
-        self._count(model, prefix_cache_queries=prompt, prefix_cache_hits=ended.metrics.cached_tokens)
-        self._count(model, spec_decode_num_draft_tokens=ended.metrics.drafted)
-        self._count(model, spec_decode_num_accepted_tokens=ended.metrics.accepted)
+        self._count(model, prefix_cache_queries=prompt, prefix_cache_hits=times.cached_tokens)
+        self._count(model, spec_decode_num_draft_tokens=times.drafted)
+        self._count(model, spec_decode_num_accepted_tokens=times.accepted)
         self._time(model, request_queue_time_seconds=waited, request_prefill_time_seconds=read)
         self._time(model, request_decode_time_seconds=wrote, request_inference_time_seconds=read + wrote)
         self._time(model, time_to_first_token_seconds=waited + read, e2e_request_latency_seconds=waited + read + wrote)
         if new > 1:
             self._time(model, inter_token_latency_seconds=wrote / (new - 1))
-        reason = ended.result.answers[0].finish_reason
         for counter in self._ends:
             counter.labels(model, reason).inc()
         self._use(model, tenant, prompt, new)

@@ -78,6 +78,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_waiting: Annotated[
         Positive, Option("Most requests of a model that wait, besides those that run; more get 429.")
     ] = 256
+    max_texts: Annotated[
+        Positive, Option("Most texts, or pairs of texts, of a request for embeddings, scores or classes.")
+    ] = 2048
     max_body: Annotated[Positive, Option("Most bytes of a request's body.")] = 16 << 20
     max_held: Annotated[
         Positive,

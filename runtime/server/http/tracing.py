@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from importlib import metadata
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...shared.errors import EnginewrightError, MissingDependencyError
@@ -17,8 +18,7 @@ from ...shared.errors import EnginewrightError, MissingDependencyError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from ...requests.sampling import SamplingParams
-    from ..engines.records import Ended
+    from ...requests.outputs import RequestMetrics
 
 _PARTS = ("queue", "prefill", "decode")
 
@@ -44,22 +44,18 @@ class Tracing:
         self,
         model: str,
         operation: str,
-        params: SamplingParams,
         parent: str | None,
-        prompt: int,
-        new: int,
-        ended: Ended | None,
+        metrics: RequestMetrics | None,
         problem: str = "",
-        attributes: Mapping[str, str] | None = None,
+        attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Makes the spans of a request that has just ended.
 
         Args:
-            model: the model's name. operation: "chat" or "text_completion".
-            params: the request's sampling parameters.
+            model: the model's name.
+            operation: "chat", "text_completion", "embeddings", ...
             parent: the client's ``traceparent``; an invalid one begins a new trace.
-            prompt, new: numbers of prompt tokens and of generated tokens.
-            ended: the request's end; None if it failed with ``problem`` before its times were known.
+            metrics: the request's times; None if it failed with ``problem`` before they were known.
             problem: the kind of error; empty for none.
             attributes: further attributes.
         """
@@ -67,26 +63,16 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         end = time.time_ns()
-        seconds = (0.0, 0.0, 0.0) if ended is None else ended.metrics.times
+        seconds = (0.0, 0.0, 0.0) if metrics is None else metrics.times
         begin = end - int(sum(seconds) * 1e9)
         span_attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "enginewright",
             "gen_ai.request.model": model,
-            "gen_ai.usage.input_tokens": prompt,
-            "gen_ai.usage.output_tokens": new,
-            **(attributes or {}),
+            **attributes,
         }
-        span_attributes |= {
-            f"gen_ai.request.{n}": value
-            for n in ("max_tokens", "temperature", "top_p")
-            if (value := getattr(params, n))
-        }
-        if ended is not None:
-            span_attributes["gen_ai.response.finish_reasons"] = [
-                answer.finish_reason for answer in ended.result.answers
-            ]
-            span_attributes["enginewright.cached_tokens"] = ended.metrics.cached_tokens
+        if metrics is not None:
+            span_attributes["enginewright.cached_tokens"] = metrics.cached_tokens
         context = TraceContextTextMapPropagator().extract({} if parent is None else {"traceparent": parent})
         kind = trace.SpanKind.SERVER
         span = self._tracer.start_span(f"{operation} {model}", context, kind, span_attributes, start_time=begin)

@@ -31,7 +31,6 @@ from ..http.fields import HINTS, Fields, check_parts, whole
 
 MOST_PROMPTS = 128
 MOST_TOP_LOGPROBS = 20
-IGNORED_HEADER = "x-enginewright-ignored"
 _LARGEST = 2**31 - 1
 _DIGITS = len(str(_LARGEST))
 """Numbers that go to an engine as they are fit 32 bits."""

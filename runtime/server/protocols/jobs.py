@@ -5,33 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from ...requests.names import checked_name
 from ...requests.sampling import SamplingParams
 from ...requests.structured import StructuredOutputsParams
 from ...shared.errors import EnginewrightError, OverloadError, RequestError
 from ...tasks import arguments
+from ...tasks.context import GENERATE
 from ...tasks.generate import Generate
 from ...text.fill_in_middle import Gap
 from ..engines.engine_client import Model, ReplacedError, Running
 from ..engines.records import Ended, Piece
-from ..http.errors import NO_INFILL, ApiError, api_error, clean_headers, error_response, json_response
+from ..http.errors import NO_INFILL, ApiError
 from ..http.front import Front
 from ..http.tenants import Charge
 from .answers import Given, Shape, usage
-from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, InfillBody, held_form
+from .bodies import Body, ChatBody, CompletionBody, InfillBody, held_form
 from .conversations import chat_prompt, effort_variables, remember, template_reads, tokenizer_of
 from .reading import Reader, Reading
 from .tools import ToolChoice, tool_choice
+from .work import BodyJob, Work
 
 
 @dataclass(frozen=True)
@@ -51,52 +50,29 @@ class Order:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-class Job:
-    """The work for one body: its prompts and parameters, then its running requests.
+class Job(BodyJob):
+    """The work for one body that asks for text: its prompts and parameters, then its running requests.
 
     Args:
-        front: the front end.
-        charge: the body's use of the tenant's quotas.
-        model: the model that answers.
+        front, charge, model, request: as for `BodyJob`.
         order: makes the order for the model. It runs on a thread, like all work that grows with a body.
-        trace: the client's ``traceparent``; None if it sent none.
-        request_id: id of the HTTP request.
-        log: fields of the request's line in the log.
-
-    Attributes:
-        ignored: names of fields that don't change the answer.
-        notes: further headers of the answer.
     """
 
     body: Body
-    ignored: list[str]
     params: SamplingParams
     shape: Shape
 
     def __init__(
-        self,
-        front: Front,
-        charge: Charge,
-        model: Model,
-        order: Callable[[Model], Order],
-        trace: str | None = None,
-        request_id: str = "",
-        log: dict[str, Any] | None = None,
+        self, front: Front, charge: Charge, model: Model, request: Request, order: Callable[[Model], Order]
     ) -> None:
-        self.front, self.charge, self.tenant, self.model = front, charge, charge.tenant, model
-        self._trace, self._request_id = trace, request_id
+        super().__init__(front, charge, model, request)
         self._order = order
-        self._log: dict[str, Any] = {} if log is None else log
-        self._log["model"] = model.name
         self._checked = False
-        self.notes: Mapping[str, str] = {}
         self.answers = 1
         self.tools = ToolChoice()
         self.given: list[Given] = []
         self.spliced: int | None = None
         self.splices = False
-        self._running: list[Running] = []
-        self._cancelled: EnginewrightError | None = None
 
     def _check(self) -> None:
         """Makes the order and its parameters. Raises RequestError naming the field."""
@@ -221,47 +197,20 @@ class Job:
         self._running = submitted
         return submitted
 
-    def cancel(self, error: EnginewrightError) -> None:
-        """Ends the requests. The client gets the error as the last event of a stream, or as the response."""
-        self._cancelled = error
-        for running in self._running:
-            self.model.abort(running.number)
-            running.put(self._cancelled)
+    @property
+    def streamed(self) -> bool:
+        """Returns True if the client asks for a stream."""
+        return self.body.streamed
 
-    def ended(self, given: Given, ended: Ended, new: int) -> None:
-        """Counts a request that has ended."""
-        self.front.metrics.ended(self.model.name, len(given.ids), new, ended, self.tenant.name)
-        self._note(len(given.ids), new, ended)
-        self._span(len(given.ids), new, ended)
+    def span_fields(self) -> tuple[str, dict[str, Any]]:
+        """Returns the name of the operation, and the attributes of its span."""
+        operation = "chat" if isinstance(self.body, ChatBody) else "text_completion"
+        names = ("max_tokens", "temperature", "top_p")
+        params = {f"gen_ai.request.{name}": value for name in names if (value := getattr(self.params, name))}
+        return operation, {**params, "gen_ai.response.id": self.shape.id}
 
-    def aborted(self, prompt: int, new: int, error: BaseException | None) -> None:
-        """Counts requests whose client has left, or whose engine was lost."""
-        self.front.metrics.aborted(self.model.name, prompt, new, self.tenant.name)
-        why = str(error) if isinstance(error, EnginewrightError) else "the client left"
-        self._count(prompt_tokens=prompt, completion_tokens=new)
-        self._log["reason"] = why
-        self._span(prompt, new, None, why)
-
-    def _note(self, prompt: int, new: int, ended: Ended) -> None:
-        """Adds the counts and times of a request to its line in the log."""
-        log = self._log
-        self._count(prompt_tokens=prompt, completion_tokens=new, cached_tokens=ended.metrics.cached_tokens)
-        names = ("queue_seconds", "prefill_seconds", "decode_seconds")
-        log |= {
-            name: round(max(log.get(name, 0.0), one), 4) for name, one in zip(names, ended.metrics.times, strict=True)
-        }
-
-    def _count(self, **counts: int) -> None:
-        for name, count in counts.items():
-            self._log[name] = self._log.get(name, 0) + count
-
-    def _span(self, prompt: int, new: int, ended: Ended | None, problem: str = "") -> None:
-        if self.front.tracing is not None:
-            operation = "chat" if isinstance(self.body, ChatBody) else "text_completion"
-            about = {"gen_ai.response.id": self.shape.id, "enginewright.request_id": self._request_id}
-            self.front.tracing.request(
-                self.model.name, operation, self.params, self._trace, prompt, new, ended, problem, about
-            )
+    def _end(self, given: Given, ended: Ended, new: int) -> None:
+        self.ended(len(given.ids), new, ended.metrics, [answer.finish_reason for answer in ended.result.answers])
 
     async def _remember(self, given: Given, text: str, ids: Sequence[int], reader: Reader) -> None:
         """Keeps a finished turn for the conversation that continues it."""
@@ -314,7 +263,7 @@ class Job:
         new = reasoning = 0
         for i, (prompt, ended) in enumerate(zip(self.given, results, strict=True)):
             tokens = sum(len(one.token_ids) for one in ended.result.answers)
-            self.ended(prompt, ended, tokens)
+            self._end(prompt, ended, tokens)
             new += tokens
             for j, answer in enumerate(ended.result.answers):
                 reader = self.reader()
@@ -374,7 +323,7 @@ class Job:
         """Counts request ``i``, which has ended, and keeps its finished turns."""
         sent.ends[i] = ended
         answers = [answer for index, answer in sent.answers.items() if index // self.answers == i]
-        self.ended(self.given[i], ended, sum(len(answer.ids) for answer in answers))
+        self._end(self.given[i], ended, sum(len(answer.ids) for answer in answers))
         if self.splices:
             for answer in answers:
                 await self._remember(self.given[i], "".join(answer.texts), answer.ids, answer.reader)
@@ -505,7 +454,7 @@ async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[
 
 async def answer(
     front: Front, request: Request, charge: Charge, name: str | None, order: Callable[[Model], Order]
-) -> Work:
+) -> Work[Job]:
     """Returns the response to a body of any route that generates text.
 
     Args:
@@ -514,113 +463,9 @@ async def answer(
         order: makes the order for the model, on a thread.
     """
     with charge:
-        model = await front.loaded(front.model(name))
-        model.check()
-        job = Job(
-            front, charge, model, order, request.headers.get("traceparent"), request.state.request_id, request.state.log
-        )
+        model = await front.ready(name, GENERATE)
+        job = Job(front, charge, model, request, order)
         await job.prepare()
         charge.widen(job.requests - 1)
         charge.handed_on = True
     return Work(front, job)
-
-
-class Work(Response):
-    """Sends a job's answer, whole or as a stream, and ends the job if the client leaves.
-
-    Attributes:
-        at_end: function that is called at the end, after an error too.
-    """
-
-    def __init__(self, front: Front, job: Job) -> None:
-        super().__init__()
-        self.front, self.job = front, job
-        self.at_end: Callable[[], None] = lambda: None
-        self.extra = dict(job.notes) | ({IGNORED_HEADER: ", ".join(job.ignored)} if job.ignored else {})
-        self._begun = False
-        self._sent = time.monotonic()  # when something was sent last
-        self._sending = False  # and the client hasn't taken it yet
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        streamed, send = self.job.body.streamed, scope["state"]["send"]
-        work = asyncio.ensure_future(self._stream(scope, send) if streamed else self._whole(scope, receive, send))
-        gone = asyncio.ensure_future(_until_gone(receive))
-        watch = asyncio.ensure_future(self._watch(work, send))
-        self.front.running[work] = self.job.cancel
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (work, gone, watch):
-                task.cancel()
-            outcomes = await asyncio.gather(work, gone, watch, return_exceptions=True)
-            self.front.running.pop(work, None)
-            self.job.charge.end()
-            self.at_end()
-        if isinstance(outcomes[0], Exception):
-            raise outcomes[0]
-
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit = self.front.options.request_seconds or None
-        try:
-            async with asyncio.timeout(limit):
-                response = json_response(await self.job.whole(), headers=self.extra)
-        except (TimeoutError, EnginewrightError) as e:
-            response = error_response(scope, self._error(e))
-        await response(scope, receive, send)
-
-    def _error(self, error: TimeoutError | EnginewrightError) -> ApiError:
-        if isinstance(error, EnginewrightError):
-            return api_error(error)
-        return ApiError(408, f"the answer took more than {self.front.options.request_seconds:g} s")
-
-    async def _stream(self, scope: Scope, send: Send) -> None:
-        try:
-            async with (
-                asyncio.timeout(self.front.options.request_seconds or None),
-                contextlib.aclosing(self.job.stream()) as events,
-            ):
-                async for data in events:
-                    await self._send(send, data)
-        except (TimeoutError, EnginewrightError) as e:
-            error = self._error(e)
-            if not self._begun:
-                response = error_response(scope, error)
-                headers = _headers("application/json", error.headers)
-                await send({"type": "http.response.start", "status": error.status, "headers": headers})
-                await send({"type": "http.response.body", "body": response.body})
-                return
-            scope["state"]["log"]["reason"] = str(error)
-            await self._send(send, self.job.shape.failed(error))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, data: bytes) -> None:
-        if not self._begun:
-            self._begun = True
-            more = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.extra}
-            headers = _headers(self.job.shape.media_type, more)
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._sending, self._sent = True, time.monotonic()
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._sending = False
-
-    async def _keep_alive(self, send: Send) -> None:
-        if alive := self.job.shape.keep_alive:
-            await self._send(send, alive)
-
-    async def _watch(self, work: asyncio.Future[None], send: Send) -> None:
-        """Sends a comment whenever a stream has had no event for some time."""
-        options = self.front.options
-        while True:
-            await asyncio.sleep(min(1.0, options.keep_alive_seconds / 2))
-            silent = not self._sending and time.monotonic() - self._sent > options.keep_alive_seconds
-            if silent and self.job.body.streamed and not work.done():
-                await self._keep_alive(send)
-
-
-def _headers(kind: str, more: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in clean_headers({"content-type": kind, **more}).items()]
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

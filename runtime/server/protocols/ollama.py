@@ -21,6 +21,7 @@ from starlette.responses import Response
 from ...requests.vllm_names import Only
 from ...shared.contracts import ModelInfo
 from ...shared.errors import RequestError, meant, shown
+from ...tasks.context import GENERATE, kind_of
 from ...tasks.generate import Finished
 from ..engines.engine_client import Model
 from ..engines.records import Ended
@@ -415,6 +416,8 @@ def about(model: Model) -> dict[str, Any]:
 
 
 def _capabilities(model: Model) -> list[str]:
+    if (kind := kind_of(model.model)) != GENERATE:
+        return ["embedding"] if kind == "embed" else []
     if model.tokenizer is None:
         return ["completion"]
     chat_format = model.tokenizer.chat_format

@@ -32,6 +32,7 @@ from ...engine.info import partition_of
 from ...engine.pulse import Pulse
 from ...shared.contracts import ModelInfo
 from ...shared.errors import BundleError, EnginewrightError, RequestError
+from ...tasks.pooled import TextTask
 from ..engines.engine_client import EngineLostError, Limits, Link, Model, ReplacedError, Running, UnavailableError
 from ..engines.records import (
     LENGTH_BYTES,
@@ -451,7 +452,9 @@ class Replicated(Model):
     ) -> None:
         wire = next(self._wires)
         prompt = submit.task.prompt
-        by_prefix = self._server.routing == "prefix" and not isinstance(prompt, str)  # a text is tokenized there
+        # A text is tokenized there, and models that compute texts whole have no prefix cache.
+        by_prefix = self._server.routing == "prefix" and not isinstance(prompt, str)
+        by_prefix = by_prefix and not isinstance(submit.task, TextTask)
         blocks = block_names(submit.options.tenant, prompt) if by_prefix else ()
         ticket = Ticket(blocks, submit.version or self.hash, avoid)
         attempt = self._attempts[wire] = _Attempt(submit, running, ticket, again)

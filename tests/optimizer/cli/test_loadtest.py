@@ -53,6 +53,13 @@ def test_failed_requests_are_told_and_no_error_of_the_command(fake: FakeServer) 
     assert "2 finished, 3 failed" in result.stdout and "3 http 503: busy" in result.stdout
 
 
+def test_a_server_without_embeddings_is_told(fake: FakeServer) -> None:
+    fake.behave = lambda number, body: stream(2)
+    result = run(fake.url, "--embed", "--requests", "2")
+    assert result.exit_code == 1, result.output
+    assert "not embeddings" in result.output and "leave --embed out" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

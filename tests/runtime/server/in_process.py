@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from enginewright.runtime.server.app import make_app
@@ -16,13 +17,14 @@ from .conftest import Reply
 
 
 class InProcess:
-    """An application of one bundle; its engine starts when a request needs it.
+    """An application of a bundle "m" and of others by their names; their engines start when requests need them.
 
     Use it within one event loop, and close its front end there.
     """
 
-    def __init__(self, bundle: Path, **options: Any) -> None:
-        self.front = Front(ServerOptions(models={"m": str(bundle)}, **options))
+    def __init__(self, bundle: Path, others: Mapping[str, Path] = MappingProxyType({}), **options: Any) -> None:
+        models = {"m": str(bundle), **{name: str(path) for name, path in others.items()}}
+        self.front = Front(ServerOptions(models=models, **options))
         self._app = make_app(self.front)
 
     async def ask(self, path: str, body: Any, method: str = "POST", headers: Mapping[str, str] | None = None) -> Reply:

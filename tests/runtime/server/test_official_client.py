@@ -381,7 +381,7 @@ def test_models_and_errors(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="This model's maximum context length is 512 tokens") as caught:
         whole(client, "chat", messages=[{"role": "user", "content": "a" * 2000}])
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
-    with pytest.raises(openai.NotFoundError, match="embeddings aren't served"):
+    with pytest.raises(openai.BadRequestError, match="is of the kind 'generate', and this is for 'embed'"):
         client.embeddings.create(model=row.id, input="a")
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         whole(client, "chat", max_tokens=0)

@@ -1,6 +1,7 @@
 """Bodies with a value of another type somewhere in them, sent to the application without a socket.
 
-    python -m tests.runtime.server.type_confusion BUNDLE [--count 100000] [--seed 1] [--json FILE]
+    python -m tests.runtime.server.type_confusion BUNDLE --embed BUNDLE --rerank BUNDLE --classify BUNDLE
+        [--count 100000] [--seed 1] [--json FILE]
 
 Each body is a rich one of its protocol, in which places at random are replaced: by each type of JSON, by numbers that
 fit nowhere, by lone surrogates, by lists of thousands of levels. Every answer must be 200, a 4xx in the protocol's
@@ -17,7 +18,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,19 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "a", "add_special_tokens": True, "return_token_strs": True, "with_pieces": True}),
     ("/tokenize", {"messages": _SAID, "tools": [_FUNCTION], "chat_template_kwargs": {}}),
     ("/detokenize", {"tokens": [70, 71]}),
+    ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 32, "truncate": True}),
+    ("/v1/embeddings", {"input": [[70, 71], [72]], "normalize": False, "prompt_name": "query", "user": "u"}),
+    ("/embed", {"inputs": ["a"], "normalize": True, "truncate": False, "input_type": "query"}),
+    ("/api/embed", {"input": ["a"], "truncate": True, "options": {"num_ctx": 8}, "keep_alive": 1}),
+    ("/api/embeddings", {"prompt": "a"}),
+    *(
+        (path, {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": True})
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+    ("/rerank", {"query": "a", "texts": ["b", "c"], "return_text": True, "raw_scores": True}),
+    *((path, {"text_1": "a", "text_2": ["b", "c"]}) for path in ("/score", "/v1/score")),
+    *((path, {"input": ["a", "b"], "priority": 0}) for path in ("/classify", "/v1/classify")),
+    ("/predict", {"inputs": [["a"], ["b", "c"]], "raw_scores": False, "truncate": False}),
 ]
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 7, 0.5, -0.5, 1e300, 1 << 31, 1 << 63, -(1 << 63), 1 << 64, 1 << 70, _HUGE, _DEEP),
@@ -232,15 +246,15 @@ async def confuse(app: InProcess, count: int, seed: int, at_once: int = 16) -> C
     return statuses
 
 
-async def run(bundle: Path, count: int, seed: int) -> Counter[int]:
-    """Confuses an application of its own, of which nothing is left in the end."""
-    app = InProcess(bundle)
+async def run(bundle: Path, pooled: Mapping[str, Path], count: int, seed: int) -> Counter[int]:
+    """Confuses an application of its own, of which nothing is left in the end. ``pooled``: bundles by their kind."""
+    app = InProcess(bundle, pooled)
     try:
-        model = await app.front.loaded(app.front.model("m"))
+        models = [await app.front.loaded(model) for model in app.front.models.values()]
         statuses = await confuse(app, count, seed)
-        assert model.running == 0 and not app.front.running
+        assert not any(model.running for model in models) and not app.front.running
         assert app.front.tenants.find(None).running == 0  # type: ignore[union-attr]
-        assert model.deaths == 0
+        assert not any(model.deaths for model in models)
     finally:
         await app.front.close()
     return statuses
@@ -249,12 +263,15 @@ async def run(bundle: Path, count: int, seed: int) -> Counter[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
+    for kind in ("embed", "rerank", "classify"):
+        parser.add_argument(f"--{kind}", type=Path, required=True, metavar="BUNDLE", help=f"of the kind {kind}")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     began = time.time()
-    statuses = asyncio.run(run(options.bundle, options.count, options.seed))
+    pooled = {kind: getattr(options, kind) for kind in ("embed", "rerank", "classify")}
+    statuses = asyncio.run(run(options.bundle, pooled, options.count, options.seed))
     counts_of = {
         "bodies": options.count,
         "seed": options.seed,

@@ -17,10 +17,12 @@ from enginewright.runtime.server.http.fields import decoded
 from enginewright.runtime.server.http.limits import SCALAR, Bound, Most, Sizes, bound_of, rows, split, value_of
 from enginewright.runtime.server.protocols.bodies import ChatBody
 from enginewright.runtime.shared.errors import ContextError, RequestError
+from enginewright.runtime.tasks.context import GENERATE
 from tests.runtime.server.in_process import InProcess
 
 SIZES = Sizes(vocabulary=256, context=64)
-ROWS = [*rows({path: kind.__struct_fields__ for path, kind in BODIES.items()})]
+FIELDS = {path: kind.__struct_fields__ for path, kind in BODIES.items()}
+ROWS = [*rows(FIELDS, {path: kind.bounds for path, kind in BODIES.items()})]
 HEAD = ["| endpoints | field | bound | where |", "| --- | --- | --- | --- |"]
 
 
@@ -89,7 +91,7 @@ def test_a_field_is_refused_beyond_each_of_its_limits(names: list[str], bound: B
             value_of("odd", raw(value), SIZES, bound)
     for value in at_most(bound, SIZES):
         assert value_of("odd", raw(value), SIZES, bound) == value
-    assert all(bound_of(name) == bound for name in names)
+    assert all(BODIES[path].bound(name) == bound for name in names for path in paths)
 
 
 def raw(value: Any) -> Any:
@@ -99,15 +101,15 @@ def raw(value: Any) -> Any:
 def test_each_endpoint_refuses_each_field_by_its_name(tiny_bundle: Path) -> None:
     async def check() -> None:
         app = InProcess(tiny_bundle)
-        sizes = app.front.sizes("m")
+        sizes = app.front.sizes("m", GENERATE)
         for path, kind in BODIES.items():
             for name in kind.__struct_fields__:
-                limit, value = next(too_much(bound_of(name), sizes))
+                limit, value = next(too_much(bound := kind.bound(name), sizes))
                 reply = await app.ask(path, {"model": "m", name: value})
                 problem = reply.json["error"]
                 message = problem if isinstance(problem, str) else problem["message"]
                 assert reply.status == 400, reply.body[:300]
-                if bound_of(name).prompt:
+                if bound.prompt:
                     assert "maximum context length" in message or "prompt is too long" in message, message
                 else:
                     assert message.startswith(f"{name}: ") and limit in message, message

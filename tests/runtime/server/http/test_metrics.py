@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from enginewright.runtime.server.engines.records import Ended
+from enginewright.runtime.requests.outputs import RequestMetrics
 from enginewright.runtime.server.http.metrics import OTHER_TENANTS, Metrics
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.shared.errors import RequestError
-from enginewright.runtime.tasks.generate import Finished, Generated
 
-ENDED = Ended(0, Generated((Finished("", (1, 2), "stop"),)))
+TIMES = RequestMetrics(0.0)
 
 
 def series(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
@@ -32,7 +31,7 @@ def series(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
 
 def test_no_series_says_when_another_one_began() -> None:
     metrics = Metrics({}, ServerOptions(models={}))
-    metrics.ended("m", 3, 2, ENDED)
+    metrics.ended("m", 3, 2, TIMES, "stop")
     metrics.responded(200)
     names = series(metrics)
     assert not [name for name in names if name.endswith("_created")]
@@ -51,15 +50,15 @@ def test_the_process_has_the_series_that_clients_of_prometheus_have() -> None:
 
 def test_usage_by_tenant_is_there_only_where_it_is_asked_for() -> None:
     metrics = Metrics({}, ServerOptions(models={}))
-    metrics.ended("m", 3, 2, ENDED, "web")
+    metrics.ended("m", 3, 2, TIMES, "stop", "web")
     assert b"tenant" not in metrics.text() and b"web" not in metrics.text()
 
 
 def test_usage_by_tenant_has_no_more_series_than_tenants_are_allowed() -> None:
     metrics = Metrics({}, ServerOptions(models={}, tenant_metrics=2))
     for i in range(100):
-        metrics.ended("m", 10, 2, ENDED, f"t{i}")
-    metrics.ended("m", 5, 1, ENDED, "t0")
+        metrics.ended("m", 10, 2, TIMES, "stop", f"t{i}")
+    metrics.ended("m", 5, 1, TIMES, "stop", "t0")
     metrics.aborted("m", 7, 3, "t1")
     metrics_of = series(metrics)
     assert metrics_of["enginewright_tenant_prompt_tokens_total"] == {

@@ -64,11 +64,16 @@ def test_what_is_ignored_is_named(server: Server) -> None:
     assert "x-enginewright-ignored" not in server.chat("Hi", max_tokens=1).headers
 
 
+OF_TEXTS = dict.fromkeys(("input", "inputs", "query", "text_1", "text_2"), "a")
+"""What bodies need that ask for numbers of texts."""
+
+
 @pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda kind: kind.__name__))
 def test_null_asks_for_nothing(kind: type[Fields]) -> None:
     needed = {
         **{"messages": SAID, "prompt": "a", "tokens": [1], "model": "m", "input_prefix": "a", "input_suffix": "b"},
         **{"stream_options": {"include_usage": True, "odd": None}},
+        **OF_TEXTS,
     }
     body = {name: value for name, value in needed.items() if name in kind.__struct_fields__}
     names = {"odd", "best_of", "grammar", *HINTS, *REFUSED, *RENAMED, *kind.refused, *kind.__struct_fields__} - set(
@@ -80,7 +85,7 @@ def test_null_asks_for_nothing(kind: type[Fields]) -> None:
 @pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda kind: kind.__name__))
 def test_whole_numbers_may_be_floats(kind: type[Fields]) -> None:
     body = {"messages": SAID, "prompt": [1.0, 2e0], "tokens": [3.0], "model": "m"}
-    body |= {"input_prefix": "a", "input_suffix": "b"}
+    body |= {"input_prefix": "a", "input_suffix": "b", **OF_TEXTS}
     body = {name: value for name, value in body.items() if name in kind.__struct_fields__}
     for field in msgspec.structs.fields(kind):
         if field.type == int | None:
