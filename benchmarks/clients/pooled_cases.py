@@ -30,30 +30,30 @@ QUERY = "Where is the ship?"
 def vectors() -> list[list[float]]:
     """The vectors by OpenAI's own client, as numbers."""
     client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none")
-    found = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
-    return [row.embedding for row in found.data]
+    result = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
+    return [row.embedding for row in result.data]
 
 
 @pytest.fixture(scope="module")
 def order() -> list[int]:
     """The order of the texts for the query, by Cohere's own client."""
-    found = cohere.ClientV2(base_url=URL, api_key="none").rerank(model="rerank", query=QUERY, documents=TEXTS)
-    scores = [row.relevance_score for row in found.results]
+    result = cohere.ClientV2(base_url=URL, api_key="none").rerank(model="rerank", query=QUERY, documents=TEXTS)
+    scores = [row.relevance_score for row in result.results]
     assert scores == sorted(scores, reverse=True) and len(scores) == len(TEXTS)
-    return [row.index for row in found.results]
+    return [row.index for row in result.results]
 
 
-def same(found: list[list[float]], expected: list[list[float]]) -> bool:
+def same(result: list[list[float]], expected: list[list[float]]) -> bool:
     """Returns True for equal vectors; a client may have rounded them to 64 bits and back."""
-    return len(found) == len(expected) and all(
+    return len(result) == len(expected) and all(
         len(a) == len(b) and all(math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-7) for x, y in zip(a, b, strict=True))
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(result, expected, strict=True)
     )
 
 
 def test_openai_base64(vectors: list[list[float]]) -> None:
-    found = openai.OpenAI(base_url=f"{URL}/v1", api_key="none").embeddings.create(model="embed", input=TEXTS)
-    assert same([row.embedding for row in found.data], vectors)
+    result = openai.OpenAI(base_url=f"{URL}/v1", api_key="none").embeddings.create(model="embed", input=TEXTS)
+    assert same([row.embedding for row in result.data], vectors)
 
 
 def test_ollama(vectors: list[list[float]]) -> None:
@@ -64,8 +64,8 @@ def test_ollama(vectors: list[list[float]]) -> None:
 
 def test_hugging_face_tei(vectors: list[list[float]]) -> None:
     client = InferenceClient(model=f"{URL}/embed")
-    found = [client.feature_extraction(text).tolist()[0] for text in TEXTS]
-    assert same(found, vectors)
+    result = [client.feature_extraction(text).tolist()[0] for text in TEXTS]
+    assert same(result, vectors)
 
 
 def test_llama_index(vectors: list[list[float]]) -> None:
@@ -79,24 +79,24 @@ def test_llama_index_tei(vectors: list[list[float]]) -> None:
 
 
 def test_cohere_v1(order: list[int]) -> None:
-    found = cohere.Client(base_url=URL, api_key="none").rerank(
+    result = cohere.Client(base_url=URL, api_key="none").rerank(
         model="rerank", query=QUERY, documents=TEXTS, top_n=2, return_documents=True
     )
-    assert [row.index for row in found.results] == order[:2]
-    assert [row.document.text for row in found.results] == [TEXTS[i] for i in order[:2]]
+    assert [row.index for row in result.results] == order[:2]
+    assert [row.document.text for row in result.results] == [TEXTS[i] for i in order[:2]]
 
 
 def test_langchain_cohere(order: list[int]) -> None:
     ranker = CohereRerank(base_url=URL, cohere_api_key="none", model="rerank", top_n=3)
-    found = ranker.compress_documents([Document(page_content=text) for text in TEXTS], QUERY)
-    assert [one.page_content for one in found] == [TEXTS[i] for i in order[:3]]
+    result = ranker.compress_documents([Document(page_content=text) for text in TEXTS], QUERY)
+    assert [one.page_content for one in result] == [TEXTS[i] for i in order[:3]]
 
 
 def test_llama_index_jina(order: list[int]) -> None:
     ranker = JinaRerank(top_n=3, model="rerank", base_url=f"{URL}/v1", api_key="none")
     nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in TEXTS]
-    found = ranker.postprocess_nodes(nodes, QueryBundle(QUERY))
-    assert [one.node.get_content() for one in found] == [TEXTS[i] for i in order[:3]]
+    result = ranker.postprocess_nodes(nodes, QueryBundle(QUERY))
+    assert [one.node.get_content() for one in result] == [TEXTS[i] for i in order[:3]]
 
 
 class TestOpenAIEmbeddings(EmbeddingsIntegrationTests):

@@ -198,12 +198,12 @@ class Answer:
         """Counts the vectors of a response for embeddings. Fails if it is another document."""
         if self.error is None and not self.left:
             try:
-                found = _vectors(self.document)
+                answer = _vectors(self.document)
             except (msgspec.DecodeError, UnicodeDecodeError) as e:
                 self.fail("not embeddings", f"{e}: {self.document[:80].decode('utf-8', 'replace')}")
                 return
-            self.vectors, self.tokens = len(found.data), 0
-            self.prompt_tokens = None if found.usage is None else found.usage.prompt_tokens
+            self.vectors, self.tokens = len(answer.data), 0
+            self.prompt_tokens = None if answer.usage is None else answer.usage.prompt_tokens
 
     def fail(self, kind: str, message: str) -> None:
         """Sets the error, if it is the first one and the client hasn't left."""

@@ -32,7 +32,7 @@ _OTHER_APIS = {
     "completions": "Or pass --api chat.",
     "embeddings": "Or leave --embed out for a model that writes text.",
 }
-"""What to try where a server refuses an API."""
+"""API -> the hint of an error where a server refuses it."""
 _SHOWN_EVERY = 0.2
 
 

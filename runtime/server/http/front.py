@@ -175,10 +175,12 @@ class Front:
         Raises RequestError if the model is of another kind, and UnavailableError if it doesn't answer now.
         """
         model = self.model(name, kind)
-        if (found := kind_of(model.model)) != kind:
-            others = [other for other, one in self.models.items() if kind_of(one.model) == kind]
-            hint = f"Name one that is: {', '.join(others)}." if others else f"Serve a bundle of the kind {kind!r} too."
-            raise RequestError(f"model: {model.name!r} is of the kind {found!r}, and this is for {kind!r}", hint=hint)
+        if (other := kind_of(model.model)) != kind:
+            fitting = [each for each, one in self.models.items() if kind_of(one.model) == kind]
+            hint = (
+                f"Name one that is: {', '.join(fitting)}." if fitting else f"Serve a bundle of the kind {kind!r} too."
+            )
+            raise RequestError(f"model: {model.name!r} is of the kind {other!r}, and this is for {kind!r}", hint=hint)
         await self.loaded(model)
         model.check()
         return model

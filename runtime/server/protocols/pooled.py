@@ -24,7 +24,7 @@ from ..engines.records import Ended
 from ..http.front import Front
 from ..http.routes import Endpoint, Routes
 from ..http.tenants import Charge
-from .pooled_bodies import POOLED, Asked, PooledBody, Sums
+from .pooled_bodies import POOLED, PooledBody, Sums, TextOrder
 from .work import BodyJob, Work
 
 _TEXTS, _CHARACTERS = 64, 1 << 16
@@ -52,19 +52,19 @@ class PooledJob(BodyJob):
     async def prepare(self) -> None:
         """Checks the body, on a thread. Nothing is tokenized yet. Raises RequestError naming the field."""
         self._options = self.tenant.ranked(self.body.request_options(self.tenant.name))
-        self._asked = await self.front.in_thread(self.tenant.name, self._checked, self.charge.size)
+        self._order = await self.front.in_thread(self.tenant.name, self._checked, self.charge.size)
 
-    def _checked(self) -> Asked:
+    def _checked(self) -> TextOrder:
         self._version, self.ignored = self.model.hash, [*self._ignored]
         pooling = self.model.model.pooling
         assert pooling is not None
         self._pooling = pooling
-        asked, most = self.body.asked(pooling, self.ignored), self.front.options.max_texts
-        if len(asked.texts) > most:
+        order, most = self.body.order(pooling, self.ignored), self.front.options.max_texts
+        if len(order.texts) > most:
             hint = f"Pass {most:,} at most, or several requests."
-            name = [*asked.names.values()][-1]
-            raise RequestError(f"{name}: there are {len(asked.texts):,} texts", hint=hint)
-        return asked
+            name = [*order.names.values()][-1]
+            raise RequestError(f"{name}: there are {len(order.texts):,} texts", hint=hint)
+        return order
 
     def span_fields(self) -> tuple[str, dict[str, Any]]:
         """Returns the name of the operation, which has no further attributes."""
@@ -99,7 +99,7 @@ class PooledJob(BodyJob):
             for one in waiting:
                 one.cancel()  # which aborts its requests
             await asyncio.gather(*waiting, return_exceptions=True)
-            if not isinstance(e, ReplacedError):
+            if not isinstance(e, (ReplacedError, RequestError)):
                 self.aborted(self.charge.tokens, 0, e)
             raise
         metrics = RequestMetrics(self._began, started=self._began + waited, first_token=time.monotonic())
@@ -112,7 +112,7 @@ class PooledJob(BodyJob):
     def _portions(self) -> Iterator[range]:
         """Yields the indices of the texts of each portion."""
         begin = size = 0
-        texts = self._asked.texts
+        texts = self._order.texts
         for index, text in enumerate(texts):
             length = sum(map(len, text)) if isinstance(text, tuple) else len(text)
             if index > begin and (size + length > _CHARACTERS or index - begin == _TEXTS):
@@ -131,7 +131,7 @@ class PooledJob(BodyJob):
         async with turns:
             if self._cancelled is not None:
                 raise self._cancelled
-            task = self._asked.task(self._asked.texts[portion.start : portion.stop])
+            task = self._order.task(self._order.texts[portion.start : portion.stop])
             running = self.model.run(task, self._options, version=self._version)
             self._running.append(running)
             try:
@@ -145,12 +145,12 @@ class PooledJob(BodyJob):
 
     def _named(self, error: RequestError, portion: range) -> RequestError:
         """Returns an error of a portion's text with the name that the text has in the body."""
-        names = self._asked.names
+        names = self._order.names
         match = re.fullmatch(rf"({'|'.join(names)})(?:\[(\d+)\])?(:.*)", error.message, re.DOTALL)
         if match is None:
             return error
         place = names[match[1]]
-        if match[2] is not None and len(self._asked.texts) > 1:
+        if match[2] is not None and len(self._order.texts) > 1:
             place += f"[{portion.start + int(match[2])}]"
         hint = None if error.hint is None else error.hint.replace("truncate=True", '"truncate": true')
         return error.reworded(place + match[3], hint=hint)

@@ -50,7 +50,7 @@ _INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class TextOrder:
     """The request of a body, in one form for all protocols.
 
     Attributes:
@@ -102,7 +102,7 @@ class PooledBody(Fields, kw_only=True):
         """Returns the model's name on this server; None for the first of the body's kind."""
         return self.model
 
-    def asked(self, pooling: PoolingInfo, ignored: list[str]) -> Asked:
+    def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
         """Returns the request in one form for all protocols.
 
         Args:
@@ -173,14 +173,14 @@ class EmbeddingBody(PooledBody, kw_only=True):
         """Returns the name of the field with the texts, and the texts. Raises RequestError naming the field."""
         raise NotImplementedError
 
-    def asked(self, pooling: PoolingInfo, ignored: list[str]) -> Asked:
-        """Returns the request for the vectors of the texts. The arguments are those of `PooledBody.asked`."""
+    def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
+        """Returns the request for the vectors of the texts. The arguments are those of `PooledBody.order`."""
         name, texts = self.texts()
         prompt = self._prompt(pooling.prompts)
         if prompt is None and self.input_type is not None:
             ignored.append("input_type")
         fields = {"prompt_name": prompt, "dimensions": self.dimensions, "normalize": self.normalize}
-        return Asked(texts, partial(Embed, truncate=self.cuts(), **fields), {"texts": name})
+        return TextOrder(texts, partial(Embed, truncate=self.cuts(), **fields), {"texts": name})
 
     def _prompt(self, prompts: Mapping[str, str]) -> str | None:
         """Returns the name of one of the model's ``prompts``; None for its default. Raises RequestError."""
@@ -316,7 +316,7 @@ class _RankBody(PooledBody, kw_only=True):
 
     def of_pairs(
         self, queries: Sequence[Any], documents: Sequence[Any], names: tuple[str, str], raw: bool = False
-    ) -> Asked:
+    ) -> TextOrder:
         """Returns the request for the scores of pairs of texts.
 
         Args:
@@ -326,7 +326,7 @@ class _RankBody(PooledBody, kw_only=True):
         """
         named = dict(zip(("query", "documents"), names, strict=True))
         task = partial(_rank, truncate=self.cuts(), raw_scores=raw)
-        return Asked(list(zip(queries, documents, strict=True)), task, named)
+        return TextOrder(list(zip(queries, documents, strict=True)), task, named)
 
     def row(self, result: Any) -> float:
         """Returns a score."""
@@ -363,8 +363,8 @@ class RerankBody(_RankBody, kw_only=True):
     return_text: bool = False
     raw_scores: bool = False
 
-    def asked(self, pooling: PoolingInfo, ignored: list[str]) -> Asked:
-        """Returns the request. The arguments are those of `PooledBody.asked`."""
+    def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
+        """Returns the request. The arguments are those of `PooledBody.order`."""
         if (self.documents is None) == (self.texts is None):
             which = "there are none" if self.texts is None else "there are texts as well"
             raise RequestError(f"documents: {which}", hint="Pass the documents to be ordered.")
@@ -419,8 +419,8 @@ class ScoreBody(_RankBody, kw_only=True):
     text_1: str | list[str]
     text_2: str | list[str]
 
-    def asked(self, pooling: PoolingInfo, ignored: list[str]) -> Asked:
-        """Returns the request. The arguments are those of `PooledBody.asked`."""
+    def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
+        """Returns the request. The arguments are those of `PooledBody.order`."""
         one, two = listed("text_1", self.text_1), listed("text_2", self.text_2)
         if len(one) not in (1, len(two)):
             hint = "Pass one text, or as many as of text_2."
@@ -451,9 +451,9 @@ class ClassifyBody(_ClassBody, kw_only=True):
 
     input: Texts
 
-    def asked(self, pooling: PoolingInfo, ignored: list[str]) -> Asked:
-        """Returns the request. The arguments are those of `PooledBody.asked`."""
-        return Asked(listed("input", self.input), partial(Classify, truncate=self.cuts()), {"texts": "input"})
+    def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
+        """Returns the request. The arguments are those of `PooledBody.order`."""
+        return TextOrder(listed("input", self.input), partial(Classify, truncate=self.cuts()), {"texts": "input"})
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
         """Returns the label and the probabilities of each text, in their order."""
@@ -490,14 +490,14 @@ class PredictBody(_ClassBody, kw_only=True):
     def _single(self) -> bool:
         return isinstance(self.inputs, str) or all(isinstance(one, str) for one in self.inputs)
 
-    def asked(self, pooling: PoolingInfo, ignored: list[str]) -> Asked:
-        """Returns the request. The arguments are those of `PooledBody.asked`."""
+    def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
+        """Returns the request. The arguments are those of `PooledBody.order`."""
         inputs: list[Any] = [self.inputs] if self._single else [*self.inputs]
         if not inputs:
             raise RequestError("inputs: it is empty", hint="Pass a text.")
         texts = [_one_or_two("inputs" if self._single else f"inputs[{i}]", one) for i, one in enumerate(inputs)]
         task = partial(Classify, truncate=self.cuts(), raw_scores=self.raw_scores)
-        return Asked(texts, task, {"texts": "inputs"})
+        return TextOrder(texts, task, {"texts": "inputs"})
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
         """Returns all classes of the text, or of each text, those with the highest scores first."""

@@ -65,7 +65,7 @@ def test_what_is_ignored_is_named(server: Server) -> None:
 
 
 OF_TEXTS = dict.fromkeys(("input", "inputs", "query", "text_1", "text_2"), "a")
-"""What bodies need that ask for numbers of texts."""
+"""The needed fields of bodies that ask for numbers of texts."""
 
 
 @pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda kind: kind.__name__))
