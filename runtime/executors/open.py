@@ -8,6 +8,7 @@ from typing import get_args
 
 from ..bundle.reader import DECODE, Bundle, Load
 from ..bundle.trust import require_trust
+from ..kv_cache.kinds.base import numbers_found_as
 from ..kv_cache.kinds.table import cache_block_bytes, kind_of
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_offload, plan_pools
 from ..scheduler.limits import SchedulerConfig
@@ -192,7 +193,7 @@ def open_executor(
             f"partition: {placement.partition}: keys are divided by tokens, and states of recurrent layers can't be",
             hint="Divide the model by tensor=N or pipeline=N.",
         )
-    if config.states_memory is not None and not any(kind_of(group).found_as == "copies" for group in groups):
+    if config.states_memory is not None and not numbers_found_as("copies", map(kind_of, groups)):
         raise RequestError("states_memory: the model has no recurrent layers", hint="Leave it out.")
     limits = config.max_requests, step_tokens, owners, config.states_memory
     enough = enough_for_windows(groups, *limits) if gives_back else {}

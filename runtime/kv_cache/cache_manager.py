@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
@@ -21,7 +19,7 @@ from .candidate import Candidate
 from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
 from .kept_slots import KeptSlots
-from .kinds.base import CacheKind
+from .kinds.base import CacheKind, numbers_found_as
 from .prefix_index import PrefixIndex
 from .prefixes import IndexedPrefixes, Prefixes, PrefixUse
 
@@ -56,7 +54,8 @@ class CacheManager(HeldBlocks):
         self.prefixes = prefixes_of(self, caps) if prefix_cache else Prefixes(self)
         self._guard = guard
         self._disk: DiskTier | None = None
-        self._states = {name: i for i, (name, kind) in enumerate(self.kinds.items()) if kind.found_as == "copies"}
+        names = list(self.kinds)
+        self._states = {names[i]: i for i in numbers_found_as("copies", self.kinds.values())}
         # Only the kinds that override a method are asked: most don't.
         self._after_steps = [k.after_step for k in self.kinds.values() if _has(k, CacheKind.after_step)]
         self._before_drafts = [k.before_drafts for k in self.kinds.values() if _has(k, CacheKind.before_drafts)]
@@ -140,7 +139,7 @@ class CacheManager(HeldBlocks):
         """
         if not self._states:
             return
-        slots = {name: np.full(len(step.ids), NO_BLOCK, np.int32) for name in self._states}
+        stored: dict[str, dict[int, int]] = {name: {} for name in self._states}  # token of the step -> slot
         row = 0
         for request, end, drafted in spans:
             first = row - request.computed
@@ -148,11 +147,16 @@ class CacheManager(HeldBlocks):
             known = end - drafted
             for tokens, blocks in self.prefixes.snapshots(request, known - (drafted > 0)).items():
                 for name, at in self._states.items():
-                    slots[name][first + tokens - 1] = blocks[at] * self.groups[name].block_size + tokens - 1
+                    stored[name][first + tokens - 1] = blocks[at] * self.groups[name].block_size + tokens - 1
             for name in self._states if drafted else ():
-                slots[name][first + known - 1] = request.tables[name][1] * self.groups[name].block_size + known - 1
-        for name, of_group in slots.items():
-            step.arrays[group_port(SLOTS, name)] = of_group
+                stored[name][first + known - 1] = request.tables[name][1] * self.groups[name].block_size + known - 1
+        if any(stored.values()):
+            step.arrays = step.arrays.copy()  # the next step may derive its arrays from these
+        for name, slots in stored.items():
+            if slots:
+                port = group_port(SLOTS, name)
+                step.arrays[port] = step.arrays[port].copy()
+                step.arrays[port][list(slots)] = list(slots.values())
 
     @property
     def goes_back(self) -> bool:

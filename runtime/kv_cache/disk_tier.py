@@ -9,7 +9,7 @@ from enginewright.runtime.requests.block_keys import Item
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 
 from .block_store import BlockStore, Payload
-from .kinds.base import CacheKind
+from .kinds.base import CacheKind, numbers_found_as
 from .prefix_index import Node
 
 _FADING = 0.98
@@ -51,8 +51,8 @@ class DiskTier:
         self.memory = memory
         self.seconds_per_token: float | None = None  # of computing, so far
         self._kinds = tuple(kinds)
-        self._keys = [i for i, kind in enumerate(self._kinds) if kind.found_as == "blocks"]
-        self._states = [i for i, kind in enumerate(self._kinds) if kind.found_as == "copies"]
+        self._keys = numbers_found_as("blocks", self._kinds)
+        self._states = numbers_found_as("copies", self._kinds)
         self._block_size = block_size
         self._sizes = [len(memory.read_block(kind.name, 0)) for kind in self._kinds]
 

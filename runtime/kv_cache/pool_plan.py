@@ -13,6 +13,7 @@ from ..shared.contracts import CacheGroup
 from ..shared.errors import CapacityError, RequestError
 from ..shared.memory import format_bytes
 from .block_pool import SPLIT_TOKENS
+from .kinds.base import numbers_found_as
 from .kinds.table import cache_block_bytes, kind_of
 
 
@@ -174,7 +175,7 @@ def enough_for_windows(
     """
     split = SPLIT_TOKENS * owners if owners > 1 else 0
     enough = {g.name: kind_of(g).enough_tokens(g, requests, step_tokens, split) for g in groups}
-    states = [g for g in groups if kind_of(g).found_as == "copies"]
+    states = [groups[i] for i in numbers_found_as("copies", map(kind_of, groups))]
     snapshot_bytes = sum(map(cache_block_bytes, states))
     snapshots = requests if states_memory is None or not states else states_memory // snapshot_bytes
     for g in states:

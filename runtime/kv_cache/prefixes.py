@@ -13,6 +13,7 @@ from enginewright.runtime.requests.request import Request
 from .candidate import Candidate
 from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
+from .kinds.base import numbers_found_as
 from .prefix_index import Items, Match, Node, PrefixIndex
 
 LEAST_COPIED = 4
@@ -162,9 +163,9 @@ class IndexedPrefixes(Prefixes):
     def __init__(self, held: HeldBlocks, block_size: int) -> None:
         super().__init__(held)
         self._kinds = list(held.kinds.values())
-        self._keys = {kind.name for kind in self._kinds if kind.found_as == "blocks"}
-        self._with_keys = [i for i, kind in enumerate(self._kinds) if kind.found_as == "blocks"]
-        self._with_states = [i for i, kind in enumerate(self._kinds) if kind.found_as == "copies"]
+        self._with_keys = numbers_found_as("blocks", self._kinds)
+        self._with_states = numbers_found_as("copies", self._kinds)
+        self._keys = {self._kinds[i].name for i in self._with_keys}
         self.index: PrefixIndex = PrefixIndex(block_size, [kind.may_lose for kind in self._kinds], self._drop)
         self._pools = list(held.pools.values())
         self._divided = [i for i, pool in enumerate(self._pools) if pool.split > 1]
@@ -524,8 +525,8 @@ class IndexedPrefixes(Prefixes):
         size, last = self.index.block_size, first + len(names) - 1
         for at, name in enumerate(names, first):
             blocks = []
-            for kind in self._kinds:
-                states = kind.found_as == "copies"
+            for i, kind in enumerate(self._kinds):
+                states = i in self._with_states
                 seen = at == last if states else at >= kind.first_block((last + 1) * size)
                 blocks.append(self.held.allocate(request, kind.name) if seen else NO_BLOCK)
                 if seen or not states:

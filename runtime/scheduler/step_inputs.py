@@ -82,6 +82,7 @@ class DecodeStep:
         self, step: StepInput, chunks: Sequence[Chunk], groups: Sequence[_GroupArrays], ports: Sequence[str]
     ) -> None:
         self.step = step
+        self._arrays = step.arrays  # without the slots of snapshots, which are set in a copy of it
         self._groups, self._ports = groups, ports
         self._requests = [chunk.request for chunk in chunks]
         self._starts = [chunk.start + 1 for chunk in chunks]  # of the next step's tokens
@@ -105,7 +106,7 @@ class DecodeStep:
         """Returns this object with the arrays of the next step, which has ``chunks``."""
         last, changed = self.step, self._changed_tables()
         assert last.sampling is not None
-        arrays = last.arrays.copy()  # rows, and where requests begin, are the same
+        arrays = self._arrays.copy()  # rows, and where requests begin, are the same
         lengths = arrays[KV_LEN]
         arrays[IDS] = np.array([request.tokens[-1] for request in self._requests], np.int32)
         arrays[POSITIONS], arrays[KV_LEN] = lengths, lengths + 1
@@ -113,6 +114,7 @@ class DecodeStep:
             arrays[table], arrays[slots] = self._moved(group, arrays[table], arrays[slots], changed)
         if self._ports:
             arrays.update(provided(self._ports, chunks))
+        self._arrays = arrays
         self.step = StepInput(arrays, sampling=self._next_sampling(last.sampling), outputs=last.outputs)
         self._starts = [start + 1 for start in self._starts]
         return self

@@ -8,13 +8,16 @@ blocks through a `Pool` and a `BlockHolder`. A new kind is a class in a file of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
 from ...shared.contracts import CacheGroup, ExecutorCaps
+
+FoundAs: TypeAlias = Literal["blocks", "slots", "copies"]
+"""The ways in which requests reuse computed tokens of others: see `CacheKind.found_as`."""
 
 
 class Pool(Protocol):
@@ -83,7 +86,7 @@ class CacheKind:
 
     may_lose: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
-    found_as: ClassVar[Literal["blocks", "slots", "copies"]] = "blocks"
+    found_as: ClassVar[FoundAs] = "blocks"
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
@@ -213,3 +216,8 @@ class CacheKind:
         request.tables.put(self.name, table)
         if part:
             self.holder.copy_block(request, self.name, source.tables[self.name][whole])
+
+
+def numbers_found_as(way: FoundAs, kinds: Iterable[CacheKind | type[CacheKind]]) -> list[int]:
+    """Returns the indices of those of ``kinds`` whose ``found_as`` is ``way``."""
+    return [i for i, kind in enumerate(kinds) if kind.found_as == way]
