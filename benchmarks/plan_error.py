@@ -47,6 +47,7 @@ from enginewright.runtime.executors.open import target_groups
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import counted
 
 BATCHES, CONTEXTS, PROMPTS = (1, 4, 16), (64, 512, 2048), (128, 384)
 STEPS, BENCH_ROUNDS = 24, 3
@@ -243,7 +244,7 @@ def table(cells: Sequence[Cell]) -> list[str]:
     """Formats the table of benchmarks/notes/cpu.md."""
     lines = ["| recipe | step | predicted | measured | error |", "| --- | --- | ---: | ---: | ---: |"]
     for c in cells:
-        many = f"{c.batch} request{'s' if c.batch > 1 else ''} at {c.tokens:,} tokens"
+        many = f"{counted(c.batch, 'request')} at {c.tokens:,} tokens"
         what = many if c.what == "decode" else f"prompt of {c.tokens}"
         error = f"{c.error:+.1%}".replace("%", " %").replace("-", "−")
         times = f"{median(c.predicted) * 1e3:.2f} ms | {median(c.measured) * 1e3:.2f} ms"

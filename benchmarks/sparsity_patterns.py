@@ -58,6 +58,7 @@ from enginewright.passes.quantization.calibrated_walk import calibration_tokens,
 from enginewright.passes.quantization.choose_formats import LINEARS, WEIGHT_ARGUMENT, ChooseFormats, heads_of
 from enginewright.passes.quantization.gptq import Factor, Hessian
 from enginewright.passes.sparsity.sparsegpt import factorize_by_fours
+from enginewright.runtime.shared.errors import counted
 from enginewright.runtime.shared.weight_formats import Storage
 from enginewright.runtime.text.tokenizer import Tokenizer
 
@@ -292,7 +293,7 @@ def table(found: Mapping[str, Any]) -> str:
         "bits a weight",
         "KL",
         f"KL after {trained} steps",
-        *("1 row" if r == 1 else f"{r} rows" for r in rows),
+        *(counted(r, "row") for r in rows),
     ]
     lines = [line(heads), line(["---"] * 2 + ["---:"] * (len(heads) - 2))]
     for row in found["quality"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginewright.runtime.shared.errors import counted
 from peers.engines import OURS, TITLES
 from peers.summary import FIGURES, RECURRENCE, Figure
 
@@ -132,7 +133,7 @@ def describe(result: Mapping[str, Any]) -> str:
     return (
         f"{machine['processor']}, {work['threads']} threads, {', '.join(machine['instruction_sets'])}; {caches}; "
         f"{machine['memory_gib']} GiB; {machine['system']}. Measured on {measured['date']} at {measured['commit']}, "
-        f"{measured['rounds']} round{'s' * (measured['rounds'] != 1)} in {measured['seconds'] / 60:.0f} minutes"
+        f"{counted(measured['rounds'], 'round')} in {measured['seconds'] / 60:.0f} minutes"
         + ("." if measured["whole"] else ", stopped in the last: figures are of the rounds that each has.")
     )
 

@@ -15,7 +15,7 @@ from enginewright.plugins.native.step_profile import StepProfile, StepTotal
 from enginewright.plugins.native.threads import available_threads
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import choose_target, context_of
-from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.errors import CapacityError, counted
 from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
@@ -158,7 +158,7 @@ def _prompt_name(tokens: int) -> str:
 
 
 def _decode_name(batch: int, context: int) -> str:
-    return f"decode, {batch} request{'s' if batch > 1 else ''} at {context:,} tokens"
+    return f"decode, {counted(batch, 'request')} at {context:,} tokens"
 
 
 def _measure(meter: LimitMeter) -> None:

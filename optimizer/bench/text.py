@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from enginewright.optimizer.report.numbers import count, duration, format_bytes, of_limit, percent, rate
+from enginewright.runtime.shared.errors import counted
 
 from .result import BenchResult, Profile, ProfileLine, Speculation, Spread
 
@@ -51,7 +52,7 @@ def notes(result: BenchResult) -> Iterator[str]:
     engine = ", ".join(f"{key} {value}" for key, value in result.engine.items())
     yield f"machine  {result.machine['processor']}, {result.machine['cores']} cores; {engine}"
     rounds, steps = result.options["rounds"], result.options["steps"]
-    yield f"times    medians of {rounds} round{'s' if rounds > 1 else ''} of {steps} steps; in brackets the quartiles"
+    yield f"times    medians of {counted(rounds, 'round')} of {steps} steps; in brackets the quartiles"
 
 
 def _table(*headings: str, left: int = 0) -> Table:

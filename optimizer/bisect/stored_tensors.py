@@ -22,6 +22,7 @@ from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.plugins.emit.weights import source_rows, stored_chunks
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Array, SourceRows, stored_dtype, stored_shape, unpack
+from enginewright.runtime.shared.errors import plural
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
@@ -305,7 +306,7 @@ def _places(differs: npt.NDArray[np.bool_], last: str) -> str:
         others = tuple(i for i in range(differs.ndim) if i != axis)
         at = np.flatnonzero(differs.any(axis=others))
         if len(at) < differs.shape[axis]:
-            axes.append(f"{name}{'s' if len(at) > 1 else ''} {_indices(at, differs.shape[axis])}")
+            axes.append(f"{plural(name, len(at))} {_indices(at, differs.shape[axis])}")
     return ", ".join(axes)
 
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
+from enginewright.runtime.shared.errors import counted
+
 from .histogram import Histogram
 from .solve import Sizes, padding, powers_of_two
 
@@ -126,8 +128,9 @@ def text_lines(report: SizesReport) -> list[str]:
             ("powers of two, all", kind.all_powers_of_two),
         ]
         for name, waste in rows:
-            number = f"{len(waste.sizes)} size{'s' if len(waste.sizes) > 1 else ''}"
-            lines.append(f"  {name:<24}{number:>9}  {waste.share:>6.1%} of what is computed is padding")
+            lines.append(
+                f"  {name:<24}{counted(len(waste.sizes), 'size'):>9}  {waste.share:>6.1%} of what is computed is padding"
+            )
     return lines
 
 

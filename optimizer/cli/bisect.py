@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.errors import MissingDependencyError, counted
 
 from .console import print_json, reported
 from .options import AsJson, check_early
@@ -134,8 +134,7 @@ def _print(report: BisectReport) -> None:
     lengths = report.sequences
     _row("A", report.a)
     _row("B", report.b)
-    sequences = f"{len(lengths)} sequence{'s' if len(lengths) > 1 else ''}"
-    _row("compared", f"{report.values_compared} values on {sum(lengths)} tokens in {sequences}")
+    _row("compared", f"{report.values_compared} values on {sum(lengths)} tokens in {counted(len(lengths), 'sequence')}")
     if report.layers is not None:
         _row("layers", ", ".join(map(str, report.layers)))
     for note in report.notes:

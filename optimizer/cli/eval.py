@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from enginewright.runtime.shared.errors import counted
+
 from .console import print_json, reported
 from .exported import exported
 from .options import AsJson, ModelPath, ModelRecipe, Running, grouped
@@ -107,7 +109,7 @@ def _print_report(report: EvaluationReport) -> None:
 
 
 def _accuracy(choices: ChoiceReport) -> str:
-    questions = f"{choices.questions} question{'s' if choices.questions > 1 else ''}"
+    questions = counted(choices.questions, "question")
     return f"{choices.source}: {questions}, acc {choices.acc:.1%}, acc_norm {choices.acc_norm:.1%}"
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from enginewright.optimizer.shared.export_records import PassSummary, VerificationReport
+from enginewright.runtime.shared.errors import counted
 from enginewright.runtime.shared.memory import format_bytes
 
 from . import numbers
@@ -63,7 +64,7 @@ def kv_heads_lines(document: ReportDocument) -> list[str]:
     for heads in document.kv_heads:
         before, now = heads.bytes_per_token_before, heads.bytes_per_token
         layers = Counter(heads.heads.values())
-        changed = ", ".join(f"{a} heads to {b} in {n} layer{'s' * (n > 1)}" for (a, b), n in sorted(layers.items()))
+        changed = ", ".join(f"{a} heads to {b} in {counted(n, 'layer')}" for (a, b), n in sorted(layers.items()))
         lines.append(f"{now:,} bytes a token, {before:,} before ({now / before:.0%}): {changed}")
         measured = [p.measurement for p in document.passes if p.name == "group_kv_heads" and p.measurement is not None]
         lines += [
@@ -92,7 +93,7 @@ def pruned_lines(document: ReportDocument) -> list[str]:
     lines: list[str] = []
     for entry in document.passes:
         if entry.name == DROP_LAYERS and entry.matched:
-            lines.append(f"{entry.matched} layer{'s' if entry.matched > 1 else ''} less")
+            lines.append(f"{counted(entry.matched, 'layer')} less")
         elif entry.name == PRUNE_HEADS and entry.matched:
             lines.append(_kept(entry, HEADS, HEADS_KEPT))
         elif entry.name == PRUNE_CHANNELS and entry.matched:

@@ -15,6 +15,7 @@ from enginewright.optimizer.shared.export_records import PassSummary, SourceSpee
 from enginewright.optimizer.shared.storage import stored_weights
 from enginewright.passes.framework.records import Metric
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import plural
 
 from . import numbers
 from .auto_view import auto_view
@@ -310,7 +311,7 @@ def layers(numbers_of: Sequence[int]) -> str:
             runs.append([n])
     parts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else " and ".join(map(str, r)) for r in runs]
     text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"in layer{'s' if len(numbers_of) > 1 else ''} {text}"
+    return f"in {plural('layer', len(numbers_of))} {text}"
 
 
 def fit(text: str, width: float) -> str:

@@ -118,7 +118,3 @@ def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | Non
         f"{what} is built for CUDA {built_for}, and {driver} runs CUDA {machine.cuda} at most",
         f"Install a newer driver, or {what.partition(' ')[0]} for CUDA {machine.cuda.partition('.')[0]}.",
     )
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -22,6 +22,16 @@ def shown(value: object, most: int = 80) -> str:
         return f"<{type(value).__name__}>"
 
 
+def plural(noun: str, number: int) -> str:
+    """Returns an English noun for ``number`` things: with an s unless there is one."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 token", "1,024 tokens"."""
+    return f"{number:,} {plural(noun, number)}"
+
+
 def field_first(problem: str, whole: str) -> str:
     """Returns msgspec's message of a wrong value with the field first, as in "max_tokens: expected `int`, got `str`".
 

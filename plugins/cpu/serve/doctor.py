@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.errors import counted
 
-from ...doctor.checks import (
-    Checked,
-    Problem,
-    counted,
-)
+from ...doctor.checks import Checked, Problem
 from ...doctor.machine import Machine
 from ...native.processor import processor_features, processor_name
 from ...native.threads import available_threads

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.bundle.buckets import BucketPlan
-from enginewright.runtime.shared.errors import RecipeError
+from enginewright.runtime.shared.errors import RecipeError, plural
 
 from ...engines.section import ProfileSection
 
@@ -59,8 +59,7 @@ def _check(what: str, unit: str, size: int, holder: str, most: int) -> None:
 def describe(profile: ProfileSection) -> str:
     """ "1 to 16 requests of 1 token", "1 to 4 prompts of 1 to 512 tokens"."""
     who = "requests" if profile.phase == "decode" else "prompts"
-    unit = "token" if profile.S[2] == 1 else "tokens"
-    return f"{_span(profile.B)} {who} of {_span(profile.S)} {unit}"
+    return f"{_span(profile.B)} {who} of {_span(profile.S)} {plural('token', profile.S[2])}"
 
 
 def _span(sizes: tuple[int, int, int]) -> str:
