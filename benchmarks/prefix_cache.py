@@ -16,7 +16,8 @@ with SmolLM2 in a format of as many bits; BUNDLE must be that model. Whose answe
     python benchmarks/prefix_cache.py BUNDLE --turns FILE.gguf [--context 4000] [--json FILE]
 
 times nothing but an agent's turns (``peers.turns``), at `optimize serve` with BUNDLE and at llama.cpp's server with the
-GGUF file that BUNDLE is exported from. Both run at the same time, and answer the same prompts one after the other.
+GGUF file that BUNDLE is exported from. Both run at the same time, and answer the same prompts one after the other: the
+first one, of which nothing is known, 20 turns of 64 new tokens, and as many prompts of 64 tokens alone.
 """
 
 from __future__ import annotations

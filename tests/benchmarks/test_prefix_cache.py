@@ -28,8 +28,11 @@ def test_every_way_to_a_first_token_is_timed(
 
 def test_turns_are_cut_at_odd_places_and_begin_as_those_before() -> None:
     turns = Turns(context=100, turns=5, new=64, vocabulary=200)
-    prompts = turns.prompts()
-    assert len(prompts) == 6 and len(prompts[0]) == 100
+    drawn = turns.prompts()
+    assert [part for part, _ in drawn] == ["alone"] * 2 + ["cold"] + ["turn"] * 5 + ["alone"] * 3
+    assert all(len(prompt) == 64 for part, prompt in drawn if part == "alone")
+    prompts = [prompt for part, prompt in drawn if part != "alone"]
+    assert len(prompts[0]) == 100
     for before, after in pairwise(prompts):
         shared = len(after) - 64
         assert after[:shared] == before[:shared] and (len(before) - shared) % 2 == 1
@@ -39,6 +42,10 @@ def test_turns_are_cut_at_odd_places_and_begin_as_those_before() -> None:
 def test_turns_are_answered_by_a_server(tiny_bundle: Path) -> None:
     turns = Turns(context=60, turns=2, new=16, vocabulary=200)
     result = measure([OURS], Serving(tiny_bundle, Path(), 1, 1, turns.longest), turns)
-    assert len(result["seconds"][OURS]) == 3 and min(result["seconds"][OURS]) > 0
+    figures = result["servers"][OURS]
+    assert {part: len(figures[part]) for part in ("alone", "cold", "turn")} == {"alone": 2, "cold": 1, "turn": 2}
+    assert min(figures["alone"] + figures["cold"] + figures["turn"]) > 0
+    # A turn finds all that it shares with the prompt before it.
+    assert max(figures["again"]) <= 4
     assert result["snapshot_bytes"] == 0  # a model without states
     assert [line.split(":")[0] for line in shown(result, OURS)][:1] == [OURS]
