@@ -37,7 +37,7 @@ RECURRENT = frozenset(
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba", "zamba2"),
     )
 )
-"""Families with recurrent layers, which run on the cpu target alone."""
+"""Families with recurrent layers, which only targets with kernels for states run."""
 
 
 def working_families(*, recurrent: bool = True) -> list[str]:

@@ -23,8 +23,11 @@ from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
+from enginewright.optimizer.recipes.targets import TARGETS
+from enginewright.passes.recurrence.lower_recurrence import FORMS
 from enginewright.runtime.shared.errors import UnsupportedModelError, VerificationError
-from tests.families import RECORDS, Family, read_families
+from enginewright.runtime.shared.targets import OWN
+from tests.families import RECORDS, RECURRENT, Family, read_families
 
 from .test_families import compare, saved
 from .tiny_configs import WHOLES, NoTinyModelError, tiny_family, tiny_whole
@@ -90,6 +93,18 @@ WORKS = """
 A prefill and 8 decode steps in 32-bit floats are within 1e-4 of transformers' logits. The number is a bound for the
 recipe `int8`: the mean KL divergence per token on random tokens. A tiny random model loses more than a trained one.
 
+"""
+RECURRENT_LAYERS = """
+## Recurrent layers
+
+These families have recurrent layers:
+
+"""
+RECURRENT_TARGETS = """
+A target without kernels for their states refuses such a model before any work:
+
+| target | recurrent layers |
+| --- | --- |
 """
 REFUSED = """
 ## Families that are refused
@@ -167,13 +182,18 @@ def page_of(records: Mapping[str, Family]) -> str:
         parts.append(f"At most {bound:g}:\n\n{_block(names)}\n")
     notes = {name: one.note for name, one in records.items() if one.result == "works" and one.note}
     parts += ["Limits:\n\n", *(f"- {name}: {note}\n" for name, note in notes.items())]
+    targets = [f"| {name} | {'runs' if TARGETS[name].states else 'refused'} |\n" for name in OWN]
+    parts += [RECURRENT_LAYERS, _block(sorted(RECURRENT)), RECURRENT_TARGETS, *targets]
     parts += [REFUSED, "\n".join(f"{reason}:\n\n{_block(names)}" for reason, names in refused.items() if names)]
     parts += [NOT_TRIED, _block(name for name, one in records.items() if one.result == "not tried")]
     return "".join(parts)
 
 
-def _capture_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both exports of a family begin with copies of the same captured program: capturing is most of their time."""
+def _capture_once(monkeypatch: pytest.MonkeyPatch) -> list[CapturedModel]:
+    """Has both exports of a family begin with copies of one captured program, as capturing takes most of their time.
+
+    Returns a list, to which the first export adds what it captures.
+    """
     captures: list[CapturedModel] = []
 
     def once(source: Any, **given: Any) -> CapturedModel:
@@ -182,6 +202,7 @@ def _capture_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(captures[0], program=captures[0].program.copy())
 
     monkeypatch.setattr("enginewright.optimizer.export.stages.capture", once)
+    return captures
 
 
 def _plain(message: str) -> str:
@@ -200,10 +221,12 @@ def page(repository: Path) -> Path:
 def test_record(
     family: str, page: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _capture_once(monkeypatch)
+    captures = _capture_once(monkeypatch)
     torch.manual_seed(0)
     stated = read_families().get(family, Family("not tried", None, ""))
     record = record_of(family, tmp_path, stated.kl)
+    if record.result == "works":
+        assert (family in RECURRENT) == bool(captures[0].program.nodes_of(*FORMS)), "tests/families.py: RECURRENT"
     if request.config.getoption("--update-golden"):
         _update(page, family, record)
     else:
