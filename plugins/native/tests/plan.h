@@ -69,7 +69,7 @@ struct Plan {
   Affine arena;
 
   void build(Program* program) const {
-    for (const CacheGroup& group : groups) program->add_cache_group(group, kBlock);
+    for (const CacheGroup& group : groups) program->add_cache_group(group, group.block_tokens);
     add_ports(program);
     for (const Weight& weight : weights) program->add_weight(weight, weight.bytes());
     for (const Buffer& buffer : buffers) program->add_buffer(buffer);
@@ -150,11 +150,14 @@ inline Operand view(Operand operand, const std::vector<Affine>& shape) {
 
 // One step's arrays; request b has its own blocks.
 struct StepData {
-  std::vector<int32_t> ids, positions, q_start{0}, kv_len, rows, slots, table;
+  std::vector<int32_t> ids, positions, q_start{0}, kv_len, rows, slots, table, state_slots, state_table;
   int64_t width = 4;
+  bool has_states = false;  // in a second cache group; a request's state is in its first block there
 
   void add(int32_t first_block, int32_t past, const std::vector<int32_t>& tokens, bool sample = true) {
     for (int64_t i = 0; i < width; ++i) table.push_back(first_block + static_cast<int32_t>(i));
+    state_table.push_back(first_block);
+    state_slots.resize(state_slots.size() + tokens.size(), -1);  // no snapshots
     for (size_t i = 0; i < tokens.size(); ++i) {
       const int32_t position = past + static_cast<int32_t>(i);
       ids.push_back(tokens[i]);
@@ -167,7 +170,9 @@ struct StepData {
   }
 
   StepArrays arrays() const {
-    return {{{ids}, {positions}, {q_start}, {kv_len}, {rows}, {slots}, {table, width}}};
+    StepArrays all{{{ids}, {positions}, {q_start}, {kv_len}, {rows}, {slots}, {table, width}}};
+    if (has_states) all.ports.insert(all.ports.end(), {{state_slots}, {state_table, 1}});
+    return all;
   }
 };
 

@@ -1,5 +1,5 @@
-// A program with every op and dtype that the interpreter has: attention, then experts in bf16, int8 and int4
-// behind a router, with heads in bf16, int8 and int4.
+// A program with every op and dtype that the interpreter has: attention and recurrences, then experts in
+// bf16, int8 and int4 behind a router, with heads in bf16, int8 and int4.
 #pragma once
 
 #include "plan.h"
@@ -9,14 +9,17 @@ namespace ew::testing {
 class PlanOfAll : public Plan {
  public:
   static constexpr int64_t kVocab = 37, kHidden = 18, kHeads = 3, kSize = 6, kExperts = 5, kChoices = 2,
-                           kWide = 13, kPart = 16;  // as many of kHidden as make two groups of 8
+                           kWide = 13, kPart = 16,  // as many of kHidden as make two groups of 8
+      kTaps = 4, kTile = 16, kStateTokens = 128;
 
   // Activations of the int8 head are in groups of 8 (`grouped`) or not.
   explicit PlanOfAll(bool grouped) {
     groups.push_back({{kHeads, kSize, kSize}, "full", {0, 1}});
+    groups.push_back({{1, 1, 1}, "state", {0}});
+    groups.back().block_tokens = kStateTokens;
     const Operand x = embed();
     const Operand attended = attend_fused(attend(x));
-    const Operand mixed = mix(attended);
+    const Operand mixed = mix(recur(attended));
     head(mixed, grouped);
   }
 
@@ -109,6 +112,57 @@ class PlanOfAll : public Plan {
     step("layer_norm_quantize", {sum}, {last.values, last.scales, last.sums},
          {{"eps", 1e-5}, {"has_weight", false}, {"has_bias", false}, {"group_size", int64_t{8}}});
     multiply(last, kHidden, y, {});
+    return y;
+  }
+
+  // Every recurrence, with both forms of a scan's rates and of a delta rule's decay.
+  Operand recur(const Operand& x) {
+    const std::vector<Affine> hidden = {kTokens, constant(kHidden)};
+    const std::vector<Affine> heads = {kTokens, constant(kHeads), constant(kSize)};
+    Operand y = buffer(hidden);
+    recurrence("stored_convolution",
+               {x, weight(Dtype::f32, {kHidden, kTaps}, WeightLayout::rows),
+                weight(Dtype::f32, {kHidden}, WeightLayout::rows)},
+               y, (kTaps - 1) * kHidden, {{"activation", std::string("silu")}, {"has_bias", true}});
+    for (const bool of_rows : {false, true}) {
+      const Operand scanned = buffer(heads), ruled = buffer(heads), normed = buffer(hidden),
+                    sum = buffer(hidden);
+      const Operand step_sizes = gates(y, kHeads), opened = gates(y, of_rows ? kHidden : kHeads);
+      const Operand decay = buffer(opened.shape);
+      std::vector<int64_t> rates = {kHeads};
+      if (of_rows) rates.push_back(kSize);
+      recurrence("stored_scan",
+                 {view(y, heads), step_sizes, weight(Dtype::f32, rates, WeightLayout::rows), view(x, heads),
+                  view(y, heads)},
+                 scanned, 2 * kTile * kSize, {});
+      step("elementwise", {opened}, {decay}, {{"fn", std::string("mul")}, {"scalar", -1.0}});
+      recurrence("stored_delta_rule",
+                 {view(x, heads), view(y, heads), scanned, of_rows ? view(decay, heads) : decay, step_sizes},
+                 ruled, kHeads * kTile * kSize, {{"scale", 0.5}, {"normalize", !of_rows}});
+      step("add_layer_norm", {view(ruled, hidden), y}, {normed, sum},
+           {{"eps", 1e-5}, {"has_weight", false}, {"has_bias", false}});
+      y = normed;
+    }
+    return y;
+  }
+
+  // A step with a state of `size` values, behind those of the steps before.
+  void recurrence(const std::string& op, std::vector<Operand> inputs, const Operand& out, int64_t size,
+                  AttributeMap attributes) {
+    CacheGroup& states = groups.back();
+    attributes.insert({{"first", states.state_size}});
+    states.state_size += (size + kTile - 1) / kTile * kTile;
+    inputs.insert(inputs.end(),
+                  {cache(2), input(table_input(1), {kRequests, constant(1)}), input(kQStart, {{1, 0, 1, 0}}),
+                   input(kKvLen, {kRequests}), input(slots_input(1), {kTokens})});
+    step(op, std::move(inputs), {out}, std::move(attributes));
+  }
+
+  // Numbers between 0 and 1, [T, count].
+  Operand gates(const Operand& x, int64_t count) {
+    const Operand y = buffer({kTokens, constant(count)});
+    step("linear", {x, weight(Dtype::f32, {count, kHidden}, WeightLayout::panel32)}, {y},
+         {{"activation", std::string("sigmoid")}});
     return y;
   }
 

@@ -16,33 +16,47 @@ using namespace ew::testing;
 
 constexpr int kVocab = static_cast<int>(PlanOfAll::kVocab);
 
+StepData empty_step(int64_t width) {
+  StepData step;
+  step.width = width;
+  step.has_states = true;
+  return step;
+}
+
 void results_do_not_depend_on_company_or_threads() {
   for (const bool grouped : {false, true}) {
     const PlanOfAll plan(grouped);
     Program program;
     plan.build(&program);
     for (const std::string& isa : available_isas()) {
-      Executor alone(program, {16}, 1, isa);
+      Executor alone(program, {16, 16}, 1, isa);
       std::vector<float> expected;
       for (int seed = 0; seed < 3; ++seed) {
-        StepData step;
+        StepData step = empty_step(4);
         step.add(4 * seed, 0, sequence(40 + seed, seed, kVocab));
         const std::vector<float> logits = run(alone, step);
         for (const float value : logits) CHECK(std::isfinite(value)) << isa;
         expected.insert(expected.end(), logits.begin(), logits.end());
       }
       for (const int threads : {1, 2, 4}) {
-        Executor executor(program, {16}, threads, isa);
-        StepData whole, most, rest;
+        Executor executor(program, {16, 16}, threads, isa);
+        StepData whole = empty_step(4), most = empty_step(4), rest = empty_step(4), resumed = empty_step(4);
         for (int seed = 0; seed < 3; ++seed) {
           const std::vector<int32_t> ids = sequence(40 + seed, seed, kVocab);
           whole.add(4 * seed, 0, ids);
           most.add(4 * seed, 0, {ids.begin(), ids.end() - 1}, false);
           rest.add(4 * seed, 39 + seed, {ids.end() - 1, ids.end()});
+          // The step without last tokens also stores the states after 30 tokens, each in a block of its own.
+          const int32_t snapshot = 4 * seed + 1, stored = 30;
+          most.state_slots[most.state_slots.size() - ids.size() + 1 + stored - 1] =
+              snapshot * static_cast<int32_t>(PlanOfAll::kStateTokens) + stored - 1;
+          resumed.add(4 * seed, stored, {ids.begin() + stored, ids.end()});
+          resumed.state_table.back() = snapshot;
         }
         CHECK(run(executor, whole) == expected) << isa << " " << threads;
         CHECK(run(executor, most).empty());  // R = 0
         CHECK(run(executor, rest) == expected) << isa << " " << threads;
+        CHECK(run(executor, resumed) == expected) << isa << " " << threads;
       }
     }
   }
@@ -141,10 +155,10 @@ class Mutation {
 
 void changed_programs_are_refused_or_harmless() {
   const PlanOfAll sound(true);
-  StepData step;
-  step.width = 1;
+  StepData step = empty_step(1);
   step.add(0, 0, sequence(3, 1, kVocab));
   step.add(1, 0, sequence(2, 2, kVocab));
+  step.state_slots[1] = 2 * static_cast<int32_t>(PlanOfAll::kStateTokens) + 1;  // a snapshot in a third block
   int refused = 0, failed = 0, ran = 0;
   for (unsigned seed = 0; seed < 4000; ++seed) {
     Plan plan = sound;
@@ -159,7 +173,7 @@ void changed_programs_are_refused_or_harmless() {
     }
     if (program.arena_bytes().at({5, 2, 2}) > (int64_t{1} << 24)) continue;  // sound, but too slow to run
     const std::vector<std::string> isas = available_isas();
-    Executor executor(program, {4}, 1, isas[seed % isas.size()]);
+    Executor executor(program, {4, 4}, 1, isas[seed % isas.size()]);
     try {
       executor.run(step.arrays());
       ++ran;
@@ -178,9 +192,8 @@ void computed_indices_are_checked() {
     change(plan);
     Program program;
     plan.build(&program);
-    Executor executor(program, {4}, 1, "portable");
-    StepData step;
-    step.width = 1;
+    Executor executor(program, {4, 4}, 1, "portable");
+    StepData step = empty_step(1);
     step.add(0, 0, sequence(5, 1, kVocab));
     try {
       executor.run(step.arrays());
@@ -246,9 +259,8 @@ void indices_and_results_do_not_share_memory() {
     }
     Program program;
     plan.build(&program);
-    Executor executor(program, {4}, 1, "portable");
-    StepData step;
-    step.width = 1;
+    Executor executor(program, {4, 4}, 1, "portable");
+    StepData step = empty_step(1);
     step.add(0, 0, sequence(5, 1, kVocab));
     CHECK_THROWS(executor.run(step.arrays()), std::invalid_argument);
   }
