@@ -202,5 +202,5 @@ class BenchResult:
     speculation: Speculation | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: seconds, bytes, tokens a second."""
+        """Returns the result as JSON values: seconds, bytes, tokens a second."""
         return {"format_version": FORMAT_VERSION} | asdict(self)

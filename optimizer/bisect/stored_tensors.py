@@ -198,9 +198,9 @@ def _not_comparable(name: str, a: _Side, b: _Side) -> str | None:
 
 
 def _readers(program: LoweredProgram) -> dict[str, list[str]]:
-    """Returns the paths of the modules whose steps read each weight, by the weight's name.
+    """Returns weight's name -> the paths of the modules whose steps read the weight.
 
-    Of the modules of a fused step only the one counts that the weight is named after, if there is one.
+    If one of the modules of a fused step has given the weight its name, the others aren't listed.
     """
     readers: dict[str, dict[str, None]] = defaultdict(dict)
     for step in program.steps:

@@ -123,7 +123,7 @@ def round_up(length: int, multiple: int, limit: int | None = None) -> int:
 
 
 def padding(histogram: Histogram, sizes: Iterable[int]) -> int:
-    """Padded tokens of any set of sizes. Raises ValueError if the largest doesn't hold every length."""
+    """Returns the padded tokens for a set of sizes. Raises ValueError if the longest length is above all of them."""
     rising = sorted(sizes)
     if not rising or rising[-1] < histogram.longest:
         raise ValueError(f"no size holds a length of {histogram.longest}")
@@ -131,7 +131,7 @@ def padding(histogram: Histogram, sizes: Iterable[int]) -> int:
 
 
 def powers_of_two(largest: int, most: int | None = None, multiple: int = 1) -> tuple[int, ...]:
-    """``largest`` and the powers of two below it, rounded up to ``multiple``; only the ``most`` largest of them."""
+    """Returns ``largest`` and the powers of two below it, rounded up to ``multiple``; at most ``most``, the largest."""
     sizes = {largest}
     power = 1
     while power < largest:

@@ -168,7 +168,7 @@ def _grow(
 
 
 def _draw(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """[B, V] -> [B], at temperature 1."""
+    """Draws a token from each row of logits at temperature 1: [B, V] -> [B]."""
     if not torch.isfinite(logits).all():
         raise UnsupportedModelError(
             "calibration: the model's logits are not finite, so nothing can be sampled from it",

@@ -97,7 +97,7 @@ def _document(
 
 
 def _pieces(prefix: tuple[int, ...], ids: Sequence[int], length: int) -> list[list[int]]:
-    """``ids`` in pieces that are ``length`` long with the prefix, the last one shorter."""
+    """Cuts ``ids`` into pieces that have ``length`` tokens with the prefix; the last piece may be shorter."""
     step = max(length - len(prefix), 1)
     return [[*prefix, *ids[i : i + step]] for i in range(0, len(ids), step)]
 

@@ -151,7 +151,7 @@ _CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capt
 
 @contextmanager
 def capturing(model: torch.nn.Module, *, whole_texts: bool = False) -> Iterator[AttentionCapture]:
-    """While open, ``model`` can be run through the interface; yields the record of its last forward pass.
+    """Has ``model`` run through the interface within the block; yields the record of its last forward pass.
 
     ``whole_texts``: see ``AttentionCapture``.
     """
@@ -183,8 +183,12 @@ def current_capture() -> AttentionCapture:
 
 
 def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
-    """To be called before a model is, inside ``capturing``: attention calls will refer to ``q_start`` [B+1], and masks
-    are of so many tokens."""
+    """Prepares a forward pass, within ``capturing``.
+
+    Args:
+        q_start: [B+1], to which the attention calls of the pass will refer.
+        tokens: the number of tokens of the pass, which its masks have.
+    """
     capture = _CAPTURE.get()
     capture.q_start, capture.tokens = q_start, tokens
     capture.layers.clear()

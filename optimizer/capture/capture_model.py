@@ -199,7 +199,7 @@ def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, ty
 def _build(
     config: PretrainedConfig, model_class: type[PreTrainedModel] | None, *, eager: bool = False
 ) -> PreTrainedModel:
-    """Builds the decoder that ``_decoder_of`` returned."""
+    """Builds the decoder of a configuration and class that ``_decoder_of`` returned; see ``build_model``."""
     model = build_model(config, model_class, eager=eager)
     if model_class is not None:
         simplify_rotations(model)

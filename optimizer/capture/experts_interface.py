@@ -120,7 +120,7 @@ def find_activation(function: Callable[[torch.Tensor], torch.Tensor], width: int
 
 
 def _steeper_silu(active: float) -> list[tuple[str, float]]:
-    """silu with the alpha that makes ``active`` of 0.25: 0.25 * sigmoid(0.25 * alpha)."""
+    """Returns silu with the alpha for which 0.25 * sigmoid(0.25 * alpha) is ``active``; () if there is none."""
     share = active / 0.25
     return [("silu", _rounded(math.log(share / (1 - share)) / 0.25))] if 0.5 < share < 1.0 else []
 

@@ -39,12 +39,12 @@ class TokenCountWatch:
         self._ended = False
 
     def enter(self, path: str) -> None:
-        """The module at ``path`` is about to run."""
+        """Records that the module at ``path`` is about to run."""
         self._running.append(path)
         self._note()
 
     def leave(self) -> None:
-        """It has."""
+        """Records that the module of the last ``enter`` has run."""
         self._running.pop()
         self._note()
 

@@ -119,7 +119,7 @@ def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: lis
 
 
 def _picks_tokens(program: Program, node: Node) -> bool:
-    """Returns True if x[indices] selects tokens, or pairs the tokens of the indices with those of x."""
+    """Returns True if x[indices] may mix tokens: an index selects along x's token axis, or has an entry a token."""
     x, indices = node.args
     assert isinstance(x, Node) and isinstance(indices, list | tuple)
     axis = _token_axis(_shapes(program, x)[0])

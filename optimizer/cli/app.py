@@ -89,7 +89,7 @@ def _root(
 
 
 def main() -> None:
-    """Entry point of the ``optimize`` command. docs/use/cli.md lists the exit codes."""
+    """Runs the ``optimize`` command. docs/use/cli.md lists the exit codes."""
     # PyTorch's threads wait for each other many times a second. Left alone they spin meanwhile, which takes the core
     # from the one that is waited for as soon as anything else runs on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

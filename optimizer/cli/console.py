@@ -231,7 +231,10 @@ def _reader_is_gone() -> bool:
 
 @contextmanager
 def warnings_shown(*, hidden: bool) -> Iterator[None]:
-    """A warning about a source looks as every other warning of a command does, without a file and a line."""
+    """Prints warnings about sources as a command's other warnings are, without file and line.
+
+    ``hidden``: True prints none of them.
+    """
     before = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
@@ -264,7 +267,7 @@ def print_error(error: EnginewrightError, *, as_json: bool = False, exit_code: i
 
 
 def print_styled(text: str, **style: Any) -> None:
-    """To stderr, in colour if that is a terminal and NO_COLOR is not set (no-color.org)."""
+    """Prints to stderr, in colour if that is a terminal and NO_COLOR is not set (no-color.org)."""
     typer.secho(text, err=True, color=False if os.environ.get("NO_COLOR") else None, **style)
 
 
@@ -292,12 +295,12 @@ def command_line(*words: str) -> str:
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout."""
+    """Prints one JSON document on stdout."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def print_found(found: Found, show: Callable[[Found, Console], None], *, as_json: bool, plot: Path | None) -> None:
-    """A result as JSON, or as ``show`` prints it, 140 columns wide where it isn't read on a terminal."""
+    """Prints a result as JSON, or by ``show``: 140 columns wide if stdout isn't a terminal."""
     if as_json:
         print_json(found.to_json())
         return

@@ -114,7 +114,14 @@ def answer_questions(
     questions: Sequence[tuple[Question, list[EncodedChoice]]],
     on_answer: Callable[[], None],
 ) -> ChoiceReport:
-    """Accuracy of a model; ``on_answer`` is called after each question. Of equal choices the first counts."""
+    """Measures the accuracy of a model. If choices are equally likely, the first one counts as the answer.
+
+    Args:
+        model: the model.
+        source: the name of the file with the questions, for the report.
+        questions: the questions with their encoded choices.
+        on_answer: called after each question.
+    """
     right = right_norm = 0
     for question, encoded in questions:
         sums = np.array([choice_log_likelihood(model, choice) for choice in encoded])

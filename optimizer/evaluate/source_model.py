@@ -50,7 +50,7 @@ class SourceModel:
         self.context_length = self.info.context_length
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
-        """[S] -> [S, V] float32."""
+        """Returns the logits of a sequence: [S] -> [S, V] float32."""
         logits: FloatArray = self._runner.logits(torch.tensor([list(ids)]))[0]
         return logits
 

@@ -550,7 +550,7 @@ def _bytes_below(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Whatever it is, if it is there; another process may do the same."""
+    """Removes a file or folder, if it exists; another process may remove it at the same time."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -96,7 +96,7 @@ class Clock:
         return time.perf_counter() - self.start
 
     def end(self, name: str, elsewhere: float = 0.0) -> None:
-        """``elsewhere``: seconds of this stage that belong to the stage "measure"."""
+        """Ends the stage ``name``, of whose time ``elsewhere`` seconds are counted as the stage "measure"."""
         self.seconds["measure"] = self.seconds.get("measure", 0.0) + elsewhere
         self.seconds[name] = self.elapsed - sum(self.seconds.values())
 
@@ -142,9 +142,9 @@ def find_model(request: ExportRequest, revision: str | None, listed: Listing | N
 
 
 def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
-    """Warns, before the work, where 4-bit integers are to be made of weights that were rounded to few bits already.
+    """Warns, before the work, if a recipe makes 4-bit integers of a file's weights that already have few bits.
 
-    They are rounded a second time, to other integers than the file has, and small models feel it.
+    Rounding them a second time, to other integers than the file has, makes small models worse.
     """
     if source.is_dir() or recipe.weights.default.storage != "int4" or recipe.weights.keep_blocks:
         return

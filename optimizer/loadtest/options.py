@@ -156,7 +156,7 @@ class Burst:
 
 
 def parse_burst(text: str) -> Burst:
-    """5x4s/20s: five times the rate for 4 of every 20 seconds. Raises RequestError."""
+    """Parses a burst: 5x4s/20s is five times the rate for 4 of every 20 seconds. Raises RequestError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x([^/]+)/([^/]+)", text.strip())
     if match is None:
         raise RequestError(f"burst: {text!r} isn't a burst", hint="Pass 5x4s/20s: 5 times the rate for 4 of 20 s.")

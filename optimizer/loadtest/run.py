@@ -302,7 +302,7 @@ def _unusable(options: LoadOptions, path: str, answer: Answer, hint: str) -> Eng
 
 @contextlib.contextmanager
 def _on_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C ends the load, and what was measured is shown; not in a thread, which gets no signals."""
+    """Calls ``call`` on Ctrl-C within the block, except in a thread other than the main one, which gets no signals."""
     loop = asyncio.get_running_loop()
     try:
         loop.add_signal_handler(signal.SIGINT, call)
@@ -316,7 +316,7 @@ def _on_interrupt(call: Callable[[], None]) -> Iterator[None]:
 
 
 def _raise_file_limit() -> None:
-    """Each connection is a file."""
+    """Raises the limit of open files, as each connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft < limit:

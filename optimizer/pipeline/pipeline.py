@@ -55,7 +55,7 @@ EXTENSIONS = Extensible[type[Pass]]({}, "enginewright.passes", type)
 
 
 def default_pipeline() -> list[Pass]:
-    """Captured program in, lowered (paged) program out."""
+    """Returns the passes that turn a captured program into a program with caches, in order."""
     return [
         # 1. The graph as torch.export gives it, without what says nothing.
         NormalizeSliceWrites(),

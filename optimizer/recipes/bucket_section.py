@@ -69,6 +69,6 @@ class BucketsSection(Section):
         return self
 
     def beside(self, folder: Path) -> Self:
-        """With its files in ``folder``, where they are not absolute."""
+        """Returns the section with relative paths of files taken from ``folder``."""
         files = {name: getattr(self, name) for name in FILE_FIELDS}
         return self.model_copy(update={k: None if v is None else str(folder / v) for k, v in files.items()})

@@ -36,10 +36,10 @@ def rss_bytes(status: Path = Path("/proc/self/statm")) -> int:
 
 @contextmanager
 def fewer_collections() -> Iterator[None]:
-    """Within it Python's garbage collector leaves alone what is there already, and looks for garbage less often.
+    """Has Python's garbage collector run less often within the block, and skip the objects that exist at its beginning.
 
-    Torch and transformers are a million objects, and graphs are made of many more: going through them again and again
-    takes an eighth of an export. Objects stay frozen where somebody else froze some.
+    Torch and transformers have a million objects, and graphs many more: collecting them again and again takes an eighth
+    of an export. If objects were frozen before, these stay frozen, and no others are.
     """
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.set_threshold(max(before[0], _YOUNG_OBJECTS) if before[0] else 0, *before[1:])

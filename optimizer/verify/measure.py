@@ -123,9 +123,9 @@ def evaluate(program: Program, sequences: Sequence[torch.Tensor], cache: WeightC
 
 
 def relative_tolerance_of(program: Program) -> float:
-    """``relative_tolerance`` (random_tokens.py) of a program that is not lowered yet.
+    """Returns the ``relative_tolerance`` (random_tokens.py) of a program that isn't lowered yet.
 
-    Products of the same values are on the way to a logit side by side, and count once.
+    Several products of the same values are parallel on the way to a logit, and count once.
     """
     terms: dict[Node, int] = {}
     for node in program.graph.nodes:

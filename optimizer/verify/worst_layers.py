@@ -100,7 +100,7 @@ def _relative(value: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _places(before: Program, after: Program) -> dict[Node, str]:
-    """For calls of ``after``, the name of the call of ``before`` with whose value theirs is compared."""
+    """Returns calls of ``after`` -> the name of the call of ``before`` with whose value theirs is compared."""
     old = {n.name: n for n in before.graph.nodes}
     new = {n.name: n for n in after.graph.nodes}
     places: dict[Node, str] = {}
@@ -128,7 +128,7 @@ def _pairs(new: object, old: object) -> Iterator[tuple[Node, Node]]:
 
 
 def _tensors(before: Program, after: Program, places: Mapping[Node, str]) -> dict[Node, tuple[str, ...]]:
-    """For every call of ``after`` the source tensors that it has a value from and no place before it has."""
+    """Returns calls of ``after`` -> the source tensors on which their values depend, but no earlier compared value."""
     old_tensors = {n.name: _own_tensors(before, n) for n in before.graph.nodes if n.op == "call_function"}
     tensors: dict[Node, tuple[str, ...]] = {}
     for node in after.graph.nodes:

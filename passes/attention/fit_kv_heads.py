@@ -40,8 +40,12 @@ class RopeLayout:
 
     @staticmethod
     def from_sizes(size: int, pairs: int, interleaved: bool) -> RopeLayout:
-        """Returns the layout of ``pairs`` of ``ew.rope`` in heads of ``size`` dimensions; 0 pairs for a head that isn't
-        rotated.
+        """Returns the layout in which ``ew.rope`` rotates ``pairs`` pairs of dimensions of heads.
+
+        Args:
+            size: the number of dimensions of a head.
+            pairs: the number of pairs; 0 for heads that aren't rotated.
+            interleaved: see ``ew.rope``.
         """
         first = range(0, 2 * pairs, 2) if interleaved else range(pairs)
         second = range(1, 2 * pairs, 2) if interleaved else range(pairs, 2 * pairs)

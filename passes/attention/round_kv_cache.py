@@ -34,7 +34,7 @@ class RoundKvCache(Pass):
     exact = False
 
     def __init__(self, formats: Collection[CacheDtype] = KV_FORMATS.keys() - {"f32"}) -> None:
-        """``formats`` are the formats to which this pass rounds. Caches of other formats are left to the target."""
+        """Makes a pass that rounds to ``formats``. It leaves caches of other formats to the target."""
         self._formats = formats
 
     ensures = (Condition("keys and values are written in their group's format", _writes_as_groups_say),)

@@ -47,7 +47,7 @@ class Laid:
         return len(self.dims)
 
     def last_is_last(self) -> bool:
-        """True if the value's last dimension is the base's last one."""
+        """Returns True if the value's last dimension is the base's last one."""
         return bool(self.dims) and self.dims[-1] is not None and self.dims[-1] == len(self.real) - 1
 
 

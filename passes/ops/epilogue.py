@@ -24,7 +24,7 @@ def finish_linear(total: torch.Tensor, activation: str = "", residual: torch.Ten
 
 
 def check_epilogue(op: str, y: torch.Tensor, activation: str, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """``y``, a fake result. Raises for an unknown activation, and for a residual of another shape or type."""
+    """Returns ``y``, a fake result. Raises for an unknown activation, or for a residual of another shape or type."""
     if activation and activation not in LINEAR_ACTIVATIONS:
         raise ValueError(f"ew.{op}: unknown activation {activation!r}; there are {sorted(LINEAR_ACTIVATIONS)}")
     if residual is not None:

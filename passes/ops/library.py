@@ -36,7 +36,7 @@ def register(reference: Callable[..., Any], *, fake: Callable[..., Any]) -> None
 
 
 def _with_needed(op: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """``fake``, called with all arguments of the op."""
+    """Returns a function that takes all arguments of the op, and passes ``fake`` those for which it has parameters."""
     schema = getattr(getattr(torch.ops, NAMESPACE), op).default._schema
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     needed = tuple(inspect.signature(fake).parameters)

@@ -358,7 +358,8 @@ def stored_delta_rule(
     """Computes `gated_delta_rule` from states in a cache: v [T, N, Dv], state [P, F] -> ([T, N, Dv], the cache
     after the step).
 
-    The cache's arguments are those of `stored_convolution`. A request's state is stored as [N, D, Dv].
+    ``q``, ``k``, ``v``, ``decay``, ``beta``, ``scale`` and ``normalize`` are those of `gated_delta_rule`, the other
+    arguments those of `stored_convolution`. A request's state is stored as [N, D, Dv].
     """
     before = _read_states(state, block_table, q_start, kv_len, first, [v.shape[1], k.shape[2], v.shape[2]])
     cache = _After(state, first, slots, order=False)

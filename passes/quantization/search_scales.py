@@ -65,7 +65,7 @@ class Product:
     Attributes:
         x: [M, K], some of the tokens.
         weight: [N, K] float32.
-        parts: the number of the N outputs of each fused linear; the errors of all linears have the same weight.
+        parts: the number of outputs (of N) of each fused linear; the errors of all linears count equally.
         code_format: the format of the weight's integers.
         activation_group: the group size of quantized activations; None if they stay floats.
     """

@@ -107,7 +107,7 @@ class StepMemory:
                         self.device.copy(address + to * size, address + source * size, size)
 
     def upload(self, arrays: Mapping[str, Array], shape: StepShape) -> None:
-        """The inputs of a step of these sizes, in one copy."""
+        """Copies the inputs of a step of these sizes to the GPU, in one copy."""
         if self._copying:
             self.device.synchronize()
         end = 0
@@ -125,7 +125,7 @@ class StepMemory:
         return tokens
 
     def download_logits(self, rows: FloatArray) -> None:
-        """The first rows of the logits, when the step is done."""
+        """Copies the first rows of the logits to ``rows``, when the step is done."""
         self.device.download(rows, self.logits)
         self._copying = False
 
@@ -352,7 +352,7 @@ class PackedSteps:
             return None
 
     def _drop_graph(self) -> None:
-        """The one that was launched longest ago, and then its contexts."""
+        """Closes the graph whose last launch is the oldest, and then its contexts."""
         graph, work = self._graphs.popitem(last=False)[1]
         graph.close()
         work.close()

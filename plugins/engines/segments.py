@@ -62,14 +62,14 @@ class SegmentTensor(Record, frozen=True, kw_only=True):
 
 
 class Segment(Record, frozen=True, kw_only=True):
-    """One engine.
+    """An engine, which computes a part of the program.
 
     Attributes:
-        name: the name by which steps refer to it.
-        file: the engine, in the target's folder.
-        inputs: activations, by the engine's names.
-        weights: inputs too, of fixed shape.
-        outputs: outputs by the engine's names.
+        name: the name by which steps refer to the engine.
+        file: the engine's file, in the target's folder.
+        inputs: the engine's name of each input of activations -> its type and shape.
+        weights: the engine's name of each input of weights -> its type and shape, which is fixed.
+        outputs: the engine's name of each output -> its type and shape.
     """
 
     name: str
@@ -249,7 +249,10 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
         self._check_tensor(f"{at}.out", step.out, out, None)
 
     def _check_tensor(self, at: str, name: str, wanted: SegmentTensor, written: set[str] | None) -> None:
-        """``written``: the buffers that may be read; None: this one is written."""
+        """Raises ValueError, beginning with ``at``, if the tensor ``name`` isn't ``wanted``.
+
+        ``written``: the buffers that may be read; None for a tensor that is written.
+        """
         if written is not None and name in STEP_INPUTS:
             actual = SegmentTensor(dtype="i32", shape=("R",) if name == "rows" else ("T",))
         elif name not in self.buffers:

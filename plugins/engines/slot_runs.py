@@ -206,7 +206,7 @@ class EngineSlots:
             engine.close()
 
     def _drop_graph(self) -> None:
-        """The one that was launched longest ago, and then its context."""
+        """Closes the graph whose last launch is the oldest, and then its context."""
         graph, context = self._graphs.popitem(last=False)[1]
         graph.close()
         context.close()

@@ -233,7 +233,7 @@ def write_kernels(folder: Path, kernels: Iterable[CompiledKernel]) -> list[Path]
 
 
 def files_of(kernel: CompiledKernel) -> dict[str, bytes]:
-    """Returns the contents of a kernel's three files, by file name."""
+    """Returns a kernel's PTX, its cubin, and its metadata as JSON: file name -> content."""
     stem = kernel.spec.stem
     contents = {".ptx": kernel.ptx.encode(), ".cubin": kernel.cubin, ".json": _metadata(kernel).encode()}
     return {stem + suffix: content for suffix, content in contents.items()}

@@ -41,9 +41,8 @@ def _kv_write(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
 def _mask(b: GraphBuilder, window: int) -> str:
     """Returns the mask, bool [B, 1, S, C]: True for keys that a token sees.
 
-    It is an input of the graph. With a fixed capacity it is computed in the graph, as for a GPU: the mask of 4 prompts
-    of
-    512 tokens in slots of 8,192 positions has 17 MB.
+    The mask is an input of the graph; in a graph with a fixed capacity, as for GPUs, it is computed. As an input it
+    would have 17 MB for 4 prompts of 512 tokens in slots of 8,192 positions.
     """
     if isinstance(b.capacity, int):
         capacity = b.capacity
@@ -86,7 +85,7 @@ def _paged_attention(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 def _op_by_op(b: GraphBuilder, a: Mapping[str, Any], q: str, keys: str, values: str, mask: str, heads: int) -> str:
     """Emits attention from single operators, for softcap, sinks or slopes, which ONNX's or TensorRT's operator lacks.
 
-    The g query heads that share a key/value head are rows of one product with it.
+    Query heads that share a key/value head are rows of one product with its keys.
     """
     kv_heads = int(b.expressions(a["k_cache"])[2])
     if heads != kv_heads:

@@ -292,9 +292,9 @@ class CpuProgram:
 
 
 def isas() -> list[str]:
-    """Instruction sets that this processor can run, best first; a build for one processor has the best alone.
+    """Returns the instruction sets that this processor can run, best first; a build for one processor has one.
 
-    Of avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
+    All are avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
     """
     return _cpu.isas()
 

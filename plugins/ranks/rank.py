@@ -38,7 +38,7 @@ Part = tuple[Mail, Callable[[TCPStore], None]]
 
 
 def join(address: str, timeout: float = START_SECONDS) -> TCPStore:
-    """Rank 0's store. Raises RuntimeError if nobody is there."""
+    """Returns rank 0's store. Raises RuntimeError if rank 0 doesn't answer within ``timeout`` seconds."""
     host, _, port = address.rpartition(":")
     return TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=timeout))
 

@@ -1,4 +1,4 @@
-"""Blocks of a KV cache: who holds which, and which are kept for later. Numbers only; the memory is the executor's.
+"""Counts the holders of the blocks of a KV cache, and keeps unused blocks for later. The executor has their memory.
 
 Where several ranks divide the keys, each of them owns some blocks (``DividedPool``), and all blocks of a split of
 ``SPLIT_TOKENS`` have one owner: the one with most to give, where a request begins a split. A window's blocks are given
@@ -20,7 +20,7 @@ SPLIT_TOKENS = 512
 """The tokens whose keys and values all lie on one rank, where ranks divide them: attention computes these together."""
 
 TENANTS_SHARE = 2
-"""Other tenants leave a tenant at least so much of the pool in kept blocks: one in this many, over the tenants."""
+"""A tenant keeps at least 1 / (TENANTS_SHARE * number of tenants) of the pool's blocks when others need blocks."""
 
 
 class BlockPool:
@@ -35,11 +35,11 @@ class BlockPool:
     request, which must advance). Every operation takes constant time for a given number of tenants.
 
     Args:
-        blocks: how many there are.
+        blocks: the number of blocks.
         evicted: called with a kept block before it is given to somebody else.
 
     Attributes:
-        split: blocks of a table, from a multiple of this on, that have one owner.
+        split: the number of consecutive blocks of a table, from a multiple of it on, that have the same owner.
     """
 
     split = 1
@@ -59,16 +59,19 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that nobody holds, kept ones among them."""
+        """The number of blocks that nobody holds, kept ones included."""
         return len(self._free) + self.kept_blocks
 
     @property
     def shared_blocks(self) -> int:
-        """Number of blocks that more than one request holds. Looks at all of them."""
+        """The number of blocks that more than one request holds. Reading it takes time for each block of the pool."""
         return sum(count > 1 for count in self._held_by_requests(0, self.total_blocks))
 
     def available(self, tenant: str = "", *, force: bool = False) -> int:
-        """Number of blocks that ``allocate`` can give to a tenant, one after the other."""
+        """Returns the number of blocks that ``allocate`` can give to a tenant, one after the other.
+
+        ``force``: True if all blocks that other tenants keep may be evicted.
+        """
         if not self._kept:
             return len(self._free)
         share = 0 if force else self._share(tenant)
@@ -76,7 +79,7 @@ class BlockPool:
         return len(self._free) + kept_blocks
 
     def allocate(self, tenant: str = "", owner: int = 0) -> int:
-        """A block of an owner, now held once. Raises CapacityError if all are held."""
+        """Takes a free or kept block of an owner, which has one holder then. Raises CapacityError if all are held."""
         block = self._free.pop() if self._free else self._evict(tenant)
         self._holders[block] = 1
         return block
@@ -86,7 +89,7 @@ class BlockPool:
         return 0
 
     def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
-        """Returns the number of blocks that ``allocate`` can give of a block's owner."""
+        """Returns the number of blocks of the owner of ``block`` that ``allocate`` can give."""
         return self.available(tenant, force=force)
 
     def owners_of_next(
@@ -99,12 +102,13 @@ class BlockPool:
         return [0] * min(count, self.available(tenant, force=force))
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """Returns the number of blocks that all of ``sequences`` together can have whoever owns them, and of how many a
-        sequence takes a multiple."""
+        """Returns the number of blocks that ``sequences`` requests together can have, whatever owners the blocks have,
+        and the number of blocks of which each takes a multiple.
+        """
         return self.total_blocks, 1
 
     def share(self, block: int) -> None:
-        """One more holder of a block that is held or kept. Raises ValueError if it is free."""
+        """Adds a holder to a block that is held or kept. Raises ValueError if the block is free."""
         if self._is_kept(block):
             self._take(block)
         else:
@@ -112,7 +116,7 @@ class BlockPool:
         self._holders[block] += 1
 
     def pin(self, block: int) -> None:
-        """One more holder of a block, in whatever state it is: until ``unpin``, nobody else is given it."""
+        """Adds a holder to a block, free ones included. Until ``unpin``, ``allocate`` doesn't return the block."""
         if not self._holders[block] and self._tenant[block] is None:
             self._free.remove(block)  # rare: what is pinned is mostly held, or kept
             self._holders[block] = 1
@@ -121,18 +125,18 @@ class BlockPool:
         self._pins[block] = self._pins.get(block, 0) + 1
 
     def unpin(self, block: int) -> None:
-        """One pin less. Raises KeyError if the block isn't pinned."""
+        """Removes a pin, and its holder, from a block. Raises KeyError if the block isn't pinned."""
         self._pins[block] -= 1
         if not self._pins[block]:
             del self._pins[block]
         self.release(block)
 
     def pins(self, block: int) -> int:
-        """Returns how often ``block`` is pinned; each pin is one of its holders."""
+        """Returns the number of pins of ``block``; each pin is one of its holders."""
         return self._pins.get(block, 0)
 
     def release(self, block: int) -> None:
-        """One holder less. Raises ValueError if the block is free already."""
+        """Removes a holder from a block. Raises ValueError if the block is free already."""
         self._check_held(block)
         self._holders[block] -= 1
         if self._holders[block]:
@@ -145,12 +149,12 @@ class BlockPool:
             self.kept_blocks += 1
 
     def keep(self, block: int, tenant: str) -> None:
-        """From its last release on, a held block is kept for a tenant. Raises ValueError if it isn't held."""
+        """Has a held block kept for a tenant after its last release. Raises ValueError if the block isn't held."""
         self._check_held(block)
         self._tenant[block] = tenant
 
     def drop(self, block: int) -> None:
-        """A block is kept no longer: it is free, or will be when its holders release it."""
+        """Has a block kept no longer: it is free now, or when its holders release it."""
         if self._is_kept(block):
             self._take(block)
             self._free.append(block)
@@ -169,7 +173,7 @@ class BlockPool:
         return bytes(min(holders, 2) or (0 if tenant is None else 3) for holders, tenant in both)
 
     def _held_by_requests(self, first: int, last: int) -> list[int]:
-        """Returns how many requests hold each of blocks first..last-1. For any thread."""
+        """Returns the number of requests that hold each of blocks first..last-1. Safe from any thread."""
         holders = self._holders[first:last]
         for block, pins in list(self._pins.items()):
             if first <= block < min(last, self.total_blocks):
@@ -177,7 +181,7 @@ class BlockPool:
         return holders
 
     def _share(self, tenant: str) -> int:
-        """Kept blocks of each other tenant that ``tenant`` can't evict."""
+        """Returns the number of kept blocks of each other tenant that ``tenant`` can't evict."""
         tenants = len(self._kept) + (tenant not in self._kept)
         return self.total_blocks // (TENANTS_SHARE * tenants) if tenants > 1 else 0
 
@@ -199,7 +203,7 @@ class BlockPool:
         return 0 <= block < self.total_blocks and not self._holders[block] and self._tenant[block] is not None
 
     def _take(self, block: int) -> None:
-        """Out of the blocks that are kept."""
+        """Removes a block from those that are kept."""
         tenant = self._tenant[block]
         assert tenant is not None
         blocks = self._kept[tenant]
@@ -214,13 +218,12 @@ class BlockPool:
 
 
 class DividedPool(BlockPool):
-    """Blocks that several owners have: block b is of owner ``b % owners``, and each owner's blocks are a pool.
+    """Blocks of several owners: block b belongs to owner ``b % owners``, and each owner's blocks are a pool.
 
     Args:
-        blocks: how many there are, a multiple of ``owners``.
-        owners: how many there are.
-        evicted: as ``BlockPool`` has it.
-        split: as ``BlockPool`` has it.
+        blocks: the number of blocks, a multiple of ``owners``.
+        owners: the number of owners.
+        evicted, split: see ``BlockPool``.
     """
 
     def __init__(
@@ -239,12 +242,12 @@ class DividedPool(BlockPool):
 
     @property
     def evictions(self) -> int:  # type: ignore[override]
-        """Number of blocks that were evicted so far."""
+        """The number of blocks that were evicted so far."""
         return sum(part.evictions for part in self.parts)
 
     @property
     def kept_blocks(self) -> int:  # type: ignore[override]
-        """Number of blocks that nobody holds, and that a later request may use."""
+        """The number of blocks that nobody holds, and that a later request may use."""
         return sum(part.kept_blocks for part in self.parts)
 
     @property
@@ -262,7 +265,7 @@ class DividedPool(BlockPool):
         return sum(self.available_of(tenant, force=force))
 
     def available_of(self, tenant: str = "", *, force: bool = False) -> list[int]:
-        """Number of blocks that ``allocate`` can give to a tenant, by owner."""
+        """Returns the number of blocks that ``allocate`` can give to a tenant, by owner."""
         return [part.available(tenant, force=force) for part in self.parts]
 
     def owner_of(self, block: int) -> int:
@@ -278,9 +281,9 @@ class DividedPool(BlockPool):
     ) -> list[int]:
         """Implements ``BlockPool``.
 
-        A split that has been begun keeps its owner. Another one is of who has most, and of several that have, of the
-        one next to the last split's owner. So an empty pool gives 0 1 2 2 1 0 0 1 2: then all have as much to do for a
-        prompt, whose later tokens see more splits.
+        A split that has been begun keeps its owner. A new split goes to the owner with the most free blocks; among
+        equals, to the owner whose number is nearest to the last split's. So an empty pool gives 0 1 2 2 1 0 0 1 2: all
+        owners then have the same work for a prompt, whose later tokens see more splits.
         """
         left, owners, at = self.available_of(tenant, force=force), list[int](), len(table)
         last = table[-1] % self.owners if at and table[-1] != NO_BLOCK else 0

@@ -1,7 +1,7 @@
 """Blocks of the prefix cache in a folder: written when they leave the pool, read where that is faster than computing.
 
-Nothing that lies on a disk is believed. A record is one file. Its name is a keyed hash of all that its keys and values
-depend on: the program and weights, the instruction set and the order of sums (``identity``), whose it is, and every
+A record is one file, and is verified before it is used. Its name is a keyed hash of everything that its keys and values
+depend on: the program and weights, the instruction set and the order of sums (``identity``), the tenant, and every
 token up to its end. It ends with a keyed hash (BLAKE2b, RFC 7693) of its name and contents, so that a record that was
 cut off, changed, forged without the key, or put in another's place is not read; its tokens are then recomputed. The key
 lies outside of the folder.
@@ -13,7 +13,8 @@ lies outside of the folder.
 The states of recurrent layers after a block of tokens are a record of their own, whose name is a hash of the block's.
 
 The folder is the user's alone (0700, no link), and one process writes it, which holds a lock; another reads. A file is
-written beside and renamed. What is used least is deleted when the files take more than a limit, or are too old.
+written under another name, then renamed. If the files take more bytes than a limit, the least recently used is deleted;
+old files are deleted too.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{64})\.kv")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+\.partial")
 _LOCK = ".lock"
 _WAITING_WRITES, _WAITING_BYTES = 64, 1 << 28
-"""Blocks that wait to be written hold memory; when the disk is so far behind, more are not kept."""
+"""The most blocks, and bytes, that wait to be written; further blocks are skipped, as waiting blocks hold memory."""
 _SECONDS_TO_CLOSE = 60.0
 
 
@@ -78,15 +79,15 @@ class StoreUse:
 class BlockStore:
     """A folder of records, one for each block of the prefix cache. Not safe for several threads.
 
-    Whatever is wrong with the folder, a file or the disk is said once, as a RuntimeWarning, and in ``problem``.
-    Requests are then computed as if nothing had been there.
+    The first problem with the folder, a file or the disk is reported as a RuntimeWarning, and in ``problem``. Requests
+    are then computed as if nothing had been stored.
 
     Args:
-        folder: made if it isn't there.
-        identity: of all that keys and values depend on but tokens.
-        most_bytes: of all its files.
-        most_age: seconds since a record was last used.
-        key_file: None takes ``default_key_file()``. Made if it isn't there.
+        folder: the folder; created if it is missing.
+        identity: see ``disk_tier.BlockMemory.cache_identity``.
+        most_bytes: the most bytes of all its files.
+        most_age: the most seconds since a record was last used.
+        key_file: the file of the key; created if it is missing. None takes ``default_key_file()``.
     """
 
     def __init__(
@@ -137,15 +138,15 @@ class BlockStore:
         return self.usable and self._lock is not None
 
     def root(self, namespace: Namespace) -> bytes:
-        """The hash that a prefix of nothing has."""
+        """Returns the name of the empty prefix in a namespace."""
         return self._hash("root", self._identity, *(part.encode() for part in namespace))
 
     def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
-        """The hash of a block's items after those of ``parent``."""
+        """Returns the name of the block with ``items`` after the block ``parent``."""
         return self._hash("block", parent, *to_bytes(items))
 
     def states(self, name: bytes) -> bytes:
-        """The hash of the states of recurrent layers at the end of the block ``name``."""
+        """Returns the name of the record of recurrent states at the end of the block ``name``."""
         return self._hash("states", name)
 
     def has(self, name: bytes) -> bool:
@@ -153,7 +154,13 @@ class BlockStore:
         return name in self._files
 
     def read(self, name: bytes, items: Sequence[Item], sizes: Sequence[int]) -> list[Payload] | None:
-        """The payloads of a block, of these sizes; None if there is no such record that can be believed."""
+        """Returns the payloads of a record; None if it is missing, damaged, or of other tokens or sizes.
+
+        Args:
+            name: the record's name.
+            items: the items of its block.
+            sizes: the bytes of each payload.
+        """
         with self._guard:
             if name not in self._files:
                 return None
@@ -184,7 +191,10 @@ class BlockStore:
         *,
         wait: bool = False,
     ) -> None:
-        """Has a block written by a thread. ``wait``: until there is room in its queue; else the block is given up."""
+        """Queues a record to be written by a thread.
+
+        ``wait``: True waits for room in the queue; False skips the record if there is no room.
+        """
         if not self.writable or name in self._files or name in self._waiting:
             return
         size = sum(map(len, payloads))
@@ -214,7 +224,9 @@ class BlockStore:
             self._switch_off(str(e))  # no thread can be started
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Records of a prefix, from its beginning on, were of use. The last is deleted first: it needs the others."""
+        """Marks the records of a prefix, in its order, as used now. The last of them is deleted first, as it needs the
+        others.
+        """
         for name in reversed(names):
             with self._guard:
                 if name not in self._files:
@@ -225,7 +237,9 @@ class BlockStore:
                 _touch(self.folder / file)
 
     def delete(self, tenant: str | None = None) -> int:
-        """Deletes the records of a tenant, or all; returns how many files. Other models' are among them."""
+        """Deletes the records of a tenant, or all if ``tenant`` is None, those of other models included; returns the
+        number of deleted files.
+        """
         if not self.writable:
             return 0
         self.flush()
@@ -236,14 +250,14 @@ class BlockStore:
         return len(gone)
 
     def flush(self) -> None:
-        """Waits until what was given to ``write`` is on the disk, or is given up: a minute at most."""
+        """Waits until all queued records are written or skipped, a minute at most."""
         done = self._queue.all_tasks_done
         with done:
             if not done.wait_for(lambda: not self._queue.unfinished_tasks, _SECONDS_TO_CLOSE):
                 self._switch_off(f"the disk isn't done after {_SECONDS_TO_CLOSE:g} s")
 
     def close(self) -> None:
-        """Waits until what was given to ``write`` is on the disk, a minute at most."""
+        """Waits until all queued records are written, a minute at most, and ends the thread."""
         if self._writer is not None:
             with suppress(queue.Full):
                 self._queue.put(None, timeout=_SECONDS_TO_CLOSE)
@@ -255,7 +269,7 @@ class BlockStore:
         self._key = b""
 
     def describe(self) -> dict[str, object]:
-        """Says it for people, and for ``LLM.info()``."""
+        """Returns the entry of ``LLM.info()``."""
         used = dict(vars(self.use)) | {"files": len(self._files), "bytes": self._bytes}
         return {"folder": str(self.folder), "problem": self.problem, "writes": self.writable} | used
 
@@ -271,7 +285,7 @@ class BlockStore:
         return self._hash("tenant", tenant.encode()).hex()[:16]
 
     def _checked(self, name: bytes, data: memoryview, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload]:
-        """Raises ValueError."""
+        """Returns the payloads of a record's ``data``. Raises ValueError if they aren't whole, or not as expected."""
         end = len(data) - _HASH_BYTES
         if end < 0 or not hmac.compare_digest(self._seal(name, [data[:end]]), bytes(data[end:])):
             raise ValueError("it is damaged, or was not written with this key")
@@ -291,8 +305,9 @@ class BlockStore:
         return digest.digest()
 
     def _write_all(self) -> None:
-        """Writes what comes, until it gets None. Whatever goes wrong, each block that came is done in the end: others
-        wait for that."""
+        """Writes queued records until the queue gives None. Each record is marked as done even after an error, as
+        ``flush`` waits for that.
+        """
         while (work := self._queue.get()) is not None:
             name, part, tokens, payloads = work
             try:
@@ -309,7 +324,7 @@ class BlockStore:
                 self._queue.task_done()
 
     def _switch_off(self, why: str) -> None:
-        """Nothing is read or written any more; requests are computed as if nothing were there."""
+        """Stops all reading and writing; requests are then computed as if nothing had been stored."""
         self._off = True
         self._say(f"{self.folder}: {why}; it is not used any more")
 
@@ -383,8 +398,11 @@ class BlockStore:
             self._bytes += size
 
     def _say(self, problem: str, *, raises: bool = False) -> None:
-        """Once. ``raises``: a warning that the caller has made an error may be raised; elsewhere it would end a thread
-        that others wait for."""
+        """Reports the first problem as a warning.
+
+        ``raises``: True if a filter that turns warnings into errors may raise here; elsewhere that would end a thread
+        for which others wait.
+        """
         if self.problem is not None:
             return
         self.problem = problem
@@ -396,13 +414,13 @@ class BlockStore:
 
 
 def default_key_file() -> Path:
-    """``$XDG_CONFIG_HOME/enginewright/prefix-cache.key``; ``~/.config`` without that."""
+    """Returns ``$XDG_CONFIG_HOME/enginewright/prefix-cache.key``, with ``~/.config`` if the variable isn't set."""
     root = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(root, "enginewright", "prefix-cache.key")
 
 
 def _touch(path: Path) -> None:
-    """Says when it was used, finer than the system's own clock of files does."""
+    """Sets a file's times to now, in nanoseconds: the system's own times are coarser."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
@@ -412,7 +430,7 @@ def _head(tokens: Sequence[int], sizes: Sequence[int]) -> bytes:
 
 
 def own_folder(folder: Path) -> None:
-    """Makes it, or checks that it is the user's alone. Raises OSError."""
+    """Creates a folder, or checks that it belongs to the user alone. Raises OSError if it doesn't."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)

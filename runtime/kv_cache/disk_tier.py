@@ -1,4 +1,4 @@
-"""Between the blocks of the pool and those of a folder: what is evicted is written, what is found there is read."""
+"""Moves blocks between the pools and a folder: evicted blocks are written, and found ones are read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .kinds.base import CacheKind, numbers_found_as
 from .prefix_index import Node
 
 _FADING = 0.98
-"""A disk that was slower than computing isn't read. Each time, its measured seconds are multiplied by this, so that it
-is tried again some day."""
+"""A disk that was slower than computing isn't read. Each time, its measured seconds are multiplied by this factor, so
+that it is tried again later."""
 
 
 @runtime_checkable
@@ -23,14 +23,15 @@ class BlockMemory(Protocol):
 
     @property
     def cache_identity(self) -> bytes:
-        """The bytes of all that keys and values depend on but tokens: program, weights, instruction set, order of
-        sums."""
+        """A text that differs if keys and values of the same tokens may differ: of the program, the weights, the
+        instruction set and the order of sums.
+        """
 
     def read_block(self, group: str, block: int) -> Payload:
-        """A copy of a block's memory in all layers."""
+        """Returns a copy of a block's memory in all layers of the group."""
 
     def write_block(self, group: str, block: int, payload: Payload) -> None:
-        """Gives a block the memory that ``read_block`` gave."""
+        """Fills a block with memory that ``read_block`` returned."""
 
 
 class DiskTier:
@@ -41,7 +42,7 @@ class DiskTier:
 
     Args:
         store: the folder.
-        memory: of the pools.
+        memory: the executor that has the blocks of the pools.
         kinds: the kinds of the cache groups, in the order of nodes' blocks.
         block_size: tokens of a block.
     """
@@ -57,15 +58,20 @@ class DiskTier:
         self._sizes = [len(memory.read_block(kind.name, 0)) for kind in self._kinds]
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step took so long; what a token of a long prompt costs follows from steps of many."""
+        """Updates the estimated seconds of a prompt token from a step; steps of few tokens are ignored.
+
+        Args:
+            tokens: the tokens of the step.
+            seconds: the time that it took.
+        """
         if tokens >= 32:
             each, before = seconds / tokens, self.seconds_per_token
             self.seconds_per_token = each if before is None else 0.9 * before + 0.1 * each
 
     def leaving(self, node: Node, *, wait: bool = False) -> None:
-        """A block of a node is about to be evicted: what the node has at its end is written, if the node is full.
+        """Writes the blocks and states of a node, one of whose blocks is about to be evicted, if the node is full.
 
-        ``wait``: until there is room in the queue of the store; else what finds no room isn't written.
+        ``wait``: True waits for room in the store's queue; False writes nothing if there is no room.
         """
         if len(node.items) < self._block_size or not self.store.writable:
             return
@@ -80,7 +86,7 @@ class DiskTier:
                 self.store.write(record, node.namespace, node.items, payloads, wait=wait)
 
     def known(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
-        """Returns the names of the whole blocks of ``items`` after ``parent`` that are there, ``size`` tokens each.
+        """Returns the names of the whole blocks of ``items`` after ``parent`` that are stored, ``size`` tokens each.
 
         With recurrent layers the last one is followed by a record of states.
         """
@@ -95,7 +101,7 @@ class DiskTier:
         return names[:end]
 
     def find(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
-        """Returns what `known` does, or nothing if computing these blocks is faster than reading them."""
+        """Returns the names that `known` returns; none if computing these blocks is faster than reading them."""
         names = self.known(parent, items, size) if self.store.usable else []
         each, computed = self.store.seconds_per_block, self.seconds_per_token
         records = len(names) * bool(self._keys) + bool(self._states)
@@ -105,15 +111,15 @@ class DiskTier:
         return names
 
     def read(self, name: bytes, items: Sequence[Item], blocks: Sequence[int]) -> bool:
-        """Fills blocks with what is stored of a block of tokens.
+        """Fills blocks from the records of a block of tokens.
 
         Args:
-            name: the name that `find` returned for it.
+            name: the name that `find` returned for the block of tokens.
             items: its items.
-            blocks: a block of each group; NO_BLOCK for none. A record without blocks isn't read.
+            blocks: the block of each group to fill; NO_BLOCK for none. A record without blocks to fill isn't read.
 
         Returns:
-            False if a record isn't there, or can't be believed.
+            False if a record is missing or damaged.
         """
         for record, groups in ((name, self._keys), (self.store.states(name), self._states)):
             filled = [i for i in groups if blocks[i] != NO_BLOCK]
@@ -125,7 +131,7 @@ class DiskTier:
         return True
 
     def holds(self, node: Node) -> bool:
-        """Returns True if the states at the end of a full node are there."""
+        """Returns True if the states at the end of a full node are stored."""
         return self.store.usable and self.store.has(self.store.states(self._name(node)))
 
     def read_states(self, node: Node, blocks: Sequence[int]) -> bool:
@@ -133,11 +139,11 @@ class DiskTier:
         return self.read(self._name(node), node.items, blocks)
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Notes that what `find` returned was of use; see ``BlockStore.used``."""
+        """Marks the blocks that `find` returned as used; see ``BlockStore.used``."""
         self.store.used([*names, *(self.store.states(name) for name in names[-1:])])
 
     def describe(self) -> dict[str, object]:
-        """Returns what ``LLM.info`` says of the folder."""
+        """Returns the entry of ``LLM.info`` for the folder."""
         return self.store.describe()
 
     def _name(self, node: Node) -> bytes:

@@ -299,7 +299,7 @@ class HeldBlocks:
         self._doubt_blocks(self._clearing.pop(id(step), {}))
 
     def landed(self, step: StepInput) -> None:
-        """Takes note that a step has run, or never will: the blocks of ``hand_over`` are free for others."""
+        """Unpins the blocks that ``hand_over`` gave to a step, which has run or never will."""
         if self._handed:
             self.unpin(self._handed.pop(id(step), ()))
 

@@ -22,9 +22,10 @@ class PoolPlan:
     """Pool sizes.
 
     Attributes:
-        tokens: that all groups hold of requests: a group with a window may have room for fewer, as it gives back what
-            no window sees.
-        blocks: of each cache group.
+        groups: the cache groups.
+        tokens: the tokens of requests that all groups hold. A group with a window may have room for fewer, as it
+            releases blocks before the window.
+        blocks: the number of blocks of each cache group.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -33,7 +34,7 @@ class PoolPlan:
 
     @classmethod
     def from_blocks(cls, groups: Sequence[CacheGroup], blocks: Mapping[str, int]) -> PoolPlan:
-        """The plan that these pools follow."""
+        """Returns the plan of pools with these numbers of blocks."""
         whole = [g for g in groups if not kind_of(g).may_lose] or groups
         return cls(tuple(groups), min((g.block_size * blocks[g.name] for g in whole), default=0), blocks)
 
@@ -42,7 +43,7 @@ class PoolPlan:
         return sum(cache_block_bytes(g) * self.blocks[g.name] for g in self.groups)
 
     def __str__(self) -> str:
-        """Says it for people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
+        """Formats the plan as in "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
         if not self.groups:
             return "no KV cache"
         pools = [
@@ -62,11 +63,16 @@ def plan_pools(
     enough: Mapping[str, int] = MappingProxyType({}),
     owners: int = 1,
 ) -> PoolPlan:
-    """Pools that fit in ``budget`` bytes, less ``reserved``, of no more than ``most_tokens`` (rounded up to blocks).
+    """Plans the largest pools of at most ``most_tokens`` tokens that fit into ``budget`` bytes.
 
-    Every group gets the same tokens, but for those of ``enough``: so many are enough for a group, whatever the others
-    hold. What is left when the others have ``most_tokens`` goes to these, for prefixes. Each of several ``owners``
-    has as many whole splits.
+    Args:
+        groups: the cache groups.
+        budget: bytes for all pools.
+        most_tokens: the most tokens that the pools hold, rounded up to blocks.
+        reserved: bytes of the budget for padding.
+        enough: cache group -> tokens that are enough for it, however many the other groups hold. Memory that is left
+            when the others have ``most_tokens`` goes to these groups, for prefixes.
+        owners: the number of ranks that own blocks; each gets the same number of whole splits.
 
     Raises CapacityError if the budget holds no block of each group, or no split of each owner.
     """
@@ -95,7 +101,7 @@ MOST_SLOTS = 2**31 - 1
 """Most tokens of a pool's blocks: their slots are 32-bit integers."""
 
 MOST_OFFLOADED = 4
-"""Most blocks for each one that there is memory for, where the others wait on a disk."""
+"""The most blocks, on the disk or not, for each block that has memory."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +109,8 @@ class Offloadable:
     """The part of a cache group that may wait on a disk.
 
     Attributes:
-        layers: how many of its layers choose what they look at; the others have memory for all blocks.
-        least: blocks that there must be memory for.
+        layers: the number of its layers that choose the blocks that they read; the others have memory for all blocks.
+        least: the number of blocks that must have memory.
     """
 
     layers: int
@@ -119,21 +125,32 @@ def plan_offload(
     some: Mapping[str, Offloadable],
     enough: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[PoolPlan, dict[str, int]]:
-    """Plans pools of which groups of ``some`` have memory for some blocks, and a disk of ``size`` bytes for all.
+    """Plans pools in which the groups of ``some`` have memory for a part of their blocks, and a disk for all of them.
 
-    Returns the pools, of ``most_tokens`` or as many as fit, and for how many blocks of such a group there is memory: no
-    fewer than it must.
+    Args:
+        groups: the cache groups.
+        budget: bytes of memory for all pools.
+        size: bytes of the disk.
+        most_tokens: the most tokens that the pools hold.
+        some: cache group -> its part that may wait on the disk.
+        enough: see ``plan_pools``.
 
-    Raises CapacityError if ``budget`` or ``size`` is too small for any.
+    Returns:
+        The pools, and for each group of ``some`` the number of blocks that have memory.
+
+    Raises:
+        CapacityError: ``budget`` or ``size`` is too small for any pool.
     """
     unit = pool_unit(groups)
 
     def moved(group: CacheGroup) -> int:
-        """Bytes of a block that may wait on the disk."""
+        """Returns the bytes of a block that may wait on the disk."""
         return kind_of(group).movable_bytes(group, some[group.name].layers) if group.name in some else 0
 
     def needs(units: int) -> tuple[int, int, dict[str, int], Mapping[str, int]]:
-        """Bytes of memory and of disk, with the fewest blocks in memory; those, and all."""
+        """Returns, with the fewest blocks in memory, the bytes of memory and of disk, the number of blocks in memory
+        of each group of ``some``, and the number of all blocks of each group.
+        """
         blocks = _blocks(groups, units * unit, enough)
         slots = {
             g.name: max(min(some[g.name].least, -(-most_tokens // g.block_size)), -(-blocks[g.name] // MOST_OFFLOADED))
@@ -166,10 +183,17 @@ def enough_for_windows(
     owners: int = 1,
     states_memory: int | None = None,
 ) -> dict[str, int]:
-    """Cache group -> tokens, if others have no such number, that are enough for so many requests at a time.
+    """Returns cache group -> tokens that are enough for ``requests`` requests, for groups that have such a number.
 
-    Nobody ever waits for a block of such a group: see ``CacheKind.enough_tokens``. ``states_memory`` is the bytes for
-    snapshots of recurrent states, besides those of the requests; None for a snapshot of each request.
+    A request never waits for a block of these groups: see ``CacheKind.enough_tokens``.
+
+    Args:
+        groups: the cache groups.
+        requests: the most requests that run at a time.
+        step_tokens: the most tokens of a step.
+        owners: the number of ranks that own blocks.
+        states_memory: bytes for snapshots of recurrent states, besides the states of running requests; None for the
+            bytes of one snapshot for each request.
 
     Raises RequestError if a cache can't have as many blocks as the requests have states of recurrent layers.
     """
@@ -206,9 +230,8 @@ def pool_unit(groups: Sequence[CacheGroup]) -> int:
 def _blocks(
     groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int], more: int = 0, whole: int = 1
 ) -> dict[str, int]:
-    """Counts each group's blocks: of ``tokens``, or of those that are enough for it and ``more``, if that is fewer.
-
-    ``whole``: they hold a multiple of so many tokens.
+    """Returns the number of blocks of each group for ``tokens``, or for ``enough`` plus ``more`` tokens if these are
+    fewer, rounded up to a multiple of ``whole`` tokens.
     """
     each = {
         g.name: enough.get(g.name, g.block_size)
@@ -220,7 +243,7 @@ def _blocks(
 
 
 def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int] = MappingProxyType({})) -> int:
-    """The smallest budget with which ``plan_pools`` holds ``tokens``."""
+    """Returns the smallest budget in bytes with which ``plan_pools`` holds ``tokens``."""
     unit = pool_unit(groups)
     blocks = _blocks(groups, -(-tokens // unit) * unit, enough)
     return sum(cache_block_bytes(g) * blocks[g.name] for g in groups)

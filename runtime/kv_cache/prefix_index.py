@@ -1,4 +1,4 @@
-"""Which blocks hold the keys and values of which tokens: a tree of blocks, found by comparing the items of their keys.
+"""A tree of the blocks of known tokens, in which a block is found by comparing the items of its key.
 
 A node stands for the K items of a block after those of its parent, in one namespace. Items are compared, not hashes of
 them, so that no two prefixes are ever taken for one another (vLLM #54727 shows what a collision does). A node's serial
@@ -24,14 +24,17 @@ class Node:
     """The items of a block, after those of its parent.
 
     Attributes:
-        items: K of them; fewer in a block that was filled in part. A root has none.
-        blocks: of each cache group, NO_BLOCK where it is lost, and of groups of states.
-        states: snapshots of recurrent states: how many of the items they include -> the block of each cache group;
-            NO_BLOCK of groups that hold no states.
-        children: in the order of their items.
-        users: requests that will add a child. A node with one stays, whatever it has lost.
-        detached: nothing finds it any more.
-        name: what a disk calls it, once that was asked for.
+        serial: the node's number, which no other node ever has.
+        namespace: the tenant and adapter of the tokens.
+        parent: the node of the block before; None for a root.
+        items: K items; fewer in a block that was filled in part. A root has none.
+        blocks: the block of each cache group; NO_BLOCK where it is lost, and for groups of states.
+        states: snapshots of recurrent states: the number of items that they include -> the block of each cache group;
+            NO_BLOCK for groups that hold no states.
+        children: the nodes after this one, sorted by their items.
+        users: the number of requests that will add a child. A node with users stays, even without blocks.
+        detached: True if the index doesn't find the node any more.
+        name: the name of the block's record on a disk; None if it wasn't computed yet.
     """
 
     serial: int
@@ -51,8 +54,8 @@ class Match:
     """The longest known beginning of some tokens.
 
     Attributes:
-        nodes: one after the other. The last may have more tokens, or other ones behind those that match.
-        tokens: how many match.
+        nodes: the nodes of the tokens in their order. The last node may have more tokens than match.
+        tokens: the number of tokens that match.
     """
 
     nodes: tuple[Node, ...]
@@ -64,8 +67,8 @@ class PrefixIndex:
 
     Args:
         block_size: tokens of a block (K), the same in every group.
-        may_lose: of each cache group, whether what comes after a lost block may still be of use.
-        drop: called with a group's number and a block that nothing finds any more.
+        may_lose: for each cache group, True if blocks after a lost block are still usable.
+        drop: called with a group's number and a block that can't be found any more.
     """
 
     def __init__(self, block_size: int, may_lose: Sequence[bool], drop: Callable[[int, int], None]) -> None:
@@ -83,7 +86,7 @@ class PrefixIndex:
         return self._roots[namespace]
 
     def find(self, namespace: Namespace, items: Sequence[Item], most: int) -> Match:
-        """The longest known beginning of ``items[:most]``, to the token. Changes nothing."""
+        """Returns the longest known beginning of ``items[:most]``, to the token."""
         node, nodes, size = self._roots.get(namespace), [], self.block_size
         matched = 0
         while node is not None and node.children and matched < most:
@@ -101,10 +104,15 @@ class PrefixIndex:
         return Match(tuple(nodes), matched)
 
     def add(self, parent: Node, items: Items, blocks: Sequence[int]) -> Node:
-        """The node of these items after ``parent``, which isn't detached. What it lacks, it takes of ``blocks``.
+        """Returns the node of ``items`` after ``parent``; makes it if there is none.
 
-        ``blocks`` are held ones, or NO_BLOCK. A part of a block that another node has more of adds nothing: ``parent``
-        comes back.
+        Args:
+            parent: a node that isn't detached.
+            items: the items of the block.
+            blocks: the held block of each group, or NO_BLOCK. The node takes those for groups where it has none.
+
+        Returns:
+            The node; or ``parent`` if another child begins with ``items`` and has more. Then nothing is added.
         """
         at = bisect_left(parent.children, items, key=_items)
         after = parent.children[at] if at < len(parent.children) else None
@@ -145,7 +153,7 @@ class PrefixIndex:
         return True
 
     def snapshots(self, match: Match) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yields the snapshots within a match, the longest first: how many tokens they include, and their blocks.
+        """Yields the number of tokens and the blocks of each snapshot within a match, the longest snapshot first.
 
         A snapshot may belong to another child of a node than the one that matches best.
         """
@@ -159,7 +167,10 @@ class PrefixIndex:
                     yield before + count, blocks
 
     def _state(self, node: Node, items: Items) -> Sequence[int] | None:
-        """Returns the snapshot after ``items``, with which ``node`` begins, of the node or of one beside it."""
+        """Returns the blocks of the snapshot after ``items``, the first items of ``node``; None if there is none.
+
+        The snapshot may be in another child of the node's parent.
+        """
         if (blocks := node.states.get(len(items))) is not None or node.parent is None:
             return blocks
         siblings = node.parent.children
@@ -171,23 +182,23 @@ class PrefixIndex:
         return None
 
     def node(self, group: int, block: int) -> Node:
-        """The node that a group's block belongs to. Raises KeyError if ``find`` doesn't give it."""
+        """Returns the node that a group's block belongs to. Raises KeyError if ``find`` doesn't find the block."""
         return self._node_of[group][block]
 
     def nodes(self) -> list[Node]:
-        """All but the roots; each comes after its parent."""
+        """Returns all nodes except the roots, each after its parent."""
         nodes = list(self._roots.values())
         for node in nodes:
             nodes += node.children
         return [node for node in nodes if node.parent is not None]
 
     def discard(self, group: int, block: int) -> None:
-        """``forget``, if the block is one that ``find`` gives."""
+        """Calls ``forget`` if ``find`` can find the block."""
         if block in self._node_of[group]:
             self.forget(group, block)
 
     def forget(self, group: int, block: int) -> None:
-        """A block gets other tokens. Unless its group may lose some, what comes after it is of no use any more."""
+        """Removes a block, which gets other tokens. Nodes after it are removed too if its group may not lose blocks."""
         node = self._node_of[group][block]
         if node.blocks[group] != block:
             self._forget_state(node, group, block)
@@ -200,7 +211,7 @@ class PrefixIndex:
             self._detach(node)
 
     def clear(self, tenant: str | None) -> None:
-        """Takes all nodes of a tenant away, or of any."""
+        """Removes all nodes of a tenant; of all tenants if ``tenant`` is None."""
         for root in list(self._roots.values()):
             if tenant in (None, root.namespace.tenant):
                 for child in list(root.children):
@@ -208,7 +219,7 @@ class PrefixIndex:
                 self.prune(root)
 
     def prune(self, node: Node) -> None:
-        """Takes a node away that nothing needs, and those above that nothing needs then."""
+        """Removes a node if it isn't needed, and then each node above that isn't needed any more."""
         while node.parent is not None and not node.detached and not self._needed(node):
             parent = node.parent
             self._detach(node)
@@ -221,7 +232,7 @@ class PrefixIndex:
         return bool(node.users or node.children or node.states) or any(block != NO_BLOCK for block in node.blocks)
 
     def _forget_state(self, node: Node, group: int, block: int) -> None:
-        """Removes the snapshot with ``block``: its blocks in other groups are of no use any more."""
+        """Removes the snapshot that has ``block``, and drops the snapshot's blocks of other groups."""
         count = next(count for count, blocks in node.states.items() if blocks[group] == block)
         for other, one in _of_groups(node.states.pop(count)):
             del self._node_of[other][one]
@@ -237,7 +248,7 @@ class PrefixIndex:
                 self._node_of[group][block] = after
 
     def _detach(self, node: Node) -> None:
-        """Takes a node away, with all that is under it."""
+        """Removes a node and all nodes below it."""
         assert node.parent is not None
         siblings = node.parent.children
         at = bisect_left(siblings, node.items, key=_items)
@@ -260,7 +271,7 @@ class PrefixIndex:
 
 
 def _of_groups(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns group and block of those of ``blocks``, one a group, that are one."""
+    """Returns the number and block of each group for which ``blocks`` isn't NO_BLOCK."""
     return [(group, block) for group, block in enumerate(blocks) if block != NO_BLOCK]
 
 

@@ -20,7 +20,7 @@ LEAST_COPIED = 4
 """The least tokens of a block that are copied; fewer are computed, as a copy moves the whole block."""
 
 REQUESTS_SHARE = 4
-"""A request's prompt stores at most one in so many states of the pool, but two in any case."""
+"""The snapshots of a prompt take at most one in REQUESTS_SHARE states of the pool, but two in any case."""
 
 
 @dataclass
@@ -72,10 +72,11 @@ class Prefixes:
         return self.held.has_blocks_for(candidate)
 
     def snapshots(self, request: Request, end: int) -> Mapping[int, Sequence[int]]:
-        """Returns the snapshots that a step stores of a request's states, while it computes the tokens up to ``end``.
+        """Returns the snapshots that a step stores of a request's states while it computes the tokens up to ``end``.
 
-        They are positions, each with the block of each cache group for the state after so many tokens; NO_BLOCK of
-        groups that hold no states.
+        Returns:
+            Number of tokens that a snapshot includes -> the block of each cache group; NO_BLOCK for groups that hold no
+            states.
         """
         return {}
 
@@ -84,16 +85,16 @@ class Prefixes:
         return False
 
     def after_step(self, request: Request) -> None:
-        """Takes note that a step of a request is over: others may find what it has computed."""
+        """Adds the tokens that a step of a request has computed to those that others can find."""
 
     def fork(self, source: Request, request: Request) -> None:
-        """Takes note that a request begins with all that ``source`` has computed."""
+        """Prepares a request that begins with all tokens that ``source`` has computed."""
 
     def leave(self, request: Request, *, partly: bool) -> None:
-        """Takes note that a request is about to release its blocks; see ``CacheManager.release``."""
+        """Ends the use of the cache by a request that is about to release its blocks; see ``CacheManager.release``."""
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """Takes note that a block that no request holds gets other tokens.
+        """Removes a block, which no request holds and which gets other tokens, from those that can be found.
 
         Args:
             group: the number of the cache group.
@@ -102,10 +103,10 @@ class Prefixes:
         """
 
     def discard(self, group: int, block: int) -> None:
-        """Removes a block of a group, which requests may hold, from what can be found."""
+        """Removes a block of a group, which requests may hold, from those that can be found."""
 
     def forget(self, tenant: str | None) -> None:
-        """Removes a tenant's prefixes from what can be found; all prefixes if ``tenant`` is None."""
+        """Has a tenant's prefixes found no more; all prefixes if ``tenant`` is None."""
 
     def _count(self, request: Request) -> None:
         """Counts a request that has begun."""

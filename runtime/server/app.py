@@ -86,12 +86,12 @@ def make_app(front: Front) -> Gate:
 
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        """OpenAI's completions, of text or token ids."""
+        """Answers OpenAI's completions, of text or token ids."""
         return await generation(request, CompletionBody, CompletionShape)
 
     @routes.post("/infill")
     async def infill(request: Request) -> Response:
-        """llama.cpp's answer to the text before and after a gap."""
+        """Answers llama.cpp's infill: the text of a gap between two texts."""
         return await generation(request, InfillBody, InfillShape)
 
     add_responses(routes, front)
@@ -141,7 +141,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/health")
     async def health(request: Request) -> Response:
-        """200 where every model that should answer does."""
+        """Returns status 200 if every model that should answer does, otherwise 503."""
         states = {name: one.state for name, one in front.models.items()}
         late = [name for name, one in front.models.items() if one.overdue]
         well = not late and not front.stopping and all(state in ("ready", "unloaded") for state in states.values())

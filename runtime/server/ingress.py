@@ -75,7 +75,7 @@ class Door:
         return make_app(self._front)
 
     async def __del__(self) -> None:
-        """Ray Serve awaits it at the end."""
+        """Closes the front end; Ray Serve awaits this method at the end."""
         await self._front.close()
 
 

@@ -236,7 +236,7 @@ def address(options: ServerOptions, listener: socket.socket) -> str:
 
 
 def _raise_file_limit() -> None:
-    """Each connection is a file."""
+    """Raises the limit of open files, as each connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
     if soft < limit:

@@ -176,7 +176,7 @@ class StepMasks(Protocol):
         """Returns the masks with ``more`` additional rows, which have no mask."""
 
     def lists(self) -> list[Int32Array]:
-        """Waits, and returns the tokens that each mask allows."""
+        """Returns the tokens that each mask allows, when all masks are computed."""
 
 
 @dataclass

@@ -66,7 +66,7 @@ class Affine:
             return cls.parse(value)
 
     def coefficients(self) -> tuple[int, int, int, int]:
-        """(constant, T, B, R), in the order of the C++ interpreter."""
+        """Returns (constant, T, B, R), in the order of the C++ interpreter."""
         return self.constant, self.t, self.b, self.r
 
     def evaluate(self, tokens: int, requests: int, rows: int) -> int:

@@ -90,7 +90,7 @@ def _first_of(stop: Sequence[str], text: str) -> tuple[int, str] | None:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins, but is not all of, ``stop``."""
+    """Returns the length of the longest end of ``text`` that is a proper beginning of ``stop``; 0 if there is none."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-n:]):
             return n

@@ -58,7 +58,7 @@ BYTES_OF_LETTERS = _letters_of_bytes()
 
 
 class Tokenizer:
-    """The tokenizer of a bundle, and its chat templates by name; a single or usual template is named "default".
+    """The tokenizer of a bundle, and its chat templates by name. "default" is used by chats that name no template.
 
     Attributes:
         special_ids: tokens that have no text.
@@ -358,9 +358,9 @@ class Tokenizer:
         add_generation_prompt: bool = False,
         **options: Any,
     ) -> str | list[int]:
-        """transformers' name of ``render_chat``, or where tokens are wanted of ``encode_chat``.
+        """Calls ``encode_chat``, or ``render_chat`` if ``tokenize`` is False.
 
-        As there, and unlike here, the assistant's turn begins only with ``add_generation_prompt``.
+        Name and defaults are those of transformers: the assistant's turn begins only with ``add_generation_prompt``.
         """
         call = self.encode_chat if tokenize else self.render_chat
         return call(conversation, add_generation_prompt=add_generation_prompt, **options)

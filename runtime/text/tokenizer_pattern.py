@@ -158,7 +158,7 @@ class _Reader:
         return body if make_group is None else make_group(body)
 
     def _flags(self, depth: int) -> Node:
-        """(?i) up to the end of its group, or (?i:...)."""
+        """Parses (?i), which holds up to the end of its group, or (?i:...)."""
         self.at += 1
         before, on = (self._ignores_case, self._is_verbose), True
         while (flag := self._next()) not in ":)":

@@ -119,7 +119,10 @@ def _suppressed_tokens(file: GgufFile) -> list[int]:
 
 
 def _special_tokens(file: GgufFile) -> dict[str, int | None]:
-    """Reads the ids of the tokens for start and end; None replaces the defaults of the configuration's class."""
+    """Returns ``bos_token_id`` and ``eos_token_id`` of the configuration as the file has them; None for those it lacks.
+
+    None, which ``pad_token_id`` always is, replaces the default of the configuration's class.
+    """
     ids = {f"{kind}_token_id": file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos")}
     return {name: value if isinstance(value, int) else None for name, value in ids.items()} | {"pad_token_id": None}
 

@@ -308,7 +308,7 @@ def _read_lfm2_mixture(r: Reading) -> None:
 
 
 def _mamba(module: str) -> dict[str, Place]:
-    """The places of a recurrent layer of Mamba and Mamba-2, in the module ``module`` of the layer."""
+    """Returns the places of a recurrent layer of Mamba and Mamba-2, in the module ``module`` of the layer."""
     return {
         "ssm_in": Place(f"{module}.in_proj"),
         "ssm_conv1d.weight": Place(f"{module}.conv1d.weight", middle_axis, whole=True),
@@ -320,7 +320,7 @@ def _mamba(module: str) -> dict[str, Place]:
 
 
 def _mamba2(module: str) -> dict[str, Place]:
-    """The places of a recurrent layer of Mamba-2, in the module ``module`` of the layer."""
+    """Returns the places of a recurrent layer of Mamba-2, in the module ``module`` of the layer."""
     return {
         **_mamba(module),
         "ssm_a": Place(f"{module}.A_log", flat, whole=True, negated_exp=True),

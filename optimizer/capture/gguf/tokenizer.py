@@ -404,7 +404,10 @@ def merge_by_score(text: str, places: Mapping[str, int], scores: Sequence[float]
 
 
 def _wordpiece(vocabulary: Vocabulary) -> Json:
-    """WordPiece: the longest token that a word begins with, and so on. Tokens that begin words have U+2581 first."""
+    """Returns a WordPiece tokenizer, which takes the longest token at each place of a word.
+
+    Tokens at the beginning of words begin with U+2581.
+    """
     accents = [_replace(Regex(rf"[{first}-{last}]"), jamo) for first, last, jamo in _hangul()]
     steps = [
         *([*accents, {"type": "NFD"}] if vocabulary.strip_accents else []),
@@ -451,7 +454,7 @@ def _hangul() -> Iterable[tuple[str, str, str]]:
 
 
 def _unigram(vocabulary: Vocabulary) -> Json:
-    """SentencePiece's Unigram: the tokens of the highest sum of scores."""
+    """Returns SentencePiece's Unigram, which takes the tokens with the highest sum of scores."""
     kinds, scores = vocabulary.kinds, list(vocabulary.scores)
     if any(kind & Kind.BYTE for kind in kinds):
         raise UnsupportedModelError(f"{vocabulary.key('token_type')} has tokens of bytes in a t5 model", hint=_FOLDER)
@@ -531,7 +534,10 @@ def _class(characters: Iterable[str], *, negated: bool = False) -> str:
 
 
 def _characters_decoder(*, strip: bool) -> Json:
-    """U+2581 becomes a space, tokens of bytes these bytes; ``strip``: without the space that was put before a text."""
+    """Returns a decoder that turns U+2581 into a space, and tokens of bytes into these bytes.
+
+    ``strip``: True removes the space that the tokenizer puts before a text.
+    """
     first = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if strip else []
     decoders = [_replace(_SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *first]
     return {"type": "Sequence", "decoders": decoders}

@@ -57,13 +57,13 @@ def meeting_seconds(ranks: int) -> float:
 
 
 def _watch(peer: subprocess.Popen[bytes], link: cpu_extension.RankLink) -> None:
-    """Nobody waits for a process that is gone."""
+    """Waits until a rank's process ends; if it fails, the other ranks stop waiting for it."""
     if peer.wait():
         link.abandon("a rank's process ended")
 
 
 def meet(fd: int, rank: int, ranks: int) -> None:
-    """The other ranks' part of ``meeting_seconds``: their main program."""
+    """Runs the main program of the other ranks of ``meeting_seconds``."""
     link = cpu_extension.RankLink(fd, rank, [1] * ranks, _SPIN)
     for _ in range(1 + _ROUNDS):
         link.meet()

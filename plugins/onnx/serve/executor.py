@@ -130,9 +130,9 @@ class OnnxExecutor(SlotExecutor):
 
 
 def variant_io(bundle: Bundle, target: str, provider: str, variant: str | None) -> LinearIo:
-    """``linear_io`` with the file that is to run: on a CPU our kernels are the fastest, with CUDA 16 bits.
+    """Returns ``linear_io`` for the variant to run; None chooses the fastest: our kernels on a CPU, 16 bits with CUDA.
 
-    Raises BundleError.
+    Raises BundleError if the target has no such variant.
     """
     io = linear_io(bundle, target)
     if variant is None:

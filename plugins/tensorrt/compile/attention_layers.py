@@ -44,7 +44,7 @@ class PluginAttention:
         return tuple(layer.get_output(i) for i in range(count))
 
     def attend(self, b: NetworkBuilder) -> trt.ITensor:
-        """[T, Nq, Dv], in the type of the queries."""
+        """Adds attention, and returns its result [T, Nq, Dv], in the type of the queries."""
         q = b.input(0)
         # Who has no sinks passes something of their type.
         unused = self._numbers.get(b.operand(1)) or b.constant(np.zeros(q.shape[1], np.float32))

@@ -32,7 +32,7 @@ class ErrorLog(trt.ILogger):
         self.errors: list[str] = []
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Called by TensorRT."""
+        """Keeps the errors among the messages that TensorRT passes."""
         if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
             self.errors.append(" ".join(msg.split()))
 

@@ -111,7 +111,7 @@ class PagedBuilder(GraphBuilder):
         return self._in_type(self.cast(value, torch.float32), self.element)
 
     def _plugin(self, kind: str, inputs: list[str], outputs: tuple[str, ...], **attributes: Any) -> None:
-        """A call of ours."""
+        """Adds a node that calls one of our plugins."""
         assert self.node is not None
         label = f"{join_where(self.node.meta[WHERE])}/{kind}_{len(self.nodes)}".lstrip("/")
         self.nodes.append(helper.make_node(kind, inputs, list(outputs), name=label))

@@ -57,7 +57,7 @@ def _check(what: str, unit: str, size: int, holder: str, most: int) -> None:
 
 
 def describe(profile: ProfileSection) -> str:
-    """ "1 to 16 requests of 1 token", "1 to 4 prompts of 1 to 512 tokens"."""
+    """Describes a profile as in "1 to 16 requests of 1 token" or "1 to 4 prompts of 1 to 512 tokens"."""
     who = "requests" if profile.phase == "decode" else "prompts"
     return f"{_span(profile.B)} {who} of {_span(profile.S)} {plural('token', profile.S[2])}"
 

@@ -106,7 +106,7 @@ class SegmentBuilder(GraphBuilder):
         raise self.unsupported(f"no input of its segment says the size {letter}")
 
     def declare_input(self, name: str, tensor: SegmentTensor) -> None:
-        """An input that isn't a weight."""
+        """Declares an input that isn't a weight."""
         self.inputs[name] = helper.make_tensor_value_info(name, _ELEMENTS[tensor.dtype], list(tensor.shape))
 
     def declare_output(self, name: str, node: Node, floats: FloatType | None) -> SegmentTensor:

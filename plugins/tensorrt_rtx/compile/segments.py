@@ -197,7 +197,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _inputs(nodes: Sequence[Node], constants: Mapping[Node, None]) -> tuple[Node, ...]:
-    """Returns the inputs from outside, except weights and values computed from weights alone."""
+    """Returns the values of other nodes that ``nodes`` read, except weights and values computed from weights alone."""
     inside = {*nodes, *constants}
     read = (n for node in nodes for n in node.all_input_nodes if n.op != "get_attr" and has_tensors(n))
     return tuple(dict.fromkeys(n for n in read if n not in inside))

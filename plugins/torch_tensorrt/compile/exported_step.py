@@ -54,7 +54,7 @@ class ExportedStep:
     example: tuple[torch.Tensor, ...]
 
     def kept(self) -> tuple[Any, ...]:
-        """Our ops that remain in the graph."""
+        """Returns our ops that remain in the graph."""
         nodes = self.exported.graph.nodes
         targets = {node.target for node in nodes if getattr(node.target, "namespace", None) == NAMESPACE}
         return tuple(sorted(targets, key=str))

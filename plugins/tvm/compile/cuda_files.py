@@ -47,7 +47,7 @@ def cuda_files(program: LoweredProgram, capability: str) -> Iterator[tuple[str, 
 
 @functools.cache
 def _teach_functions() -> None:
-    """TVM's CUDA has no word for these; it takes each once."""
+    """Registers the functions that TVM's generator of CUDA code lacks. TVM takes each only once."""
     register_intrin_lowering("tirx.fma", target="cuda", f=lambda call: _call("fmaf", *call.args))
     register_intrin_lowering("tirx.call_llvm_pure_intrin", target="cuda", f=_of_llvm)
 

@@ -19,7 +19,9 @@ from .ops_linear import Product
 
 
 def _linear(k: Kernel) -> None:
-    """A thread for a result: neighbours have neighbouring columns of a panel, so that a warp reads whole lines."""
+    """Writes a product with a thread for each result. Neighbouring threads have neighbouring columns of a panel, so
+    that a warp reads whole lines.
+    """
     x, weight, *rest = k.inputs
     k.check_layout(k.use(1), "panel32")
     product, (columns, depth) = Product.of(k, rest), (size.constant for size in weight.shape)
@@ -37,7 +39,9 @@ def _linear(k: Kernel) -> None:
 
 
 def _paged_attention(k: Kernel) -> None:
-    """A thread for a token's head, key by key with a running maximum and sum."""
+    """Writes attention with a thread for each head of a token, which takes one key after another with a running
+    maximum and sum.
+    """
     a, (keys, values, group), attrs = Attention.from_kernel(k), k.cache(), k.step.attrs
     heads, size = a.q.shape[1].constant, group.block_size
     cached, depth, channels, _ = group.sizes

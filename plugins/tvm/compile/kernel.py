@@ -234,7 +234,7 @@ class Kernel:
 
     @contextmanager
     def written(self, name: str) -> Iterator[list[Any]]:
-        """A context in which the kernel's body is written. Yields a list that holds the function afterwards."""
+        """Opens the kernel, whose body is written within the block. Yields a list that has the function afterwards."""
         function: list[Any] = []
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
@@ -348,7 +348,10 @@ class Kernel:
     # ---- loops
 
     def each(self, extent: Expr, work: int, body: Callable[[Expr], None]) -> None:
-        """body(i) for i below ``extent``, by all threads if there is enough of it; ``work``: operations of one."""
+        """Writes ``body(i)`` for i below ``extent``, on all threads if that is enough work.
+
+        ``work``: the number of operations of one ``body``.
+        """
         if self.level.grid:
             blocks = T.max(T.ceildiv(extent, int64(GRID_BLOCK)), int64(1))  # a grid of none is an error
             threads = T.thread_binding(int64(0), int64(GRID_BLOCK), thread="threadIdx.x")
@@ -369,7 +372,7 @@ class Kernel:
                 body(i)
 
     def along(self, size: int, body: Callable[[Expr, int], None]) -> None:
-        """body(start, lanes) for vectors that cover 0 .. size-1."""
+        """Writes ``body(start, lanes)`` for vectors that cover 0 .. size-1."""
         widest = self.level.lanes
         whole = size // widest
         if whole > 1:

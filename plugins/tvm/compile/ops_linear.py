@@ -270,7 +270,16 @@ def _float_product(
 def bf16_product(
     k: Kernel, words: Memory, weight: Memory, product: Product, rows: Expr, first: Expr | None = None
 ) -> None:
-    """``words``: rows of pairs. A pair is two steps of a sum."""
+    """Writes a product of bf16 values.
+
+    Args:
+        k: the step's kernel.
+        words: the activations, rows of pairs; a pair is two steps of a sum.
+        weight: the weight [N, K], in panels of pairs.
+        product: receives the sums.
+        rows: the number of rows.
+        first: the first row; None for 0.
+    """
     columns, depth = (size.constant for size in weight.shape)
     pairs = -(-depth // 2)
     halves = range(0, PANEL // LANES, k.level.vectors)

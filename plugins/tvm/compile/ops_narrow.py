@@ -116,9 +116,9 @@ Vectors = list[list[Local]]
 
 
 class IntegerProduct:
-    """A product of integers, whose loops ``write`` writes.
+    """A product of quantized activations and weights. ``write`` adds its loops to a kernel.
 
-    If only the weights are in groups, the activations' sums for each group are computed here.
+    If only the weights are in groups, the loops also compute the sums of the activations of each group.
 
     Args:
         k: the step's kernel.

@@ -91,7 +91,7 @@ def _route_experts(k: Kernel) -> None:
 
 
 def _combine_experts(k: Kernel) -> None:
-    """A token's experts are added up in the order of their numbers, which is that of its rows."""
+    """Writes the sums of each token's experts, in the order of the experts' numbers, which is that of the rows."""
     y, order, weights = k.inputs
     out = k.outputs[0]
     size, choices = out.shape[1].constant, weights.shape[1].constant

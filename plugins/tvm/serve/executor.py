@@ -147,7 +147,7 @@ class OwnMemory:
         return self._arena
 
     def end(self) -> None:
-        """Called after the step."""
+        """Ends the step that the last ``begin`` has begun."""
 
 
 class OurMemory:

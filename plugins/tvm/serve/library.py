@@ -58,7 +58,7 @@ def load_runtime() -> ModuleType:
 
 
 def _import_without_torch() -> ModuleType:
-    """tvm_ffi imports torch where that is installed, for tensors of its own, which nobody here has."""
+    """Imports tvm_ffi without torch, which it would import, if installed, for tensors that aren't used here."""
     torch = sys.modules.get("torch", _MISSING)
     if torch is _MISSING:
         sys.modules["torch"] = None  # type: ignore[assignment]  # an import fails

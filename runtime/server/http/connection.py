@@ -215,7 +215,10 @@ class Connection(HttpToolsProtocol):
     # Time
 
     def _wait(self, between: bool = False) -> None:
-        """Gives the client some time for a request's headers, or ``between`` requests, to begin another one."""
+        """Starts the timer within which the client must send a request's headers.
+
+        ``between``: True for the timer within which it must begin another request.
+        """
         self._cancel(self._waiting)
         self._between = between
         seconds = self._intake.options.idle_seconds if between else self._intake.options.header_seconds

@@ -73,7 +73,7 @@ class _Looks:
         self._asked: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
 
     async def at(self, model: Model) -> dict[str, Any] | None:
-        """None where the engine doesn't answer now."""
+        """Returns the live state of a model's engine; None if the engine doesn't answer in time."""
         now = asyncio.get_running_loop().time()
         when, task = self._asked.get(model.name, (0.0, None))
         if task is None or (task.done() and now - when > _FRESH_SECONDS):

@@ -198,8 +198,12 @@ class OpenAIShape(Shape):
         return b"" if choice is None else event(self._chunk([choice]))
 
     def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
-        """Returns the event for new tokens of a choice; no bytes if there is no text yet, as for a part of a
-        character.
+        """Returns the event for new tokens of a choice; b"" if they add no text, such as a part of a character.
+
+        Args:
+            index: the number of the choice.
+            news: the new tokens.
+            usage: the counts of tokens so far; None leaves them out.
         """
         if not (news.deltas or news.finish_reason or news.piece.logprobs or self._ids):
             return b""

@@ -41,7 +41,10 @@ class Stops:
         self._first = {text[0] for text in self.texts if len(text) > 1}
 
     def held(self, text: str, at: int) -> int:
-        """Returns the position of the longest end of the text that may be the beginning of a stop."""
+        """Returns the first position, from ``at`` on, such that the text from there is the beginning of a stop.
+
+        Returns the length of the text if there is no such position.
+        """
         for start in range(max(at, len(text) - self.longest), len(text)):
             if text[start] in self._first and text[start:] in self.begins:
                 return start
