@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from transformers import PreTrainedModel
@@ -17,16 +17,13 @@ _READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ONCE_SAVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|attention\.(masked_)?bias)$")
 
 
-def bind_weights(
-    model: PreTrainedModel, tensors: Mapping[str, WeightExpr], *, source: str, may_ignore: Iterable[str] = ()
-) -> dict[str, WeightExpr]:
+def bind_weights(model: PreTrainedModel, tensors: Mapping[str, WeightExpr], *, source: str) -> dict[str, WeightExpr]:
     """Returns an expression in the model's dtype for each parameter and saved buffer of ``model``.
 
     Args:
         model: from ``build_model``.
         tensors: the source's tensors by the model's names, with or without the prefix of its base model.
         source: the file or folder, for messages.
-        may_ignore: regular expressions of tensors that the model needn't have.
 
     Raises:
         SourceError: a tensor is missing, has another shape or a dtype that can't be read, or isn't in the model; or two
@@ -35,7 +32,7 @@ def bind_weights(
     state = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     keys = {name: key for name in state if (key := _key_of(name, tensors, model.base_model_prefix)) is not None}
-    _refuse_strangers(model, set(tensors) - set(keys.values()), source, may_ignore)
+    _refuse_strangers(model, set(tensors) - set(keys.values()), source)
     _refuse_untied(parameters, keys, tensors, source)
     by_identity = {id(parameters[name]): key for name, key in reversed(keys.items()) if name in parameters}
 
@@ -100,11 +97,11 @@ def _refuse_untied(
             )
 
 
-def _refuse_strangers(model: PreTrainedModel, names: set[str], source: str, may_ignore: Iterable[str]) -> None:
+def _refuse_strangers(model: PreTrainedModel, names: set[str], source: str) -> None:
     """Raises SourceError for a tensor that the model would silently do without."""
     # A saved output table of a model whose tables are tied is a copy.
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    allowed = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), *may_ignore]
+    allowed = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     for name in sorted(names):
         if name in tied or _ONCE_SAVED.search(name) or any(re.search(p, name) for p in allowed):
             continue

@@ -58,19 +58,18 @@ def find_source(
     return fetch(place, progress, weights=weights, listed=listed)
 
 
-def check_named(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> Listing | None:
+def check_named(source: str | os.PathLike[str], *, revision: str | None = None) -> Listing | None:
     """Checks a source without its weights and without PyTorch; a Hub id after a request to the Hub.
 
     Returns the Hub's answer, for ``find_source``; None for a path. The arguments are those of ``find_source``.
 
     Raises the errors of ``find_source``, and SourceError for a folder or file that isn't a model.
     """
-    place = find_here(source, revision=revision, option=option)
+    place = find_here(source, revision=revision)
     if isinstance(place, Path):
         check_source(place)
         return None
-    prefix = f"{option}: " if option else ""
-    with MissingDependencyError.of_export(f"{prefix}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
+    with MissingDependencyError.of_export(f"{os.fspath(source)} isn't on this disk, and a model of the Hub"):
         from .hub import check
     return check(place)
 

@@ -8,16 +8,14 @@ from pathlib import Path
 
 from .kept import keep
 from .prequantized import CodeFormat, Codes, Prequantized
-from .provenance import Part
-from .weights import Shape, WeightExpr
+from .weights import InPlaceOf, WeightExpr
 
 
 @dataclass(frozen=True)
-class ChosenCodes(Prequantized):
+class ChosenCodes(InPlaceOf, Prequantized):
     """Integers that replace ``base`` [.., N, K], with the provenance of its rows. Two are equal if their bits are."""
 
     of_source = False
-    base: WeightExpr
     format: CodeFormat
     digest: str
     read: Callable[[], Codes] = field(compare=False, repr=False)
@@ -33,18 +31,11 @@ class ChosenCodes(Prequantized):
         return ChosenCodes(base, code_format, digest, lambda: Codes(*read()))
 
     @property
-    def shape(self) -> Shape:
-        return self.base.shape
-
-    @property
     def code_format(self) -> CodeFormat:
         return self.format
 
     def codes(self) -> Codes:
         return self.read()
-
-    def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(axis)
 
     def describe(self) -> str:
         return f"chosen({self.base.describe()}, {self.format.group_size}, {self.digest[:8]})"

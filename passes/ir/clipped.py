@@ -20,9 +20,8 @@ import torch
 from enginewright.runtime.shared.errors import PassError
 
 from .prequantized import CodeFormat, Codes, Prequantized
-from .provenance import Part
 from .stacked_weights import pieces
-from .weights import Shape, WeightExpr
+from .weights import InPlaceOf, Shape
 
 SHARES = (8 / 7, *(1.0 - 0.04 * i for i in range(-2, 14)))
 """The shares of a group's range that are tried. More than 1 is for symmetric groups alone: at 8/7 either side has seven
@@ -48,14 +47,13 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Clipped(Prequantized):
+class Clipped(InPlaceOf, Prequantized):
     """The weight ``base`` [.., N, K] in 4 bits, with each group along K scaled to the chosen share of its range.
 
     ``choices`` [.., N, K / group_size] has the index of each group's share.
     """
 
     of_source = False
-    base: WeightExpr
     choices: Choices
     format: CodeFormat
 
@@ -65,10 +63,6 @@ class Clipped(Prequantized):
             raise PassError(f"a weight of shape {self.base.shape} in {self.format}")
         if self.choices.shape != (*lead, size // self.format.group_size):
             raise PassError(f"choices {self.choices.shape} for a weight {self.base.shape} in {self.format}")
-
-    @property
-    def shape(self) -> Shape:
-        return self.base.shape
 
     @property
     def code_format(self) -> CodeFormat:
@@ -93,9 +87,6 @@ class Clipped(Prequantized):
             joined([c.scales for c in rounded]),
             joined(offsets) if offsets else None,
         )
-
-    def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(axis)
 
     def describe(self) -> str:
         return f"clipped({self.base.describe()}, {self.format.group_size}, {self.choices.digest[:8]})"

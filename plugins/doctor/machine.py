@@ -7,6 +7,7 @@ Large libraries aren't loaded: versions come from pip's metadata, and GPUs from 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 from collections.abc import Iterable, Mapping
@@ -89,7 +90,7 @@ def look_at_machine() -> Machine:
         seen |= {} if look is None else look(problems)
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
-        memory_bytes=_total_memory(),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         free_bytes=free_memory(),
         python=platform.python_version(),
         packages=_versions(),
@@ -171,11 +172,3 @@ def _versions() -> dict[str, str]:
     if (version := iree_version()) is not None:
         versions["iree"] = version
     return versions
-
-
-def _total_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    try:
-        match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(), re.M)
-    except OSError:
-        match = None
-    return int(match[1]) * 1024 if match else 0

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import platform
-import re
 from pathlib import Path
 
+from enginewright.runtime.shared.memory import proc_field
 
-def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     """Returns the processor's name, or its architecture if the system doesn't know the name."""
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
-    except OSError:
-        match = None
-    return match[1].strip() if match else platform.processor() or platform.machine()
+    return proc_field(cpuinfo, "model name") or platform.processor() or platform.machine()
 
 
-def processor_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+def processor_features() -> tuple[str, ...]:
     """Returns the processor's instruction-set flags, with Linux's names; () if the system doesn't list them."""
-    try:
-        match = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
-    except OSError:
-        return ()
-    return tuple(match[1].split()) if match else ()
+    return tuple(proc_field(_CPUINFO, "flags").split())

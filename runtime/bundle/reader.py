@@ -196,9 +196,9 @@ class Bundle:
             )
         return program
 
-    def program_file(self, name: str, entry: str = DECODE) -> str:
-        """Returns the path in the bundle of the program of an entry."""
-        return self._program_paths(name).get(entry, program_path(name, entry))
+    def program_file(self, name: str) -> str:
+        """Returns the path in the bundle of the program of a target's decoder."""
+        return self._program_paths(name).get(DECODE, program_path(name, DECODE))
 
     def _program_paths(self, name: str) -> dict[str, str]:
         """Returns the path of each entry's program."""

@@ -43,7 +43,7 @@ def require_trust(bundle: Bundle, target: str, carries: str | None, others: tupl
         bundle.verify_target(target)
 
 
-def read_code(bundle: Bundle, name: str, most: int = MOST_CODE_BYTES) -> bytes:
+def read_code(bundle: Bundle, name: str) -> bytes:
     """Returns the contents of a file with code.
 
     Raises TrustError if the caller doesn't allow code, BundleError if the file differs from the manifest.
@@ -54,7 +54,7 @@ def read_code(bundle: Bundle, name: str, most: int = MOST_CODE_BYTES) -> bytes:
     if expected is None:
         raise BundleError(f"{path}: it isn't the file that the manifest lists", hint=_AGAIN)
     try:
-        content = read_regular(path, most=min(most, expected.bytes), within=bundle.path)
+        content = read_regular(path, most=min(MOST_CODE_BYTES, expected.bytes), within=bundle.path)
     except OSError as e:
         raise BundleError(f"{path}: cannot be read: {e.strerror}", hint=_AGAIN) from e
     if hashlib.sha256(content).hexdigest() != expected.sha256:

@@ -7,7 +7,7 @@ import importlib.util
 import queue
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, closing, contextmanager
 from typing import TYPE_CHECKING
 
 from ..requests.outputs import StreamPiece
@@ -33,28 +33,43 @@ def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | No
 
     ``progress`` is the argument ``show`` of ``progress_bar``. Raises an engine's error, but not a single request's.
     """
+    with progress_bar(len(requests), progress) as advance, closing(_pieces(engine, requests)) as pieces:
+        for piece in pieces:
+            advance(len(piece.token_ids), piece.finish_reason is not None)
+
+
+async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
+    """Does what ``run_all`` does, for coroutines, without a bar."""
+    async with aclosing(_apieces(engine, requests)) as pieces:
+        async for _ in pieces:
+            pass
+
+
+def _pieces(engine: EngineLoop, requests: Sequence[Request]) -> Generator[StreamPiece, None, None]:
+    """Runs requests and yields their pieces; closing the generator aborts them."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
-        with progress_bar(len(requests), progress) as advance:
-            engine.submit(events.put, *requests)
-            unfinished = len(requests)
-            while unfinished:
-                piece = _piece(events.get())
-                unfinished -= piece.finish_reason is not None
-                advance(len(piece.token_ids), piece.finish_reason is not None)
+        engine.submit(events.put, *requests)
+        unfinished = len(requests)
+        while unfinished:
+            piece = _piece(events.get())
+            unfinished -= piece.finish_reason is not None
+            yield piece
     finally:  # nothing to do unless interrupted
         for request in requests:
             engine.abort(request)
 
 
-async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
-    """Does what ``run_all`` does, for coroutines, without a bar."""
+async def _apieces(engine: EngineLoop, requests: Sequence[Request]) -> AsyncGenerator[StreamPiece, None]:
+    """Does what ``_pieces`` does, for coroutines."""
     events, put = _async_queue()
     try:
         engine.submit(put, *requests)
         unfinished = len(requests)
         while unfinished:
-            unfinished -= _piece(await events.get()).finish_reason is not None
+            piece = _piece(await events.get())
+            unfinished -= piece.finish_reason is not None
+            yield piece
     finally:
         for request in requests:
             engine.abort(request)
@@ -83,18 +98,10 @@ def stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, 
 
 
 def _stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, None, None]:
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    try:
-        engine.submit(events.put, *asked.requests)
-        unfinished = len(asked.requests)
-        while unfinished:
-            piece = _piece(events.get())
-            unfinished -= piece.finish_reason is not None
+    with closing(_pieces(engine, asked.requests)) as pieces:
+        for piece in pieces:
             _check_piece(piece, asked)
             yield piece
-    finally:
-        for request in asked.requests:
-            engine.abort(request)
 
 
 def astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamPiece, None]:
@@ -104,18 +111,10 @@ def astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamP
 
 
 async def _astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamPiece, None]:
-    events, put = _async_queue()
-    try:
-        engine.submit(put, *asked.requests)
-        unfinished = len(asked.requests)
-        while unfinished:
-            piece = _piece(await events.get())
-            unfinished -= piece.finish_reason is not None
+    async with aclosing(_apieces(engine, asked.requests)) as pieces:
+        async for piece in pieces:
             _check_piece(piece, asked)
             yield piece
-    finally:
-        for request in asked.requests:
-            engine.abort(request)
 
 
 def results(tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Result]:

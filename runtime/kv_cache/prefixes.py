@@ -191,7 +191,8 @@ class IndexedPrefixes(Prefixes):
             )
             if not doubted and held.has_blocks_for(candidate, sources):
                 break
-            self._undo_begin(request, sources)
+            held.unpin(_pins(held, sources))
+            held.take_all(request)
             if not copied:
                 return False
         whole = tokens // size
@@ -420,10 +421,6 @@ class IndexedPrefixes(Prefixes):
         for name, source in _pins(self.held, sources):
             self.held.pools[name].pin(source)
         return sources
-
-    def _undo_begin(self, request: Request, sources: Sequence[int]) -> None:
-        self.held.unpin(_pins(self.held, sources))
-        self.held.take_all(request)
 
     def _copy(self, request: Request, sources: Sequence[int]) -> None:
         """Has a request go on in copies of the blocks in which its prefix ends, one a group."""

@@ -98,10 +98,6 @@ class CacheGroupShape(Record, frozen=True):
             CachePlane("v", self.kv_heads, self.value_head_size, head_bytes(self.dtype, self.value_head_size), 0),
         )
 
-    def shared_by(self, heads: int) -> int:
-        """Returns the number of query heads, of ``heads``, that share a key/value head."""
-        return heads // self.kv_heads
-
     def with_heads(self, heads: int) -> Self:
         """Returns the group with another number of key/value heads, as for one rank."""
         return self.model_copy(update={"kv_heads": heads})

@@ -14,6 +14,7 @@ from .errors import CapacityError, RequestError, shown
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _MOST_BYTES = 1 << 62
+_MEMINFO = Path("/proc/meminfo")
 _M_MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 256 << 10
 _SHARE_OF_FREE = 4
 """The KV cache takes at most 1/4 of the free memory unless told otherwise: the mapped weights need the rest."""
@@ -56,30 +57,30 @@ def check_free(needed: int, what: str) -> None:
     The system would promise more memory than it has, and later kill the process that uses it. Other processes may still
     use the free memory. ``what`` is the use, for the message.
     """
-    if needed > (free := free_memory() + _free_swap()):
+    swap = int(proc_field(_MEMINFO, "SwapFree").partition(" ")[0] or 0) * 1024
+    if needed > (free := free_memory() + swap):
         raise CapacityError(
             f"memory: {what} of {format_bytes(needed)} is more than the {format_bytes(free)} that are free",
             hint="Pass less memory, fewer max_requests or a smaller context, or free some.",
         )
 
 
-def _free_swap(meminfo: Path = Path("/proc/meminfo")) -> int:
+def proc_field(file: Path, name: str) -> str:
+    """Returns the value in the first line ``name: value`` of a file of /proc; "" without such a file or line."""
     try:
-        match = re.search(r"^SwapFree:\s+(\d+)", meminfo.read_text(), re.M)
+        match = re.search(rf"^{name}\s*:\s*(.+)$", file.read_text(errors="replace"), re.M)
     except OSError:
-        return 0
-    return int(match[1]) * 1024 if match else 0
+        return ""
+    return match[1].strip() if match else ""
 
 
-def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def free_memory(meminfo: Path = _MEMINFO, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Returns the bytes that may still be used: the system's free memory or the container's limit, whichever is less.
 
     A container's cache of files that weren't used lately counts as free: the system drops it on demand.
     """
-    try:
-        available = int(re.search(r"^MemAvailable:\s+(\d+)", meminfo.read_text(), re.M)[1]) * 1024  # type: ignore[index]
-    except (OSError, TypeError):  # no Linux, or one without this line
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    listed = proc_field(meminfo, "MemAvailable").partition(" ")[0]  # none on other systems than Linux
+    available = int(listed) * 1024 if listed else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())

@@ -276,9 +276,9 @@ def values_of(file: GgufFile, name: str) -> npt.NDArray[np.float32] | None:
     return None if tensor is None else dequantize(tensor)
 
 
-def size_of(file: GgufFile, name: str, axis: int = 0) -> int:
-    """Returns a dimension of a tensor, outermost first. Raises SourceError if the file doesn't have it."""
+def size_of(file: GgufFile, name: str) -> int:
+    """Returns the outermost dimension of a tensor. Raises SourceError if the file doesn't have the tensor."""
     tensor = file.tensors.get(name)
-    if tensor is None or len(tensor.shape) <= axis or not math.prod(tensor.shape):
+    if tensor is None or not len(tensor.shape) or not math.prod(tensor.shape):
         raise SourceError(f"{file.path}: tensor {name} is missing", hint="Download or convert the file again.")
-    return shape_of(tensor)[axis]
+    return shape_of(tensor)[0]

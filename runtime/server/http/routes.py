@@ -98,16 +98,16 @@ def _inlined(value: Any, ref: str, found: Any) -> Any:
     return [_inlined(one, ref, found) for one in value] if isinstance(value, list) else value
 
 
-def from_query(request: Request, name: str, default: T, kind: type[Any] | None = None) -> T:
+def from_query(request: Request, name: str, default: T) -> T:
     """Returns a value of the query, or ``default`` if it isn't there.
 
-    ``kind``: its type, by default that of ``default``. Raises ApiError (400) for any other text.
+    Raises ApiError (400) if the value isn't of the type of ``default``.
     """
     text = request.query_params.get(name)
     if text is None:
         return default
     try:
-        value: T = msgspec.convert(text, kind or type(default), strict=False)
+        value: T = msgspec.convert(text, type(default), strict=False)
     except msgspec.ValidationError as e:
         raise ApiError(400, f"{name}: it isn't a value of its type", param=name) from e
     return value
