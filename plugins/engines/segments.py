@@ -20,7 +20,7 @@ from msgspec import Meta
 from enginewright.runtime.bundle.manifest import (
     BundlePath,
     FileSection,
-    check_format_version,
+    parse_versioned,
     target_folder,
     target_manifest_path,
 )
@@ -28,7 +28,6 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import INDEX_PATH, WeightsIndex
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import BundleError
-from enginewright.runtime.shared.json_document import parse_shown
 from enginewright.runtime.shared.records import Count, Record, read
 
 from .plan import HEADER_BYTES, PlanHeader, check_plan
@@ -316,12 +315,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> SegmentSchedule:
         """Parses a schedule. Raises BundleError naming ``source`` if it is invalid or of another version."""
-        try:
-            data = parse_shown(text)
-        except ValueError as e:
-            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
-        check_format_version(data, FORMAT_VERSION, source)
-        return read(cls, data, source)
+        return read(cls, parse_versioned(text, FORMAT_VERSION, source), source)
 
 
 def segments_path(target: str) -> str:

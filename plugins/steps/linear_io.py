@@ -30,7 +30,6 @@ from typing import Literal
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import CacheGroup, CacheGroupShape
-from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
@@ -160,11 +159,7 @@ def cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
 def linear_io(bundle: Bundle, target: str) -> LinearIo:
     """Returns the inputs and outputs of a target's steps. Raises BundleError if the target is missing, not ready, or of
     another form."""
-    if (io := bundle.target(target).section(LinearIo)) is None:
-        raise BundleError(
-            f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."
-        )
-    return io
+    return bundle.section(target, LinearIo, "description of its steps")
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:

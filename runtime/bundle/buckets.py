@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from ..shared.errors import BundleError
-from ..shared.json_document import parse_shown
 from ..shared.records import Record, read
-from .manifest import check_format_version, target_folder
+from .manifest import parse_versioned, target_folder
 
 FORMAT_VERSION = 1
 PLAN_FILE = "buckets/plan.json"
@@ -129,12 +128,7 @@ class BucketPlan(Record, frozen=True, kw_only=True):
         """Parses a plan. Raises BundleError naming ``source`` and the field if it is invalid or exceeds the
         context.
         """
-        try:
-            data = parse_shown(text)
-        except ValueError as e:
-            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
-        check_format_version(data, FORMAT_VERSION, source)
-        plan = read(cls, data, source)
+        plan = read(cls, parse_versioned(text, FORMAT_VERSION, source), source)
         if plan.most_tokens > context_length:
             raise BundleError(
                 f"{source}: buckets: one of {plan.most_tokens} tokens is beyond the context of {context_length}",

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
@@ -18,7 +18,7 @@ from ..shared.contracts import Default, ModelInfo, PoolingInfo
 from ..shared.errors import BundleError
 from ..shared.json_document import parse_json, parse_shown
 from ..shared.lowered_program import LoweredProgram
-from ..shared.records import Count, Record, Sha256, read
+from ..shared.records import Count, R, Record, Sha256, read
 from . import MANIFEST_PATH
 
 FORMAT_VERSION = 2
@@ -26,7 +26,6 @@ FORMAT_VERSION = 2
 REPORT_FOLDER = "report/"
 """Measurements and times: neither listed in ``files`` nor hashed."""
 
-R = TypeVar("R", bound=Record)
 
 _OWN_HASH = "sha256"
 """The field of a manifest with the hash of its own text, written without that field."""
@@ -270,8 +269,15 @@ def target_manifest_path(name: str) -> str:
     return f"{target_folder(name)}/{MANIFEST_PATH}"
 
 
-def check_format_version(data: object, newest: int, source: str) -> None:
-    """Raises BundleError, with a hint, unless ``format_version`` of ``data`` is from 1 to ``newest``."""
+def parse_versioned(text: str | bytes, newest: int, source: str) -> dict[str, Any]:
+    """Returns the JSON object of a bundle's file ``source``.
+
+    Raises BundleError, with a hint, if it isn't JSON, or if its ``format_version`` isn't from 1 to ``newest``.
+    """
+    try:
+        data: dict[str, Any] = parse_shown(text)
+    except ValueError as e:
+        raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
@@ -280,6 +286,7 @@ def check_format_version(data: object, newest: int, source: str) -> None:
             f"{source}: format_version is {version}, and this Enginewright reads up to {newest}",
             hint="Install a newer enginewright, or export the model again with this one.",
         )
+    return data
 
 
 def bundle_hash(manifests: Mapping[str, bytes]) -> str:
@@ -320,11 +327,7 @@ def _dumped(fields: dict[str, Any]) -> str:
 
 def _manifest_data(text: str | bytes, source: str) -> dict[str, Any]:
     """Parses a manifest and returns its fields without ``sha256``. Raises BundleError."""
-    try:
-        data: dict[str, Any] = parse_shown(text)
-    except ValueError as e:
-        raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
-    check_format_version(data, FORMAT_VERSION, source)
+    data = parse_versioned(text, FORMAT_VERSION, source)
     if data["format_version"] < FORMAT_VERSION:
         raise BundleError(f"{source}: format_version 1 is unsupported", hint="Export the bundle again.")
     if data.pop(_OWN_HASH, None) is None:  # what it is: see check_own_hash

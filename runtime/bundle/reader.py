@@ -21,6 +21,7 @@ from ..shared.errors import BundleError, CapacityError, RequestError, TrustError
 from ..shared.hidden_taps import with_taps
 from ..shared.lowered_program import LoweredProgram, WeightUse
 from ..shared.panel_layouts import PANEL
+from ..shared.records import R
 from ..shared.targets import part, sections_of
 from . import MANIFEST_PATH
 from .buckets import BucketPlan, plan_path
@@ -160,6 +161,17 @@ class Bundle:
     @property
     def model(self) -> ModelInfo:
         return self.manifest.model.to_info()
+
+    def section(self, target: str, kind: type[R], contents: str) -> R:
+        """Returns the section of type ``kind`` of a ready target.
+
+        ``contents``: the things that the section describes, for the message. Raises BundleError if there is no such
+        target or section, or if the target isn't ready.
+        """
+        section = self.target(target).section(kind)
+        if section is None:
+            raise BundleError(f"{self.path}: target {target!r} has no {contents}", hint="Export the bundle again.")
+        return section
 
     def target(self, name: str) -> TargetManifest:
         """Returns the manifest of target ``name``. Raises BundleError if there is none, or if it isn't ready."""

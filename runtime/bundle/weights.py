@@ -41,11 +41,10 @@ from msgspec import Meta, field
 
 from ..shared.dtypes import DTYPES, NUMPY_DTYPES, Dtype
 from ..shared.errors import BundleError
-from ..shared.json_document import parse_shown
 from ..shared.panel_layouts import BIAS, BLOCKS, DEPTHS, PANEL, Layout
 from ..shared.records import Count, Record, read
 from ..shared.weight_formats import FORMAT_OF, FORMATS, Storage
-from .manifest import BundlePath, check_format_version
+from .manifest import BundlePath, parse_versioned
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
 FORMAT_VERSION = 8
@@ -156,12 +155,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
         """Parses an index. Raises BundleError naming the field or tensor that is wrong, such as a tensor beyond its
         blob.
         """
-        try:
-            data = parse_shown(text)
-        except ValueError as e:
-            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
-        check_format_version(data, FORMAT_VERSION, source)
-        index = read(cls, data, source)
+        index = read(cls, parse_versioned(text, FORMAT_VERSION, source), source)
         for name, tensor in index.tensors.items():
             if problem := index._problem(tensor):
                 raise BundleError(f"{source}: tensors.{name}: {problem}", hint="Export the bundle again.")

@@ -302,10 +302,7 @@ def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]
 
 def cuda_section(bundle: Bundle, target: str) -> CudaSection:
     """Returns the cuda section of a ready target. Raises BundleError if it has none."""
-    section = bundle.target(target).section(CudaSection)
-    if section is None:
-        raise BundleError(f"{bundle.path}: target {target!r} has no kernels", hint="Export the bundle again.")
-    return section
+    return bundle.section(target, CudaSection, "kernels")
 
 
 def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) -> StepLimits:

@@ -280,10 +280,7 @@ def _blocks(slot: Array) -> Array:
 
 def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:
     """Returns a target's section. Raises BundleError if the target doesn't exist, isn't ready, or has no modules."""
-    section = bundle.target(target).section(StableHloSection)
-    if section is None:
-        raise BundleError(f"{bundle.path}: target {target!r} has no modules", hint="Export the bundle again.")
-    return section
+    return bundle.section(target, StableHloSection, "modules")
 
 
 def slot_groups(section: StableHloSection, context: int) -> tuple[CacheGroup, ...]:

@@ -230,10 +230,7 @@ def sizes_of(step: StepInput) -> tuple[int, int, int]:
 
 def tvm_section(bundle: Bundle, target: str) -> TvmSection:
     """Returns a ready target's section of libraries. Raises BundleError without one."""
-    section = bundle.target(target).section(TvmSection)
-    if section is None:
-        raise BundleError(f"{bundle.path}: target {target!r} has no libraries", hint="Export the bundle again.")
-    return section
+    return bundle.section(target, TvmSection, "libraries")
 
 
 def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:

@@ -275,7 +275,7 @@ def test_a_file_that_takes_something_else(tmp_path: Path) -> None:
 
 def test_a_target_that_says_nothing_of_its_steps(tmp_path: Path) -> None:
     path = tiny.write_bundle(tmp_path / "bad.bundle", io=False)
-    with pytest.raises(BundleError, match="target 'onnx' says nothing of its steps"):
+    with pytest.raises(BundleError, match="target 'onnx' has no description of its steps"):
         linear_io(Bundle.open(path), "onnx")
 
 
