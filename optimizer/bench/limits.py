@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from enginewright.plugins.cpu.compile.machine import Machine, limit_seconds
 from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -44,7 +42,8 @@ class LimitMeter:
 
     def seconds(self, sizes: StepSizes) -> float:
         """Returns the least seconds for a step of these sizes: the sum of each op's own limit."""
-        return least_seconds(step_costs(self._program, sizes), self.machine())
+        machine = self.machine()
+        return sum(limit_seconds(cost, machine) for cost in step_costs(self._program, sizes))
 
     def limit_of(self, cost: StepCost) -> float:
         """Returns the minimum seconds for work of this cost by the machine's limits."""
@@ -60,11 +59,6 @@ class LimitMeter:
         """Returns the spread of all measurements; ``measure`` must have run at least once."""
         peaks = {kind: Spread.from_values(samples) for kind, samples in self._peaks.items()}
         return Limits(self.working_set, Spread.from_values(self._bandwidths), peaks)
-
-
-def least_seconds(costs: Iterable[StepCost], machine: Machine) -> float:
-    """Returns the least seconds for steps that run one after the other."""
-    return sum(limit_seconds(cost, machine) for cost in costs)
 
 
 def share_of(limit: float | None, seconds: float) -> float | None:

@@ -125,9 +125,9 @@ class Chat:
     def run(self, lines: Iterator[str]) -> None:
         """Answers turns, and runs commands: lines that begin with /."""
         commands: dict[str, Callable[[str], None]] = {
-            **{"/exit": self._quit, "/quit": self._quit, "/help": lambda rest: _say(HELP), "/reset": self._reset},
+            **{"/exit": self._quit, "/quit": self._quit, "/help": lambda rest: _say(HELP)},
+            **{"/reset": lambda rest: self.turns.clear(), "/retry": self._retry, "/edit": self._edit},
             **{"/system": self._system, "/set": self._set, "/save": self._save, "/load": self._load},
-            **{"/retry": self._retry, "/edit": self._edit},
         }
         for line in lines:
             word, _, rest = line.partition(" ")
@@ -201,9 +201,6 @@ class Chat:
 
     def _quit(self, rest: str) -> None:
         raise _QuitError
-
-    def _reset(self, rest: str) -> None:
-        self.turns.clear()
 
     def _system(self, rest: str) -> None:
         if rest:

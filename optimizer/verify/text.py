@@ -10,7 +10,7 @@ import torch
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import ROWS, SourceRunner
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
-from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix, spread
+from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, plan_windows, split_prefix, spread
 from enginewright.optimizer.shared.export_records import TextComparison
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor
@@ -62,7 +62,8 @@ def compare_text(
     """
     engine = Engine(executor, SchedulerConfig(max_requests=1, prefill_tokens=ROWS))
     prefix, ids = split_prefix(tokenizer, evaluation_text())
-    windows = _windows(prefix, info)
+    window = min(DEFAULT_WINDOW, info.context_length)
+    windows = plan_windows(window, window - max(len(prefix), 1), info.context_length, prefix)
     size = windows.size + len(prefix)
     available = windows.count(len(ids))
     chosen = windows_to_compare(info.parameters, size, available)
@@ -107,11 +108,6 @@ def _compare_window(
                 engine.step()
         finally:
             engine.abort(request)
-
-
-def _windows(prefix: tuple[int, ...], info: ModelInfo) -> Windows:
-    window = min(DEFAULT_WINDOW, info.context_length)
-    return plan_windows(window, window - max(len(prefix), 1), info.context_length, prefix)
 
 
 def evaluation_text() -> str:

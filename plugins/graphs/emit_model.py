@@ -147,7 +147,9 @@ def graph_model(b: GraphBuilder) -> onnx.ModelProto:
             b.names[node] = emit_call(b, node)
     b.node = None
     b.op("Identity", b.wide(b.cast(b.program.logits, torch.float32)), name=LOGITS)
-    model = model_of(b, "step", _input_order(b))
+    # First the inputs of every model, then masks, then caches by layer.
+    inputs = sorted(b.inputs, key=lambda name: (name.startswith("past_"), name.startswith("mask")))
+    model = model_of(b, "step", inputs)
     add_shapes(model, b)
     return model
 
@@ -217,11 +219,6 @@ def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
             needed.update(filter(None, node.input))  # of one that may be missing the name is empty
     b.initializers = {name: tensor for name, tensor in b.initializers.items() if name in needed}
     return live[::-1]
-
-
-def _input_order(b: GraphBuilder) -> list[str]:
-    """Returns the names of the inputs in order: first those of every model, then masks, then caches by layer."""
-    return sorted(b.inputs, key=lambda name: (name.startswith("past_"), name.startswith("mask")))
 
 
 def summed_products(program: Program) -> int:

@@ -78,7 +78,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets it."""
-        self._cancel_timers()
+        self._cancel(self._waiting)
+        self._cancel(self._stall)
         self._intake.disconnect(self)
         super().connection_lost(exc)
 
@@ -238,10 +239,6 @@ class Connection(HttpToolsProtocol):
             self.drop()
         else:
             self._watch_reading()
-
-    def _cancel_timers(self) -> None:
-        self._cancel(self._waiting)
-        self._cancel(self._stall)
 
     @staticmethod
     def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -77,7 +77,10 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._registry.register(_Now(models, counters or Counters()))
         self._times = {
-            name: [_histogram(prefix + name, text, self._registry) for prefix in _PREFIXES]
+            name: [
+                Histogram(prefix + name, text, ["model_name"], buckets=_SECONDS, registry=self._registry)
+                for prefix in _PREFIXES
+            ]
             for name, text in _TIMES.items()
         }
         self._counts = {
@@ -165,10 +168,6 @@ class Metrics:
 def _count(counter: str, model: Model) -> int:
     """Returns the value of a counter of a model's engines; see ``shared.counters``."""
     return model.beat.count(counter)
-
-
-def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, text, ["model_name"], buckets=_SECONDS, registry=registry)
 
 
 class _Now(Collector):

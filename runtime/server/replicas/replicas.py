@@ -361,7 +361,7 @@ class Replicated(Model):
         if version != self.hash:
             if self._next is None or self._next.hash != version:
                 _LOG.warning("%s: replica %s has another bundle: %s", self.name, greeting.replica, version)
-                if self._next is None and not self._tasks_named("replace"):
+                if self._next is None and not any(task.get_name() == "replace" for task in self._tasks):
                     self._keep(self._replace_again(), "replace")
                 return False
             self._switch(self._next)
@@ -555,9 +555,6 @@ class Replicated(Model):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _tasks_named(self, name: str) -> list[asyncio.Task[Any]]:
-        return [task for task in self._tasks if task.get_name() == name]
 
 
 class _FromReplica(Link):
