@@ -211,7 +211,7 @@ def _of_pattern(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) 
 
 
 def _named(names: str | Sequence[str] | None, name: str) -> bool:
-    """Returns True for what a list names by its end, or an expression as a whole."""
+    """Returns True if a list of names has one that ``name`` ends with, or if an expression matches all of ``name``."""
     if isinstance(names, str):
         return bool(names) and re.fullmatch(names, name) is not None
     return any(name == one or name.endswith(f".{one}") for one in names or ())

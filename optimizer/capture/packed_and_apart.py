@@ -24,7 +24,7 @@ _TOLERANCE = 1e-9
 
 
 def same_packed_and_apart(program: Program, node: Node) -> bool:
-    """Returns True if ``node``'s op computes for two packed sequences what it computes for each alone.
+    """Returns True if ``node``'s op gives the same results for two packed sequences as for each alone.
 
     Every argument and result has the token axis T at most once. False also if the op can't be run on random arguments.
     """

@@ -244,7 +244,7 @@ class KeptExports:
                 _remove(left)
 
     def _in_progress(self, name: str) -> bool:
-        """Returns True for what belongs to an export that a process makes now."""
+        """Returns True if a file or folder belongs to an export that a process is making."""
         assert self.root is not None
         if not name.startswith("."):
             return False
@@ -352,7 +352,7 @@ def take_export(key: str, output: str | Path, overwrite: bool, inputs: Inputs, s
 
 
 def keep_export(key: str, report: ExportReport, source: str | Path) -> None:
-    """Keeps what an export has just written, if there is room for it."""
+    """Adds the bundle that an export has just written to the cached exports, if there is room for it."""
     with contextlib.suppress(OSError):  # somebody has moved the bundle already
         entry = describe(key, Path(report.path), report.recipe, report.targets, describe_source(Path(source)).name)
         KeptExports.of_user().keep(entry, Path(report.path))

@@ -147,7 +147,7 @@ def _element(operand: Operand, wires: Wires) -> float:
 
 
 def alone(program: LoweredProgram) -> LoweredProgram:
-    """Returns a rank's program without collectives, and with all buffers as its own: what its device computes."""
+    """Returns a rank's program without collectives, and with all buffers as its own: the work of its device."""
     without = {"receive": "inputs", "send": "outputs"}  # buffers between stages aren't a rank's
     steps = tuple(s.model_copy(update={without[s.op]: ()}) if s.op in without else s for s in program.steps)
     buffers = tuple(b.model_copy(update={"region": 0, "offset": None}) for b in program.buffers)
@@ -323,7 +323,14 @@ class PartitionPlan:
 
 @dataclass(frozen=True)
 class Best:
-    """The best partition of a program on so many ranks of a device, for each goal; None where none meets the goals."""
+    """The partitions of a program on a number of ranks that are best for a goal.
+
+    Attributes:
+        device: the name of the device of each rank.
+        recipes: the names of the recipes.
+        ranks: the number of ranks.
+        latency, throughput: the partition that is best for this goal; None if no partition meets the goals.
+    """
 
     device: str
     recipes: tuple[str, ...]
@@ -512,7 +519,7 @@ def _links(options: PlanOptions, gpu: Gpu | None, ranks: int) -> list[Link | Non
 
 
 def _memory(ranks: int) -> Link:
-    """Returns the memory of this machine as a link, with the measured time of a collective of so many ranks."""
+    """Returns the memory of this machine as a link, with the measured time of a collective of ``ranks`` ranks."""
     planning = planning_of(target_on(gpu=False))
     assert planning is not None and planning.meeting is not None, "it runs ranks"
     seconds = planning.meeting(ranks) if ranks > 1 else 0.0

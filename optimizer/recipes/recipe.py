@@ -115,7 +115,7 @@ class Recipe(PassOptions):
 
     @property
     def pruning(self) -> Pruning | None:
-        """[prune], where what is left fits the groups of every format that weights may have."""
+        """[prune], such that the remaining columns fit the groups of every format that weights may have."""
         if self.prune is None:
             return None
         pruning = self.prune.fitting(self._formats)

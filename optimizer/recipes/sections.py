@@ -44,8 +44,8 @@ class AutoSection(Section):
     """Formats that are chosen weight by weight: as few bytes as [budget] ``max_kl`` allows, or the least KL within its
     ``max_bytes`` or ``max_ms_per_token``.
 
-    ``candidates``: what there is to choose from; None: every format that the targets have kernels for. ``tokens``: most
-    that a candidate's cost is measured with; fewer are taken of large models.
+    ``candidates``: the formats to choose from; None: every format that the targets have kernels for. ``tokens``: the
+    most tokens with which a candidate's cost is measured; large models take fewer.
     """
 
     candidates: tuple[WeightFormat, ...] | None = Field(default=None, min_length=2)

@@ -68,9 +68,9 @@ class ExportedOn:
     """When and where an export ran.
 
     Attributes:
-        date: of its end, in UTC, as ISO 8601 writes it.
-        processor: what it calls itself.
-        cores: that the process could use.
+        date: the time of its end, in UTC, in ISO 8601's form.
+        processor: the processor's name.
+        cores: the number of cores that the process could use.
     """
 
     date: str
@@ -83,17 +83,17 @@ class VerificationReport:
     """One target compared with its source.
 
     Attributes:
-        target: its name.
-        exact: nothing in the recipe loses precision, so that only rounding may differ.
-        seed: of the random tokens.
-        random_tokens: what they showed.
-        tolerance: most that a logit may be off on random tokens; None if the recipe is not exact.
-        max_kl: most that a mean KL may be; None if the recipe is exact.
-        text: what the text showed; None if it was not compared.
-        text_omitted: why not; None if it was.
-        seconds: that it took.
+        target: the target's name.
+        exact: True if nothing in the recipe loses precision, so that only rounding may differ.
+        seed: the seed of the random tokens.
+        random_tokens: the comparison on random tokens.
+        tolerance: the largest allowed difference of a logit on random tokens; None if the recipe isn't exact.
+        max_kl: the largest allowed mean KL; None if the recipe is exact.
+        text: the comparison on the text; None if there was none.
+        text_omitted: the reason why there was none; None if there was one.
+        seconds: the time that the comparison took.
         peak_rss_bytes: the process's largest resident size by its end.
-        source_speed: how fast the source ran; None if that was not timed.
+        source_speed: the speed of the source; None if it wasn't timed.
     """
 
     target: str

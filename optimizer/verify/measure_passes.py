@@ -82,11 +82,11 @@ class PassMeasurements:
         source: the source model's logits.
         captured: the program before the first pass.
         max_kl: the budget, in nats a token; None if the recipe is exact.
-        cache: for weights, while programs run.
-        few: measure only what must be measured: for a model that the cache doesn't hold.
-        started: when the export began, by ``time.perf_counter``.
-        spent: seconds of those since then that went into ``source``.
-        advice: what to say of a pass that changed more than it may.
+        cache: the cache of weights that programs use while they run.
+        few: True leaves out the measurements that aren't required, as for a model that the cache doesn't hold.
+        started: the time at which the export began, by ``time.perf_counter``.
+        spent: the seconds since then in which ``source`` was computed.
+        advice: the hints for passes that change more than they may.
 
     Raises:
         VerificationError: the captured program computes other logits than the source.

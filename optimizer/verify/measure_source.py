@@ -37,15 +37,15 @@ def measure_against(
     """Runs the source and the captured program on a few tokens; passes are measured on the same ones.
 
     Args:
-        source: what was captured.
-        captured: before any pass.
-        recipe: says what may be lost.
-        calibration: token ids of some sequences, [S] each; without any it is the package's text, or random tokens.
-        started: when the export began, by ``time.perf_counter``.
+        source: the model that was captured.
+        captured: the captured program, before any pass.
+        recipe: the recipe, whose budget limits the losses.
+        calibration: token ids of some sequences, [S] each; () takes the package's text, or random tokens.
+        started: the time at which the export began, by ``time.perf_counter``.
         progress: called with the stage "measure".
-        keep_bytes: weights that take no more as float32 are read once. Larger models are measured in fewer places,
-            and on fewer tokens.
-        recipe_from: the name or the file of the recipe, for the command that an error says to type.
+        keep_bytes: weights of at most this many bytes as float32 are read once. Larger models are measured in fewer
+            places, and on fewer tokens.
+        recipe_from: the name or the file of the recipe, for the command in an error's hint.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.

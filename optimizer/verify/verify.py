@@ -75,8 +75,8 @@ def verify(
     it must be within its KL budget there, and within RANDOM_FACTOR times that on random tokens; else within the budget
     on these.
 
-    ``placement``: what the target runs on, where it isn't a user's default. ``time_source``: say how fast the source
-    ran.
+    ``placement``: the devices and threads on which the target runs, by default those of a user. ``time_source``: True
+    also times the source.
 
     Raises:
         VerificationError: they differ by more; says by how much.

@@ -236,7 +236,7 @@ def check_weight(
     bits: int,
     group_size: int,
 ) -> None:
-    """Raises what torch._check raises where a weight of integers, its scales and offsets don't go together."""
+    """Raises as torch._check does if the shapes or types of an integer weight, its scales and offsets don't match."""
     size = weight.shape[-1]
     groups = groups_of(size, group_size)
     blocks = [groups // block * (2 + block) for block in SCALE_BLOCKS if groups % block == 0]

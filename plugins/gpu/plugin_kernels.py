@@ -36,8 +36,9 @@ class Launch(Generic[Number]):
 def plugin_attention(
     shape: AttentionShape, capability: int, split_keys: int, compiler: Compile = compile_kernel
 ) -> tuple[CompiledKernel, ...]:
-    """Compiles the attention kernels to choose from: for prompts (``split_keys`` 0), or for decoding in parts of so
-    many keys.
+    """Compiles the attention kernels to choose from.
+
+    ``split_keys``: 0 for prompts; for decoding, the number of keys of each part.
 
     Raises TargetError for an unknown GPU, or if no tile fits.
     """

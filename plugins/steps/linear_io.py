@@ -124,7 +124,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
         return (*narrow, self.variant, *beside)
 
     def fastest(self, *, operators: bool) -> Variant:
-        """Chooses which of ``variants`` to run on a CPU. ``operators``: whether the library for "kernels" is there."""
+        """Returns the fastest of ``variants`` on a CPU. ``operators``: True if there is the library for "kernels"."""
         return next((v for v in reversed(self.variants) if v != "kernels" or operators), self.variant)
 
     @property

@@ -1,7 +1,7 @@
-"""The KV cache as the scheduler sees it: requests begin with what is known of their tokens, grow, branch and end.
+"""The interface of the KV cache for the scheduler: requests begin with known prefixes, grow, branch and end.
 
-Three parts, each of which decides one thing: kinds of cache say what the blocks of a group hold and for how long
-(``kinds``), ``HeldBlocks`` which blocks each request has, and ``Prefixes`` what others may find of them.
+It has three parts. A kind of cache decides what the blocks of a group hold, and for how long (``kinds``);
+``HeldBlocks`` decides which blocks each request has, and ``Prefixes`` which of them other requests can find.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ them, and how many of them are a draft."""
 
 
 class CacheManager(HeldBlocks):
-    """The KV cache as the scheduler sees it: the blocks that requests hold, and the prefixes that others find.
+    """The KV cache for the scheduler: the blocks that requests hold, and the prefixes that other requests find.
 
     Args:
         groups, blocks, caps, step_tokens: see ``HeldBlocks``.
-        prefix_cache: whether requests find what others have computed, if the executor and the kinds of its caches can
-            have that.
+        prefix_cache: True if requests may reuse tokens that others have computed, where the executor and the kinds of
+            its caches support that.
         guard: wraps the disk tier, so that it never raises.
 
-    Raises what ``HeldBlocks`` raises.
+    Raises the errors of ``HeldBlocks``.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class CacheManager(HeldBlocks):
         return True
 
     def after_step(self, request: Request, *, finite: bool = True) -> None:
-        """Lets others find what a step of a request has computed, and gives back blocks that no later step needs.
+        """Lets other requests find the tokens that a step of a request has computed, and releases the blocks that no
+        later step needs.
 
         ``finite``: True if the row of its last token is finite. Then so are all keys on which the row depends.
         """
@@ -252,7 +253,7 @@ class CacheManager(HeldBlocks):
 
 
 def prefixes_of(held: HeldBlocks, caps: ExecutorCaps) -> Prefixes:
-    """Returns the way in which prefixes are found in these caches, by what their kinds say of it."""
+    """Returns the prefix cache that the kinds of these caches and the executor support."""
     kinds = held.kinds.values()
     ways = {kind.found_as for kind in kinds}
     if ways == {"slots"}:

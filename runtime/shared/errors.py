@@ -146,7 +146,7 @@ class ContextError(RequestError):
     Attributes:
         context: the tokens of the context, including the answer.
         tokens: the tokens of the prompt.
-        exact: True if the prompt has exactly ``tokens`` tokens; False if it has at least so many.
+        exact: True if the prompt has exactly ``tokens`` tokens; False if it may have more.
         room: the most tokens of a prompt: all but one of the context, or all where nothing is generated.
     """
 

@@ -31,7 +31,7 @@ class StoredFormat:
         activation: the type of the activations that are multiplied with the values.
         group_sizes: the numbers of values along K that may share a float16 scale; 0 is a scale per row. Empty: no
             scales.
-        multiple: K must be a multiple of it and of the groups, because kernels read so many values at a time; 0: any K.
+        multiple: the number of values that kernels read at a time. K is a multiple of it and of the groups; 0: any K.
         codes: the number that each value stands for, before scaling; empty if values stand for themselves.
         codebook: the vectors that values stand for, and the blocks that store them. Such weights are only kept from
             files that have these blocks; nothing is rounded to them.

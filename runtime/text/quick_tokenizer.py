@@ -43,7 +43,7 @@ class QuickTokenizer:
 
     It is thread-safe, and needn't read tokenizer.json. Its merging takes two to six times as long as the library's.
     After twice as many characters as the vocabulary has tokens, the library's tokenizer is read and used instead;
-    reading it takes about as long as merging so many characters here.
+    reading it takes about as long as merging these characters.
 
     Args:
         tables: the tables of the bundle.
