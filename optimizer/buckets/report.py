@@ -128,9 +128,8 @@ def text_lines(report: SizesReport) -> list[str]:
             ("powers of two, all", kind.all_powers_of_two),
         ]
         for name, waste in rows:
-            lines.append(
-                f"  {name:<24}{counted(len(waste.sizes), 'size'):>9}  {waste.share:>6.1%} of what is computed is padding"
-            )
+            number = counted(len(waste.sizes), "size")
+            lines.append(f"  {name:<24}{number:>9}  {waste.share:>6.1%} of what is computed is padding")
     return lines
 
 
