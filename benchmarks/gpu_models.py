@@ -27,7 +27,7 @@ from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS
 from enginewright.plugins.steps.packed_steps import StepLimits
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
-from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
+from enginewright.runtime.shared.contracts import STATE, SamplingBatch, StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 NEAR_TIE = 0.1
@@ -87,7 +87,8 @@ class Steps:
         section = self._machine.section
         limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
         weights = self.weights
-        needed = sum(cache_block_bytes(group) for group in self._groups) * requests * blocks + 2 * GIB
+        pools = {group.name: requests * (1 if group.kind == STATE else blocks) for group in self._groups}
+        needed = sum(cache_block_bytes(group) * pools[group.name] for group in self._groups) + 2 * GIB
         needed += self._program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
         if not self._machine.gpu:  # nothing of it is really taken
             needed += sum(weight.nbytes for weight in weights.values())
@@ -97,11 +98,11 @@ class Steps:
             self._program,
             weights,
             Place(self.place.device, self.place.gpu, self._launcher, self.place.processors),
-            blocks={group.name: requests * blocks for group in self._groups},
+            blocks=pools,
             limits=limits,
         )
         for cache in bound.caches.values():
-            for memory in (cache.of.keys, cache.of.values):
+            for memory in cache.tensors[:2]:  # without scales
                 memory.normal_()
         vocab = self._program.outputs["logits"].shape[1].constant
         return CudaSteps(bound, vocab, self._launcher, self.place.capture if graphs else None)
@@ -113,13 +114,14 @@ class Steps:
         positions = np.concatenate([np.arange(p, p + n, dtype=np.int32) for n, p in requests])
         scattered = np.random.default_rng(0).permutation(len(new) * blocks).astype(np.int32).reshape(len(new), blocks)
         table = scattered[:, : -(-int(kv_len.max()) // BLOCK_SIZE)]
+        own = np.arange(len(new), dtype=np.int32)[:, None]
         ids = (7 + 31 * positions) % self._program.outputs["logits"].shape[1].constant
         sampled_rows = np.concatenate([np.arange(e - min(rows, n), e) for n, e in zip(new, ends, strict=True)])
         return StepInput.packed(
             ids=ids.astype(np.int32),
             counts=new,
             kv_len=kv_len,
-            tables={group.name: table for group in self._groups},
+            tables={group.name: own if group.kind == STATE else table for group in self._groups},
             groups=self._groups,
             rows=sampled_rows,
             sampling=_greedy(len(sampled_rows)) if sampled else None,
@@ -242,7 +244,10 @@ class Steps:
             waited.append(time.perf_counter() - middle)
         counted = slice(count // 4, None)
         whole = [a + b for a, b in zip(started, waited, strict=True)][counted]
-        cached = sum(cache_block_bytes(group) for group in self._groups) / BLOCK_SIZE * batch * context
+        cached = sum(
+            cache_block_bytes(group) * batch * (2 if group.kind == STATE else context / BLOCK_SIZE)
+            for group in self._groups
+        )
         read = sum(weight.nbytes for weight in self.weights.values()) + cached
         record = {
             "ms": statistics.median(whole) * 1e3,
@@ -355,6 +360,8 @@ def _kind_of(kernel: str) -> str:
         return "download"
     if kernel in {f"{name}_kernel" for name in SAMPLING_KERNELS}:
         return "sampling"
+    if kernel.startswith("stored_"):
+        return "recurrences"
     if any(part in kernel for part in ("attention", "combine_splits", "decode_work", "kv_write")):
         return "attention"
     if any(part in kernel for part in ("gemm", "cutlass", "nvjet", "splitK", "product")):

@@ -33,6 +33,7 @@ from transformers import (
     MixtralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
 )
 
@@ -74,6 +75,7 @@ BUNDLES: dict[str, dict[str, Any]] = {
     "f32": {"recipe": "f32"},
     "window": {"recipe": "f32"},
     "experts": {"recipe": "f32"},
+    "hybrid": {"recipe": "f32"},
     "cache-int8": {"recipe": "f32", "kv_cache": "int8"},
     "cache-fp8": {"recipe": "f32", "kv_cache": "fp8"},
     "int8": {"recipe": "int8"},
@@ -97,11 +99,14 @@ MIXTURE = {
 }
 """A mixture of experts: of 48 layers as Qwen3-30B-A3B has them, four."""
 
+HYBRID_LAYERS = 8
+"""Layers of a hybrid, of 32 as Qwen3.5-9B has them: three with a gated delta rule, then one with attention."""
+
 SMOL = {"hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536, "num_attention_heads": 9}
 SMOL |= {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}
 """A Llama of SmolLM2's sizes."""
 
-SERVED, REQUESTS = ("window", "experts", "llama"), 120
+SERVED, REQUESTS = ("window", "experts", "hybrid", "llama"), 120
 """Tiny models (``_model``) that many requests are asked of, and how many."""
 
 _TINY_TILES = (TileCase(64, 1, "bf16", "int8", decode=True),)
@@ -163,6 +168,7 @@ def _fill_service(folder: Path, capability: str, *, tiny: bool) -> None:
         _pack_program(folder / "tiny", "tiny", capability, compiler)
         if not tiny:
             _pack_program(folder / "moe", "moe", capability, compiler)
+            _pack_program(folder / "hybrid", "hybrid", capability, compiler)
             _pack_narrow(folder / "8b-fp8", "8b-fp8", capability, compiler)
 
 
@@ -299,6 +305,11 @@ def _model(name: str) -> Any:
         return transformers.MistralForCausalLM(MistralConfig(**sizes, sliding_window=600))
     if name == "experts":
         return transformers.MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4, sliding_window=None))
+    if name == "hybrid":
+        heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        heads |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 64}
+        kinds = ["linear_attention", "full_attention"]
+        return transformers.Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **heads, layer_types=kinds))
     return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
@@ -307,6 +318,10 @@ def _config(name: str) -> PretrainedConfig:
         mixture = Qwen3MoeConfig(**MIXTURE, max_position_embeddings=16384)
         mixture.architectures = ["Qwen3MoeForCausalLM"]
         return mixture
+    if name == "hybrid":
+        hybrid = Qwen3_5TextConfig(num_hidden_layers=HYBRID_LAYERS)
+        hybrid.architectures = ["Qwen3_5ForCausalLM"]
+        return hybrid
     heads, vocab = (1, 256) if name == "tiny" else (8, 128256)
     config = LlamaConfig(**SIZES[name], num_key_value_heads=heads, vocab_size=vocab, max_position_embeddings=16384)
     config.architectures = ["LlamaForCausalLM"]

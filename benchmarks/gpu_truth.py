@@ -5,7 +5,8 @@
 
 A is facts, roofs, kernels and tiles, B the cuda target from end to end, C narrow products, attention beside others,
 engines, and the tests that compile. D times every tile of narrow products; its pack is another (--tiles). E is the
-target as a service: what is left after a lost GPU, many requests at once, arrivals; its pack is another (--service).
+target as a service: what is left after a lost GPU, many requests at once, arrivals; steps of experts and of a hybrid.
+Its pack is another (--service).
 
 A stage ends within 9 minutes. Each part of it is a process group of its own with a limit of its own, and in it each
 figure stands by itself: one that fails, or that there is no memory for, is a line too, and the next one is measured.
@@ -334,7 +335,7 @@ STAGES: dict[str, dict[str, Part]] = {
     },
     "B": {
         "tokens": Part(tokens, 60),
-        "served": Part(served, 45),
+        "served": Part(served, 55),
         "steps 1b": Part(_steps("1b"), 50),
         "logits": Part(logits, 60),
         "steps 8b": Part(_steps("8b"), 60),
@@ -356,6 +357,7 @@ STAGES: dict[str, dict[str, Part]] = {
         "generate": Part(_of_service("generate"), 90),
         "steps 8b fp8": Part(few_steps("8b-fp8"), 40),
         "steps moe": Part(few_steps("moe"), 35),
+        "steps hybrid": Part(few_steps("hybrid"), 40),
         "drawing": Part(drawing, 35),
         "arrivals": Part(_of_service("arrivals"), 100),
         "invariance": Part(_of_service("invariance"), 50),

@@ -10,7 +10,7 @@ from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredP
 _PRODUCTS = frozenset({"linear", "grouped_linear"})
 _MAKE_NARROW = _PRODUCTS | {
     *("embedding", "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "gated_activation", "combine_experts"),
-    *("rope", "rope_kv_write", "paged_attention"),
+    *("rope", "rope_kv_write", "paged_attention", "stored_convolution", "stored_scan", "stored_delta_rule"),
 }
 """Steps whose results are activations."""
 _TAKE_NARROW = _PRODUCTS | {

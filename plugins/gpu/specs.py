@@ -36,6 +36,7 @@ KernelName = (
     | Literal[
         "embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack", "few_rows"
     ]
+    | Literal["stored_convolution", "stored_scan", "stored_delta_rule"]
     | SamplingKernel
 )
 Constant = int | float | str | bool | None
@@ -383,6 +384,7 @@ _MODULES: Mapping[KernelName, str] = {
     "product": "product_kernels",
     "sum_parts": "product_kernels",
     "unpack": "product_kernels",
+    **dict.fromkeys(("stored_convolution", "stored_scan", "stored_delta_rule"), "recurrence_kernels"),
     **dict.fromkeys(SAMPLING_KERNELS, "sampling_kernels"),
     "penalize": "logit_kernels",
     "widen": "logit_kernels",

@@ -133,7 +133,7 @@ def norm_call(
     size = x.shape[-1]
     constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x)}
     for name, tensor in (("X", x), ("RESIDUAL", residual), ("OUT", out), ("TOTAL", total)):
-        constants |= _strides(name, tensor)
+        constants |= strides_of(name, tensor)
     constants |= {"EPS": eps, "LAYER": layer, "RESIDUAL": residual is not None}
     constants |= {"WEIGHT": weight is not None, "BIAS": bias is not None, "WIDTH": power_of_2(size)}
     arguments = {"x": x, "residual": residual, "weight": weight, "bias": bias, "out": out, "total": total}
@@ -143,7 +143,7 @@ def norm_call(
 def rope_call(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor, *, interleaved: bool) -> Call:
     """Returns the call that rotates x [T, N, D] by the table [T, 2F] -> out."""
     tokens, heads, size = x.shape
-    constants: dict[str, Constant] = {"HEADS": heads, "SIZE": size, **_strides("X", x), **_strides("OUT", out)}
+    constants: dict[str, Constant] = {"HEADS": heads, "SIZE": size, **strides_of("X", x), **strides_of("OUT", out)}
     constants |= {"FREQUENCIES": table.shape[1] // 2, "INTERLEAVED": interleaved}
     constants |= {"HEAD_ROOM": power_of_2(heads), "WIDTH": power_of_2(size)}
     return Call("rope", {"x": x, "table": table, "out": out}, constants, (tokens, 1, 1))
@@ -201,7 +201,7 @@ def rope_kv_write_call(
     _, cached, value_size = v.shape
     constants: dict[str, Constant] = {"HEADS": heads, "KV_HEADS": cached, "SIZE": size, "VALUE_SIZE": value_size}
     for name, tensor in (("Q", q), ("K", k), ("V", v), ("OUT", out)):
-        constants |= _strides(name, tensor)
+        constants |= strides_of(name, tensor)
     constants |= {"FREQUENCIES": table.shape[1] // 2, "INTERLEAVED": interleaved}
     constants |= {"FORMAT": write_format(caches.format), "HEAD_ROOM": power_of_2(heads)}
     constants |= {"KV_ROOM": power_of_2(cached), "WIDTH": power_of_2(size), "VALUE_WIDTH": power_of_2(value_size)}
@@ -385,7 +385,7 @@ def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str, up: tor
     """
     size = out.shape[-1]
     width = min(power_of_2(size), _PIECE)
-    constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x), **_strides("X", x), **_strides("OUT", out)}
+    constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x), **strides_of("X", x), **strides_of("OUT", out)}
     constants |= {"KIND": kind, "WIDTH": width}
     between = size if up is None else int(up.storage_offset() - x.storage_offset())
     if between != size:
@@ -494,7 +494,7 @@ def _inner(x: torch.Tensor) -> int:
     return x.shape[-2] if x.dim() > 2 else 1
 
 
-def _strides(name: str, x: torch.Tensor | None) -> dict[str, Constant]:
+def strides_of(name: str, x: torch.Tensor | None) -> dict[str, Constant]:
     """Returns the constants for the strides of the dimensions before the last, outer and inner; at rank 2 the inner is
     0.
     """

@@ -116,8 +116,11 @@ class CacheGroup(CacheGroupShape, frozen=True):
         return self.kv_heads, self.key_head_size, self.value_head_size, self.block_size
 
     def stored_as(self, computed: CacheDtype) -> CacheGroup:
-        """Returns the group stored in the type in which keys and values are computed, unless its format has scales."""
-        return self if self.dtype in SCALED_CACHES else self.model_copy(update={"dtype": computed})
+        """Returns the group stored in the type in which keys and values are computed, unless its format has scales.
+
+        States are in float32 always.
+        """
+        return self if self.dtype in SCALED_CACHES or self.kind == STATE else self.model_copy(update={"dtype": computed})
 
 
 def head_bytes(dtype: CacheDtype, size: int) -> int:

@@ -200,7 +200,7 @@ def overflowing(model: Any, token: int) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("target", ["cuda", "tvm", "onnx", "stablehlo", "tensorrt"])
+@pytest.mark.parametrize("target", ["tvm", "onnx", "stablehlo", "tensorrt"])
 def test_other_targets_refuse_recurrent_layers(target: str, tmp_path: Path) -> None:
     source = saved(tiny_family("lfm2"), tmp_path / "saved")
     with pytest.raises(UnsupportedModelError, match=r"recurrent|stored_convolution"):

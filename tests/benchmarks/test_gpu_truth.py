@@ -101,7 +101,7 @@ def test_a_rehearsal_of_the_service(repository: Path, tmp_path: Path) -> None:
     for name in ("plain 256", "structured 64", "logprobs 64"):
         assert figures["generate", name, None, None]["warming"]["late_binds"] > 0
     assert figures["arrivals", "arrivals", None, None]["failed"] == 0
-    assert {"steps 8b fp8", "steps moe", "drawing", "invariance"} <= {part for part, *_ in figures}
+    assert {"steps 8b fp8", "steps moe", "steps hybrid", "drawing", "invariance"} <= {part for part, *_ in figures}
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from enginewright.optimizer.capture.functional_graph import make_functional
 from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.weights import Source
+from enginewright.runtime.shared.contracts import STATE, CacheGroup
 
 ew = torch.ops.ew
 BLOCK = 32
@@ -207,11 +208,14 @@ class Request:
 
 
 class Steps:
-    """Makes step inputs over a paged cache, with blocks dealt out in a scrambled order."""
+    """Makes step inputs over a paged cache, with blocks dealt out in a scrambled order.
 
-    def __init__(self, groups: Sequence[str], blocks: int = 24, seed: int = 0) -> None:
+    A request has one block of each of the groups ``states``, and no slots there.
+    """
+
+    def __init__(self, groups: Sequence[str], blocks: int = 24, seed: int = 0, states: Sequence[str] = ()) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.groups = list(groups)
+        self.groups, self.states = list(groups), frozenset(states)
         self.pool_blocks = blocks
         self.free = {g: torch.randperm(blocks, generator=generator).tolist() for g in groups}
         self.requests: dict[str, Request] = {}
@@ -227,9 +231,9 @@ class Steps:
             for token in chunk:
                 at = len(request.tokens)
                 for g in self.groups:
-                    if at % BLOCK == 0:
+                    if at % BLOCK == 0 and not (at and g in self.states):
                         request.blocks[g].append(self.free[g].pop())
-                    slots[g].append(request.blocks[g][-1] * BLOCK + at % BLOCK)
+                    slots[g].append(-1 if g in self.states else request.blocks[g][-1] * BLOCK + at % BLOCK)
                 ids.append(token)
                 positions.append(at)
                 request.tokens.append(token)
@@ -278,17 +282,31 @@ def check_logits(
         torch.testing.assert_close(evaluate(after, inputs), evaluate(before, inputs), rtol=0, atol=tolerance)
 
 
+def steps_of(groups: Sequence[CacheGroup], blocks: int = 24, seed: int = 0) -> Steps:
+    """Steps over these cache groups."""
+    return Steps([g.name for g in groups], blocks, seed, [g.name for g in groups if g.kind == STATE])
+
+
+STATE_ARGUMENTS = {
+    getattr(ew, name).default: [argument.name for argument in getattr(ew, name).default._schema.arguments].index("state")
+    for name in ("stored_convolution", "stored_scan", "stored_delta_rule")
+}
+"""Where recurrences have the cache among their arguments."""
+
+
 class PagedEvaluation:
     """Evaluates a paged program step by step, keeping its caches between steps. Empty slots hold NaN."""
 
     def __init__(self, program: Program, blocks: int = 24, seed: int = 0) -> None:
         self.program = program
-        self.steps = Steps([g.name for g in program.cache_groups], blocks, seed)
+        self.steps = steps_of(program.cache_groups, blocks, seed)
         self.caches: dict[str, torch.Tensor] = {}
         for name, node in program.inputs.items():
             if name.startswith(("k_cache:", "v_cache:")):
                 shape = program.value(node).shape
                 self.caches[name] = torch.full([blocks, BLOCK, int(shape[2]), int(shape[3])], float("nan"))
+            elif name.startswith(f"{STATE}:"):
+                self.caches[name] = torch.full([blocks, int(program.value(node).shape[1])], float("nan"))
 
     def run(self, chunks: Mapping[str, Sequence[int]], rows: Sequence[int] | None = None) -> torch.Tensor:
         inputs = self.steps.step(chunks, rows)
@@ -296,6 +314,11 @@ class PagedEvaluation:
         def keep(node: Any, value: Any) -> None:
             if node.target is torch.ops.ew.kv_write.default:
                 self.caches[str(node.args[0].target)], self.caches[str(node.args[1].target)] = value
+            elif (at := STATE_ARGUMENTS.get(node.target)) is not None:
+                source = node.args[at]
+                while source.op != "placeholder":  # an op before this one wrote to the layer's cache
+                    source = source.args[0].args[STATE_ARGUMENTS[source.args[0].target]]
+                self.caches[str(source.target)] = value[1]
 
         return self.program.evaluate(inputs | self.caches, keep)[0]
 

@@ -114,7 +114,7 @@ def test_those_of_the_cuda_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: ProcessPoolExecutor
 ) -> None:
     """Triton's interpreter runs its kernels. All are within 2e-5 of the largest: products are torch's, whose sums have
-    another order for each number of rows. A step has room for four rows: it runs again for the others."""
+    another order for each number of rows. A step has room for four rows, so that it is cut."""
     model = make_tiny_model("Llama").eval()
     engines = EnginesSection(dtype="f32", requests=4, chunk=32)
     monkeypatch.setattr(CudaEmitter, "_kernels", lambda *_: {})  # interpreted ones aren't compiled

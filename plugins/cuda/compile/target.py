@@ -12,5 +12,6 @@ TARGET = Target(
     narrow_caches=True,
     floats=FLOATS,
     instructions=(),
+    states=True,
     lower=lambda program, options: lower_for_gpus(program, options.engines.dtype or FLOATS),
 )

@@ -1,8 +1,8 @@
 """The ops of the cuda target. The handler of an op returns the functions that run a step on given input and output
 tensors.
 
-Products with float weights use libraries (cuBLASLt through torch). Embeddings, norms, rotations, attention and products
-with narrower weights use Triton kernels; other ops use torch.
+Products with float weights use libraries (cuBLASLt through torch). Embeddings, norms, rotations, attention, recurrences
+and products with narrower weights use Triton kernels; other ops use torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, Operand, Step
 
 from ...gpu.call import Call
+from ...gpu.recurrence_calls import StoredStates, convolution_call, delta_rule_call, scan_call
 from ...gpu.specs import AttentionShape, splits_of
 from ...gpu.step_calls import (
     AttendedBatch,
@@ -61,10 +62,29 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Cache:
-    """A layer's caches, as the input of a step."""
+    """A layer's caches of keys and values, as the input of a step."""
 
     group: CacheGroup
     of: LayerCaches
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The keys, the values, and their scales if there are some; the first axis is the block."""
+        every = (self.of.keys, self.of.values, self.of.key_scales, self.of.value_scales)
+        return tuple(tensor for tensor in every if tensor is not None)
+
+
+@dataclass(frozen=True)
+class States:
+    """A recurrent layer's states, float32 [P, F], as the input of a step."""
+
+    group: CacheGroup
+    of: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The states; the first axis is the block."""
+        return (self.of,)
 
 
 Room = Literal["sent", "received", "queries", "results", "unpacked"]
@@ -326,6 +346,29 @@ def _among(vector: Tensor | None, first: int, heads: int) -> Tensor | None:
     return torch.nn.functional.pad(vector, (first, heads - first - len(vector)))
 
 
+def _stored_convolution(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
+    values, weight, *rest = x
+    bias = rest.pop(0) if step.attrs.get("has_bias") else None
+    activation = str(step.attrs["activation"])
+    return [p.launch(convolution_call(values, weight, bias, _stored_states(step, rest), out[0], activation))]
+
+
+def _stored_scan(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
+    return [p.launch(scan_call(*x[:5], _stored_states(step, x[5:]), out[0]))]
+
+
+def _stored_delta_rule(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
+    scale, normalize = float(step.attrs["scale"]), bool(step.attrs["normalize"])
+    stored = _stored_states(step, x[5:])
+    return [p.launch(delta_rule_call(*x[:5], stored, out[0], scale, normalize=normalize))]
+
+
+def _stored_states(step: Step, rest: Sequence[Any]) -> StoredStates:
+    """Returns a recurrence's states from its last inputs: the cache, table, q_start, kv_len and slots."""
+    cache, table, q_start, kv_len, slots = rest
+    return StoredStates(cache.of, table, q_start, kv_len, slots, int(step.attrs["first"]))
+
+
 def _gated_activation(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     return [p.launch(gated_activation_call(x[0], out[0], str(step.attrs["kind"]), *x[1:]))]
 
@@ -576,6 +619,9 @@ HANDLERS: Mapping[str, Callable[[Binder, Step, list[Any], list[Tensor]], list[Wo
     "rope_kv_write": _rope_kv_write,
     "kv_write": _kv_write,
     "paged_attention": _paged_attention,
+    "stored_convolution": _stored_convolution,
+    "stored_scan": _stored_scan,
+    "stored_delta_rule": _stored_delta_rule,
     "gated_activation": _gated_activation,
     "take_rows": _take_rows,
     "copy": _copy,

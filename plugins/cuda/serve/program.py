@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import CacheGroup, CachePlane
+from enginewright.runtime.shared.contracts import STATE, CacheGroup, CachePlane
 from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
@@ -41,6 +41,7 @@ from .ops import (
     Cache,
     Launcher,
     Room,
+    States,
     Work,
     attended_heads,
     exchanged_bytes,
@@ -104,7 +105,7 @@ class CudaProgram:
         self._uses = {use.name: use for use in program.weights}
         self.groups = program.cache_groups
         self.caches = {
-            f"{group.name}/{layer}": Cache(group, _new_caches(group, blocks[group.name], self.device))
+            f"{group.name}/{layer}": _new_cache(group, blocks[group.name], self.device)
             for group in self.groups
             for layer in group.layers
         }
@@ -195,12 +196,10 @@ class CudaProgram:
             memory[list(to)] = memory[list(source)]
 
     def _memory_of(self, group: str) -> Iterator[Tensor]:
-        """Yields the keys, values and scales of each layer of a cache group as bytes, [P, ...]."""
+        """Yields the caches of each layer of a cache group as bytes, [P, ...]."""
         for cache in self.caches.values():
             if cache.group.name == group:
-                for tensor in (cache.of.keys, cache.of.values, cache.of.key_scales, cache.of.value_scales):
-                    if tensor is not None:
-                        yield tensor.view(torch.uint8)
+                yield from (tensor.view(torch.uint8) for tensor in cache.tensors)
 
     # ---- operands
 
@@ -434,7 +433,10 @@ def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
     return stored.view(TORCH_DTYPES[use.dtype]).view(shape)
 
 
-def _new_caches(group: CacheGroup, blocks: int, device: torch.device) -> LayerCaches:
+def _new_cache(group: CacheGroup, blocks: int, device: torch.device) -> Cache | States:
+    """Returns a layer's cache of zeros."""
+    if group.kind == STATE:
+        return States(group, torch.zeros((blocks, group.state_size), device=device))
     dtype = TORCH_DTYPES[group.dtype]
 
     def zeros(plane: CachePlane) -> Tensor:
@@ -444,9 +446,9 @@ def _new_caches(group: CacheGroup, blocks: int, device: torch.device) -> LayerCa
     keys, values = group.planes
     caches = zeros(keys), zeros(values)
     if group.dtype not in SCALED_CACHES:
-        return LayerCaches(*caches)
+        return Cache(group, LayerCaches(*caches))
     scales = (torch.zeros((blocks, group.block_size, plane.heads), device=device) for plane in group.planes)
-    return LayerCaches(*caches, *scales)
+    return Cache(group, LayerCaches(*caches, *scales))
 
 
 def _nothing() -> None:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.contracts import NO_TOKEN, STATE, Int32Array, SamplingBatch, StepInput, StepOutput
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
-from enginewright.runtime.shared.step_arrays import part_of
+from enginewright.runtime.shared.step_arrays import part_of, tokens_of
 from enginewright.runtime.shared.step_schema import LOGITS, port_of
 
 from ...gpu.sampling import (
@@ -103,6 +103,8 @@ class CudaSteps:
         self._late_seconds = 0.0
         self._program, self._launcher, self._capture = program, launcher, capture
         self._limits, self._device = program.limits, program.device
+        self._has_states = any(group.kind == STATE for group in program.groups)
+        self._advanced = False
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
         self._lists = torch.zeros(256, dtype=torch.int32, device=program.device)
         self._bound: OrderedDict[tuple[StepShape, bool], _Bound] = OrderedDict()
@@ -121,11 +123,17 @@ class CudaSteps:
 
     @torch.inference_mode()
     def _with_memory(self, work: Callable[[], Result]) -> Result:
-        """Returns the result of ``work``; if memory runs out, runs it again after dropping the bound sizes."""
+        """Returns the result of ``work``; if memory runs out, runs it again after dropping the bound sizes.
+
+        Work that may have changed states of recurrent layers isn't run again.
+        """
+        self._advanced = False
         try:
             return work()
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as e:
             self.late["late_memory"] += 1
+            if self._advanced:
+                raise _no_memory(e) from e
         self.synchronize()
         self._bound.clear()
         if self._device.type == "cuda":
@@ -133,10 +141,7 @@ class CudaSteps:
         try:
             return work()
         except torch.OutOfMemoryError as e:
-            raise CapacityError(
-                f"memory: the GPU has none left for a step: {str(e).partition('.')[0]}",
-                hint="Ask for fewer log-probabilities at a time, or pass less memory for the caches.",
-            ) from e
+            raise _no_memory(e) from e
 
     def _start(self, step: StepInput) -> _Started:
         self.check(step)
@@ -208,13 +213,20 @@ class CudaSteps:
         return self._started(step, outputs, self._draw_apart(outputs.get(LOGITS), step.sampling))
 
     def _by_rows(self, step: StepInput) -> _Started:
-        """Runs a step with too many rows of logits several times, each time for some rows. The writes are the same
-        each time.
+        """Runs a step with too many rows of logits as several steps of adjacent tokens, and combines their outputs.
+
+        Each token is computed once, because a state that was written can't be read as it was before.
         """
-        once = _unsampled(step).changed(copies={}, clears={})
-        starts = range(0, len(step.rows), self._limits.rows)
-        pieces = [self.start(once.changed(rows=step.rows[at : at + self._limits.rows])).outputs for at in starts]
+        rows, order = np.unique(step.rows, return_inverse=True)
+        once = _unsampled(step).changed(rows=rows)
+        ends = [*(int(row) for row in rows[self._limits.rows :: self._limits.rows]), len(step.ids)]
+        pieces = [
+            self.start(tokens_of(once, first, end)).outputs for first, end in zip([0, *ends], ends, strict=False)
+        ]
         outputs = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        if len(rows) < len(order) or (np.diff(order) < 0).any():
+            places = torch.from_numpy(order).to(self._device)
+            outputs = {name: output.index_select(0, places) for name, output in outputs.items()}
         return self._started(step, outputs, self._draw_apart(outputs.get(LOGITS), step.sampling))
 
     def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
@@ -259,6 +271,7 @@ class CudaSteps:
                 for work in bound.works:
                     work()
 
+        self._advanced = self._has_states
         bound.runs += 1
         if bound.graph is not None:
             bound.graph.replay()
@@ -362,6 +375,13 @@ class CudaSteps:
         """Waits for all work on the stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _no_memory(cause: torch.OutOfMemoryError) -> CapacityError:
+    return CapacityError(
+        f"memory: the GPU has none left for a step: {str(cause).partition('.')[0]}",
+        hint="Ask for fewer log-probabilities at a time, or pass less memory for the caches.",
+    )
 
 
 def _blocks_of(step: StepInput) -> int:

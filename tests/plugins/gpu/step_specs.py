@@ -1,4 +1,4 @@
-"""Specs of the kernels that only the cuda target launches, for a Llama of 8 billion weights."""
+"""Specs of the kernels that only the cuda target launches, for a Llama of 8 billion weights and for hybrids' layers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from functools import partial
 
 import torch
 
+from enginewright.plugins.gpu import recurrence_calls as recurrences
 from enginewright.plugins.gpu import step_calls as calls
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.choose_tiles import choose_tile
+from enginewright.plugins.gpu.recurrence_calls import StoredStates
 from enginewright.plugins.gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec, attention_scratch
 from enginewright.plugins.gpu.step_calls import LayerCaches, Stored
@@ -112,6 +114,33 @@ def _experts(form: str, rows: int, gpu: GpuLimits) -> Call:
     return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu, starts=starts)
 
 
+def _states(size: int) -> StoredStates:
+    table, tokens = _integers(ROWS, 64), _integers(ROWS)
+    return StoredStates(_floats(64, size), table, _integers(ROWS + 1), tokens, tokens, 0)
+
+
+def _convolution(gpu: GpuLimits) -> Call:
+    """As Qwen3.5-9B has it."""
+    x = _new(ROWS, 8192)
+    return recurrences.convolution_call(x, _floats(8192, 4), None, _states(3 * 8192), x, "silu")
+
+
+def _scan(heads: int, channels: int, groups: int, size: int, gpu: GpuLimits) -> Call:
+    x, b = _new(ROWS, heads, channels), _new(ROWS, groups, size)
+    rates = _floats(heads, size) if channels == 1 else _floats(heads)
+    states = _states(heads * channels * size)
+    return recurrences.scan_call(x, _floats(ROWS, heads), rates, b, b, states, x)
+
+
+def _delta_rule(of_rows: bool, gpu: GpuLimits) -> Call:
+    """As Qwen3.5-9B has it, and with ``of_rows`` as Kimi Linear."""
+    heads, size = 32, 128
+    q, v = _new(ROWS, heads if of_rows else 16, size), _new(ROWS, heads, size)
+    decay = _floats(ROWS, heads, size) if of_rows else _floats(ROWS, heads)
+    states = _states(heads * size * size)
+    return recurrences.delta_rule_call(q, q, v, decay, _floats(ROWS, heads), states, v, size**-0.5, normalize=True)
+
+
 def _sampling(kernel: str, cuts: bool, gpu: GpuLimits) -> Call:
     """The last of its calls, by weight where there are several; with ``cuts`` all of what a row may ask for."""
     options = {name: _floats(ROWS) for name in SAMPLING_OPTIONS} | {"top_k": _integers(ROWS)}
@@ -146,6 +175,11 @@ _CALLS: dict[str, Callable[[GpuLimits], Call]] = {
     "experts int8, 512 rows": partial(_experts, "int8", 512),
     "experts int8, 4,096 rows": partial(_experts, "int8", 4096),
     "experts uint4, 4,096 rows": partial(_experts, "uint4", 4096),
+    "convolution, 4 taps": _convolution,
+    "scan, Mamba": partial(_scan, 8192, 1, 1, 16),
+    "scan, Mamba-2": partial(_scan, 128, 64, 8, 128),
+    "delta rule 128": partial(_delta_rule, False),
+    "KDA 128": partial(_delta_rule, True),
     **{f"{name}": partial(_sampling, name, True) for name in ("widen", "penalize", "largest", "choose_largest")},
     **{f"{name}, cuts": partial(_sampling, name, True) for name in ("sums", "narrow", "cut", "draw")},
     "draw": partial(_sampling, "draw", False),

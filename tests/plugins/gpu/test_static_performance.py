@@ -37,6 +37,9 @@ SAMPLE = {
     ("product int4, 16 rows", 90),
     ("experts int8, 4,096 rows", 80),
     ("narrow, cuts", 100),
+    ("convolution, 4 taps", 90),
+    ("scan, Mamba-2", 80),
+    ("KDA 128", 120),
 }
 RECORDED_BY = "3.9."
 """The version of Triton; other versions make other code, of which only the rules hold."""

@@ -30,8 +30,11 @@ from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.acceptance.test_families import MORE_FAMILIES
 from tests.acceptance.test_families_experts import EXPERT_FAMILIES, make
+from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model
-from tests.passes.small_programs import PagedEvaluation, Steps, random_sequences
+from tests.families import RECURRENT
+from tests.passes import small_programs
+from tests.passes.small_programs import PagedEvaluation, random_sequences
 
 BLOCKS = 24
 CPU = torch.device("cpu")
@@ -39,7 +42,9 @@ CPU = torch.device("cpu")
 
 def program_of(case: str, recipe: str = "f32", cache: str | None = None) -> tuple[Program, PassContext]:
     """A tiny model of a family's case after all passes but the target's, and what they were given."""
-    if case in EXPERT_FAMILIES:
+    if case in RECURRENT:
+        model = tiny_family(case)
+    elif case in EXPERT_FAMILIES:
         model = make(make_tiny_model, case)
     else:
         model = make_tiny_model(case.partition(" ")[0], **MORE_FAMILIES.get(case, {}))
@@ -119,8 +124,8 @@ def long_contexts(case: str, length: int, cache: str | None = None, given: bool 
     lowering, meant = lowered(program, context, "f32"), program.copy()
     for node in meant.nodes_of(torch.ops.ew.kv_write.default):
         node.args = (*node.args[:5], context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32")
-    names = [group.name for group in lowering.program.cache_groups]
-    evaluation, steps, stepper = PagedEvaluation(meant, 48), steps_of(lowering, 256, blocks=48), Steps(names, 48)
+    evaluation, steps = PagedEvaluation(meant, 48), steps_of(lowering, 256, blocks=48)
+    stepper = small_programs.steps_of(lowering.program.cache_groups, 48)
     a, b, c = random_sequences((length, 60, 3), 250)
     for start in range(0, length - 1, 120):
         chunk = {"a": a[start : min(start + 120, length - 1)]}
@@ -162,8 +167,7 @@ def differences(
     for node in meant.nodes_of(torch.ops.ew.kv_write.default):
         node.args = (*node.args[:5], context.recipe.cache if context.recipe.cache in ("i8", "fp8") else "f32")
     evaluation = PagedEvaluation(meant, BLOCKS)
-    names = [group.name for group in lowering.program.cache_groups]
-    steps, stepper = steps_of(lowering, 256), Steps(names, BLOCKS)
+    steps, stepper = steps_of(lowering, 256), small_programs.steps_of(lowering.program.cache_groups, BLOCKS)
     apart = []
     for chunks in schedule():
         expected = evaluation.run(chunks)

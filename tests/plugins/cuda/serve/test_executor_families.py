@@ -16,10 +16,11 @@ from enginewright.runtime.shared.errors import EnginewrightError
 from tests.acceptance.test_families import MORE_FAMILIES
 from tests.acceptance.test_families_experts import EXPERT_FAMILIES
 from tests.conftest import TINY_FAMILIES
+from tests.families import RECURRENT
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.triton_interpreter import interpreter as interpreter
 
-CASES = [*TINY_FAMILIES, *MORE_FAMILIES, *EXPERT_FAMILIES]
+CASES = [*TINY_FAMILIES, *MORE_FAMILIES, *EXPERT_FAMILIES, *sorted(RECURRENT)]
 
 BOUNDS = (1e-6, 2e-6, 3e-6, 5e-6, 1e-5)
 """The bounds that the page states, as shares of the largest logit, if all is float32 and sums are in another order. The

@@ -40,6 +40,7 @@ from enginewright.runtime.shared.contracts import CacheGroup, FloatArray, StepIn
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import Affine, Operand, Step, WeightUse
 from tests.conftest import make_tiny_model
+from tests.passes import small_programs
 from tests.passes.small_programs import Steps
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.plugins.cuda.serve.test_executor import FakeGraph, RecordingLauncher, recorded
@@ -152,9 +153,9 @@ def on_ranks(case: str, recipe: str, how: str, floats: Any = "f32", cache: str |
     and one of decodes."""
     program, context = cases.program_of(case, recipe, cache)
     lowering = cases.lowered(program, context, floats)
-    names = [group.name for group in lowering.program.cache_groups]
     alone, ranks = cases.steps_of(lowering, 256), Threads(lowering, Partition.parse(how))
-    ours, theirs, worst = Steps(names, cases.BLOCKS), Steps(names, cases.BLOCKS), 0.0
+    ours, theirs = (small_programs.steps_of(lowering.program.cache_groups, cases.BLOCKS) for _ in range(2))
+    worst = 0.0
     for chunks in cases.schedule()[2:4]:
         want = alone.start(cases.step_input(ours.step(chunks))).result().logits
         got = ranks.logits(cases.step_input(theirs.step(chunks)))
