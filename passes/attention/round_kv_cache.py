@@ -8,6 +8,7 @@ import torch
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.runtime.shared.contracts import STATE
 from enginewright.runtime.shared.kv_formats import KV_FORMATS, CacheDtype
 
 from ..ir.program import Program
@@ -25,7 +26,7 @@ def _writes_as_groups_say(program: Program) -> list[str]:
 
 
 class RoundKvCache(Pass):
-    """Makes every ``ew.kv_write`` round to the cache's format, which the cache groups get too.
+    """Makes every ``ew.kv_write`` round to the cache's format, which the cache groups get too, except those of states.
 
     Attention reads the keys and values of a chunk back from the cache, so it sees them rounded for any size of chunks.
     """
@@ -49,6 +50,7 @@ class RoundKvCache(Pass):
         for node in writes:
             node.args = (*node.args[:_PLACE], context.recipe.cache)
         program.cache_groups = tuple(
-            group.model_copy(update={"dtype": context.recipe.cache}) for group in program.cache_groups
+            group if group.kind == STATE else group.model_copy(update={"dtype": context.recipe.cache})
+            for group in program.cache_groups
         )
         return PassResult(matched=len(writes))

@@ -129,9 +129,7 @@ def delta_rule_call(
     constants |= {"BETA_STRIDE": beta.stride(0), "SCALE": scale, "NORMALIZE": normalize, "EPS": NORM_EPSILON}
     constants |= {**stored.constants, "TILE": tile, "WIDTH": width}
     arguments = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, **stored.arguments, "out": out}
-    return Call(
-        "stored_delta_rule", arguments, constants, (len(stored.kv_len), heads, -(-value_size // tile)), warps=1
-    )
+    return Call("stored_delta_rule", arguments, constants, (len(stored.kv_len), heads, -(-value_size // tile)), warps=1)
 
 
 def _tile(channels: int, width: int) -> int:

@@ -24,9 +24,7 @@ from .step_kernels import activated
 
 
 @triton.jit
-def _place(
-    state: tl.tensor, block: tl.tensor, STATE_SIZE: tl.constexpr, FIRST: tl.constexpr
-) -> tl.tensor:
+def _place(state: tl.tensor, block: tl.tensor, STATE_SIZE: tl.constexpr, FIRST: tl.constexpr) -> tl.tensor:
     """Returns the pointer to a kernel's part of a block of states."""
     return state + block.to(tl.int64) * STATE_SIZE + FIRST
 
@@ -64,10 +62,10 @@ def stored_convolution_kernel(
     request = tl.program_id(0)
     start = tl.load(q_start + request)
     end = tl.load(q_start + request + 1)
-    continues = tl.load(kv_len + request) != end - start
+    known = tl.where(tl.load(kv_len + request) > end - start, start, start - TAPS)  # inputs before it aren't zero
     held = _place(state, tl.load(block_table + request.to(tl.int64) * blocks), STATE_SIZE, FIRST)
     c = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    real = (c < CHANNELS) & (end > start)
+    real = c < tl.where(end > start, CHANNELS, 0)
     for first in range(start, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         inside = (token < end)[:, None] & real[None, :]
@@ -81,7 +79,7 @@ def stored_convolution_kernel(
             at = x + source.to(tl.int64)[:, None] * X_STRIDE + c[None, :]
             value = tl.load(at, mask=inside & here, other=0.0).to(tl.float32)
             row = source - start + (TAPS - 1)
-            before = (source < start)[:, None] & continues
+            before = (source < known)[:, None]
             value += tl.load(held + row[:, None] * CHANNELS + c[None, :], mask=inside & before, other=0.0)
             factor = tl.load(weight + c * WEIGHT_STRIDE + k, mask=real, other=0.0).to(tl.float32)
             total += value * factor[None, :]
@@ -96,7 +94,7 @@ def stored_convolution_kernel(
     inside = (row < TAPS - 1)[:, None] & real[None, :]
     at = x + source.to(tl.int64)[:, None] * X_STRIDE + c[None, :]
     value = tl.load(at, mask=inside & (source >= start)[:, None], other=0.0).to(tl.float32)
-    before = (source < start)[:, None] & continues
+    before = (source < known)[:, None]
     old = row + (end - start)
     value += tl.load(held + old[:, None] * CHANNELS + c[None, :], mask=inside & before, other=0.0)
     tl.debug_barrier()  # every thread has read the state before one overwrites it
@@ -145,21 +143,21 @@ def stored_scan_kernel(
     request = tl.program_id(0)
     start = tl.load(q_start + request)
     end = tl.load(q_start + request + 1)
-    continues = tl.load(kv_len + request) != end - start
+    known = tl.where(tl.load(kv_len + request) > end - start, SIZE, 0)
     held = _place(state, tl.load(block_table + request.to(tl.int64) * blocks), STATE_SIZE, FIRST)
     channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
     head = channel // OF_HEAD
     s = tl.arange(0, WIDTH)
-    real = (channel < CHANNELS) & (end > start)
+    real = channel < tl.where(end > start, CHANNELS, 0)
     inside = real[:, None] & (s < SIZE)[None, :]
     place = channel[:, None] * SIZE + s[None, :]
-    values = tl.load(held + place, mask=inside & continues, other=0.0)
+    values = tl.load(held + place, mask=real[:, None] & (s < known)[None, :], other=0.0)
     if A_STRIDE:
         rates = tl.load(a + head[:, None] * A_STRIDE + s[None, :], mask=inside, other=0.0).to(tl.float32)
     else:
         rates = tl.load(a + head, mask=real, other=0.0).to(tl.float32)
     for token in range(start, end):
-        t = token.to(tl.int64)
+        t = start.to(tl.int64) + (token - start)  # the interpreter counts in Python's integers
         step = tl.load(dt + t * DT_STRIDE + head, mask=real, other=0.0).to(tl.float32)
         at = x + t * X_OUTER + head * X_STRIDE + channel % OF_HEAD
         entering = tl.load(at, mask=real, other=0.0).to(tl.float32) * step
@@ -181,7 +179,8 @@ def stored_scan_kernel(
         tl.store(to, result.to(out.dtype.element_ty), mask=real)
         slot = tl.load(slots + token)
         snapshot = _place(state, slot // STATE_TOKENS, STATE_SIZE, FIRST)
-        tl.store(snapshot + place, values, mask=inside & (slot >= 0))
+        kept = (s < tl.where(slot >= 0, SIZE, 0))[None, :]
+        tl.store(snapshot + place, values, mask=real[:, None] & kept)
     tl.store(held + place, values, mask=inside)
 
 
@@ -238,18 +237,18 @@ def stored_delta_rule_kernel(
     head = tl.program_id(1)
     start = tl.load(q_start + request)
     end = tl.load(q_start + request + 1)
-    continues = tl.load(kv_len + request) != end - start
+    known = tl.where(tl.load(kv_len + request) > end - start, SIZE, 0)
     held = _place(state, tl.load(block_table + request.to(tl.int64) * blocks), STATE_SIZE, FIRST)
     column = tl.program_id(2) * TILE + tl.arange(0, TILE)
     d = tl.arange(0, WIDTH)
     row = d < SIZE
-    real = (column < VALUE_SIZE) & (end > start)
+    real = column < tl.where(end > start, VALUE_SIZE, 0)
     inside = real[:, None] & row[None, :]
     place = (head * VALUE_SIZE + column[:, None]) * SIZE + d[None, :]
-    values = tl.load(held + place, mask=inside & continues, other=0.0)
+    values = tl.load(held + place, mask=real[:, None] & (d < known)[None, :], other=0.0)
     of_key = head // OF_KEY
     for token in range(start, end):
-        t = token.to(tl.int64)
+        t = start.to(tl.int64) + (token - start)  # the interpreter counts in Python's integers
         query = tl.load(q + t * Q_OUTER + of_key * Q_STRIDE + d, mask=row, other=0.0).to(tl.float32)
         key = tl.load(k + t * K_OUTER + of_key * K_STRIDE + d, mask=row, other=0.0).to(tl.float32)
         value = tl.load(v + t * V_OUTER + head * V_STRIDE + column, mask=real, other=0.0).to(tl.float32)
@@ -268,5 +267,6 @@ def stored_delta_rule_kernel(
         tl.store(to, result.to(out.dtype.element_ty), mask=real)
         slot = tl.load(slots + token)
         snapshot = _place(state, slot // STATE_TOKENS, STATE_SIZE, FIRST)
-        tl.store(snapshot + place, values, mask=inside & (slot >= 0))
+        kept = (d < tl.where(slot >= 0, SIZE, 0))[None, :]
+        tl.store(snapshot + place, values, mask=real[:, None] & kept)
     tl.store(held + place, values, mask=inside)

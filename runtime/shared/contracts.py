@@ -120,7 +120,9 @@ class CacheGroup(CacheGroupShape, frozen=True):
 
         States are in float32 always.
         """
-        return self if self.dtype in SCALED_CACHES or self.kind == STATE else self.model_copy(update={"dtype": computed})
+        return (
+            self if self.dtype in SCALED_CACHES or self.kind == STATE else self.model_copy(update={"dtype": computed})
+        )
 
 
 def head_bytes(dtype: CacheDtype, size: int) -> int:

@@ -288,7 +288,9 @@ def steps_of(groups: Sequence[CacheGroup], blocks: int = 24, seed: int = 0) -> S
 
 
 STATE_ARGUMENTS = {
-    getattr(ew, name).default: [argument.name for argument in getattr(ew, name).default._schema.arguments].index("state")
+    getattr(ew, name).default: [argument.name for argument in getattr(ew, name).default._schema.arguments].index(
+        "state"
+    )
     for name in ("stored_convolution", "stored_scan", "stored_delta_rule")
 }
 """Where recurrences have the cache among their arguments."""

@@ -220,9 +220,7 @@ class CudaSteps:
         rows, order = np.unique(step.rows, return_inverse=True)
         once = _unsampled(step).changed(rows=rows)
         ends = [*(int(row) for row in rows[self._limits.rows :: self._limits.rows]), len(step.ids)]
-        pieces = [
-            self.start(tokens_of(once, first, end)).outputs for first, end in zip([0, *ends], ends, strict=False)
-        ]
+        pieces = [self.start(tokens_of(once, first, end)).outputs for first, end in zip([0, *ends], ends, strict=False)]
         outputs = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         if len(rows) < len(order) or (np.diff(order) < 0).any():
             places = torch.from_numpy(order).to(self._device)

@@ -135,7 +135,9 @@ class Steps:
         self.ours, self.theirs = torch.full((BLOCKS, size), NAN), torch.full((BLOCKS, size), NAN)
         self.done: dict[int, int] = {}
 
-    def step(self, chunks: Mapping[int, Tensor], snapshots: Mapping[tuple[int, int], int] = {}) -> tuple[Tensor, Tensor]:
+    def step(
+        self, chunks: Mapping[int, Tensor], snapshots: Mapping[tuple[int, int], int] = {}
+    ) -> tuple[Tensor, Tensor]:
         """Results of the kernel and of the reference for further tokens of some requests.
 
         Args:

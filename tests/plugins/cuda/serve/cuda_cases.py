@@ -56,7 +56,7 @@ def program_of(case: str, recipe: str = "f32", cache: str | None = None) -> tupl
     if cache is not None:
         loaded = with_cache(loaded, cache)
     context = pass_context(loaded, frozenset(), (), scratch=None, progress=lambda event: None)
-    PassManager(default_pipeline(), context).run(program)
+    PassManager([p for p in default_pipeline() if p.wanted(context)], context).run(program)
     return program, context
 
 

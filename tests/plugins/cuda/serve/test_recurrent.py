@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from tests.plugins.cuda.serve.test_executor import EXACT, FakeGraph, RecordingLa
 from tests.plugins.cuda.serve.test_ranked import on_ranks
 from tests.triton_interpreter import interpreter as interpreter
 
+SIZES: Mapping[str, dict[str, Any]] = {"kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 32}}
+"""Fields of families whose layers the interpreter would take minutes for."""
+
 KINDS = {
     "lfm2": "short convolutions",
     "mamba": "a selective scan",
@@ -41,16 +44,19 @@ KINDS = {
 SAMPLED = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=[pytest.param(one, marks=[] if one == "qwen3_5_text" else pytest.mark.matrix) for one in KINDS])
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, marks=[] if one == "qwen3_5_text" else pytest.mark.matrix) for one in KINDS],
+)
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for both targets, whose kernels aren't compiled: they are interpreted."""
     folder = tmp_path_factory.mktemp(request.param)
-    tiny_family(request.param).save_pretrained(folder / "saved")
+    tiny_family(request.param, **SIZES.get(request.param, {})).save_pretrained(folder / "saved")
     engines = EnginesSection(dtype="f32", requests=4, chunk=64)
     recipe = load_recipe("f32").model_copy(update={"engines": engines})
     with patch.object(CudaEmitter, "_kernels", lambda *_: {}):
         export(folder / "saved", folder / "model.bundle", recipe=recipe, targets=["cpu", "cuda"])
-    yield folder / "model.bundle"
+    return folder / "model.bundle"
 
 
 def prompts() -> list[list[int]]:
@@ -200,7 +206,9 @@ def test_a_step_that_changed_states_is_not_tried_again(interpreter: ProcessPoolE
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("family", "how"), [("qwen3_5_text", "tensor=2"), ("mamba2", "tensor=2"), ("lfm2", "pipeline=2")])
+@pytest.mark.parametrize(
+    ("family", "how"), [("qwen3_5_text", "tensor=2"), ("mamba2", "tensor=2"), ("lfm2", "pipeline=2")]
+)
 def test_ranks_have_the_logits_of_one(family: str, how: str, interpreter: ProcessPoolExecutor) -> None:
     assert interpreter.submit(on_ranks, family, "f32", how).result() <= EXACT
 
