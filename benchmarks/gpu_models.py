@@ -114,14 +114,14 @@ class Steps:
         positions = np.concatenate([np.arange(p, p + n, dtype=np.int32) for n, p in requests])
         scattered = np.random.default_rng(0).permutation(len(new) * blocks).astype(np.int32).reshape(len(new), blocks)
         table = scattered[:, : -(-int(kv_len.max()) // BLOCK_SIZE)]
-        own = np.arange(len(new), dtype=np.int32)[:, None]
+        state_table = np.arange(len(new), dtype=np.int32)[:, None]
         ids = (7 + 31 * positions) % self._program.outputs["logits"].shape[1].constant
         sampled_rows = np.concatenate([np.arange(e - min(rows, n), e) for n, e in zip(new, ends, strict=True)])
         return StepInput.packed(
             ids=ids.astype(np.int32),
             counts=new,
             kv_len=kv_len,
-            tables={group.name: own if group.kind == STATE else table for group in self._groups},
+            tables={group.name: state_table if group.kind == STATE else table for group in self._groups},
             groups=self._groups,
             rows=sampled_rows,
             sampling=_greedy(len(sampled_rows)) if sampled else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,20 +105,19 @@ def scan_call(
 
 
 def delta_rule_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
     stored: StoredStates,
     out: torch.Tensor,
     scale: float,
     *,
     normalize: bool,
 ) -> Call:
-    """Returns the call of ``ew.stored_delta_rule``: q, k [T, Nk, D], v [T, N, Dv], decay [T, N] or [T, N, D], beta
-    [T, N] -> out [T, N, Dv].
+    """Returns the call of ``ew.stored_delta_rule`` of q, k [T, Nk, D], v [T, N, Dv], decay [T, N] or [T, N, D], and
+    beta [T, N] -> out [T, N, Dv].
+
+    ``inputs`` are these five, in this order.
     """
+    q, k, v, decay, beta = inputs
     _, heads, value_size = v.shape
     key_heads, size = k.shape[1:]
     width = power_of_2(size)

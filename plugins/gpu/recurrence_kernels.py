@@ -70,7 +70,7 @@ def stored_convolution_kernel(
         token = first + tl.arange(0, TOKENS)
         inside = (token < end)[:, None] & real[None, :]
         slot = tl.load(slots + token, mask=token < end, other=-1)
-        kept = inside & (slot >= 0)[:, None]
+        stored = inside & (slot >= 0)[:, None]
         snapshot = _place(state, slot // STATE_TOKENS, STATE_SIZE, FIRST)
         total = tl.zeros((TOKENS, TILE), tl.float32)
         for k in tl.static_range(TAPS):
@@ -84,7 +84,7 @@ def stored_convolution_kernel(
             factor = tl.load(weight + c * WEIGHT_STRIDE + k, mask=real, other=0.0).to(tl.float32)
             total += value * factor[None, :]
             if k > 0:
-                tl.store(snapshot[:, None] + (k - 1) * CHANNELS + c[None, :], value, mask=kept)
+                tl.store(snapshot[:, None] + (k - 1) * CHANNELS + c[None, :], value, mask=stored)
         if BIAS:
             total += tl.load(bias + c, mask=real, other=0.0).to(tl.float32)[None, :]
         to = out + token.to(tl.int64)[:, None] * OUT_STRIDE + c[None, :]
@@ -179,8 +179,8 @@ def stored_scan_kernel(
         tl.store(to, result.to(out.dtype.element_ty), mask=real)
         slot = tl.load(slots + token)
         snapshot = _place(state, slot // STATE_TOKENS, STATE_SIZE, FIRST)
-        kept = (s < tl.where(slot >= 0, SIZE, 0))[None, :]
-        tl.store(snapshot + place, values, mask=real[:, None] & kept)
+        stored = (s < tl.where(slot >= 0, SIZE, 0))[None, :]
+        tl.store(snapshot + place, values, mask=real[:, None] & stored)
     tl.store(held + place, values, mask=inside)
 
 
@@ -267,6 +267,6 @@ def stored_delta_rule_kernel(
         tl.store(to, result.to(out.dtype.element_ty), mask=real)
         slot = tl.load(slots + token)
         snapshot = _place(state, slot // STATE_TOKENS, STATE_SIZE, FIRST)
-        kept = (d < tl.where(slot >= 0, SIZE, 0))[None, :]
-        tl.store(snapshot + place, values, mask=real[:, None] & kept)
+        stored = (d < tl.where(slot >= 0, SIZE, 0))[None, :]
+        tl.store(snapshot + place, values, mask=real[:, None] & stored)
     tl.store(held + place, values, mask=inside)

@@ -293,7 +293,7 @@ STATE_ARGUMENTS = {
     )
     for name in ("stored_convolution", "stored_scan", "stored_delta_rule")
 }
-"""Where recurrences have the cache among their arguments."""
+"""Recurrences -> the number of the argument that is the cache."""
 
 
 class PagedEvaluation:

@@ -354,13 +354,14 @@ def _stored_convolution(p: Binder, step: Step, x: list[Any], out: list[Tensor]) 
 
 
 def _stored_scan(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    return [p.launch(scan_call(*x[:5], _stored_states(step, x[5:]), out[0]))]
+    values, dt, a, b, c, *rest = x
+    return [p.launch(scan_call(values, dt, a, b, c, _stored_states(step, rest), out[0]))]
 
 
 def _stored_delta_rule(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     scale, normalize = float(step.attrs["scale"]), bool(step.attrs["normalize"])
     stored = _stored_states(step, x[5:])
-    return [p.launch(delta_rule_call(*x[:5], stored, out[0], scale, normalize=normalize))]
+    return [p.launch(delta_rule_call(x[:5], stored, out[0], scale, normalize=normalize))]
 
 
 def _stored_states(step: Step, rest: Sequence[Any]) -> StoredStates:

@@ -98,7 +98,7 @@ def delta_rule(key_heads: int, heads: int, size: int, value_size: int, normalize
         heads * size * value_size,
         operands,
         (0.4, normalize),
-        lambda x, stored, out: delta_rule_call(*x, stored, out, 0.4, normalize=normalize),
+        lambda x, stored, out: delta_rule_call(x, stored, out, 0.4, normalize=normalize),
         (heads, value_size),
         lambda state: state.view(heads, value_size, size).transpose(1, 2).reshape(-1),
     )
@@ -156,7 +156,7 @@ class Steps:
         q_start = torch.tensor(starts, dtype=torch.int32)
         values = torch.cat(list(chunks.values()))
         wide = [None if one is None else one.to(self.dtype).float() for one in self.case.operands(values)]
-        wanted, self.theirs = REFERENCES[self.case.op](
+        expected, self.theirs = REFERENCES[self.case.op](
             *wide, self.theirs, table, q_start, kv_len, slots, FIRST, *self.case.options
         )
         more = self.padding
@@ -173,7 +173,7 @@ class Steps:
         out = torch.full((starts[-1] + more, 2, *self.case.result), NAN, dtype=self.dtype)[:, 1]
         JitLauncher().bind(self.case.call(padded, stored, out))()
         assert out[starts[-1] :].isnan().all(), "padding has no results"
-        return out[: starts[-1]].float(), wanted
+        return out[: starts[-1]].float(), expected
 
     def states(self) -> tuple[Tensor, Tensor]:
         """The caches of both, in the reference's order."""
@@ -201,8 +201,8 @@ def differences(name: str, dtype: str, padding: int = 3) -> tuple[float, float]:
     apart = [0.0]
     for spans, snapshots in schedule:
         chunks = {block: values[block][first:end] for block, (first, end) in spans.items()}
-        got, wanted = steps.step(chunks, snapshots)
-        apart.append(float((got - wanted).abs().max() / wanted.abs().max()))
+        got, expected = steps.step(chunks, snapshots)
+        apart.append(float((got - expected).abs().max() / expected.abs().max()))
     ours, theirs = steps.states()
     assert torch.equal(ours.isnan(), theirs.isnan()), "both write the same values"
     assert ours[[1, 6]].isnan().all() and not ours[[0, 2, 3, 4, 5, 7, 8], FIRST:-SPARE].isnan().any()

@@ -120,7 +120,7 @@ def _states(size: int) -> StoredStates:
 
 
 def _convolution(gpu: GpuLimits) -> Call:
-    """As Qwen3.5-9B has it."""
+    """Makes the call of a layer of Qwen3.5-9B."""
     x = _new(ROWS, 8192)
     return recurrences.convolution_call(x, _floats(8192, 4), None, _states(3 * 8192), x, "silu")
 
@@ -133,12 +133,12 @@ def _scan(heads: int, channels: int, groups: int, size: int, gpu: GpuLimits) -> 
 
 
 def _delta_rule(of_rows: bool, gpu: GpuLimits) -> Call:
-    """As Qwen3.5-9B has it, and with ``of_rows`` as Kimi Linear."""
+    """Makes the call of a layer of Qwen3.5-9B, or of Kimi Linear ``of_rows``."""
     heads, size = 32, 128
     q, v = _new(ROWS, heads if of_rows else 16, size), _new(ROWS, heads, size)
     decay = _floats(ROWS, heads, size) if of_rows else _floats(ROWS, heads)
     states = _states(heads * size * size)
-    return recurrences.delta_rule_call(q, q, v, decay, _floats(ROWS, heads), states, v, size**-0.5, normalize=True)
+    return recurrences.delta_rule_call((q, q, v, decay, _floats(ROWS, heads)), states, v, size**-0.5, normalize=True)
 
 
 def _sampling(kernel: str, cuts: bool, gpu: GpuLimits) -> Call:

@@ -168,7 +168,9 @@ def test_graphs_go_on_from_states_and_padding_has_none(family: str, interpreter:
 
 
 def without_memory(family: str, behind: bool) -> tuple[str, int]:
-    """What a step says whose memory runs out once, before its work or behind it; and how often its work began."""
+    """Returns the error of a step whose memory runs out once, before its work or behind it, and how often its work
+    began.
+    """
     program, context = cases.program_of(family)
     lowering = cases.lowered(program, context, "f32")
     steps = cases.steps_of(lowering, 256)
@@ -197,12 +199,12 @@ def without_memory(family: str, behind: bool) -> tuple[str, int]:
 
 def test_a_step_that_changed_states_is_not_tried_again(interpreter: ProcessPoolExecutor) -> None:
     """A second run would begin with the states that the first one has written."""
-    for family, behind, said, runs in (
+    for family, behind, error, runs in (
         ("lfm2", False, "", 1),
         ("lfm2", True, "memory: the GPU has none left for a step: tried to allocate", 1),
         ("Llama", True, "", 2),
     ):
-        assert interpreter.submit(without_memory, family, behind).result() == (said, runs)
+        assert interpreter.submit(without_memory, family, behind).result() == (error, runs)
 
 
 @pytest.mark.matrix
