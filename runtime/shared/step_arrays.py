@@ -43,8 +43,8 @@ def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDA
 def tokens_of(step: StepInput, first: int, end: int) -> StepInput:
     """Returns a step with the tokens from ``first`` to before ``end``, and with their rows.
 
-    Steps of adjacent tokens, one after another, compute what the whole step does. Copies and clears of blocks aren't
-    included.
+    Steps of adjacent tokens, one after another, compute what the whole step does, if no token sees later ones. Copies
+    and clears of blocks aren't included.
     """
     starts = step.q_start
     requests = np.flatnonzero((starts[:-1] < end) & (starts[1:] > first))
