@@ -108,12 +108,10 @@ SERVE = USE / "commands" / "serve.md"
 
 
 def test_the_page_on_serving(tiny_bundle: Path, tmp_path: Path) -> None:
-    answers, client = run_with_server(
-        SERVE, tmp_path, dict.fromkeys(("smollm2.bundle", "smollm2-f32.bundle"), tiny_bundle)
-    )
+    bundles = dict.fromkeys(("smollm2.bundle", "smollm2-f32.bundle"), tiny_bundle)
+    (answers,) = run_with_server(SERVE, tmp_path, bundles)
     (choice,) = json.loads(answers)["choices"]
     assert isinstance(choice["message"]["content"], str) and choice["finish_reason"] in ("stop", "length")
-    assert client.rstrip().endswith("tokens of the prompt were there")
 
 
 def test_the_page_on_the_server_s_api(tiny_bundle: Path, tmp_path: Path) -> None:
