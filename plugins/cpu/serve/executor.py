@@ -109,7 +109,9 @@ class CpuExecutor(HostBlocks):
             exchange=exchange,
             offload=offload,
         )
+        longest = bundle.model.context_length if bundle.model.pooling is not None else 0
         self.caps = ExecutorCaps(
+            max_tokens=max(ExecutorCaps.max_tokens, longest),  # a step computes the whole of a text
             shared_blocks=True,
             verifies=True,
             row_seconds=row_seconds,
