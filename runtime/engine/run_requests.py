@@ -55,9 +55,10 @@ def _pieces(engine: EngineLoop, requests: Sequence[Request]) -> Generator[Stream
             piece = _piece(events.get())
             unfinished -= piece.finish_reason is not None
             yield piece
-    finally:  # nothing to do unless interrupted
+    except BaseException:  # also where the generator is closed
         for request in requests:
             engine.abort(request)
+        raise
 
 
 async def _apieces(engine: EngineLoop, requests: Sequence[Request]) -> AsyncGenerator[StreamPiece, None]:
@@ -70,9 +71,10 @@ async def _apieces(engine: EngineLoop, requests: Sequence[Request]) -> AsyncGene
             piece = _piece(await events.get())
             unfinished -= piece.finish_reason is not None
             yield piece
-    finally:
+    except BaseException:
         for request in requests:
             engine.abort(request)
+        raise
 
 
 def answers(
