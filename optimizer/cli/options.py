@@ -125,7 +125,7 @@ Target = Annotated[
         "--target",
         "-t",
         callback=known_target,
-        help="What to run of the bundle: cpu, onnx, tensorrt-rtx, tensorrt, cuda, tvm, stablehlo; default: the first.",
+        help="The target of the bundle to run, such as cpu or onnx; default: the first that can run here.",
     ),
 ]
 Trust = Annotated[

@@ -68,8 +68,8 @@ class LLM:
             Exporting needs the extra "export", and may raise the errors of ``export``.
         recipe: the recipe for a model that is exported first. None takes gguf for a quantized GGUF file, otherwise
             int8.
-        target: the bundle's target to run. None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
-            "tvm", "stablehlo" that the bundle has and ``trust`` allows.
+        target: the bundle's target to run, such as "cpu" or "onnx". None takes the first that can run here and that
+            ``trust`` allows.
         threads: threads of the kernels, at most 1024; 0 takes one per core. With several ranks, threads of each rank.
         ranks: the number of processes that run the model together, each with a part of it. The tokens of the cpu target
             don't change. On the cuda target each rank has a GPU. None is 1, which is this process; 2 is
