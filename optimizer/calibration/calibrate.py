@@ -64,7 +64,8 @@ def calibrate(
         source: the model.
         info: the runtime's description of the model.
         section: the number of tokens, the length of sequences, and their source. A model whose tokenizer can't read the
-            package's text is sampled from.
+            package's text is sampled from. A model that doesn't generate text gets the package's text, or else random
+            tokens.
         file: text or JSONL; see ``read_sequences``.
         tokenizer: the model's tokenizer, if it has one.
         progress: called with the stage "calibration".
@@ -81,8 +82,14 @@ def calibrate(
         sequences = read_sequences(Path(file), tokenizer, info.vocab_size, section.tokens, length)
         progress(ProgressEvent("calibration", 1, 1, str(file)))
         return _calibration(sequences, Path(file).name, info)
-    if section.source == "text" and (known := _text(tokenizer, info, section.tokens, length)) is not None:
+    pooled = info.pooling is not None  # then nothing can be sampled
+    if (pooled or section.source == "text") and (known := _text(tokenizer, info, section.tokens, length)) is not None:
         return Calibration(known, TEXT_ORIGIN, measure_coverage(known, info.vocab_size, few=True))
+    if pooled:
+        generator = torch.Generator().manual_seed(section.seed)
+        count = -(-section.tokens // length)
+        drawn = torch.randint(info.vocab_size, (count, length), generator=generator, dtype=torch.int32)
+        return _calibration(tuple(drawn), "random tokens, as the model has no tokenizer that reads a text", info)
     origin = sampled_origin(section.seed)
     progress(ProgressEvent("calibration", 0, 1, origin))
     sequences = sample_sequences(

@@ -323,7 +323,8 @@ def comparison_lines(report: Mapping[str, Any]) -> str:
     line += f"{random['max_logit_error']:.2g} apart"
     if report["tolerance"] is not None:
         return f"{line} (allowed: {report['tolerance']:.2g}, as they reach {random['largest_logit']:.3g})"
-    line += f" (they reach {random['largest_logit']:.3g}), KL {random['kl_mean']:.2g}, "
+    kind = "cosine distance" if random.get("of_vectors") else "KL"
+    line += f" (they reach {random['largest_logit']:.3g}), {kind} {random['kl_mean']:.2g}, "
     line += f"top-1 {random['top1_agreement']:.1%}"
     if text is None:
         return f"{line}\n  no text was compared: {report['text_omitted']}"
@@ -332,8 +333,8 @@ def comparison_lines(report: Mapping[str, Any]) -> str:
         if text["windows"] == text["windows_in_text"]
         else f", {text['windows']} of the package's {text['windows_in_text']} windows"
     )
-    return (
-        f"{line}\n  on a text of {text['tokens']:,} tokens{part}: KL {text['kl_mean']:.2g}, "
-        f"top-1 {text['top1_agreement']:.1%}, perplexity {text['perplexity']:.3f}, "
-        f"the source's {text['source_perplexity']:.3f} there"
-    )
+    line += f"\n  on a text of {text['tokens']:,} tokens{part}: {kind} {text['kl_mean']:.2g}, "
+    line += f"top-1 {text['top1_agreement']:.1%}"
+    if text["perplexity"] is None:
+        return line
+    return f"{line}, perplexity {text['perplexity']:.3f}, the source's {text['source_perplexity']:.3f} there"

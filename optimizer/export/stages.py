@@ -32,7 +32,7 @@ from enginewright.optimizer.pipeline.pass_context import Recovered, needs_tokens
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.plan.token_clock import TokenClock
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.targets import TARGETS, check_layers
+from enginewright.optimizer.recipes.targets import TARGETS, check_layers, check_pooled
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
@@ -182,6 +182,8 @@ def open_model(request: ExportRequest) -> OpenModel:
     for text in captured.warnings:
         warnings.warn(text, SourceWarning, stacklevel=2)
     check_layers(captured.program, request.targets)
+    if (pooling := captured.model_info.pooling) is not None:
+        check_pooled(pooling.task, request.recipe, request.targets)
     return_freed_memory()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
     request.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = request.recipe, None
@@ -256,7 +258,7 @@ def run_passes(
     measurements: PassMeasurements,
 ) -> Rewritten:
     """Runs the common passes, then each target's on a copy of the program, and measures each pass."""
-    passes, required = choose_passes(model.recipe.passes)
+    passes, required = choose_passes(model.recipe.passes, caches=model.captured.model_info.pooling is None)
     context = pass_context(
         model.recipe,
         required,

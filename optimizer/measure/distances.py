@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.optimizer.shared.resources import THREADS
-from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray, PooledTask
 
 _BLOCK = 1 << 17
 """Logits in float64 at a time: 1 MiB, of which there are some five copies; they stay in a core's cache."""
@@ -75,6 +75,7 @@ class Divergence:
             tie).
         logit_difference: the largest absolute difference between two logits.
         largest_logit: the largest absolute value of a logit of the reference.
+        of_vectors: True compares vectors: the distance is 1 - cosine in place of the KL divergence.
     """
 
     model: Likelihood
@@ -85,6 +86,7 @@ class Divergence:
     agreed: int = 0
     logit_difference: float = 0.0
     largest_logit: float = 0.0
+    of_vectors: bool = False
 
     @property
     def kl_mean(self) -> float:
@@ -108,6 +110,8 @@ class Divergence:
         """
 
         def compare(rows: slice) -> _Compared:
+            if self.of_vectors:
+                return _Compared.of_vectors(logits[rows], reference[rows])
             return _Compared.of(logits[rows], reference[rows], None if targets is None else targets[rows])
 
         blocks = list(_blocks(logits))
@@ -155,6 +159,24 @@ class _Compared:
             logit_difference=float(np.abs(reference.astype(np.float64) - logits).max()),
             largest_logit=float(np.abs(reference).max()),
         )
+
+    @staticmethod
+    def of_vectors(vectors: FloatArray, reference: FloatArray) -> _Compared:
+        """Compares vectors [b, E]: 1 - cosine in the place of the KL divergence."""
+        x, y = vectors.astype(np.float64), reference.astype(np.float64)
+        lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+        return _Compared(
+            kl=np.maximum(1 - (x * y).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny), 0.0),
+            likelihoods=(),
+            agreed=int((reference.argmax(axis=-1) == vectors.argmax(axis=-1)).sum()),
+            logit_difference=float(np.abs(x - y).max()),
+            largest_logit=float(np.abs(reference).max()),
+        )
+
+
+def divergence_of(task: PooledTask | None) -> Divergence:
+    """Returns an empty divergence for a model's results: vectors of texts, or logits; None for a language model."""
+    return Divergence(Likelihood(), Likelihood(), of_vectors=task == "embed")
 
 
 def _of_targets(log_probabilities: npt.NDArray[np.float64], targets: Sequence[int]) -> npt.NDArray[np.float64]:

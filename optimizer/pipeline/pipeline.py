@@ -50,6 +50,9 @@ OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_ro
 """Passes that a recipe may turn off, besides those of targets; every other is needed to lower the program."""
 
 
+OF_CACHES = frozenset({"group_kv_heads", "lower_recurrence", "lower_attention"})
+"""Passes for programs with caches. A program that computes whole texts keeps attention as captured."""
+
 EXTENSIONS = Extensible[type[Pass]]({}, "enginewright.passes", type)
 """Passes of other packages, which run where a recipe turns them on, behind the pass that their ``after`` names."""
 
@@ -118,13 +121,14 @@ def default_pipeline() -> list[Pass]:
     ]
 
 
-def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]]:
+def choose_passes(switches: dict[str, bool], *, caches: bool = True) -> tuple[list[Pass], frozenset[str]]:
     """Returns the pipeline without passes that a recipe turns off, and the names of passes that must match.
 
-    ``switches`` is the recipe's ``passes`` table, whose names ``export`` has checked. Passes of other packages are
-    inserted; raises PassError if one should run after a pass that isn't in the pipeline.
+    ``switches`` is the recipe's ``passes`` table, whose names ``export`` has checked. ``caches`` False leaves out the
+    passes for caches. Passes of other packages are inserted; raises PassError if one should run after a pass that isn't
+    in the pipeline.
     """
-    passes = left_on(default_pipeline(), switches)
+    passes = [p for p in left_on(default_pipeline(), switches) if caches or p.name not in OF_CACHES]
     for name in sorted(name for name, on in switches.items() if on and name in EXTENSIONS):
         added = EXTENSIONS[name]()
         places = [i for i, p in enumerate(passes) if p.name == added.after]

@@ -11,7 +11,7 @@ from enginewright.passes.recurrence.lower_recurrence import FORMS
 from enginewright.plugins.emit.target import Target
 from enginewright.plugins.gpu.formats import check_formats
 from enginewright.plugins.gpu.recipe import EnginesSection
-from enginewright.runtime.shared.errors import TargetError, UnsupportedModelError
+from enginewright.runtime.shared.errors import RecipeError, TargetError, UnsupportedModelError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.targets import OWN, Halves
 
@@ -103,6 +103,37 @@ def check_layers(program: Program, targets: Iterable[str]) -> None:
             raise UnsupportedModelError(
                 f"layer {layer} of the model is recurrent, and target {name} has no kernels for its state",
                 hint=f"Targets with such kernels: {able}.",
+            )
+
+
+_OF_DECODERS = ("auto", "prune", "attention", "adaptive_context", "buckets")
+"""Sections of recipes that search by logits or change caches."""
+
+
+def check_pooled(task: str, recipe: Recipe, targets: Iterable[str]) -> None:
+    """Checks that a model that computes whole texts can be exported by a recipe for targets.
+
+    Args:
+        task: the model's task, for the message.
+        recipe: the recipe.
+        targets: the names of the targets.
+
+    Raises:
+        UnsupportedModelError: a target has no kernels for attention without a cache.
+        RecipeError: the recipe has a section for models that generate text.
+    """
+    for name in targets:
+        if not TARGETS[name].whole_texts:
+            able = ", ".join(other for other in OWN if TARGETS[other].whole_texts)
+            raise UnsupportedModelError(
+                f"this is a model for {task}, and target {name} has no kernels for attention without a cache",
+                hint=f"Targets with such kernels: {able}.",
+            )
+    for section in _OF_DECODERS:
+        if getattr(recipe, section) is not None:
+            raise RecipeError(
+                f"recipe {recipe.name}: [{section}] is for models that generate text, and this is a model for {task}",
+                hint="Leave the section out.",
             )
 
 

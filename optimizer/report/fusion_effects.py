@@ -74,7 +74,8 @@ def fusion_effects(
     context = min(_CONTEXT, bundle.model.context_length)
     fusions = [p for p in passes if p.exact]  # the others decide what is stored, and run each time
     compared = [p for p in fusions if matched.get(p.name)]
-    decode = StepSizes(lengths=(1,), contexts=(context,))
+    whole_texts = bundle.model.pooling is not None  # a text in the place of a decode step
+    decode = StepSizes(lengths=(context if whole_texts else 1,), contexts=(context,))
     prefills = [_prefill(n) for n in _PREFILL if n <= bundle.model.context_length] or [_prefill(1)]
     try:
         if not compared:

@@ -149,6 +149,9 @@ def _sentence(v: VerificationReport) -> str:
         allowed = f", where rounding explains {numbers.significant(v.tolerance)}" if v.tolerance is not None else ""
         off = numbers.significant(compared.max_logit_error)
         return f"The bundle computes what the source does: logits differ by {off} at most in {positions}{allowed}"
+    if compared.of_vectors:
+        limit = f" of {numbers.significant(v.max_kl)} allowed" if v.max_kl is not None else ""
+        return f"The bundle's vectors are the source's but for a {compared.distance}{limit}, in {positions}"
     # KL(source || bundle) is the mean of log(p_source / p_bundle) over tokens that the source draws: exp(-KL) is how
     # likely the bundle makes such a token, beside the source, in the geometric mean.
     less = numbers.significant(100 * (1 - math.exp(-max(compared.kl_mean, 0.0))), 2)

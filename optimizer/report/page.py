@@ -199,7 +199,8 @@ def verdicts(document: ReportDocument) -> list[Verdict]:
             what, value, limit = "largest difference of a logit", v.random_tokens.max_logit_error, v.tolerance
             passed = limit is None or value <= limit
         else:
-            what = f"KL from the source, on {'a text' if v.text else 'random tokens'}"
+            distance = "cosine distance" if compared.of_vectors else "KL"
+            what = f"{distance} from the source, on {'a text' if v.text else 'random tokens'}"
             value, limit = compared.kl_mean, v.max_kl
             kls = [c.kl_mean for c in (v.random_tokens, v.text) if c is not None]
             passed = limit is None or all(kl <= limit for kl in kls)
@@ -244,10 +245,11 @@ def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView
             first.append(Tile("Logits apart at most", numbers.significant(compared.max_logit_error), "", note))
         else:
             note = f"of {numbers.significant(v.max_kl)} allowed" if v.max_kl is not None else ""
-            first.append(Tile("KL from the source", numbers.significant(compared.kl_mean), "nats", note))
+            tile = ("Cosine distance from the source", "") if compared.of_vectors else ("KL from the source", "nats")
+            first.append(Tile(tile[0], numbers.significant(compared.kl_mean), tile[1], note))
         same = f"{compared.top1_agreement:.1%}".rstrip("%")
         first.append(Tile("Same likeliest token", same, "%", f"of {compared.tokens:,} positions"))
-        if v.text is not None:
+        if v.text is not None and v.text.perplexity is not None and v.text.source_perplexity is not None:
             ours, theirs = v.text.perplexity, v.text.source_perplexity
             note = f"source {theirs:.2f}; {v.text.windows} of {v.text.windows_in_text} windows"
             second.append(Tile("Perplexity", f"{ours:.2f}", "", note))

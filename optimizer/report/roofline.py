@@ -23,6 +23,8 @@ from enginewright.runtime.shared.targets import MEASURED
 
 BATCH = 8
 PROMPT = 512
+TEXTS = (16, 128, 512)
+"""Tokens of the texts that are timed of a model that computes whole texts."""
 _CONTEXTS = (512, 256, 128, 64, 32)
 _MOST_KV_BYTES = 128 << 20
 """The most bytes of the caches for the measurement: the context is the longest of ``_CONTEXTS`` that fits."""
@@ -99,6 +101,10 @@ def predict(bundle: Bundle, target: str = MEASURED) -> Roofline:
     """
     program = bundle.program(target)
     most = bundle.model.context_length
+    if bundle.model.pooling is not None:
+        lengths = sorted({min(length, most) for length in TEXTS})
+        texts = [_predicted(program, f"a text of {n}", StepSizes((n,), (n,))) for n in lengths]
+        return Roofline(target, None, None, texts)
     context = _context(program, most)
     prompt = min(PROMPT, most)
     shapes = [

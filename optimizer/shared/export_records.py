@@ -5,7 +5,7 @@ One schema each: exports make these, and ``report/document.py`` reads them again
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from enginewright.passes.framework.records import Metric, Rejection
 
@@ -18,8 +18,10 @@ class Comparison:
         tokens: rows of logits compared.
         max_logit_error: largest absolute difference of two logits.
         largest_logit: largest absolute value of the source's logits.
-        kl_mean, kl_max: KL(source || exported) per token in nats.
-        top1_agreement: share of the tokens after which both predict the same token as the likeliest.
+        kl_mean, kl_max: KL(source || exported) per token in nats; for vectors 1 - cosine.
+        top1_agreement: share of the tokens after which both predict the same token as the likeliest; of vectors whose
+            largest number is at the same place.
+        of_vectors: True if vectors of texts were compared, instead of logits or of the scores of classes.
     """
 
     tokens: int
@@ -28,6 +30,14 @@ class Comparison:
     kl_mean: float
     kl_max: float
     top1_agreement: float
+    of_vectors: bool = field(default=False, kw_only=True)
+
+    @property
+    def distance(self) -> str:
+        """The mean distance from the source, for people."""
+        if self.of_vectors:
+            return f"cosine distance {self.kl_mean:.3g} a text"
+        return f"KL {self.kl_mean:.3g} nats a token"
 
 
 @dataclass(frozen=True)
@@ -37,15 +47,15 @@ class TextComparison(Comparison):
     Attributes:
         text: BUILT_IN, the text that comes with the package.
         window, windows, windows_in_text: tokens of a window, windows compared, and windows of the whole text.
-        perplexity, source_perplexity: of the compared tokens.
+        perplexity, source_perplexity: of the compared tokens; None for a model that doesn't predict tokens.
     """
 
     text: str
     window: int
     windows: int
     windows_in_text: int
-    perplexity: float
-    source_perplexity: float
+    perplexity: float | None
+    source_perplexity: float | None
 
 
 @dataclass(frozen=True)

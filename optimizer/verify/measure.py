@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.fx.node import Node, Target
 
 from enginewright.optimizer.capture.model_source import AnySource
-from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.distances import divergence_of
+from enginewright.optimizer.measure.pooled_runner import PooledRunner
 from enginewright.optimizer.measure.source_runner import SourceRunner
 from enginewright.optimizer.shared.export_records import Measurement
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray, PooledTask
+from enginewright.runtime.shared.step_schema import POOLED
 
 from .measuring_tokens import MeasuringTokens
 from .random_tokens import check_logits, comparison, tolerance_of
@@ -55,10 +58,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class SourceLogits:
-    """Sequences of tokens, and the source's logits after each token: [S, V] for each sequence."""
+    """Sequences of tokens, and the source's logits after each token: [S, V] for each sequence.
+
+    A model that computes whole texts has its results in the place of logits: [1, E] for a text, [S, C] for its tokens.
+    ``task`` is that of the model; None for a language model.
+    """
 
     tokens: MeasuringTokens
     logits: tuple[FloatArray, ...]
+    task: PooledTask | None = None
 
     @staticmethod
     def of(
@@ -88,24 +96,38 @@ class SourceLogits:
             cache.offer(expr, value)
         return SourceLogits(tokens, tuple(r[: len(s)] for r, s in zip(logits, tokens.sequences, strict=True)))
 
+    @staticmethod
+    def of_pooled(
+        folder: Path, context_length: int, tokens: MeasuringTokens, keep_bytes: int, cache: WeightCache
+    ) -> SourceLogits:
+        """Runs a model that computes whole texts; see ``of``. Raises the errors of ``PooledRunner``."""
+        runner = PooledRunner(folder, context_length=context_length, keep_bytes=keep_bytes)
+        rows = tuple(runner.rows(sequence.tolist()) for sequence in tokens.sequences)
+        for expr, value in runner.kept_weights():
+            cache.offer(expr, value)
+        return SourceLogits(tokens, rows, runner.task)
+
     def measure(self, program: Program, cache: WeightCache, length: int) -> Measured:
-        """Runs ``program`` on the first ``length`` tokens of each sequence.
+        """Runs ``program`` on the first ``length`` tokens of each sequence; on all tokens if it computes whole texts.
 
         Raises VerificationError if logits are not finite, or not as many as the source's.
         """
         start = time.perf_counter()
         cache.forget_all_but(program)
-        sequences = [s[:length] for s in self.tokens.sequences]
+        sequences = [s if self.task else s[:length] for s in self.tokens.sequences]
         rows = evaluate(program, sequences, cache)
-        divergence = Divergence(Likelihood(), Likelihood())
+        divergence = divergence_of(self.task)
         errors = []
         for ids, logits, reference in zip(sequences, rows, self.logits, strict=True):
             expected = reference[: len(ids)]
             check_logits(logits, expected)
             following = ids[1:].tolist()
-            if following:
-                divergence.add(logits[:-1], expected[:-1], following)
-            divergence.add(logits[-1:], expected[-1:])
+            if self.task:
+                divergence.add(*comparable(logits, expected))
+            else:
+                if following:
+                    divergence.add(logits[:-1], expected[:-1], following)
+                divergence.add(logits[-1:], expected[-1:])
             errors.append(float(np.abs(logits - expected).max()))
         figures = Measurement(
             **asdict(comparison(divergence)),
@@ -117,9 +139,18 @@ class SourceLogits:
 
 
 def evaluate(program: Program, sequences: Sequence[torch.Tensor], cache: WeightCache) -> list[FloatArray]:
-    """Returns the program's logits after every token: float32 [S, V] for each sequence [S]."""
+    """Returns the program's logits after every token: float32 [S, V] for each sequence [S]; [1, E] for a pooled one."""
     logits = FastEvaluation(program, cache).evaluate(packed_inputs(program, sequences))[0]
-    return [part.float().numpy() for part in logits.split([len(s) for s in sequences])]
+    counts = [1 if program.output_name == POOLED else len(s) for s in sequences]
+    return [part.float().numpy() for part in logits.split(counts)]
+
+
+def comparable(values: FloatArray, reference: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Returns both with a column of zeros if they have a single one: a score is a logit of two classes."""
+    if values.shape[-1] > 1:
+        return values, reference
+    first, second = (np.concatenate([x, np.zeros_like(x)], axis=-1) for x in (values, reference))
+    return first, second
 
 
 def relative_tolerance_of(program: Program) -> float:

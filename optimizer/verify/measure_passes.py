@@ -247,7 +247,7 @@ class PassMeasurements:
         if self._max_kl is None or figures.kl_mean <= self._max_kl:
             return None
         return (
-            f"KL {figures.kl_mean:.3g} nats a token on {self._source.tokens.origin}, and the recipe's max_kl is "
+            f"{figures.distance} on {self._source.tokens.origin}, and the recipe's max_kl is "
             f"{self._max_kl:.3g} (top-1 agreement {figures.top1_agreement:.1%}, a logit is off by "
             f"{figures.max_logit_error:.3g} at most)"
         )

@@ -60,7 +60,11 @@ def measure_against(
     )
     progress(ProgressEvent("measure", 0, 2, f"the source on {tokens.origin}"))
     cache = WeightCache(keep_bytes)
-    logits = SourceLogits.of(source, info.context_length, tokens, keep_bytes, cache)
+    folder = ModelSource.of(source).path
+    if info.pooling is not None and folder is not None:
+        logits = SourceLogits.of_pooled(folder, info.context_length, tokens, keep_bytes, cache)
+    else:
+        logits = SourceLogits.of(source, info.context_length, tokens, keep_bytes, cache)
     progress(ProgressEvent("measure", 1, 2, "the captured program"))
     measurements = PassMeasurements(
         logits,

@@ -84,6 +84,7 @@ def comparison(divergence: Divergence) -> Comparison:
         kl_mean=divergence.kl_mean,
         kl_max=divergence.kl_max,
         top1_agreement=divergence.top1_agreement,
+        of_vectors=divergence.of_vectors,
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
-from enginewright.optimizer.capture.model_source import AnySource
+from enginewright.optimizer.capture.model_source import AnySource, ModelSource
+from enginewright.optimizer.measure.pooled_runner import PooledRunner
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
 from enginewright.optimizer.measure.windows import DEFAULT_WINDOW
 from enginewright.optimizer.recipes.recipe import Recipe
@@ -26,6 +27,7 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .packed_run import blocks_for, plan_steps
 from .random_tokens import compare_random_tokens, tolerance_of_target
 from .text import compare_text, why_no_text
+from .verify_pooled import compare_random_texts, compare_sentences
 
 SEEDS = (20261120, 20261121, 20261122)
 """Seeds of the random tokens. A later seed is used only if the earlier ones show a difference; see `_exact`."""
@@ -87,7 +89,12 @@ def verify(
     # The context is that of the target's slots, which may be shorter than the model's.
     info = replace(bundle.model, context_length=context_of(bundle, None, target))
     return_freed_memory()
-    runner = SourceRunner(source, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
+    folder = ModelSource.of(source).path
+    runner: SourceRunner | PooledRunner
+    if info.pooling is not None and folder is not None:
+        runner = PooledRunner(folder, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
+    else:
+        runner = SourceRunner(source, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
     max_kl = max_kl_of(recipe)
@@ -101,19 +108,24 @@ def verify(
         text: TextComparison | None = None
         if max_kl is None:
             seed, random, tolerance = _exact(
-                lambda seed: compare_random_tokens(runner, executor, info, seed),
+                lambda seed: _random(runner, executor, info, seed),
                 tolerance_of_target(bundle, target),
                 target,
             )
         else:
-            seed, random = SEEDS[0], compare_random_tokens(runner, executor, info, SEEDS[0])
+            seed, random = SEEDS[0], _random(runner, executor, info, SEEDS[0])
             most = max_kl if omitted is not None else RANDOM_FACTOR * max_kl
             _check_kl(random, most, recipe, target, "random tokens")
         if omitted is None and tokenizer is not None and max_kl is not None:
             return_freed_memory()
-            text = compare_text(runner, executor, tokenizer, info, progress, f"{target}: text")
+            if isinstance(runner, PooledRunner):
+                text = compare_sentences(runner, executor, tokenizer, info)
+            else:
+                text = compare_text(runner, executor, tokenizer, info, progress, f"{target}: text")
             _check_kl(text, max_kl, recipe, target, "the text")
-    speed = runner.speed(bundle.model.context_length) if time_source else None
+    speed = None
+    if time_source and isinstance(runner, SourceRunner):
+        speed = runner.speed(bundle.model.context_length)
     progress(ProgressEvent("verify", 1, 1, target))
     return VerificationReport(
         target=target if placement.variant is None else f"{target} ({placement.variant})",
@@ -128,6 +140,12 @@ def verify(
         peak_rss_bytes=peak_rss_bytes(),
         source_speed=speed,
     )
+
+
+def _random(runner: SourceRunner | PooledRunner, executor: Executor, info: ModelInfo, seed: int) -> Comparison:
+    if isinstance(runner, PooledRunner):
+        return compare_random_texts(runner, executor, info, seed)
+    return compare_random_tokens(runner, executor, info, seed)
 
 
 def max_kl_of(recipe: Recipe) -> float | None:
@@ -173,7 +191,7 @@ def _check_kl(found: Comparison, most: float, recipe: Recipe, target: str, what:
         if most != allowed:
             limit += f", of which {RANDOM_FACTOR:g} times as much is allowed there"
         raise VerificationError(
-            f"target {target}: the exported program is too far from its source: KL {found.kl_mean:.3g} nats a token on "
+            f"target {target}: the exported program is too far from its source: {found.distance} on "
             f"{what}, and {limit} (top-1 agreement {found.top1_agreement:.1%}, a logit is "
             f"off by {found.max_logit_error:.3g} at most)",
             hint=lossy_hint(recipe),

@@ -34,6 +34,7 @@ class Target:
         instructions: weight formats that need instructions of its GPUs.
         every_format: True if it supports weight formats that not all targets support.
         states: True if it has kernels for the states of recurrent layers.
+        whole_texts: True if it has kernels for attention without a cache, and for pooling.
         adaptive_context: True if it supports [adaptive_context] of recipes.
         lower: returns the lowered program that the target runs, with memory planned; None if it runs no such program.
         no_cache: the reason why caches with scales are unsupported, if ``caches`` depends on the recipe.
@@ -52,5 +53,6 @@ class Target:
     no_cache: str = ""
     every_format: bool = False
     states: bool = False
+    whole_texts: bool = False
     adaptive_context: bool = False
     lower: Callable[[Program, EmitOptions], Lowering] | None = None

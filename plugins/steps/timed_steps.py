@@ -21,6 +21,7 @@ from enginewright.runtime.shared.contracts import CacheGroup, Int32Array, StepIn
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import StepSizes
+from enginewright.runtime.shared.step_schema import port_of
 
 _SHORT, _LONG, _BATCH, _PROMPT = 128, 1024, 8, 128
 _SECONDS = 0.02
@@ -188,7 +189,12 @@ def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
 
 
 def random_step(
-    groups: Sequence[CacheGroup], vocabulary: int, sizes: StepSizes, *, mixed_blocks: bool = False
+    groups: Sequence[CacheGroup],
+    vocabulary: int,
+    sizes: StepSizes,
+    *,
+    mixed_blocks: bool = False,
+    ports: Sequence[str] = (),
 ) -> StepInput:
     """Returns a step of random tokens at the end of each request's context, with the logits of each last token.
 
@@ -197,6 +203,7 @@ def random_step(
         vocabulary: the number of token ids.
         sizes: the tokens and the context of each request.
         mixed_blocks: True if block tables are in a random order, as after some requests; otherwise ascending.
+        ports: names of further arrays of the program, which are 0.
     """
     random = np.random.default_rng(_SEED)
     requests, longest = len(sizes.lengths), max(sizes.contexts)
@@ -205,7 +212,9 @@ def random_step(
         width = -(-longest // group.block_size)
         blocks = np.arange(requests * width, dtype=np.int32)
         tables[group.name] = (random.permutation(blocks) if mixed_blocks else blocks).reshape(requests, width)
+    axes = (sum(sizes.lengths), requests, requests, 1)
     return StepInput.packed(
+        more={name: np.zeros(port_of(name).sizes(*axes), np.int32) for name in ports},
         ids=random.integers(0, vocabulary, sum(sizes.lengths), dtype=np.int32),
         counts=sizes.lengths,
         kv_len=sizes.contexts,

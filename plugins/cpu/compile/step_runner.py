@@ -65,7 +65,7 @@ class StepRunner:
 
     def step(self, sizes: StepSizes) -> StepInput:
         """Returns a ``random_step`` for this program."""
-        return random_step(self.lowered.cache_groups, self.vocabulary, sizes)
+        return random_step(self.lowered.cache_groups, self.vocabulary, sizes, ports=self.lowered.ports)
 
 
 def open_ranks(

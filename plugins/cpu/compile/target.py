@@ -8,6 +8,7 @@ TARGET = Target(
     narrow_caches=True,
     every_format=True,
     states=True,
+    whole_texts=True,
     adaptive_context=True,
     lower=lambda program, options: lower_for_cpu(program),
 )
