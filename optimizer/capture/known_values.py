@@ -31,6 +31,9 @@ _SIZES: tuple[object, ...] = (
 )
 """Ops that don't read the values of their argument."""
 
+_FILLINGS: tuple[object, ...] = (aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+_MASKINGS: tuple[Any, ...] = (aten.mul.Tensor, *_FILLINGS)
+
 _LENGTHS = (2, 5, 17)
 
 
@@ -132,6 +135,43 @@ def read_given_positions(program: Program, longest: int) -> None:
                 _take_row(program, user, node, first)
         elif all(torch.equal(v, torch.arange(first, first + len(v), dtype=v.dtype)) for v in values):
             _read(program, node, first)
+    program.remove_dead_code()
+
+
+def drop_masks_of_all(program: Program, longest: int) -> None:
+    """Removes multiplications by ones, and fillings of what no mask has, in place.
+
+    A model of whole texts may multiply by the mask that tells tokens from padding, of which a packed step has none.
+    ``longest``: the model's maximum sequence length.
+    """
+    known = known_nodes(program)
+    sequences = [Sequence(program, known, n) for n in sorted({n for n in _LENGTHS if n < longest} | {longest})]
+    for node in program.nodes_of(*_MASKINGS):
+        mask, others = (node.args[1], node.args[:1]) if node.target in _FILLINGS else (None, node.args[:2])
+        if mask is None:
+            mask = next((a for a in others if a in known), None)
+        kept = next((a for a in others if a is not mask), None)
+        if mask not in known or not isinstance(kept, Node) or not isinstance(mask, Node) or kept in known:
+            continue
+        same = program.shape(kept) == program.shape(node) and program.value(kept).dtype == program.value(node).dtype
+        neutral = 0 if node.target in _FILLINGS else 1
+        try:
+            if same and all(bool((s.value(mask) == neutral).all()) for s in sequences):
+                program.replace(node, kept)
+        except UnknownError:
+            continue
+    program.remove_dead_code()
+
+
+def drop_whole_selections(program: Program) -> None:
+    """Removes selections of all rows in order, x[arange(len(x))], in place: heads pick the last token of each row so."""
+    for node in program.nodes_of(aten.index.Tensor):
+        x, indices = node.args
+        assert isinstance(x, Node) and isinstance(indices, list | tuple)
+        rows = indices[0] if len(indices) == 1 else None
+        counts = isinstance(rows, Node) and rows.target is aten.arange.default and len(rows.args) == 1
+        if counts and program.shape(rows) == program.shape(x)[:1]:  # type: ignore[arg-type]  # a Node
+            program.replace(node, x)
     program.remove_dead_code()
 
 

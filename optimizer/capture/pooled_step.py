@@ -21,7 +21,7 @@ from .attention_interface import begin_forward
 from .build_model import architecture
 from .pooled_source import PooledSource
 from .sentence_transformers_files import DenseModule
-from .text_inputs import TextInputs
+from .text_inputs import TextInputs, run_text
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
@@ -60,6 +60,9 @@ class PooledStep(torch.nn.Module):
         self.answers = source.sentence.answers
         self.parameters_ = frozenset(inspect.signature(layers_of(model, source.task).forward).parameters)
         self.after, self.functions = modules_after(source)
+        if self.task not in ("embed", "token_classify"):
+            self.head = Head(model)
+            self.poolings = ("last",) if self.answers is not None else (self.head.pooling(),)
 
     def forward(
         self,
@@ -86,7 +89,7 @@ class PooledStep(torch.nn.Module):
         pooled = [torch.ops.ew.pool(hidden, q_start, kind) for kind in self.poolings]
         vectors = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
         if self.task != "embed":
-            result = run_head(self.model_, vectors[:, None])
+            result = self.head(vectors[:, None])
             return result if self.answers is None else score_of(result[:, 0], self.answers)
         for module, function in zip(self.after, self.functions, strict=True):
             vectors = FUNCTIONS[function](module(vectors))
@@ -115,78 +118,106 @@ def layers_of(model: PreTrainedModel, task: str) -> torch.nn.Module:
     return model if task in ("embed", "token_classify") else model.base_model
 
 
-def head_pooling(model: PreTrainedModel) -> str:
-    """Returns the kind of pooling with which a classifier's head gives the model's own result.
+class Head:
+    """The head of a model: what it computes from the hidden states of its layers, by its own code.
 
-    The head runs on random hidden states of some tokens, and on their pooled row alone. ``model``'s head gets random
-    weights for that, which are undefined before and after.
+    One module is replaced while the model runs: the base model, or the part of it that gives hidden states.
 
-    Raises UnsupportedModelError if no kind gives the same.
+    Args:
+        model: from ``build_pooled``.
+
+    Raises UnsupportedModelError if no module gives the hidden states.
     """
-    generator = torch.Generator().manual_seed(0)
-    layers = _part_before_head(model)
-    for name, parameter in model.named_parameters():
-        if not name.startswith(layers):
-            parameter.data = torch.randn(parameter.shape, generator=generator) / max(parameter.shape[-1], 1) ** 0.5
-    size = int(model.config.get_text_config().hidden_size)
-    texts = [torch.randn(1, length, size, generator=generator) for length in _LENGTHS]
-    with torch.no_grad():
-        expected = [_last(run_head(model, text)) for text in texts]
-        starts = [torch.tensor([0, length]) for length in _LENGTHS]
-        for kind in _TRIED:
-            pooled = [torch.ops.ew.pool(t[0], s, kind)[:, None] for t, s in zip(texts, starts, strict=True)]
-            results = [_last(run_head(model, row)) for row in pooled]
-            together = _last(run_head(model, torch.cat(pooled)))
-            if all(torch.allclose(a, b, atol=_TOLERANCE) for a, b in zip(results, expected, strict=True)) and (
-                torch.allclose(together, torch.cat(expected), atol=_TOLERANCE)
-            ):
-                return kind
-    raise UnsupportedModelError(
-        f"{architecture(model.config)}: its head gives another result for a text's pooled vector than for the text",
-        hint=f"The head of a classifier may read the pooled row of a text, by {', '.join(_TRIED)}.",
-    )
 
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, base = model, model.base_model
+        self._pooler = getattr(base, "pooler", None)
+        self._replaced = base if self._pooler is None else self._module_to_replace(base, self._pooler)
 
-def _last(results: torch.Tensor) -> torch.Tensor:
-    """Returns classes [B, C]; of logits for each token [B, S, V] those of the last token."""
-    return results[:, -1] if results.dim() == 3 else results
-
-
-def _part_before_head(model: PreTrainedModel) -> tuple[str, ...]:
-    """Returns the beginnings of names of parameters that hidden states need: those of layers and embeddings."""
-    prefix = model.base_model_prefix
-    base = model.base_model
-    pooler = getattr(base, "pooler", None)
-    return tuple(f"{prefix}.{name}." for name, child in base.named_children() if child is not pooler)
-
-
-def run_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Returns the classes [B, C] that a classifier computes from hidden states [B, S, H] of its layers."""
-    with _replaced_layers(model, hidden):
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the classes [B, C] for hidden states [B, S, H]; logits [B, S, V] of a language model."""
+        table: Any = self._model.get_input_embeddings()
+        embeds = torch.zeros(*hidden.shape[:2], table.weight.shape[-1])
         ones = torch.ones(hidden.shape[:2], dtype=torch.long)
-        logits: torch.Tensor = model(inputs_embeds=hidden, attention_mask=ones).logits
-    return logits
+        with self._hidden_states(hidden):
+            logits: torch.Tensor = self._model(inputs_embeds=embeds, attention_mask=ones).logits
+        return logits
 
+    def pooling(self) -> str:
+        """Returns the kind of pooling with which the head gives its own result.
 
-@contextmanager
-def _replaced_layers(model: PreTrainedModel, hidden: torch.Tensor) -> Iterator[None]:
-    """While open, the base model of ``model`` returns ``hidden``, and its own pooler's result for it."""
-    base = model.base_model
-    pooler = getattr(base, "pooler", None)
+        The head runs on random hidden states of some tokens, and on their pooled row alone. Its weights, which are
+        undefined before and after, are random for that.
 
-    def forward(*_: object, **__: object) -> Any:
-        pooled = None if pooler is None else pooler(hidden)
-        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
+        Raises UnsupportedModelError if no kind gives the same.
+        """
+        generator, base = torch.Generator().manual_seed(0), self._model.base_model
+        prefix = self._model.base_model_prefix
+        layers = tuple(f"{prefix}.{name}." for name, child in base.named_children() if child is not self._pooler)
+        for name, parameter in self._model.named_parameters():
+            if not name.startswith(layers):
+                parameter.data = torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5
+        size = int(self._model.config.get_text_config().hidden_size)
+        texts = [torch.randn(1, length, size, generator=generator) for length in _LENGTHS]
+        with torch.no_grad():
+            expected = torch.cat([self(text) for text in texts])
+            for kind in _TRIED:
+                rows = [torch.ops.ew.pool(text[0], torch.tensor([0, text.shape[1]]), kind) for text in texts]
+                results = torch.cat([*(self(row[:, None]) for row in rows), self(torch.cat(rows)[:, None])])
+                if results.shape[1:] == expected.shape[1:] and torch.allclose(
+                    results, torch.cat([expected, expected]), atol=_TOLERANCE
+                ):
+                    return kind
+        raise UnsupportedModelError(
+            f"{architecture(self._model.config)}: its head gives another result for a text's pooled vector than for "
+            "the text",
+            hint=f"The head of a classifier may read the pooled row of a text, by {', '.join(_TRIED)}.",
+        )
 
-    config = model.config.get_text_config()
-    padding = config.pad_token_id
-    config.pad_token_id = 0 if padding is None else padding  # without it, some classes refuse several rows
-    replaced = vars(base).get("forward")  # transformers may have given this model another one
-    base.forward = forward
-    try:
-        yield
-    finally:
-        del base.forward
-        if replaced is not None:
-            base.forward = replaced
-        config.pad_token_id = padding
+    def _module_to_replace(self, base: torch.nn.Module, pooler: torch.nn.Module) -> torch.nn.Module:
+        """Returns the base model if its pooler reads its hidden states and gives its result; else what gives these."""
+        calls: dict[torch.nn.Module, tuple[Any, Any]] = {}
+        hooks = [
+            child.register_forward_hook(lambda module, args, output: calls.setdefault(module, (args, output)) and None)
+            for child in base.children()
+        ]
+        try:
+            result = run_text(base, self._model)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        hidden = result.last_hidden_state
+        args, pooled = calls.get(pooler, ((), None))
+        if args and args[0] is hidden and pooled is result.pooler_output:
+            return base
+        for module, (_, output) in calls.items():
+            if output is hidden or (isinstance(output, tuple | dict) and output[0] is hidden):
+                return module
+        raise UnsupportedModelError(
+            f"{architecture(self._model.config)}: no part of {type(base).__name__} gives the hidden states that its "
+            "head reads",
+            hint="The head of a classifier has to read the hidden states of all layers.",
+        )
+
+    @contextmanager
+    def _hidden_states(self, hidden: torch.Tensor) -> Iterator[None]:
+        """While open, the replaced module gives ``hidden``; a base model also its pooler's result."""
+        module, pooler = self._replaced, self._pooler
+        whole = module is self._model.base_model
+
+        def forward(*_: object, **__: object) -> Any:
+            pooled = pooler(hidden) if whole and pooler is not None else None
+            return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
+
+        config = self._model.config.get_text_config()
+        padding = config.pad_token_id
+        config.pad_token_id = 0 if padding is None else padding  # without it, some classes refuse several rows
+        replaced = vars(module).get("forward")  # transformers may have given this model another one
+        module.forward = forward
+        try:
+            yield
+        finally:
+            del module.forward
+            if replaced is not None:
+                module.forward = replaced
+            config.pad_token_id = padding

@@ -90,11 +90,17 @@ class _Lookups(TorchFunctionMode):
 
 def _looked_up(layers: torch.nn.Module, model: PreTrainedModel, **inputs: torch.Tensor) -> list[torch.Tensor]:
     """Returns the rows that each lookup takes, in order, of a text with ``inputs`` besides its ids."""
+    with _Lookups() as lookups:
+        run_text(layers, model, **inputs)
+    return lookups.rows
+
+
+def run_text(layers: torch.nn.Module, model: PreTrainedModel, **inputs: torch.Tensor) -> Any:
+    """Runs ``layers`` of ``model`` on a few tokens, with ``inputs`` besides their ids, and returns the output."""
     config = model.config.get_text_config()
     named = {value for name, value in vars(config).items() if name.endswith("_token_id") and isinstance(value, int)}
     token = next(i for i in range(config.vocab_size) if i not in named)
     ids = torch.full((1, _TOKENS), token)
-    with torch.no_grad(), capturing(model, whole_texts=True), _Lookups() as lookups:
+    with torch.no_grad(), capturing(model, whole_texts=True):
         begin_forward(torch.tensor([0, _TOKENS]), _TOKENS)
-        layers(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
-    return lookups.rows
+        return layers(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)

@@ -114,7 +114,8 @@ def watching(model: torch.nn.Module, longest: int) -> Iterator[TokenCountWatch]:
     watch = TokenCountWatch(longest)
 
     def begin(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        size = kwargs["input_ids"].shape[1]
+        ids = kwargs.get("input_ids")  # a head that runs after the layers gets none
+        size = None if ids is None else ids.shape[1]
         if isinstance(size, torch.SymInt):
             watch.tokens, watch.shape_env = size.node.expr, size.node.shape_env
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -23,9 +22,9 @@ from .attention_interface import AttentionCapture, AttentionMask, begin_forward,
 from .build_model import architecture
 from .freeze_rope import own_context_length
 from .functional_graph import make_functional
-from .known_values import read_given_positions
+from .known_values import drop_masks_of_all, drop_whole_selections, read_given_positions
 from .pooled_source import PooledSource
-from .pooled_step import PooledStep, head_pooling, layers_of
+from .pooled_step import PooledStep, layers_of
 from .recurrence_interface import replaced_recurrences
 from .text_inputs import text_inputs
 from .token_count import watching
@@ -101,9 +100,6 @@ def trace_pooled(model: PreTrainedModel, source: PooledSource, weights: Mapping[
 
     Raises the errors of ``trace``; UnsupportedModelError also for a head that can't run on pooled rows.
     """
-    if source.task in ("classify", "rerank"):
-        sentence = replace(source.sentence, poolings=(head_pooling(model),))
-        source = replace(source, sentence=sentence)
     layers = layers_of(model, source.task)
     program = _trace(PooledStep(model, source, text_inputs(layers, model)), model, layers, weights)
     program.output_name = CLASSES if source.task == "token_classify" else POOLED
@@ -163,6 +159,9 @@ def _trace(
     _remove_checks(program)
     replace_written_out_attention(program, attention, longest)
     read_given_positions(program, longest)
+    if whole_texts:
+        drop_masks_of_all(program, longest)
+        drop_whole_selections(program)
     _check_ops(program)
     check_token_independence(program)
     _check_every_layer_attends(model, attention)
