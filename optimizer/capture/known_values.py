@@ -164,7 +164,7 @@ def drop_masks_of_all(program: Program, longest: int) -> None:
 
 
 def drop_whole_selections(program: Program) -> None:
-    """Removes selections of all rows in order, x[arange(len(x))], in place: heads pick the last token of each row so."""
+    """Removes selections of all rows in order, x[arange(len(x))], in place: so heads pick each row's last token."""
     for node in program.nodes_of(aten.index.Tensor):
         x, indices = node.args
         assert isinstance(x, Node) and isinstance(indices, list | tuple)

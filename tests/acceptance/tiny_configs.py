@@ -1,4 +1,4 @@
-"""A tiny random model of every family of decoders that transformers has."""
+"""A tiny random model of every family of decoders and encoders that transformers has."""
 
 from __future__ import annotations
 
@@ -94,6 +94,10 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"num_key_value_heads": 4},
     "zamba": {"num_hidden_layers": 4, "n_mamba_heads": 2, "mamba_dt_rank": 4, "attention_head_dim": 32}
     | {"layer_types": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
+    "esm": {"vocab_size": 256, "mask_token_id": 3, "position_embedding_type": "rotary"},
+    "esmc": {"vocab_size": 256, "mask_token_id": 3},
+    "xmod": {"default_language": "en_XX"},
+    "reformer": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (16, 32)},
     "zamba2": {"num_hidden_layers": 4, "use_mem_rope": True, "layers_block_type": ["linear_attention", "hybrid"] * 2},
 }
 
@@ -165,7 +169,16 @@ class NoTinyModelError(Exception):
     """transformers can't build the family from its defaults made small, or needs what isn't installed."""
 
 
-def tiny_family(model_type: str, **overrides: Any) -> PreTrainedModel:
+def tiny_encoder(model_type: str, auto: Any = transformers.AutoModel, **overrides: Any) -> PreTrainedModel:
+    """A random encoder of a family, as ``tiny_family``; ``auto`` is the class of transformers for its head."""
+    try:
+        encodes = {"is_decoder": False} if hasattr(CONFIG_MAPPING[model_type](), "is_decoder") else {}
+    except _UNBUILDABLE as e:
+        raise NoTinyModelError(f"{type(e).__name__}: {e}") from e
+    return tiny_family(model_type, auto, **encodes | overrides)
+
+
+def tiny_family(model_type: str, auto: Any = transformers.AutoModelForCausalLM, **overrides: Any) -> PreTrainedModel:
     """A random decoder of a family, the same at every call; norm weights and biases are random too.
 
     Raises NoTinyModelError.
@@ -173,10 +186,10 @@ def tiny_family(model_type: str, **overrides: Any) -> PreTrainedModel:
     try:
         config = _tiny_config(model_type, overrides)
         with torch.device("meta"):
-            parameters = sum(p.numel() for p in transformers.AutoModelForCausalLM.from_config(config).parameters())
+            parameters = sum(p.numel() for p in auto.from_config(config).parameters())
         if parameters > _MOST_PARAMETERS:
             raise NoTinyModelError(f"{parameters:,} parameters")
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
     except _UNBUILDABLE as e:
         raise NoTinyModelError(f"{type(e).__name__}: {e}") from e
     generator = torch.Generator().manual_seed(zlib.crc32(model_type.encode()))
