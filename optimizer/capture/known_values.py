@@ -150,14 +150,14 @@ def drop_masks_of_all(program: Program, longest: int) -> None:
         mask, others = (node.args[1], node.args[:1]) if node.target in _FILLINGS else (None, node.args[:2])
         if mask is None:
             mask = next((a for a in others if a in known), None)
-        kept = next((a for a in others if a is not mask), None)
-        if mask not in known or not isinstance(kept, Node) or not isinstance(mask, Node) or kept in known:
+        tensor = next((a for a in others if a is not mask), None)
+        if mask not in known or not isinstance(tensor, Node) or not isinstance(mask, Node) or tensor in known:
             continue
-        same = program.shape(kept) == program.shape(node) and program.value(kept).dtype == program.value(node).dtype
+        same = program.shape(tensor) == program.shape(node) and program.value(tensor).dtype == program.value(node).dtype
         neutral = 0 if node.target in _FILLINGS else 1
         try:
             if same and all(bool((s.value(mask) == neutral).all()) for s in sequences):
-                program.replace(node, kept)
+                program.replace(node, tensor)
         except UnknownError:
             continue
     program.remove_dead_code()
