@@ -111,6 +111,9 @@ def command_page() -> str:
 # The server
 
 
+REFUSED_LINE = "Refused, unless the value is null, empty or the one that has no effect:"
+
+
 def rule_lines(rules: Mapping[str, Only]) -> Iterator[str]:
     """An item of a list for the fields of each reason to refuse one."""
     by_reason: dict[str, list[str]] = {}
@@ -130,7 +133,7 @@ def protocol_lines(title: str, kinds: tuple[type[Fields], ...]) -> Iterator[str]
     refused = {name: rule for kind in kinds for name, rule in kind.refused.items()}
     ignored = sorted(set().union(*(kind.harmless for kind in kinds)) - HINTS)
     yield from ("", f"### {title}", "", "Taken:", "", *block(fields_of(kinds)), "")
-    yield from ("Refused, unless the value asks for nothing:", "", *rule_lines(refused))
+    yield from (REFUSED_LINE, "", *rule_lines(refused))
     if ignored:
         yield from ("", "Ignored:", "", *block(ignored))
 
@@ -189,7 +192,7 @@ def server_page() -> str:
         "",
         f"Other names: {', '.join(f'`{name}` for `{field}`' for name, field in renamed.items())}.",
         "",
-        "Refused, unless the value asks for nothing:",
+        REFUSED_LINE,
         "",
         *rule_lines(Body.refused),
         "",

@@ -68,7 +68,7 @@ def notes(result: RankPlans) -> Iterator[str]:
     yield from busy(result.devices)
     context, prompt = result.options["context"], result.options["prompt"]
     yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. Of unlike ranks, the largest."
-    yield "sent a token, links: what a rank gets in a step of one token, and how long it waits for that."
+    yield "received a token, links: the bytes that a rank receives in a step of one token, and how long it waits for them."
     if any(plan.pipeline > 1 for plan in result.plans):
         yield "As many steps are in flight as a partition has stages, of different requests."
 
@@ -106,7 +106,7 @@ def _held(plans: list[PartitionPlan], context_length: int) -> Table:
 
 
 def _speeds(plans: list[PartitionPlan], result: RankPlans) -> Table:
-    table = plain_table("partition", "sent a token", "links", "requests", "TTFT", "TPOT", "tokens/s", "waits for")
+    table = plain_table("partition", "received a token", "links", "requests", "TTFT", "TPOT", "tokens/s", "waits for")
     for plan in plans:
         for i, speed in enumerate(plan.speeds):
             moved = format_bytes(round(plan.received)), duration(plan.waited)

@@ -170,7 +170,7 @@ def make_app(front: Front) -> Gate:
 
     @routes.get("/props")
     async def props(request: Request) -> Response:
-        """Returns each model's state, and the guarantees of its answers."""
+        """Returns each model's state, and the reproducibility that its answers have."""
         return json_response({"models": {name: _props(front, one) for name, one in front.models.items()}})
 
     add_page(routes, front.models, keys=front.tenants.needed)

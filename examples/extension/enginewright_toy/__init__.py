@@ -14,7 +14,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 class ScaledLinear(Rule):
-    """linear(x, W) * c -> linear(x, c W): a step less, and no other rewrite is in its way."""
+    """linear(x, W) * c -> linear(x, c W): saves a step, and lets other rules fuse the linear."""
 
     name = "scaled_linear"
     linear = Call(ew.linear.default, Bind("x"), Weight("weight", rank=2), Anything("bias"))

@@ -179,4 +179,4 @@ def whole(value: Any) -> Any:
 _EXACT = 2**53
 """Floats below it have all whole numbers."""
 _LONGEST_TAKEN = 1024
-"""The most bytes of a field that is refused unless it asks for nothing."""
+"""The most bytes of a field that is refused if its value may be one without effect."""

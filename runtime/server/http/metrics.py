@@ -57,7 +57,10 @@ _OF_MODELS: tuple[tuple[Metric, Callable[[Model], float]], ...] = (
     (Metric("engine_deaths", "Engines that were lost.", counts=True), lambda model: model.deaths),
     (Metric("engine_ready", "Whether a model answers."), lambda model: float(model.state == "ready")),
     (Metric("replicas", "Engines that answer."), lambda model: model.replicas),
-    (Metric("requests_retried", "Requests that another replica was asked.", counts=True), lambda model: model.retried),
+    (
+        Metric("requests_retried", "Requests that were sent again to another replica.", counts=True),
+        lambda model: model.retried,
+    ),
 )
 """Metrics of a model that its front end knows, under our name; its engine's are those of ``Pulse``."""
 
@@ -205,7 +208,7 @@ class _Now(Collector):
                 yield self._family(prefix, metric, value)
             failed = CounterMetricFamily(
                 prefix + "helper_errors",
-                "Errors of helpers, whose results were left out.",
+                "Errors of parts that requests can do without, such as drafts, estimates and blocks on disk.",
                 labels=["model_name", "helper"],
             )
             for helper, count in self._counters.helper_errors.items():

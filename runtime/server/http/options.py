@@ -66,7 +66,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     allowed_hosts: Annotated[
         list[str],
-        Option("A name that requests may use besides the address; * is any. May be repeated.", ("--allowed-host",)),
+        Option(
+            "A name that a request's Host header may have besides the address; * is any. May be repeated.",
+            ("--allowed-host",),
+        ),
     ] = []
     allowed_origins: Annotated[
         list[str],
@@ -84,7 +87,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_body: Annotated[Positive, Option("Most bytes of a request's body.")] = 16 << 20
     max_held: Annotated[
         Positive,
-        Option("Most bytes of all bodies that are read or answered, without the first 64 KiB of each."),
+        Option("Most bytes of bodies in memory until their answers end; the first 64 KiB of each don't count."),
     ] = 128 << 20
     max_tenant_held: Annotated[
         Positive, Option("The same limit for the bodies of one tenant, where keys are needed.", _FILE)
@@ -97,7 +100,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Count, Option("Models loaded at a time; 0 is all. An idle one is unloaded for another.", restart=True)
     ] = 0
     idle_seconds: Annotated[
-        Seconds, Option("Time that a connection stays open between two requests; load balancers have less.", _FILE)
+        Seconds,
+        Option("Time that a connection stays open between two requests. Set a load balancer's time lower.", _FILE),
     ] = 75.0
     header_seconds: Annotated[Seconds, Option("Most time that a client takes to send a request's headers.", _FILE)] = (
         20.0
@@ -126,7 +130,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Seconds, Option("Time without a message from an engine after which it is killed.", _FILE, restart=True)
     ] = 60.0
     splice: Annotated[
-        bool, Option("Put an answer's own tokens back in its conversation.", ("--splice/--no-splice",))
+        bool,
+        Option(
+            "In a later turn, reuse the token ids that an answer was generated as, not those of its text.",
+            ("--splice/--no-splice",),
+        ),
     ] = True
     log_json: Annotated[bool, Option("Write logs as JSON, a line a request.", restart=True)] = False
     tenant_metrics: Annotated[
@@ -160,7 +168,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     routing: Annotated[
         Policy,
         Option(
-            "Choice of a replica: prefix (knows most of the prompt), load, round-robin.", metavar="NAME", restart=True
+            "Choice of a replica: prefix (its cache has most of the prompt), load or round-robin.",
+            metavar="NAME",
+            restart=True,
         ),
     ] = "prefix"
 

@@ -93,12 +93,12 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/", listed=False)
     async def page(request: Request) -> Response:
-        """Returns the page."""
+        """Returns the web page for chats and figures."""
         return files["index.html"].response(request)
 
     @routes.get("/assets/{name:path}", listed=False)
     async def asset(request: Request) -> Response:
-        """Returns a file of the page."""
+        """Returns a file of the web page."""
         name = request.path_params["name"]
         if name not in files:
             raise HTTPException(404)
@@ -106,7 +106,7 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
 
     @routes.get("/live")
     async def live(request: Request) -> Response:
-        """Returns the present figures of an engine; the query's model, or the first."""
+        """Returns the present figures of an engine: of the model that the query names, or else of the first model."""
         name = from_query(request, "model", next(iter(models)))
         if name not in models:
             raise RequestError(f"model: there is no {name[:80]!r}", hint=f"There is {', '.join(models)}.")

@@ -120,7 +120,9 @@ class MessagesBody(Fields, kw_only=True):
     )
     refused: ClassVar[Mapping[str, Only]] = {
         "container": Only((None,), "nothing is run for a client", "Leave it out."),
-        "mcp_servers": Only((None, []), "no other server is asked for a client", "Call its tools in the client."),
+        "mcp_servers": Only(
+            (None, []), "this server calls no other servers on behalf of a client", "Call their tools in the client."
+        ),
         "context_management": Only((None, {}, _KEEP_ALL), "a context is never cut", "Leave out what is old."),
     }
 

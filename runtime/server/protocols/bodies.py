@@ -63,10 +63,15 @@ REFUSED: Mapping[str, Only] = {
         Only((None, False, 0, 0.0), "tokens aren't drawn this way here", "Use temperature, top_p, top_k or min_p."),
     ),
     "tfs_z": Only((None, 1, 1.0), "tokens aren't drawn this way here", "Use top_p or typical_p."),
-    **dict.fromkeys(("regex", "ebnf"), Only((None, ""), "forms have another field", "Use structured_outputs.")),
-    "stop_regex": Only((None, "", []), "answers end at texts and tokens", "Use stop."),
+    **dict.fromkeys(
+        ("regex", "ebnf"),
+        Only((None, ""), "the field for structured output has another name here", "Use structured_outputs."),
+    ),
+    "stop_regex": Only((None, "", []), "only strings and token ids can end an answer, not expressions", "Use stop."),
     **dict.fromkeys(("lora", "lora_path"), Only(_NONE, "there are no adapters yet", "Leave it out.")),
-    "n_probs": Only((None, False, 0), "log-probabilities have another field", "Use logprobs and top_logprobs."),
+    "n_probs": Only(
+        (None, False, 0), "the fields for log-probabilities have other names here", "Use logprobs and top_logprobs."
+    ),
     **dict.fromkeys(
         ("documents", "files", "data_sources", "plugins", "enable_search", "search_parameters"),
         Only((*_NONE, False), "nothing is fetched for a client", "Put the text into a message."),

@@ -180,7 +180,7 @@ class GenerateBody(_Asked, kw_only=True):
     refused: ClassVar[Mapping[str, Only]] = {
         **_Asked.refused,
         "template": Only((None, ""), "templates are the model's own", "Leave it out, or pass raw."),
-        "context": Only((None, []), "it is the older way to go on", "Use /api/chat."),
+        "context": Only((None, []), "it is the older way to continue a conversation", "Use /api/chat."),
     }
 
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
