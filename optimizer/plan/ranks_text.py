@@ -68,7 +68,7 @@ def notes(result: RankPlans) -> Iterator[str]:
     yield from busy(result.devices)
     context, prompt = result.options["context"], result.options["prompt"]
     yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. Of unlike ranks, the largest."
-    yield "received a token, links: the bytes that a rank receives in a step of one token, and how long it waits for them."
+    yield "received a token, links: bytes that a rank receives in a step of one token, and its wait for them."
     if any(plan.pipeline > 1 for plan in result.plans):
         yield "As many steps are in flight as a partition has stages, of different requests."
 
