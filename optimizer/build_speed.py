@@ -28,7 +28,7 @@ ROUNDS = (10, 20, 40)
 ``SpeedPairs.interval``. Few looks keep the chance of a false failure low."""
 
 MOST_SECONDS = 120.0
-"""No further round of pairs is measured behind this time."""
+"""No further round of pairs is measured after this time."""
 
 TAIL = 1e-3
 """The chance that the median ratio is below the interval, and the chance that it is above."""
@@ -70,9 +70,9 @@ def measure_speed(
 ) -> SpeedPairs | None:
     """Times prompts and decode steps of two bundles in pairs, one after the other; which one is first alternates.
 
-    Other work on the machine and its temperature then affect both alike. More pairs are measured, as ``ROUNDS`` has
-    them, until ``settled`` or for ``MOST_SECONDS``. Returns None if the contexts have no room for a prompt. Raises
-    CapacityError as `optimize bench` does.
+    Other work on the machine and its temperature then affect both alike. ``ROUNDS`` has the
+    numbers of pairs after which it may stop: if ``settled`` returns True, or after ``MOST_SECONDS``. Returns None if
+    the contexts have no room for a prompt. Raises CapacityError as `optimize bench` does.
     """
     room = min(context_of(bundle, None, target) for bundle in (new, older)) - new_tokens(DECODE_STEPS)
     if room < 1:

@@ -106,7 +106,11 @@ def calibrate(
 
 
 def _text(tokenizer: Tokenizer | None, info: ModelInfo, tokens: int, length: int) -> tuple[torch.Tensor, ...] | None:
-    """Returns the tokens of the package's text; None if the model can't read it."""
+    """Tokenizes the calibration text of this package: sequences of at most ``length`` tokens, at most ``tokens`` in
+    all.
+
+    Returns None without a tokenizer, or if its token ids don't fit the model.
+    """
     with resources.as_file(resources.files(__package__) / TEXT) as file:
         try:
             return read_sequences(file, tokenizer, info.vocab_size, tokens, length)

@@ -357,5 +357,5 @@ def _environment() -> Environment:
 
 
 def _colour(pairs: Sequence[tuple[str, Any]], name: str) -> int:
-    """Returns the index of a name in a list of pairs."""
+    """Returns the index of a name's colour: its position among the first items of ``pairs``."""
     return [first for first, _ in pairs].index(name)

@@ -186,7 +186,10 @@ def _group(op: str, kind: str, steps: Sequence[StepTime], whole: float | None, m
 
 
 def time_bars(views: Sequence[ShapeView], width: float) -> TimeBars | None:
-    """Returns a bar of this width for each shape that was timed; None if no shape was."""
+    """Returns a chart with a bar for each shape that was timed; None if no shape was timed.
+
+    Every bar is ``width`` wide. Its slices are the shares of the shape's time that each kind of module takes.
+    """
     timed = [view for view in views if view.shape.seconds]
     parts: dict[str, float] = {}
     for group in (group for view in timed for group in view.groups):

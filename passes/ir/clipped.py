@@ -1,11 +1,11 @@
 """Weights of 4 bits whose groups may be clipped: the largest values are clamped so that others are finer.
 
 The share of its range that each group uses is chosen elsewhere (AWQ, Lin et al. 2023,
-https://arxiv.org/abs/2306.00978, section 3.2 of its code) and stored as one small number per group; the integers are
-computed when they are needed.
+https://arxiv.org/abs/2306.00978, section 3.2 of the paper, and its code) and stored as one small number per group; the
+integers are computed when they are needed.
 
-    symmetric      scale = share * m / -8, where m is the group's value of the largest magnitude: the integer without a
-                   counterpart, -8, is on the side of m
+    symmetric      scale = share * m / -8, where m is the group's value of the largest magnitude. So m becomes -8, the
+                   one integer that has no counterpart of the other sign
     with offsets   scale = share * (largest - smallest) / 15, offset = share * smallest
 """
 

@@ -77,8 +77,9 @@ class WeightRef:
 
 @dataclass(frozen=True)
 class StoredRef:
-    """A result of ``ew.dequantize``, which linears read in its stored form: values with scales, and offsets if there
-    are any.
+    """The arguments of an ``ew.dequantize``: stored values, scales, and offsets if there are any.
+
+    A linear reads these stored tensors itself, so the floats are never computed.
     """
 
     values: WeightRef

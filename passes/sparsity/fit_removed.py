@@ -58,7 +58,10 @@ class Fit:
     plain_error: float
 
     def expression(self, base: WeightExpr, file: Path | None) -> WeightExpr:
-        """Returns the new weight by the old one. ``file`` stores the mix; None keeps it in memory."""
+        """Returns the new weight as an expression over ``base``, the old one.
+
+        ``file``: ``mix`` is written to it; None keeps ``mix`` in memory.
+        """
         columns = tuple(self.kept.tolist())
         return Chosen(base, 1, columns) if self.mix is None else MixedColumns(base, columns, Mix.of(self.mix, file))
 

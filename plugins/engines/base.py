@@ -26,7 +26,7 @@ class LoadedEngines(Protocol):
         """Returns notes on the runs, by name; "graph_launches" is the number of steps that launched a CUDA graph."""
 
     def close(self) -> None:
-        """Destroys graphs, contexts and engines, in this order; memory is freed afterwards."""
+        """Destroys CUDA graphs, contexts and engines, in this order, and then frees their memory."""
 
 
 E = TypeVar("E", bound=LoadedEngines)

@@ -327,7 +327,9 @@ def logprobs_wanted(sampling: SamplingBatch | None) -> int:
 
 
 def _probe(groups: Sequence[CacheGroup], requests: int, tokens: int, rows: int) -> StepInput:
-    """Returns a step of requests that begin, of that many tokens each, all in the first block."""
+    """Returns a step of new requests with ``tokens`` prompt tokens each, for ``check_memory``. All use block 0; the
+    first ``rows`` tokens of the step get logits.
+    """
     return StepInput.packed(
         ids=np.zeros(requests * tokens, np.int32),
         counts=np.full(requests, tokens),

@@ -63,7 +63,9 @@ class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
         return cls(**shape, mask=mask_name(group.window))
 
     def to_group(self, block_size: int) -> CacheGroup:
-        """Returns the group for schedulers, with a slot of ``block_size`` tokens as one block."""
+        """Converts the group to the ``CacheGroup`` that the scheduler uses: a slot of ``block_size`` contiguous tokens
+        counts as one block.
+        """
         return CacheGroup(**self.model_dump(exclude={"mask"}), block_size=block_size)
 
 

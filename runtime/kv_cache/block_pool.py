@@ -89,7 +89,10 @@ class BlockPool:
         return 0
 
     def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
-        """Returns the number of blocks of the owner of ``block`` that ``allocate`` can give."""
+        """Returns the number of blocks that ``allocate`` can give to a tenant from the owner of ``block``.
+
+        ``force``: see ``available``.
+        """
         return self.available(tenant, force=force)
 
     def owners_of_next(
@@ -181,7 +184,9 @@ class BlockPool:
         return holders
 
     def _share(self, tenant: str) -> int:
-        """Returns the number of kept blocks of each other tenant that ``tenant`` can't evict."""
+        """Returns the number of kept blocks that are protected for each tenant: ``tenant`` can evict another one's kept
+        blocks only beyond this number.
+        """
         tenants = len(self._kept) + (tenant not in self._kept)
         return self.total_blocks // (TENANTS_SHARE * tenants) if tenants > 1 else 0
 
@@ -273,7 +278,7 @@ class DividedPool(BlockPool):
         return block % self.owners
 
     def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
-        """Implements ``BlockPool``."""
+        """Implements ``BlockPool.available_like``: counts only the blocks of the owner of ``block``."""
         return self.parts[block % self.owners].available(tenant, force=force)
 
     def owners_of_next(

@@ -27,7 +27,7 @@ class _Kept:
 
 
 class KeptSlots(Prefixes):
-    """Finds prefixes in the slots of requests that have ended. A slot is the same block in all groups."""
+    """Finds prefixes in the slots of requests that have ended. A slot is one block index, used in every cache group."""
 
     finds = True
 

@@ -94,11 +94,12 @@ class Proposer(ABC):
 
 
 class TimedProposer(Proposer):
-    """A proposer that takes time to compute. It never raises: after an error it proposes nothing, and ``off`` says why.
+    """A proposer that computes for so long that its time is estimated. It never raises: after an error it proposes
+    nothing, and ``off`` says why.
 
     Attributes:
         kind: the kind of all its proposals.
-        off: the reason why it proposes nothing any more; None while it does.
+        off: the reason why it has stopped proposing; None while it still proposes.
     """
 
     kind: ClassVar[ProposalKind]

@@ -374,8 +374,9 @@ class ContinuousScheduler:
         return search.root
 
     def fail(self, request: Request, cause: BaseException) -> Request:
-        """Ends a request, or all sequences of its search, with an error; returns the request that the caller waits
-        for.
+        """Ends a request with an error. For a sequence of a beam search, ends all sequences of the search.
+
+        Returns the request that its client waits for: the first sequence of a search, otherwise ``request``.
         """
         error = cause
         if not isinstance(error, EnginewrightError):

@@ -28,7 +28,7 @@ def map_of(schema: Mapping[str, Any], keyword: str) -> dict[str, Any]:
 
 
 def groups_of(part: Mapping[str, Any]) -> list[list[Any]]:
-    """Returns the lists of alternatives that a schema itself has."""
+    """Returns the values of the schema's own ``anyOf`` and ``oneOf``, without those of nested schemas."""
     return [part[keyword] for keyword in ("anyOf", "oneOf") if isinstance(part.get(keyword), list)]
 
 

@@ -263,8 +263,8 @@ class Tokenizer:
             raise e.reworded(control.unguard(e.message), hint=e.hint) from None
 
     def encode_guarded(self, text: str) -> list[int]:
-        """Returns the token ids of a text of ``guarded_chat``, or of its beginning. Raises the errors of
-        ``encode``.
+        """Encodes a text of ``guarded_chat``, or the first part of one. Control tokens are recognised only where the
+        template wrote them, never in a message. Raises the errors of ``encode``.
         """
         return self._control_tokens.encode(text, partial(self.encode, add_special_tokens=False))
 

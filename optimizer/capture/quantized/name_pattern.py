@@ -65,7 +65,7 @@ class NamePattern:
 
 @cache
 def name_pattern(pattern: str) -> NamePattern:
-    """Returns the pattern, which is parsed once. Raises the errors of ``NamePattern``."""
+    """Parses a pattern of module names. Results are cached by their text. Raises the errors of ``NamePattern``."""
     return NamePattern(pattern)
 
 

@@ -1,4 +1,4 @@
-"""Measures the time in which ranks of this machine meet to gather, in processes that do nothing else."""
+"""Measures how long ranks wait for each other at a barrier, in processes that do nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PEER = "import sys; from enginewright.plugins.cpu.compile.meeting import meet; 
 
 
 def meeting_seconds(ranks: int) -> float:
-    """Returns the median seconds of a meeting of ranks, at most one rank for each core.
+    """Measures a barrier between ``ranks`` processes, but at most one for each core, and returns its median seconds.
 
     Raises CapacityError without shared memory, EnginewrightError if a process can't be started.
     """

@@ -47,7 +47,7 @@ class GpuModel:
         return tuple(of_kind[key] for key in self._steps.keys)
 
     def around(self, sizes: StepSizes) -> float:
-        """Returns the seconds between two steps of the engine in which the GPU is idle."""
+        """Returns the seconds for which the GPU is idle between two steps of the engine."""
         return self._shares.between_steps
 
     def bound(self, sizes: StepSizes) -> str:

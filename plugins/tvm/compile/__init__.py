@@ -1,1 +1,1 @@
-"""The tvm target: each step of a lowered program as a kernel in TVM's loops, compiled ahead."""
+"""The tvm target: an export writes each step of a lowered program as loops in TVM, and compiles them."""

@@ -125,7 +125,7 @@ def escaped(text: str) -> str:
 
 
 def without(text: str) -> str:
-    """Returns the expression of any text that doesn't contain this one."""
+    """Returns the Lark expression that matches every text that doesn't contain ``text``."""
     return f"{ANY} & ~/(?s:.*){escaped(text)}(?s:.*)/"
 
 
