@@ -102,7 +102,7 @@ def measure(names: Sequence[str], serving: Serving, turns: Turns) -> dict[str, A
     with ExitStack() as running:
         servers = [running.enter_context(serving_with(name, serving)) for name in names]
         for server in servers:  # memory and threads are there after it
-            first_token(server.url, list(range(100, 100 + min(600, turns.context))))
+            first_token(server.url, [100] * min(600, turns.context))
         for index, (part, prompt) in enumerate(turns.prompts()):
             first = index % len(servers)
             for server in servers[first:] + servers[:first]:
