@@ -142,6 +142,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/plugins/gpu/test_compile_ahead.py": (12, 3),
     "tests/plugins/gpu/test_compile_ahead.py::test_every_gpu": (0, 0),
     "tests/plugins/gpu/test_compile_workers.py::test_ctrl_c_ends_it_and_its_processes": (0, 1),
+    "tests/plugins/gpu/test_recurrence_kernels.py": (6, 1),
     "tests/plugins/gpu/test_sampling_kernels.py": (20, 12),
     "tests/plugins/gpu/test_sampling_kernels.py::test_lists_and_typical_tokens": (0, 12),
     "tests/plugins/gpu/test_step_kernels.py": (8, 3),

@@ -35,6 +35,7 @@ from enginewright.plugins.gpu.tiles import gpu_of, product_tile
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError, TargetError
+from tests.passes import small_programs
 from tests.passes.small_programs import Steps
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.triton_interpreter import interpreter as interpreter
@@ -74,12 +75,20 @@ def stand_in(spec: KernelSpec) -> CompiledKernel:
     return CompiledKernel(spec, f"{spec.kernel}_kernel", "", b"\x7fELF", 64, "none")
 
 
-def test_a_small_step_launches_what_was_collected() -> None:
+@pytest.mark.parametrize(
+    ("case", "recipe", "some"),
+    [
+        ("Mixtral", "int4", {"product", "rope_kv_write"}),
+        ("qwen3_5_text", "int4", {"product", "stored_convolution", "stored_delta_rule"}),
+        ("jamba", "f32", {"product", "stored_convolution", "stored_scan"}),
+    ],
+)
+def test_a_small_step_launches_what_was_collected(case: str, recipe: str, some: set[str]) -> None:
     """Sizes that no step was bound with need no other kernel."""
-    program, context = cases.program_of("Mixtral", "int4")
+    program, context = cases.program_of(case, recipe)
     lowered = cases.lowered(program, context, "bf16")
     collected = specs_of(lowered.program, SECTION, SpecCollector(90, stand_in))
-    assert {spec.kernel for spec in collected.found} >= {*SAMPLING_KERNELS, "product", "norm", "rope_kv_write"}
+    assert {spec.kernel for spec in collected.found} >= {*SAMPLING_KERNELS, "norm", *some}
     assert len(collected.tiles) == 2
     missing: list[str] = []
 
@@ -93,7 +102,7 @@ def test_a_small_step_launches_what_was_collected() -> None:
             return lambda: None
 
     steps = cases.steps_of(lowered, 256, launcher=Looking())
-    steps_input = Steps([g.name for g in lowered.program.cache_groups], cases.BLOCKS)
+    steps_input = small_programs.steps_of(lowered.program.cache_groups, cases.BLOCKS)
     for chunks in cases.schedule():
         sampling = cases.as_options([{"temperature": 1.0, "top_p": 0.5} for _ in chunks])
         steps.start(cases.step_input(steps_input.step(chunks), sampling))

@@ -37,13 +37,15 @@ from tests.passes import small_programs
 from tests.passes.small_programs import PagedEvaluation, random_sequences
 
 BLOCKS = 24
+SIZES: Mapping[str, Mapping[str, Any]] = {"kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 32}}
+"""Fields that make the layers of a family smaller, for which the interpreter would take minutes."""
 CPU = torch.device("cpu")
 
 
 def program_of(case: str, recipe: str = "f32", cache: str | None = None) -> tuple[Program, PassContext]:
     """A tiny model of a family's case after all passes but the target's, and what they were given."""
     if case in RECURRENT:
-        model = tiny_family(case)
+        model = tiny_family(case, **SIZES.get(case, {}))
     elif case in EXPERT_FAMILIES:
         model = make(make_tiny_model, case)
     else:

@@ -18,7 +18,10 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter
 from enginewright.plugins.cuda.serve.program import CudaProgram
 from enginewright.plugins.gpu.recipe import EnginesSection
-from enginewright.runtime.shared.contracts import STATE
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.requests.request import Generation
+from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import STATE, ExecutorCaps
 from enginewright.runtime.shared.errors import CapacityError
 from tests.acceptance.tiny_configs import tiny_family
 from tests.passes import small_programs
@@ -27,9 +30,6 @@ from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.plugins.cuda.serve.test_executor import EXACT, FakeGraph, RecordingLauncher
 from tests.plugins.cuda.serve.test_ranked import on_ranks
 from tests.triton_interpreter import interpreter as interpreter
-
-SIZES: Mapping[str, dict[str, Any]] = {"kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 32}}
-"""Fields of families whose layers the interpreter would take minutes for."""
 
 KINDS = {
     "lfm2": "short convolutions",
@@ -51,7 +51,7 @@ SAMPLED = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for both targets, whose kernels aren't compiled: they are interpreted."""
     folder = tmp_path_factory.mktemp(request.param)
-    tiny_family(request.param, **SIZES.get(request.param, {})).save_pretrained(folder / "saved")
+    tiny_family(request.param, **cases.SIZES.get(request.param, {})).save_pretrained(folder / "saved")
     engines = EnginesSection(dtype="f32", requests=4, chunk=64)
     recipe = load_recipe("f32").model_copy(update={"engines": engines})
     with patch.object(CudaEmitter, "_kernels", lambda *_: {}):
@@ -165,6 +165,41 @@ def replayed(family: str) -> tuple[int, float, bool]:
 def test_graphs_go_on_from_states_and_padding_has_none(family: str, interpreter: ProcessPoolExecutor) -> None:
     launches, worst, untouched = interpreter.submit(replayed, family).result()
     assert launches == 3 and worst == 0.0 and untouched
+
+
+class _Served:
+    """``CudaSteps`` as an engine takes them, with fewer blocks of keys than its requests need."""
+
+    def __init__(self, lowering: Any, blocks: int) -> None:
+        self._steps = cases.steps_of(lowering, 256, blocks=16)
+        self.cache_groups = lowering.program.cache_groups
+        self.blocks = {group.name: 4 if group.kind == STATE else blocks for group in self.cache_groups}
+        self.caps = ExecutorCaps(max_tokens=128, max_requests=8, shared_blocks=True)
+        self.submit = self._steps.start
+
+
+def preempted(family: str) -> list[tuple[int, list[list[int]]]]:
+    """Returns how often a request was preempted, and the greedy tokens of each, with many blocks and with few."""
+    program, context = cases.program_of(family)
+    lowering = cases.lowered(program, context, "f32")
+    results = []
+    for blocks in (16, 3):
+        engine = Engine(_Served(lowering, blocks), SchedulerConfig(2, 16))  # type: ignore[arg-type]
+        prompts_of = random_sequences((30, 31, 9), 250)
+        requests = [Generation(prompt, SamplingParams(max_tokens=5, ignore_eos=True)) for prompt in prompts_of]
+        for request in requests:
+            engine.add_request(request)
+        while engine.has_work():
+            engine.step()
+        results.append((engine.preemptions, [request.tokens[request.prompt_length :] for request in requests]))
+    return results
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
+def test_a_preempted_request_goes_on_with_its_tokens(family: str, interpreter: ProcessPoolExecutor) -> None:
+    (never, expected), (often, tokens) = interpreter.submit(preempted, family).result()
+    assert never == 0 < often and tokens == expected
 
 
 def without_memory(family: str, behind: bool) -> tuple[str, int]:
