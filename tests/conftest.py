@@ -346,6 +346,21 @@ def tiny_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
     return bundle
 
 
+@pytest.fixture(scope="session")
+def pooled_bundles(shared_folder: Path) -> dict[str, Path]:
+    """A tiny encoder's f32 bundle for the cpu target of each kind: "embed", "rerank" and "classify"."""
+    from enginewright.optimizer.export import export
+    from tests.encoders import save_tiny_encoder
+
+    bundles = {kind: shared_folder / f"tiny-{kind}.bundle" for kind in ("embed", "rerank", "classify")}
+    with _only_one(shared_folder / "tiny-encoders.lock"):
+        for kind, bundle in bundles.items():
+            if not bundle.exists():
+                save_tiny_encoder(shared_folder / f"tiny-{kind}", kind)
+                export(shared_folder / f"tiny-{kind}", bundle, recipe="f32", targets=("cpu",))
+    return bundles
+
+
 @pytest.fixture(params=TINY_FAMILIES)
 def tiny_family(request: pytest.FixtureRequest) -> str:
     """Each of the families in turn; for ``tiny_model(tiny_family)``."""

@@ -29,6 +29,7 @@ COMMANDS = (
     "export",
     "generate",
     "chat",
+    "embed",
     "inspect",
     "eval",
     "recipes",
@@ -79,6 +80,15 @@ EXAMPLES: dict[str, Arguments] = {
         "--max-kl",
         "9",
     ],
+    "semantic_search.py": lambda folder, bundle, out: [
+        str(out / "embed.bundle"),
+        str(out / "texts"),
+        "Where is the ship?",
+        "--rerank",
+        str(out / "rerank.bundle"),
+        "--chat",
+        str(bundle),
+    ],
     "train_int4.py": lambda folder, bundle, out: [str(folder), str(out), *FEW_STEPS],
 }
 
@@ -89,8 +99,23 @@ def test_no_example_is_forgotten() -> None:
     assert {path.stem for path in (REPOSITORY / "docs" / "use" / "commands").glob("*.md")} == set(COMMANDS)
 
 
+def link_inputs(folder: Path, pooled: dict[str, Path]) -> None:
+    """Puts bundles of encoders into a folder by their kinds, and texts to search and to embed."""
+    for kind, path in pooled.items():
+        (folder / f"{kind}.bundle").symlink_to(path)
+    (folder / "minilm.bundle").symlink_to(pooled["embed"])
+    (folder / "texts").mkdir()
+    for i, text in enumerate(("The ship is at sea.", "A box of salt.", "It sank in the harbour.")):
+        (folder / "texts" / f"{i}.md").write_text(text)
+    (folder / "texts.txt").write_text("The ship is at sea.\nA box of salt.\n")
+    (folder / "questions.jsonl").write_text('{"question": "Where is the ship?"}\n')
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs(name: str, tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+def test_an_example_runs(
+    name: str, tiny_folder: Path, tiny_bundle: Path, pooled_bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    link_inputs(tmp_path, pooled_bundles)
     command = [sys.executable, str(REPOSITORY / "examples" / name)]
     done = subprocess.run(
         [*command, *EXAMPLES[name](tiny_folder, tiny_bundle, tmp_path)], capture_output=True, text=True
@@ -114,8 +139,12 @@ def shell_examples() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("command", "line"), shell_examples())
-def test_a_page_s_example_runs(command: str, line: str, tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_page_s_example_runs(
+    command: str, line: str, tiny_folder: Path, tiny_bundle: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     assert f"optimize {command}" in line
+    if command == "embed":
+        link_inputs(tmp_path, request.getfixturevalue("pooled_bundles"))
     (tmp_path / "SmolLM2-135M-Instruct").symlink_to(tiny_folder)
     if command != "export":
         (tmp_path / "smollm2.bundle").symlink_to(tiny_bundle)

@@ -24,6 +24,7 @@ from . import (
     chat,
     diff,
     doctor,
+    embed,
     export,
     generate,
     inspect,
@@ -58,7 +59,7 @@ app = typer.Typer(
 )
 
 _PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Run a model": (chat, generate, serve),
+    "Run a model": (chat, embed, generate, serve),
     "Make a bundle": (export, recipes, recover, buckets, build, cache),
     "Measure": (evaluation, bench, loadtest, plan, trace, tune),
     "Check": (verify, diff, bisect, doctor),

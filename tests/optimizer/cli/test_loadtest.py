@@ -53,6 +53,21 @@ def test_failed_requests_are_told_and_no_error_of_the_command(fake: FakeServer) 
     assert "2 finished, 3 failed" in result.stdout and "3 http 503: busy" in result.stdout
 
 
+def test_embeddings_of_a_bundle(pooled_bundles: dict[str, Path], tmp_path: Path) -> None:
+    records = tmp_path / "load.jsonl"
+    arguments = ("--embed", "--texts", "1-4", "--prompt", "2-6", "--requests", "8", "--records", str(records))
+    result = run(str(pooled_bundles["embed"]), *arguments, "--json", "--quiet")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    rows = [json.loads(line) for line in records.read_text().splitlines()]
+    assert (data["api"], data["finished"], data["failed"], data["tokens"]) == ("embeddings", 8, 0, 0)
+    assert data["texts"] == sum(row["texts"] for row in rows) > 8
+    assert data["prompt_tokens"] == sum(row["prompt_tokens"] for row in rows) > data["texts"]
+    assert data["ttft"] is None and data["end_to_end"]["count"] == 8
+    shown = run(str(pooled_bundles["embed"]), "--embed", "--requests", "2", "--prompt", "3")
+    assert "8 finished" not in shown.stdout and "texts" in shown.stdout
+
+
 def test_a_server_without_embeddings_is_told(fake: FakeServer) -> None:
     fake.behave = lambda number, body: stream(2)
     result = run(fake.url, "--embed", "--requests", "2")

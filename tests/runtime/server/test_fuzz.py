@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,15 @@ from enginewright.runtime.server.protocols import ollama
 from enginewright.runtime.server.protocols.anthropic import CountBody, MessagesBody
 from enginewright.runtime.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from enginewright.runtime.server.protocols.ollama import GenerateBody, OllamaChatBody, ShowBody
+from enginewright.runtime.server.protocols.pooled_bodies import (
+    ClassifyBody,
+    EmbeddingsBody,
+    OllamaEmbedBody,
+    PredictBody,
+    RerankBody,
+    ScoreBody,
+    TeiEmbedBody,
+)
 from enginewright.runtime.server.protocols.response_items import InputTokensBody, ResponsesBody
 from tests.runtime.server.conftest import Server
 
@@ -43,6 +52,13 @@ PATHS: dict[str, tuple[type, dict[str, Any]]] = {
     "/v1/messages/count_tokens": (CountBody, {"messages": SAID}),
     "/v1/responses": (ResponsesBody, {"input": "Hi", "max_output_tokens": 2}),
     "/v1/responses/input_tokens": (InputTokensBody, {"input": "Hi"}),
+    "/v1/embeddings": (EmbeddingsBody, {"input": ["Hi", "you"]}),
+    "/embed": (TeiEmbedBody, {"inputs": "Hi"}),
+    "/api/embed": (OllamaEmbedBody, {"input": "Hi"}),
+    "/rerank": (RerankBody, {"query": "Hi", "documents": ["a", "b"]}),
+    "/score": (ScoreBody, {"text_1": "Hi", "text_2": ["a", "b"]}),
+    "/classify": (ClassifyBody, {"input": "Hi"}),
+    "/predict": (PredictBody, {"inputs": "Hi"}),
 }
 VALUES = [
     *(None, True, False, 0, -1, -(1 << 63), 1 << 63, 1 << 70, 0.5, -0.5, 1e300, 1e-300, "", "x", "7", "a" * 3000),
@@ -52,6 +68,18 @@ VALUES = [
 ]
 TEXTS = [b"", b"\0", b"nul", b"[", b'"', b"{}", b"NaN", b'{"a": 1e400}', b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"{} {}"]
 BAD_BYTES = [b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\0", b"\\ud800", b"\\u12", b'"', b"}", b"\\"]
+
+
+@pytest.fixture(scope="module")
+def server(
+    tiny_bundle: Path, pooled_bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server of a model that writes text, and of one of each further kind."""
+    models = {"tiny-llama": tiny_bundle, **pooled_bundles}
+    named = [part for name, path in models.items() for part in ("--model", f"{name}={path}")]
+    running = Server(*named, errors=tmp_path_factory.mktemp("server") / "stderr")
+    yield running
+    assert running.stop() == 0, running.errors.read_text()
 
 
 def body_of(rng: random.Random) -> tuple[str, bytes]:
@@ -192,8 +220,9 @@ def fuzz(server: Server, count: int, seed: int, threads: int) -> Counter[int]:
 
 def check_well(server: Server) -> None:
     """Nothing is left of what was sent: no request, no block; no engine died, and nothing failed."""
-    server.wait(lambda: server.props()["requests"] == 0 and server.props()["kv_cache_used"] == 0)
-    assert server.props()["deaths"] == 0
+    for name in server.ask("GET", "/props").json["models"]:
+        server.wait(lambda of=name: server.props(of)["requests"] == 0 and server.props(of)["kv_cache_used"] == 0)
+        assert server.props(name)["deaths"] == 0
     assert "Traceback" not in server.errors.read_text() and "ERROR" not in server.errors.read_text()
 
 

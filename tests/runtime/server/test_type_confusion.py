@@ -9,31 +9,30 @@ from pathlib import Path
 import pytest
 
 from enginewright.runtime.server.app import BODIES as ENDPOINTS
-from enginewright.runtime.server.protocols.pooled_bodies import POOLED
 
 from .in_process import InProcess
 from .type_confusion import BODIES, body, run
 
 
 @pytest.mark.parametrize("seed", [7, pytest.param(8, marks=pytest.mark.matrix)])
-def test_values_of_other_types(tools_bundle: Path, seed: int) -> None:
-    statuses = asyncio.run(run(tools_bundle, {}, 400 if seed == 7 else 5000, seed))
+def test_values_of_other_types(tools_bundle: Path, pooled_bundles: dict[str, Path], seed: int) -> None:
+    statuses = asyncio.run(run(tools_bundle, pooled_bundles, 400 if seed == 7 else 5000, seed))
     assert statuses[200] and statuses[400] and not any(status > 500 for status in statuses)
 
 
 @pytest.mark.soak
-def test_a_hundred_thousand_values_of_other_types(tools_bundle: Path) -> None:
-    asyncio.run(run(tools_bundle, {}, 100_000, 1))
+def test_a_hundred_thousand_values_of_other_types(tools_bundle: Path, pooled_bundles: dict[str, Path]) -> None:
+    asyncio.run(run(tools_bundle, pooled_bundles, 100_000, 1))
 
 
-def test_each_body_is_right_before_a_value_is_confused(tools_bundle: Path) -> None:
+def test_each_body_is_right_before_a_value_is_confused(tools_bundle: Path, pooled_bundles: dict[str, Path]) -> None:
     async def check() -> None:
-        app = InProcess(tools_bundle)
+        app = InProcess(tools_bundle, pooled_bundles)
         await app.front.loaded(app.front.model("m"))
         for path, valid in BODIES:
             reply = await app.ask(path, valid)
-            expected = 404 if "previous_response_id" in valid else 400 if path == "/infill" or path in POOLED else 200
-            assert reply.status == expected, reply.body  # it has no tokens for filling in, and is of another kind
+            expected = 404 if "previous_response_id" in valid else 400 if path == "/infill" else 200
+            assert reply.status == expected, reply.body  # the model has no tokens for filling in
         await app.front.close()
 
     asyncio.run(check())

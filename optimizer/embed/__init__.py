@@ -1,0 +1,1 @@
+"""``optimize embed``: the vectors of the texts of a file."""

@@ -1,0 +1,103 @@
+"""The files that vectors are written to: an array of numpy, lines of JSON, or a table in Parquet."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from enginewright.runtime.bundle.output_folder import bundle_around
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, RequestError
+
+_ROWS = 4096
+"""The rows that are written at a time."""
+
+
+def _write_npy(path: Path, texts: Iterable[str], vectors: FloatArray) -> None:
+    with path.open("wb") as file:
+        np.save(file, vectors)
+
+
+def _write_jsonl(path: Path, texts: Iterable[str], vectors: FloatArray) -> None:
+    encode = msgspec.json.Encoder().encode
+    with path.open("wb") as file:
+        for text, vector in zip(texts, vectors, strict=True):
+            file.write(encode({"text": text, "embedding": vector.tolist()}) + b"\n")
+
+
+def _write_parquet(path: Path, texts: Iterable[str], vectors: FloatArray) -> None:
+    pyarrow, parquet = _parquet()
+    kind = pyarrow.list_(pyarrow.float32(), vectors.shape[1])
+    schema = pyarrow.schema([("text", pyarrow.string()), ("embedding", kind)])
+    with parquet.ParquetWriter(path, schema) as writer:
+        for begin, part in _parts(texts):
+            rows = np.ascontiguousarray(vectors[begin : begin + len(part)])
+            embeddings = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), type=kind)
+            writer.write_table(pyarrow.Table.from_arrays([pyarrow.array(part), embeddings], schema=schema))
+
+
+def _parts(texts: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yields the index of the first of some texts, and these texts."""
+    left, begin = iter(texts), 0
+    while part := list(islice(left, _ROWS)):
+        yield begin, part
+        begin += len(part)
+
+
+def _parquet() -> tuple[Any, Any]:
+    """Returns the modules pyarrow and pyarrow.parquet. Raises MissingDependencyError."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as e:
+        hint = "Install it with: pip install 'enginewright[parquet]'; or write a .npy or .jsonl file."
+        raise MissingDependencyError("Parquet needs pyarrow, which is not installed", hint=hint) from e
+    return pyarrow, parquet
+
+
+_WRITERS: Mapping[str, Callable[[Path, Iterable[str], FloatArray], None]] = {
+    ".npy": _write_npy,
+    ".jsonl": _write_jsonl,
+    ".parquet": _write_parquet,
+}
+"""The end of an output's name -> the function that writes it."""
+
+
+def check_output(path: Path) -> None:
+    """Raises RequestError for an output of an unknown kind or in a bundle, MissingDependencyError without pyarrow."""
+    if path.suffix.lower() not in _WRITERS:
+        hint = f"Name a file that ends with {', '.join(_WRITERS)}."
+        raise RequestError(f"output: {path}: its name doesn't say what it is", hint=hint)
+    if not path.parent.is_dir():
+        raise RequestError(f"output: {path}: there is no folder {path.parent}", hint="Make it first.")
+    if (bundle := bundle_around(Path(os.path.realpath(path)))) is not None:
+        raise RequestError(f"output: {path}: it would be a file of the bundle {bundle}", hint="Write it elsewhere.")
+    if path.suffix.lower() == ".parquet":
+        _parquet()
+
+
+def write_vectors(path: Path, texts: Iterable[str], vectors: FloatArray) -> None:
+    """Writes a row for each text beside ``path``, then gives the file its name.
+
+    Args:
+        path: the output; its end decides the format.
+        texts: the texts, which .npy leaves out.
+        vectors: their vectors, [n, E].
+
+    Raises CapacityError if it can't be written.
+    """
+    unfinished = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex[:12]}")
+    try:
+        _WRITERS[path.suffix.lower()](unfinished, texts, vectors)
+        os.replace(unfinished, path)
+    except OSError as e:
+        raise CapacityError(f"{path}: it can't be written: {e.strerror or e}", hint="Write to another disk.") from e
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,364 @@
+"""Embeddings, scores and classes over HTTP are those of ``LLM``, in the shape of each protocol, also of bad bodies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from enginewright import LLM
+from tests.encoders import CONTEXT, LABELS, PROMPTS, WIDTH
+from tests.runtime.server.conftest import Reply, Server
+
+TEXTS = ["A ship at sea.", "The harbour", "x" * 90, "é"]
+QUERY, DOCUMENTS = "Where is the ship?", ["At sea.", "In a box.", "At sea.", "It sank in the harbour."]
+
+
+@pytest.fixture(scope="module")
+def pooled(
+    tiny_bundle: Path, pooled_bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server of a chat model and of a model of each further kind."""
+    models = {"chat": tiny_bundle, **pooled_bundles}
+    named = [part for name, path in models.items() for part in ("--model", f"{name}={path}")]
+    running = Server(*named, errors=tmp_path_factory.mktemp("pooled") / "stderr")
+    yield running
+    assert running.stop() == 0, running.errors.read_text()
+
+
+@pytest.fixture(scope="module")
+def embedder(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
+    with LLM(pooled_bundles["embed"]) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def ranker(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
+    with LLM(pooled_bundles["rerank"]) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def classifier(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
+    with LLM(pooled_bundles["classify"]) as llm:
+        yield llm
+
+
+def ask(server: Server, path: str, **body: Any) -> Any:
+    """Returns the answer, which must be one."""
+    reply = server.ask("POST", path, body)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def refused(reply: Reply) -> str:
+    """Returns the message of a request that was refused."""
+    assert reply.status == 400, (reply.status, reply.body)
+    error = reply.json["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
+def vectors_of(answer: Any) -> np.ndarray[Any, Any]:
+    """Returns the vectors of an answer in OpenAI's format, of either encoding."""
+    assert [row["index"] for row in answer["data"]] == list(range(len(answer["data"])))
+    rows = [row["embedding"] for row in answer["data"]]
+    return np.array(
+        [np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row for row in rows], np.float32
+    )
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_vectors_are_the_library_s_bit_for_bit(pooled: Server, embedder: LLM, encoding: str) -> None:
+    expected = embedder.embed(TEXTS)
+    answer = ask(pooled, "/v1/embeddings", model="embed", input=TEXTS, encoding_format=encoding)
+    assert np.array_equal(vectors_of(answer), expected)
+    ids = [embedder.tokenizer.encode(text) for text in TEXTS]
+    tokens = sum(map(len, ids))
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert (answer["object"], answer["model"]) == ("list", "embed")
+    for value, rows in ((TEXTS[0], expected[:1]), (ids, expected), (ids[1], expected[1:2])):
+        answers = ask(pooled, "/v1/embeddings", model="embed", input=value, encoding_format=encoding)
+        assert np.array_equal(vectors_of(answers), rows)
+
+
+def test_prompts_and_lengths_of_vectors(pooled: Server, embedder: LLM) -> None:
+    def vectors(**body: Any) -> np.ndarray[Any, Any]:
+        return vectors_of(ask(pooled, "/v1/embeddings", model="embed", input=TEXTS, **body))
+
+    for name in PROMPTS:
+        expected = embedder.embed(TEXTS, prompt=name)
+        assert np.array_equal(vectors(prompt_name=name), expected)
+        assert np.array_equal(vectors(input_type=f"search_{name}"), expected)
+    assert not np.array_equal(vectors(input_type="query"), vectors())
+    assert np.array_equal(vectors(normalize=False), embedder.embed(TEXTS, normalize=False))
+    reply = pooled.ask("POST", "/v1/embeddings", {"model": "embed", "input": "a", "input_type": "clustering"})
+    assert reply.headers["x-enginewright-ignored"] == "input_type"
+    for body, name in (
+        ({"prompt_name": "poem"}, "prompt_name"),
+        ({"input_type": "poem"}, "input_type"),
+        ({"input_type": "query", "prompt_name": "query"}, "input_type"),
+        ({"dimensions": WIDTH - 1}, "dimensions"),
+        ({"dimensions": 0}, "dimensions"),
+    ):
+        message = refused(pooled.ask("POST", "/v1/embeddings", {"model": "embed", "input": "a", **body}))
+        assert message.startswith(f"{name}: "), message
+
+
+def test_openai_s_client(pooled: Server, embedder: LLM) -> None:
+    with openai.OpenAI(base_url=f"{pooled.url}/v1", api_key="none", max_retries=0) as client:
+        for encoding in ({}, {"encoding_format": "float"}):  # the client asks for base64 by itself
+            answers = client.embeddings.create(model="embed", input=TEXTS, user="u", **encoding)  # type: ignore[call-overload]
+            rows = np.array([row.embedding for row in answers.data], np.float32)
+            assert np.array_equal(rows, embedder.embed(TEXTS))
+        with pytest.raises(openai.BadRequestError, match="of the kind 'generate'"):
+            client.embeddings.create(model="chat", input="a")
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.embeddings.create(model="nobody", input="a")
+
+
+def test_ollama_and_tei(pooled: Server, embedder: LLM) -> None:
+    expected = embedder.embed(TEXTS)
+    answer = ask(pooled, "/api/embed", model="embed:latest", input=TEXTS, keep_alive="5m", options={"num_ctx": 8})
+    assert np.array_equal(np.array(answer["embeddings"], np.float32), expected)
+    assert answer["model"] == "embed:latest" and answer["total_duration"] > 0
+    assert answer["prompt_eval_count"] == sum(len(embedder.tokenizer.encode(text)) for text in TEXTS)
+    assert ask(pooled, "/api/embed", model="embed", input=[])["embeddings"] == []
+    old = ask(pooled, "/api/embeddings", model="embed", prompt=TEXTS[0])
+    assert np.array_equal(np.array(old["embedding"], np.float32), expected[0])
+    assert ask(pooled, "/api/show", model="embed")["capabilities"] == ["embedding"]
+    for inputs, rows in ((TEXTS, expected), (TEXTS[0], expected[:1])):  # the first model that embeds
+        assert np.array_equal(np.array(ask(pooled, "/embed", inputs=inputs), np.float32), rows)
+
+
+def test_rerankers(pooled: Server, ranker: LLM) -> None:
+    scores = ranker.score(QUERY, DOCUMENTS).tolist()
+    order = sorted(range(len(DOCUMENTS)), key=lambda i: (-scores[i], i))
+    assert order.index(0) < order.index(2) and scores[0] == scores[2]
+    body = {"model": "rerank", "query": QUERY, "documents": DOCUMENTS}
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        answer = ask(pooled, path, **body)
+        assert answer["results"] == [{"index": i, "relevance_score": scores[i]} for i in order]
+        assert answer["usage"]["prompt_tokens"] > len(QUERY) * len(DOCUMENTS)
+    objects = [{"text": text} for text in DOCUMENTS]
+    answer = ask(pooled, "/v1/rerank", **body | {"documents": objects}, top_n=2, return_documents=True)
+    assert answer["results"] == [
+        {"index": i, "relevance_score": scores[i], "document": {"text": DOCUMENTS[i]}} for i in order[:2]
+    ]
+    # TEI's body at the same path
+    rows = ask(pooled, "/rerank", query=QUERY, texts=DOCUMENTS, return_text=True)
+    assert rows == [{"index": i, "score": scores[i], "text": DOCUMENTS[i]} for i in order]
+    raw = ask(pooled, "/rerank", query=QUERY, texts=DOCUMENTS, raw_scores=True)
+    assert [row["index"] for row in raw] == order and raw != rows
+
+
+def test_scores_of_pairs(pooled: Server, ranker: LLM) -> None:
+    expected = ranker.score(QUERY, DOCUMENTS).tolist()
+    for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
+        for one in (QUERY, [QUERY], [QUERY] * len(DOCUMENTS)):
+            answer = ask(pooled, "/score", model="rerank", **dict(zip(names, (one, DOCUMENTS), strict=True)))
+            assert [row["score"] for row in answer["data"]] == expected
+    message = refused(pooled.ask("POST", "/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}))
+    assert message.startswith("text_1: there are 2")
+
+
+def test_classes(pooled: Server, classifier: LLM) -> None:
+    for texts in (TEXTS, TEXTS[:2], TEXTS[:1]):  # two texts aren't taken for a pair
+        answers = [ask(pooled, path, model="classify", input=texts) for path in ("/classify", "/v1/classify")]
+        for answer in answers:
+            for row, one in zip(answer["data"], classifier.classify(texts), strict=True):
+                assert row["probs"] == one.scores.tolist() and row["label"] == one.label
+                assert row["num_classes"] == len(LABELS)
+    (expected,) = classifier.classify([TEXTS[0]])
+    (row,) = ask(pooled, "/predict", inputs=[[TEXTS[0]]])
+    assert row == ask(pooled, "/predict", inputs=TEXTS[0])
+    assert {one["label"]: one["score"] for one in row} == dict(zip(LABELS, expected.scores.tolist(), strict=True))
+    assert [one["score"] for one in row] == sorted(expected.scores.tolist(), reverse=True)
+    pair = ask(pooled, "/predict", inputs=[TEXTS[0], TEXTS[1]])
+    assert pair == ask(pooled, "/predict", inputs=[[TEXTS[0], TEXTS[1]]])[0] != row
+    raw = ask(pooled, "/predict", inputs=TEXTS[0], raw_scores=True)
+    assert [one["label"] for one in raw] == [one["label"] for one in row] and raw != row
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/embeddings", {"model": "chat", "input": "a"}, "generate"),
+        ("/api/embed", {"model": "rerank", "input": "a"}, "rerank"),
+        ("/v1/rerank", {"model": "embed", "query": "a", "documents": ["b"]}, "embed"),
+        ("/classify", {"model": "embed", "input": "a"}, "embed"),
+        ("/v1/chat/completions", {"model": "embed", "messages": [{"role": "user", "content": "a"}]}, "embed"),
+        ("/v1/completions", {"model": "classify", "prompt": "a"}, "classify"),
+        (
+            "/v1/messages",
+            {"model": "rerank", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]},
+            "rerank",
+        ),
+        ("/v1/responses", {"model": "embed", "input": "a"}, "embed"),
+        ("/api/chat", {"model": "embed", "messages": [{"role": "user", "content": "a"}]}, "embed"),
+    ],
+)
+def test_a_model_of_another_kind_is_named(pooled: Server, path: str, body: dict[str, Any], kind: str) -> None:
+    reply = pooled.ask("POST", path, body)
+    assert reply.status == 400
+    assert f"is of the kind '{kind}'" in reply.body.decode().replace('\\"', '"')
+
+
+def test_without_a_name_the_first_model_of_the_kind_answers(pooled: Server) -> None:
+    assert pooled.chat("a", max_tokens=1).json["model"] == "chat"
+    assert ask(pooled, "/v1/embeddings", input="a")["model"] == "embed"
+    assert ask(pooled, "/v1/rerank", query="a", documents=["b"])["model"] == "rerank"
+    assert ask(pooled, "/classify", input="a")["model"] == "classify"
+    assert {name: row["kind"] for name, row in pooled.ask("GET", "/props").json["models"].items()} == {
+        "chat": "generate",
+        "embed": "embed",
+        "rerank": "rerank",
+        "classify": "classify",
+    }
+
+
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "100,000 texts": ("/v1/embeddings", {"input": ["a"] * 100_000}, "input: there are 100,000 texts"),
+    "2,049 lists": ("/v1/embeddings", {"input": [[5]] * 2049}, "input: there are 2,049 texts"),
+    "a million characters": ("/v1/embeddings", {"input": "a " * 500_000}, "maximum context length is"),
+    "one of them too long": ("/v1/embeddings", {"input": [*["a"] * 70, "a" * 200]}, "your input[70] resulted in"),
+    "too many ids": ("/v1/embeddings", {"input": [5] * 200}, "maximum context length is"),
+    "ten million characters": ("/v1/embeddings", {"input": "a" * 10_000_000}, "input: it has more than"),
+    "an id outside": ("/v1/embeddings", {"input": [[5], [10_000]]}, "input[1]: token 10000 is outside"),
+    "a negative id": ("/v1/embeddings", {"input": [-1]}, "input: token -1 is outside"),
+    "an enormous id": ("/v1/embeddings", {"input": [5, 1 << 70]}, "isn't a token id"),
+    "a large id": ("/v1/embeddings", {"input": [[5], [1 << 40]]}, "input[1]: token 1099511627776 is outside"),
+    "floats": ("/v1/embeddings", {"input": [5, 0.5]}, "input"),
+    "floats in lists": ("/v1/embeddings", {"input": [[5, 0.5]]}, "input"),
+    "texts and ids": ("/v1/embeddings", {"input": ["a", [5]]}, "input[1]: "),
+    "ids and lists": ("/v1/embeddings", {"input": [5, [5]]}, "input"),
+    "nothing": ("/v1/embeddings", {"input": []}, "input: it is empty"),
+    "an empty text": ("/v1/embeddings", {"input": ["a", ""]}, "input[1]: it is empty"),
+    "an empty list": ("/v1/embeddings", {"input": ["a", []]}, "input[1]: "),
+    "no input": ("/v1/embeddings", {}, "input"),
+    "null": ("/v1/embeddings", {"input": ["a", None]}, "input"),
+    "a lone surrogate": ("/v1/embeddings", {"input": ["a", "\ud800"]}, "UTF-8"),
+    "another encoding": ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    "too many dimensions": ("/v1/embeddings", {"input": "a", "dimensions": 1 << 40}, "dimensions"),
+    "cut at the beginning": ("/v1/embeddings", {"input": "a", "truncate": "START"}, "truncate: "),
+    "both kinds of documents": ("/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, "documents: "),
+    "no documents": ("/rerank", {"query": "a"}, "documents: "),
+    "a document without text": ("/rerank", {"query": "a", "documents": [{"body": "b"}]}, "documents[0]: "),
+    "an empty document": ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]: it is empty"),
+    "an empty query": ("/rerank", {"query": "", "documents": ["b"]}, "query: it is empty"),
+    "no best": ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+    "a long query": ("/rerank", {"query": "a" * 200, "documents": ["b"]}, "maximum context length is"),
+    "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, "inputs: "),
+    "no texts": ("/predict", {"inputs": [[]]}, "inputs[0]: "),
+    "numbers": ("/predict", {"inputs": [["a", 5]]}, "inputs"),
+    "texts of Ollama": ("/api/embed", {"input": ["a", 5]}, "input"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bodies_that_hurt(pooled: Server, name: str) -> None:
+    path, body, message = BAD[name]
+    assert message in refused(pooled.ask("POST", path, body))
+    assert ask(pooled, "/v1/embeddings", input="a")["data"]
+    assert not any(row["deaths"] for row in pooled.ask("GET", "/props").json["models"].values())
+
+
+def test_texts_that_are_too_long_are_cut_where_the_client_asks_for_it(pooled: Server, embedder: LLM) -> None:
+    texts = ["ab" * 500_000, "a"]
+    expected = embedder.embed(texts, truncate=True)
+    for body in ({"truncate": True}, {"truncate": "END"}, {"truncate_prompt_tokens": -1}):
+        answer = ask(pooled, "/v1/embeddings", model="embed", input=texts, **body)
+        assert np.array_equal(vectors_of(answer), expected)
+        assert answer["usage"]["prompt_tokens"] == CONTEXT + 3
+    assert np.array_equal(np.array(ask(pooled, "/api/embed", input=texts)["embeddings"], np.float32), expected)
+    assert len(ask(pooled, "/rerank", query="a" * 999, texts=["b" * 999], truncate=True)) == 1
+
+
+def test_a_small_body_overtakes_a_large_one(pooled: Server, embedder: LLM) -> None:
+    """However many texts the large body has left, the small one has its answer first."""
+    texts = [f"{i} {'x' * 100}" for i in range(2048)]
+    large: list[Any] = []
+    sender = threading.Thread(target=lambda: large.append(ask(pooled, "/v1/embeddings", input=texts)))
+    sender.start()
+    pooled.wait(lambda: pooled.props("embed")["requests"] > 0)
+    overtook = 0
+    while not large:
+        small = vectors_of(ask(pooled, "/v1/embeddings", input=TEXTS))
+        overtook += not large
+    sender.join()
+    assert overtook > 0 and np.array_equal(small, embedder.embed(TEXTS))
+    assert np.array_equal(vectors_of(large[0]), embedder.embed(texts))
+
+
+def test_vectors_are_the_same_beside_others(pooled: Server, embedder: LLM) -> None:
+    texts = [f"{'ab ' * (i % 30)}{i}" for i in range(200)]
+    expected = embedder.embed(texts)
+
+    def one(i: int) -> bool:
+        if i % 5 == 0:
+            return pooled.chat(texts[i], max_tokens=4).status == 200
+        count = 1 + i % 7
+        answer = ask(pooled, "/v1/embeddings", model="embed", input=texts[i : i + count])
+        return np.array_equal(vectors_of(answer), expected[i : i + count])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(len(texts))))
+
+
+def test_a_client_that_leaves_ends_its_requests(pooled: Server) -> None:
+    body = json.dumps({"input": ["x" * 100] * 2048, "model": "embed"}).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with pooled.connect() as link:
+        link.sendall(head + body)
+        pooled.wait(lambda: pooled.props("embed")["requests"] > 0)
+        link.shutdown(socket.SHUT_RDWR)
+    pooled.wait(lambda: pooled.props("embed")["requests"] == 0)
+    assert ask(pooled, "/v1/embeddings", input="a")["data"]
+
+
+def test_metrics_and_the_log(pooled: Server) -> None:
+    def value(name: str) -> float:
+        page = pooled.ask("GET", "/metrics").body.decode()
+        lines = [line for line in page.splitlines() if line.startswith(name) and 'model_name="embed"' in line]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    before = [value("enginewright_prompt_tokens_total"), value("vllm:request_success_total")]
+    tokens = ask(pooled, "/v1/embeddings", input=TEXTS)["usage"]["total_tokens"]
+    assert [value("enginewright_prompt_tokens_total"), value("vllm:request_success_total")] == [
+        before[0] + tokens,
+        before[1] + 1,
+    ]
+
+
+def test_keys_and_quotas(make_server: Any, pooled_bundles: dict[str, Path], tmp_path: Path) -> None:
+    import hashlib
+
+    keys = tmp_path / "keys.toml"
+    rows = {"a": "tokens_per_minute = 40", "b": ""}
+    keys.write_text(
+        "".join(
+            f'[[keys]]\nhash = "sha256:{hashlib.sha256(key.encode()).hexdigest()}"\ntenant = "{key}"\n{more}\n'
+            for key, more in rows.items()
+        )
+    )
+    server = make_server(pooled_bundles["embed"], "--api-keys", keys, "--max-texts", 3, "--log-json")
+
+    def status(key: str, count: int) -> int:
+        body = {"input": ["x" * 20] * count}
+        return int(server.ask("POST", "/v1/embeddings", body, authorization=f"Bearer {key}").status)
+
+    assert status("nobody", 1) == 401
+    assert status("b", 3) == 200 and status("b", 4) == 400
+    assert status("a", 3) == 200 and status("a", 1) == 429  # 66 tokens of 40
+    server.stop()
+    lines = [json.loads(line) for line in server.errors.read_text().splitlines()]
+    (served,) = [one for one in lines if one.get("tenant") == "a" and one.get("status") == 200]
+    assert (served["texts"], served["prompt_tokens"], served["model"]) == (3, 66, "tiny-embed")
