@@ -106,7 +106,12 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-_FLAGS = {"overwrite=True": "--force", "resume=True": "--resume", 'trust="code"': "--trust code"}
+_FLAGS = {
+    "overwrite=True": "--force",
+    "resume=True": "--resume",
+    "truncate=True": "--truncate",
+    'trust="code"': "--trust code",
+}
 """The arguments of functions that hints name, and the options by which a command spells them."""
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from enginewright.runtime.shared.errors import RequestError
 
 from .console import print_json, reported
 from .exported import exported
 from .options import AsJson, ModelPath, ModelRecipe, NoProgress, Running, grouped
 from .progress import stage_bars
+
+if TYPE_CHECKING:
+    from enginewright import LLM
+    from enginewright.optimizer.embed.texts import TextFile
+    from enginewright.runtime.shared.contracts import FloatArray
 
 NAME = "embed"
 EPILOG = (
@@ -79,7 +88,7 @@ def command(
         made_from = {"texts": texts.digest, "field": texts.field, "bundle": llm.bundle_hash, **options}
         part = Unfinished(output, made_from)
         start, left = time.perf_counter(), iter(texts)
-        first = llm.embed(next(iter(texts)), **options)
+        first = _embedded(llm, texts, 0, [next(iter(texts))], options)[0]
         part.begin(len(first))
         resumed = part.rows
         try:
@@ -87,7 +96,7 @@ def command(
                 pass
             while some := list(islice(left, _AT_ONCE)):
                 show(ProgressEvent("embed", part.rows, texts.count))
-                part.add(llm.embed(some, **options))
+                part.add(_embedded(llm, texts, part.rows, some, options))
         except KeyboardInterrupt:
             print(f"{part.rows:,} of {texts.count:,} vectors are in {part.path}", file=sys.stderr)
             raise
@@ -112,3 +121,17 @@ def command(
         )
     else:
         print(f"{output}: {texts.count:,} vectors of {len(first)} numbers, {count / seconds:.1f} texts a second")
+
+
+def _embedded(llm: LLM, file: TextFile, begin: int, texts: list[str], options: Mapping[str, Any]) -> FloatArray:
+    """Returns the vectors of texts of a file, the first of which is number ``begin``.
+
+    Raises RequestError naming the line of a text.
+    """
+    try:
+        return llm.embed(texts, progress=False, raise_errors=True, **options)
+    except RequestError as e:
+        match = re.fullmatch(r"texts\[(\d+)\](:.*)", e.message, re.DOTALL)
+        if match is None:
+            raise
+        raise e.reworded(f"{file.path}:{begin + int(match[1]) + 1}{match[2]}", hint=e.hint) from e

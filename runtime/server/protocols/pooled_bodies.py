@@ -56,7 +56,7 @@ class TextOrder:
     Attributes:
         texts: a text, token ids, or a pair of texts for each row of the result.
         task: makes the task of some of the texts.
-        names: the task's names of its texts in errors -> the body's fields.
+        names: the task's names of its fields in errors -> the body's; the texts' is the last.
     """
 
     texts: Sequence[Any]
@@ -180,7 +180,7 @@ class EmbeddingBody(PooledBody, kw_only=True):
         if prompt is None and self.input_type is not None:
             ignored.append("input_type")
         fields = {"prompt_name": prompt, "dimensions": self.dimensions, "normalize": self.normalize}
-        return TextOrder(texts, partial(Embed, truncate=self.cuts(), **fields), {"texts": name})
+        return TextOrder(texts, partial(Embed, truncate=self.cuts(), **fields), {"prompt": "prompt_name", "texts": name})
 
     def _prompt(self, prompts: Mapping[str, str]) -> str | None:
         """Returns the name of one of the model's ``prompts``; None for its default. Raises RequestError."""
