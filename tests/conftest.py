@@ -350,13 +350,13 @@ def tiny_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
 def pooled_bundles(shared_folder: Path) -> dict[str, Path]:
     """A tiny encoder's f32 bundle for the cpu target of each kind: "embed", "rerank" and "classify"."""
     from enginewright.optimizer.export import export
-    from tests.encoders import save_tiny_encoder
+    from tests.text_models import save_text_model
 
     bundles = {kind: shared_folder / f"tiny-{kind}.bundle" for kind in ("embed", "rerank", "classify")}
     with _only_one(shared_folder / "tiny-encoders.lock"):
         for kind, bundle in bundles.items():
             if not bundle.exists():
-                save_tiny_encoder(shared_folder / f"tiny-{kind}", kind)
+                save_text_model(shared_folder / f"tiny-{kind}", kind)
                 export(shared_folder / f"tiny-{kind}", bundle, recipe="f32", targets=("cpu",))
     return bundles
 

@@ -18,10 +18,11 @@ from typer.testing import CliRunner, Result
 import enginewright as ew
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.embed import outputs
-from tests.encoders import PROMPTS, WIDTH
 from tests.runtime.server.conftest import START
+from tests.text_models import PROMPTS
 
-TEXTS = ["A ship at sea.", "Ein Käse", "x" * 100, "the last one"]
+TEXTS = ["A ship at sea.", "Ein Käse", "x y " * 12, "the last one"]
+WIDTH = 32
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_parquet_without_its_package(bundle: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_ctrl_c_keeps_the_vectors_and_the_next_run_continues(bundle: Path, tmp_path: Path) -> None:
-    texts = [f"{i} {'x' * 100}" for i in range(6000)]
+    texts = [f"{chr(97 + i % 26)} {'x y ' * (1 + i % 9)}" for i in range(6000)]
     file, out, part = written(tmp_path / "texts.txt", texts), tmp_path / "out.npy", tmp_path / "out.npy.part"
     words = ["embed", str(bundle), str(file), "-o", str(out), "--json"]
     process = subprocess.Popen(
@@ -130,7 +131,7 @@ def test_another_file_or_option_does_not_continue(bundle: Path, tmp_path: Path) 
         (b"a\nb\n", ("--field", "text"), "texts.txt:1: it isn't JSON"),
         (b'{"text": "a"}\n{"text": 5}\n', ("--field", "text"), "texts.txt:2: its field 'text' is 5"),
         (b'{"text": "a"}\n[]\n', ("--field", "text"), "texts.txt:2: it isn't an object"),
-        (b"a\n" + b"b" * 500 + b"\n", (), "texts.txt:2: "),
+        (b"a\n" + b"b " * 500 + b"\n", (), "texts.txt:2: "),
         (b"a\n", ("--prompt", "poem"), "prompt: the model has no prompt 'poem'"),
         (b"a\n", ("--dimensions", "5"), "dimensions: 5"),
     ],
@@ -155,6 +156,6 @@ def test_outputs_and_models_of_other_kinds(bundle: Path, tiny_bundle: Path, tmp_
 
 
 def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(bundle: Path, tmp_path: Path) -> None:
-    file, out = written(tmp_path / "texts.txt", ["a" * 500, "b"]), tmp_path / "out.npy"
+    file, out = written(tmp_path / "texts.txt", ["a " * 500, "b"]), tmp_path / "out.npy"
     assert embed(bundle, file, "-o", out, "--truncate").exit_code == 0
-    assert np.array_equal(np.load(out), expected(bundle, ["a" * 500, "b"], truncate=True))
+    assert np.array_equal(np.load(out), expected(bundle, ["a " * 500, "b"], truncate=True))

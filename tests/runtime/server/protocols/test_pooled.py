@@ -16,10 +16,11 @@ import openai
 import pytest
 
 from enginewright import LLM
-from tests.encoders import CONTEXT, LABELS, PROMPTS, WIDTH
 from tests.runtime.server.conftest import Reply, Server
+from tests.text_models import LABELS, LONGEST, PROMPTS
 
-TEXTS = ["A ship at sea.", "The harbour", "x" * 90, "é"]
+TEXTS = ["A ship at sea.", "The harbour", "x y " * 12, "é"]
+WIDTH = 32
 QUERY, DOCUMENTS = "Where is the ship?", ["At sea.", "In a box.", "At sea.", "It sank in the harbour."]
 
 
@@ -51,6 +52,11 @@ def ranker(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
 def classifier(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
     with LLM(pooled_bundles["classify"]) as llm:
         yield llm
+
+
+def word(i: int) -> str:
+    """Returns the word of a number, of three letters."""
+    return "".join(chr(ord("a") + i // 26**k % 26) for k in range(3))
 
 
 def ask(server: Server, path: str, **body: Any) -> Any:
@@ -229,7 +235,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "100,000 texts": ("/v1/embeddings", {"input": ["a"] * 100_000}, "input: there are 100,000 texts"),
     "2,049 lists": ("/v1/embeddings", {"input": [[5]] * 2049}, "input: there are 2,049 texts"),
     "a million characters": ("/v1/embeddings", {"input": "a " * 500_000}, "maximum context length is"),
-    "one of them too long": ("/v1/embeddings", {"input": [*["a"] * 70, "a" * 200]}, "your input[70] resulted in"),
+    "one of them too long": ("/v1/embeddings", {"input": [*["a"] * 70, "a " * 100]}, "your input[70] resulted in"),
     "too many ids": ("/v1/embeddings", {"input": [5] * 200}, "maximum context length is"),
     "ten million characters": ("/v1/embeddings", {"input": "a" * 10_000_000}, "input: it has more than"),
     "an id outside": ("/v1/embeddings", {"input": [[5], [10_000]]}, "input[1]: token 10000 is outside"),
@@ -255,7 +261,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "an empty document": ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]: it is empty"),
     "an empty query": ("/rerank", {"query": "", "documents": ["b"]}, "query: it is empty"),
     "no best": ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
-    "a long query": ("/rerank", {"query": "a" * 200, "documents": ["b"]}, "maximum context length is"),
+    "a long query": ("/rerank", {"query": "a " * 100, "documents": ["b"]}, "maximum context length is"),
     "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, "inputs: "),
     "no texts": ("/predict", {"inputs": [[]]}, "inputs[0]: "),
     "numbers": ("/predict", {"inputs": [["a", 5]]}, "inputs"),
@@ -272,19 +278,19 @@ def test_bodies_that_hurt(pooled: Server, name: str) -> None:
 
 
 def test_texts_that_are_too_long_are_cut_where_the_client_asks_for_it(pooled: Server, embedder: LLM) -> None:
-    texts = ["ab" * 500_000, "a"]
+    texts = ["ab " * 300_000, "a"]
     expected = embedder.embed(texts, truncate=True)
     for body in ({"truncate": True}, {"truncate": "END"}, {"truncate_prompt_tokens": -1}):
         answer = ask(pooled, "/v1/embeddings", model="embed", input=texts, **body)
         assert np.array_equal(vectors_of(answer), expected)
-        assert answer["usage"]["prompt_tokens"] == CONTEXT + 3
+        assert answer["usage"]["prompt_tokens"] == LONGEST + 3
     assert np.array_equal(np.array(ask(pooled, "/api/embed", input=texts)["embeddings"], np.float32), expected)
-    assert len(ask(pooled, "/rerank", query="a" * 999, texts=["b" * 999], truncate=True)) == 1
+    assert len(ask(pooled, "/rerank", query="a " * 999, texts=["b " * 999], truncate=True)) == 1
 
 
 def test_a_small_body_overtakes_a_large_one(pooled: Server, embedder: LLM) -> None:
     """However many texts the large body has left, the small one has its answer first."""
-    texts = [f"{i} {'x' * 100}" for i in range(2048)]
+    texts = [f"{word(i)} {'x y ' * 12}" for i in range(2048)]
     large: list[Any] = []
     sender = threading.Thread(target=lambda: large.append(ask(pooled, "/v1/embeddings", input=texts)))
     sender.start()
@@ -299,7 +305,7 @@ def test_a_small_body_overtakes_a_large_one(pooled: Server, embedder: LLM) -> No
 
 
 def test_vectors_are_the_same_beside_others(pooled: Server, embedder: LLM) -> None:
-    texts = [f"{'ab ' * (i % 30)}{i}" for i in range(200)]
+    texts = [f"{'ab ' * (i % 20)}{word(i)}" for i in range(200)]
     expected = embedder.embed(texts)
 
     def one(i: int) -> bool:
@@ -314,7 +320,7 @@ def test_vectors_are_the_same_beside_others(pooled: Server, embedder: LLM) -> No
 
 
 def test_a_client_that_leaves_ends_its_requests(pooled: Server) -> None:
-    body = json.dumps({"input": ["x" * 100] * 2048, "model": "embed"}).encode()
+    body = json.dumps({"input": ["x y " * 12] * 2048, "model": "embed"}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with pooled.connect() as link:
         link.sendall(head + body)
