@@ -148,7 +148,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"messages": _SAID, "tools": [_FUNCTION], "chat_template_kwargs": {}}),
     ("/detokenize", {"tokens": [70, 71]}),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 32, "truncate": True}),
-    ("/v1/embeddings", {"input": [[70, 71], [72]], "normalize": False, "prompt_name": "query", "user": "u"}),
+    ("/v1/embeddings", {"input": [[10, 11], [12]], "normalize": False, "prompt_name": "query", "user": "u"}),
     ("/embed", {"inputs": ["a"], "normalize": True, "truncate": False, "input_type": "query"}),
     ("/api/embed", {"input": ["a"], "truncate": True, "options": {"num_ctx": 8}, "keep_alive": 1}),
     ("/api/embeddings", {"prompt": "a"}),
