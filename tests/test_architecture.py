@@ -122,7 +122,7 @@ def packages_of(*prefixes: str) -> dict[str, str]:
 def test_every_package_that_is_imported_is_declared() -> None:
     packages = packages_of(*PARTS)
     assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(packages)  # the test sees some
-    extras = ("cli", "export", "onnx", "otel", "ray", "serve", "structured", "tensorrt-rtx", "cuda", "tvm")
+    extras = ("cli", "export", "onnx", "otel", "ray", "parquet", "serve", "structured", "tensorrt-rtx", "cuda", "tvm")
     known = declared(*extras) | set(NOT_DECLARED)
     assert {name: place for name, place in packages.items() if name not in known} == {}
     assert set(NOT_DECLARED) <= set(packages)

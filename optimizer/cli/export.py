@@ -254,6 +254,10 @@ def _next(opened: BundleReport) -> str:
         return command_line("doctor", str(bundle.path))
     if "tokenizer/tokenizer.json" not in bundle.files:
         return command_line("bench", str(bundle.path), *_trust(bundle))
+    if bundle.model.pooling is not None:
+        embeds = bundle.model.pooling.task == "embed"
+        words = ("embed", str(bundle.path), "texts.txt", "-o", "vectors.npy") if embeds else ("serve", str(bundle.path))
+        return command_line(*words, *_trust(bundle))
     chat = "tokenizer/chat_template.jinja" in bundle.files
     return command_line("generate", str(bundle.path), _QUESTION if chat else _BEGINNING, *_trust(bundle))
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from enginewright.optimizer.cli.export import default_output
 from enginewright.runtime.bundle.reader import Bundle
 from tests.conftest import make_tiny_model
 from tests.optimizer.capture.gguf.test_model import write
+from tests.text_models import save_text_model
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,18 @@ def test_six_lines_say_what_matters(tiny_folder: Path, tmp_path: Path, monkeypat
     assert program.endswith("optimize")  # the whole path of it where it isn't on PATH
     answer = CliRunner().invoke(app, shlex.split(arguments))  # the command that it says to type works
     assert answer.exit_code == 0, answer.output
+
+
+def test_the_next_command_for_an_embedding_model_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_text_model(tmp_path / "model", "embed")
+    (tmp_path / "texts.txt").write_text("a ship\n")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["export", "model", "-o", "a.bundle", "--no-cache"])
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.stdout.splitlines()}
+    words = shlex.split(lines["next"])
+    assert CliRunner().invoke(app, words[words.index("embed") :]).exit_code == 0
+    assert np.load("vectors.npy").shape[0] == 1
 
 
 BESIDE = ["--kv-cache", "int8", "--context", "64", "--partition", "tensor=2"]
