@@ -180,7 +180,8 @@ class EmbeddingBody(PooledBody, kw_only=True):
         if prompt is None and self.input_type is not None:
             ignored.append("input_type")
         fields = {"prompt_name": prompt, "dimensions": self.dimensions, "normalize": self.normalize}
-        return TextOrder(texts, partial(Embed, truncate=self.cuts(), **fields), {"prompt": "prompt_name", "texts": name})
+        names = {"prompt": "prompt_name", "texts": name}
+        return TextOrder(texts, partial(Embed, truncate=self.cuts(), **fields), names)
 
     def _prompt(self, prompts: Mapping[str, str]) -> str | None:
         """Returns the name of one of the model's ``prompts``; None for its default. Raises RequestError."""
