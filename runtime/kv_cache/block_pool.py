@@ -1,10 +1,9 @@
 """Counts the holders of the blocks of a KV cache, and keeps unused blocks for later. The executor has their memory.
 
-Where several ranks divide the keys, each of them owns some blocks (``DividedPool``), and all blocks of a split of
-``SPLIT_TOKENS`` have one owner: the one with most to give, where a request begins a split. A window's blocks are given
-back split by split. So a request that runs alone can always have the rest of a split that it has begun: its other
-splits are whole, and an owner's blocks make whole splits. A ``BlockPool`` is a pool of one owner, and a split is a
-block there.
+If several ranks divide the keys, each rank owns some blocks (``DividedPool``), and all blocks of a split of
+``SPLIT_TOKENS`` have one owner: the one with the most free blocks when a request begins the split. A window's blocks
+are released in whole splits. So a request that runs alone can always finish a split that it has begun: its other splits
+are whole, and an owner's blocks make whole splits. A ``BlockPool`` has one owner, and there a split is one block.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from enginewright.runtime.requests.block_tables import NO_BLOCK
 from ..shared.errors import CapacityError
 
 SPLIT_TOKENS = 512
-"""The tokens whose keys and values all lie on one rank, where ranks divide them: attention computes these together."""
+"""The tokens whose keys and values are all on one rank, if ranks divide them: attention computes these together."""
 
 TENANTS_SHARE = 2
 """A tenant keeps at least 1 / (TENANTS_SHARE * number of tenants) of the pool's blocks when others need blocks."""
@@ -30,9 +29,9 @@ class BlockPool:
     2. kept: nobody holds it, but a later request may find a prefix in it; the one unused for longest is evicted first;
     3. free.
 
-    Where the free ones run out, kept ones are evicted, of the tenant that keeps the most. ``available`` leaves each
-    other tenant its share, so that who asks first never evicts all that another has (``force``: for the oldest
-    request, which must advance). Every operation takes constant time for a given number of tenants.
+    If no block is free, a kept block of the tenant with the most kept blocks is evicted. ``available`` leaves each
+    other tenant its share, so that one tenant can't evict all blocks of another. ``force`` ignores the shares, for the
+    oldest request, which must advance. Every operation takes constant time for a given number of tenants.
 
     Args:
         blocks: the number of blocks.
@@ -105,8 +104,8 @@ class BlockPool:
         return [0] * min(count, self.available(tenant, force=force))
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """Returns the number of blocks that ``sequences`` requests together can have, whatever owners the blocks have,
-        and the number of blocks of which each takes a multiple.
+        """Returns the number of blocks that ``sequences`` requests together can have, whoever owns the blocks, and the
+        number of which each request takes a multiple.
         """
         return self.total_blocks, 1
 
@@ -257,12 +256,12 @@ class DividedPool(BlockPool):
 
     @property
     def free_blocks(self) -> int:
-        """Implements ``BlockPool``."""
+        """The number of blocks of all owners that nobody holds, kept ones included."""
         return sum(part.free_blocks for part in self.parts)
 
     @property
     def shared_blocks(self) -> int:
-        """Implements ``BlockPool``."""
+        """The number of blocks of all owners that more than one request holds."""
         return sum(part.shared_blocks for part in self.parts)
 
     def available(self, tenant: str = "", *, force: bool = False) -> int:
@@ -274,7 +273,7 @@ class DividedPool(BlockPool):
         return [part.available(tenant, force=force) for part in self.parts]
 
     def owner_of(self, block: int) -> int:
-        """Implements ``BlockPool``."""
+        """Returns the owner of a block: ``block % owners``."""
         return block % self.owners
 
     def available_like(self, block: int, tenant: str = "", *, force: bool = False) -> int:
@@ -309,7 +308,7 @@ class DividedPool(BlockPool):
         return owners
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """Implements ``BlockPool``."""
+        """Implements ``BlockPool``: for one sequence, whole splits of all owners; for several, one owner's blocks."""
         if sequences > 1:  # all sequences of a search may have their blocks of one owner
             return self.total_blocks // self.owners, 1
         return self.total_blocks, self.split
@@ -319,39 +318,39 @@ class DividedPool(BlockPool):
         return self.parts[owner].allocate(tenant) * self.owners + owner
 
     def share(self, block: int) -> None:
-        """Implements ``BlockPool``."""
+        """Adds a holder to a block; see ``BlockPool``."""
         self.parts[block % self.owners].share(block // self.owners)
 
     def pin(self, block: int) -> None:
-        """Implements ``BlockPool``."""
+        """Adds a holder to a block, free ones included; see ``BlockPool``."""
         self.parts[block % self.owners].pin(block // self.owners)
 
     def unpin(self, block: int) -> None:
-        """Implements ``BlockPool``."""
+        """Removes a pin, and its holder, from a block; see ``BlockPool``."""
         self.parts[block % self.owners].unpin(block // self.owners)
 
     def pins(self, block: int) -> int:
-        """Implements ``BlockPool``."""
+        """Returns the number of pins of ``block``."""
         return self.parts[block % self.owners].pins(block // self.owners)
 
     def release(self, block: int) -> None:
-        """Implements ``BlockPool``."""
+        """Removes a holder from a block; see ``BlockPool``."""
         self.parts[block % self.owners].release(block // self.owners)
 
     def keep(self, block: int, tenant: str) -> None:
-        """Implements ``BlockPool``."""
+        """Has a held block kept for a tenant after its last release; see ``BlockPool``."""
         self.parts[block % self.owners].keep(block // self.owners, tenant)
 
     def drop(self, block: int) -> None:
-        """Implements ``BlockPool``."""
+        """Has a block kept no longer; see ``BlockPool``."""
         self.parts[block % self.owners].drop(block // self.owners)
 
     def holders(self, block: int) -> int:
-        """Implements ``BlockPool``."""
+        """Returns the number of holders of ``block``, pins among them."""
         return self.parts[block % self.owners].holders(block // self.owners)
 
     def states(self, first: int, last: int) -> bytes:
-        """Implements ``BlockPool``."""
+        """Returns one byte for each of blocks first..last-1; see ``BlockPool``."""
         owners = self.owners
         return b"".join(
             self.parts[b % owners].states(b // owners, b // owners + 1)

@@ -2,13 +2,13 @@
 
 A record is one file, and is verified before it is used. Its name is a keyed hash of everything that its keys and values
 depend on: the program and weights, the instruction set and the order of sums (``identity``), the tenant, and every
-token up to its end. It ends with a keyed hash (BLAKE2b, RFC 7693) of its name and contents, so that a record that was
-cut off, changed, forged without the key, or put in another's place is not read; its tokens are then recomputed. The key
-lies outside of the folder.
+token up to its end. The record ends with a keyed hash (BLAKE2b, RFC 7693) of its name and contents. A record that was
+truncated, changed, renamed, or forged without the key is not read, and its tokens are recomputed. The key is outside
+the folder.
 
 ::
 
-    "EWKV0001" | payloads (u32) | bytes of each (u64) | K tokens (i32) | payloads, one a cache group | hash (32 bytes)
+    "EWKV0001" | payloads (u32) | bytes of each (u64) | K tokens (i32) | payloads, one per cache group | hash (32 bytes)
 
 The states of recurrent layers after a block of tokens are a record of their own, whose name is a hash of the block's.
 

@@ -1,7 +1,7 @@
 """The interface of the KV cache for the scheduler: requests begin with known prefixes, grow, branch and end.
 
 It has three parts. A kind of cache decides what the blocks of a group hold, and for how long (``kinds``);
-``HeldBlocks`` decides which blocks each request has, and ``Prefixes`` which of them other requests can find.
+``HeldBlocks`` decides which blocks each request has; ``Prefixes`` decides which of them other requests can find.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CacheManager(HeldBlocks):
 
     @property
     def index(self) -> PrefixIndex | None:
-        """The tree in which blocks are found by their tokens; None where they aren't."""
+        """The tree in which blocks are found by their tokens; None if no group's blocks are."""
         return self.prefixes.index
 
     @property
@@ -81,9 +81,10 @@ class CacheManager(HeldBlocks):
         self._disk = None if disk is None else self._guard(disk)
 
     def begin(self, candidate: Candidate) -> bool:
-        """Has a request begin with the longest prefix that is known of it: sets its tables and ``computed``.
+        """Begins a request with the longest known prefix of its tokens: sets its tables and ``computed``.
 
-        Returns False if it has to wait, without blocks: there must be enough for all of its tokens so far.
+        Returns False if the request has to wait: the pools must have enough blocks for all of its tokens so far. It
+        then has no blocks.
         """
         if candidate.disk is None and self.disk is not None:
             candidate = replace(candidate, disk=self.disk)
@@ -96,7 +97,7 @@ class CacheManager(HeldBlocks):
         return self.index.find(request.namespace, request.items, len(request.items) - 1).tokens
 
     def fork(self, source: Request, request: Request, *, force: bool = False) -> bool:
-        """Has a request begin with all that another request of the same tokens has computed, for a beam search.
+        """Begins a request with everything that another request of the same tokens has computed, for a beam search.
 
         Args:
             source: the other request.
@@ -104,7 +105,7 @@ class CacheManager(HeldBlocks):
             force: True if all blocks that another tenant keeps may be evicted.
 
         Returns:
-            False, and the request has no blocks, if there are none for the blocks that each must have to itself.
+            False if too few blocks are free for those that the two can't share. The request then has no blocks.
         """
         kinds = self.kinds.values()
         while not all(kind.can_fork(source, request, force=force) for kind in kinds):
@@ -132,7 +133,8 @@ class CacheManager(HeldBlocks):
             after_step(request)
 
     def store_states(self, step: StepInput, spans: Iterable[Span]) -> None:
-        """Has a step store the states of recurrent layers that later steps go back to, or later requests go on from.
+        """Has a step store the states of recurrent layers to which later steps return, or from which later requests
+        begin.
 
         Args:
             step: the step, which stores none so far.
@@ -169,9 +171,9 @@ class CacheManager(HeldBlocks):
         return all(before_drafts(request) for before_drafts in self._before_drafts)
 
     def rollback(self, request: Request, known: int, tokens: int) -> None:
-        """Has a request go back to its first ``tokens``, after a draft was rejected.
+        """Returns a request to its first ``tokens``, after a draft was rejected, and sets ``request.computed``.
 
-        Sets ``request.computed``: to fewer tokens if a cache can't go back to these; the rest is computed again.
+        If a cache can't return to ``tokens``, ``computed`` is less, and the rest is computed again.
 
         Args:
             request: the request.
@@ -183,7 +185,7 @@ class CacheManager(HeldBlocks):
         request.computed = tokens
 
     def release(self, request: Request, *, partly: bool = True) -> None:
-        """Releases all blocks of a request. What it computed can be found until the memory is needed.
+        """Releases all blocks of a request. Others can find its computed tokens until the memory is needed.
 
         ``partly``: False if only its full blocks can be found.
         """
@@ -196,11 +198,13 @@ class CacheManager(HeldBlocks):
         self.changes += 1
 
     def cancel_snapshots(self) -> bool:
-        """Frees the blocks of snapshots that nothing finds yet. Returns False if there are none."""
+        """Frees the blocks of snapshots that requests can't find yet. Returns False if there are none."""
         return self.prefixes.cancel_snapshots()
 
     def _clear(self, request: Request) -> None:
-        """Has blocks that only this request holds set to zero before another gets them; they aren't found any more."""
+        """Has the blocks that only this request holds set to zero before another gets them. Requests can't find them
+        any more.
+        """
         for i, (name, pool) in enumerate(self.pools.items()):
             held = [block for block in request.tables.get(name, ()) if block != NO_BLOCK]
             sole = [block for block in held if pool.holders(block) - pool.pins(block) == 1]
@@ -221,14 +225,16 @@ class CacheManager(HeldBlocks):
             self.pools[name].drop(block)
 
     def save_all(self, disk: DiskTier) -> None:
-        """Writes all that can be found to a disk, the first blocks of prefixes last, so that they are deleted last."""
+        """Writes all blocks that can be found to a disk. First blocks of prefixes are written last, so that they are
+        deleted last.
+        """
         for node in reversed(self.index.nodes() if self.index is not None else []):
             disk.leaving(node, wait=True)
 
     def statistics(self, running: Sequence[Request]) -> dict[str, Any] | None:
         """Returns the counts of the prefix cache so far, and of each group's blocks by use; None without a cache.
 
-        ``unused_tokens`` of a group are the places in held blocks that no computed token of their requests uses yet.
+        ``unused_tokens`` of a group: the places in held blocks that have no computed token yet.
         """
         if not self.prefixes.finds:
             return None

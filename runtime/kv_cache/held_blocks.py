@@ -1,8 +1,8 @@
 """The KV blocks of each request, and the blocks that the next step copies or clears before it writes.
 
 The kind of a group decides what its blocks hold, and for how long (``kinds``). A block that others read is never
-written: the part of it that is used is copied, by the next step. A block that may hold numbers that aren't finite is
-cleared before it is anybody's again.
+written: the next step copies its used part. A block that may hold numbers that aren't finite is cleared before
+another request gets it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HeldBlocks:
         blocks: cache group -> number of its blocks.
         caps: the executor's capabilities.
         step_tokens: most tokens of a request in one step.
-        evicted: called with a group's number and a block that nothing may find any more.
+        evicted: called with a group's number and a block that requests must not find any more.
 
     Attributes:
         groups: the cache groups by name.
@@ -48,7 +48,7 @@ class HeldBlocks:
 
     Raises:
         ValueError: the blocks of a group don't make whole splits for each of several owners.
-        BundleError: a group is of no kind that is known here.
+        BundleError: no kind of cache takes a group.
     """
 
     def __init__(
@@ -77,24 +77,25 @@ class HeldBlocks:
         self._clears_blocks = caps.shared_blocks
 
     def room(self, tokens: int, sequences: int = 1) -> int:
-        """Returns the tokens, at most ``tokens``, that all groups can hold of each of ``sequences`` at a time.
+        """Returns the number of tokens, at most ``tokens``, that all groups can hold for each of ``sequences`` at a
+        time.
 
         It is safe from any thread.
         """
         return min([tokens, *(kind.room(tokens, sequences) for kind in self.kinds.values())])
 
     def lacking(self, request: Request, tokens: int) -> dict[str, int]:
-        """Returns cache group -> blocks that ``request`` has yet to take, at once or one by one, to hold ``tokens``."""
+        """Returns cache group -> number of blocks that ``request`` still lacks to hold ``tokens`` tokens."""
         return {name: kind.lacking(request, tokens) for name, kind in self.kinds.items()}
 
     def fixed_blocks(self, sequences: int) -> dict[str, int]:
-        """Returns cache group -> blocks that ``sequences`` requests take, if those are the same for any tokens; else
-        0.
+        """Returns cache group -> number of blocks that ``sequences`` requests take, if it doesn't depend on their
+        tokens; otherwise 0.
         """
         return {name: sequences * kind.blocks_for(1) if kind.fixed else 0 for name, kind in self.kinds.items()}
 
     def has_blocks_for(self, candidate: Candidate, sources: Sequence[int] = ()) -> bool:
-        """Returns True if there are blocks for all tokens of a request, besides those that are promised to others.
+        """Returns True if there are blocks for all tokens of a request, without the blocks that are promised to others.
 
         Args:
             candidate: the request, which may hold some blocks.
@@ -166,7 +167,7 @@ class HeldBlocks:
         return self.cleared(name, pool.allocate(request.tenant, *owners))
 
     def cleared(self, name: str, block: int) -> int:
-        """Has the next step clear a block, just taken, whose numbers may not be finite; returns the block."""
+        """Has the next step clear a new block whose numbers may not be finite; returns the block."""
         if block in self._doubtful[name]:
             self._doubtful[name].remove(block)
             if block not in (pending := self.clears.setdefault(name, [])):
@@ -181,8 +182,8 @@ class HeldBlocks:
     def copy_block(self, request: Request, name: str, source: int) -> None:
         """Makes the request's next block of a group a copy of ``source``.
 
-        The copy is made by the next step, before anything else is written. Until then both blocks are pinned: what is
-        read from a disk is written at once, and a block that is free is given to somebody else.
+        The next step makes the copy, before it writes anything else. Until then both blocks are pinned: otherwise a
+        read from a disk could overwrite one, or another request could get it.
         """
         request.tables.extend(name, [block := self.allocate(request, name, source)])
         self.pools[name].pin(source)
@@ -190,7 +191,7 @@ class HeldBlocks:
         self.copies.setdefault(name, []).append((source, block))
 
     def give_back(self, request: Request, name: str, at: int) -> None:
-        """Releases block ``at`` of a request's table of group ``name``, which gets a hole there."""
+        """Releases block ``at`` of a request's table of group ``name``, and puts NO_BLOCK in its place."""
         block = request.tables[name][at]
         if request in self._unverified:
             self._doubtful[name].add(block)
@@ -207,7 +208,7 @@ class HeldBlocks:
             request.tables.cut(name, length)
 
     def take_all(self, request: Request) -> None:
-        """Releases all blocks of a request. Copies to blocks that it alone holds aren't made."""
+        """Releases all blocks of a request, and cancels copies to blocks that it alone holds."""
         if self.copies:
             self._cancel_copies(request)
         for name, table in request.tables.items():
@@ -230,12 +231,12 @@ class HeldBlocks:
                 self.unpin((name, block) for block in pair)
 
     def doubt(self, request: Request) -> None:
-        """Takes note that a request's last tokens may have keys that aren't finite: its blocks are cleared."""
+        """Notes that a request's last tokens may have keys that aren't finite, so that its blocks are cleared later."""
         if self._clears_blocks:
             self._unverified.add(request)
 
     def is_doubted(self, request: Request) -> bool:
-        """Returns True if no finite row follows a request's last computed tokens yet."""
+        """Returns True if a request's last computed tokens may have keys that aren't finite."""
         return request in self._unverified
 
     def doubted(self, blocks: Pins) -> bool:
@@ -248,7 +249,7 @@ class HeldBlocks:
     # The next step
 
     def hand_over(self, step: StepInput) -> None:
-        """Gives a step the blocks to clear and to copy before it runs. They stay pinned until it has: ``landed``."""
+        """Gives a step the blocks to clear and to copy before it runs. They stay pinned until ``landed``."""
         self._check_writes(step)
         if not self.copies and not self.clears:
             return
@@ -291,20 +292,20 @@ class HeldBlocks:
                 )
 
     def ran(self, step: StepInput) -> None:
-        """Takes note that a step has run: the blocks that it was to clear are clear."""
+        """Notes that a step has run, and so has cleared its blocks."""
         self._clearing.pop(id(step), None)
 
     def never_ran(self, step: StepInput) -> None:
-        """Takes note that a step never ran to its end: the blocks that it was to clear are cleared later."""
+        """Notes that a step didn't run to its end: a later step clears its blocks."""
         self._doubt_blocks(self._clearing.pop(id(step), {}))
 
     def landed(self, step: StepInput) -> None:
-        """Unpins the blocks that ``hand_over`` gave to a step, which has run or never will."""
+        """Unpins the blocks that ``hand_over`` gave to a step, after it has run or failed."""
         if self._handed:
             self.unpin(self._handed.pop(id(step), ()))
 
     def drop_copies(self) -> None:
-        """Cancels the pending copies, and frees the blocks of ``hand_over`` of all steps: none of them will run."""
+        """Cancels the pending copies, and unpins the blocks of all steps: none of them will run."""
         copies, self.copies = self.copies, {}
         self.unpin(_ends(copies))
         handed, self._handed = self._handed, {}
@@ -315,7 +316,7 @@ class HeldBlocks:
             self._doubt_blocks(clears)
 
     def unpin(self, pins: Iterable[tuple[str, int]]) -> None:
-        """Takes one pin from each of these blocks."""
+        """Removes one pin from each of these blocks."""
         for name, block in pins:
             self.pools[name].unpin(block)
             self.changes += 1

@@ -1,7 +1,7 @@
 """Prefixes in slots: a slot keeps the tokens of its last request, for executors whose blocks are slots.
 
-A request takes the free slot that shares the longest beginning with it, and computes the rest. What it doesn't share is
-overwritten, so a slot is of use to one request at a time, and nothing is copied.
+A request takes the free slot whose tokens have the longest common beginning with its own, and computes the rest. It
+overwrites the slot's other tokens. So only one request at a time uses a slot, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .held_blocks import HeldBlocks
 from .prefixes import Prefixes
 
 LEAST_SHARE = 0.5
-"""The least common part, as a share of the shorter of a slot's and a request's tokens, with which a slot is reused."""
+"""A slot is reused if the common beginning is at least this share of the shorter of the slot's and the request's
+tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class KeptSlots(Prefixes):
         self.kept: dict[int, _Kept] = {}  # slot -> its contents, of slots that no request holds
 
     def begin(self, candidate: Candidate) -> bool:
-        """Implements ``CacheManager.begin``."""
+        """Begins a request in the free slot with the longest common beginning; see ``CacheManager.begin``."""
         request = candidate.request
         if not self.held.has_blocks_for(candidate):
             return False
@@ -60,7 +62,7 @@ class KeptSlots(Prefixes):
                 pool.keep(table[0], request.tenant)
 
     def forget(self, tenant: str | None) -> None:
-        """Implements ``Prefixes``."""
+        """Implements ``Prefixes``: forgets the contents of the tenant's slots."""
         for slot, contents in list(self.kept.items()):
             if tenant in (None, contents.namespace.tenant):
                 del self.kept[slot]
@@ -68,7 +70,7 @@ class KeptSlots(Prefixes):
                     pool.drop(slot)
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """Implements ``Prefixes``."""
+        """Implements ``Prefixes``: forgets the slot's contents."""
         self.kept.pop(block, None)
 
     def _best(self, request: Request) -> tuple[int | None, int]:

@@ -70,8 +70,8 @@ def plan_pools(
         budget: bytes for all pools.
         most_tokens: the most tokens that the pools hold, rounded up to blocks.
         reserved: bytes of the budget for padding.
-        enough: cache group -> tokens that are enough for it, however many the other groups hold. Memory that is left
-            when the others have ``most_tokens`` goes to these groups, for prefixes.
+        enough: cache group -> tokens that are enough for it, however many the other groups hold. When the others have
+            ``most_tokens``, these groups get the rest of the memory, for prefixes.
         owners: the number of ranks that own blocks; each gets the same number of whole splits.
 
     Raises CapacityError if the budget holds no block of each group, or no split of each owner.
@@ -218,12 +218,12 @@ def enough_for_windows(
 
 
 def _or_less(groups: Sequence[CacheGroup]) -> str:
-    """Returns the end of a hint: the options that ask for less memory of fixed pools, if there are such pools."""
+    """Returns the end of a hint: the options that reduce the memory of fixed pools, if there are such pools."""
     return ", or fewer max_requests or less states_memory" if any(kind_of(g).fixed for g in groups) else ""
 
 
 def pool_unit(groups: Sequence[CacheGroup]) -> int:
-    """Returns the tokens by which pools grow: whole blocks of every group whose blocks are a matter of tokens."""
+    """Returns the tokens by which pools grow: whole blocks of every group that needs more blocks for more tokens."""
     return math.lcm(*(g.block_size for g in groups if not kind_of(g).fixed))
 
 

@@ -1,9 +1,9 @@
 """A tree of the blocks of known tokens, in which a block is found by comparing the items of its key.
 
-A node stands for the K items of a block after those of its parent, in one namespace. Items are compared, not hashes of
-them, so that no two prefixes are ever taken for one another (vLLM #54727 shows what a collision does). A node's serial
-number is never used again, and what is under a node that was evicted is never found again: block ids come back, and
-mean something else then.
+A node stands for the K items of a block after those of its parent, in one namespace. Items are compared, not their
+hashes, so that two prefixes are never confused (vLLM #54727 shows what a collision does). A node's serial number is
+never used again. The nodes under an evicted node are never found again, because their block ids are reused for other
+tokens.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class PrefixIndex:
     def snapshots(self, match: Match) -> Iterator[tuple[int, Sequence[int]]]:
         """Yields the number of tokens and the blocks of each snapshot within a match, the longest snapshot first.
 
-        A snapshot may belong to another child of a node than the one that matches best.
+        A snapshot may belong to a child of a node that isn't the best match.
         """
         for at in range(len(match.nodes) - 1, -1, -1):
             node, before = match.nodes[at], at * self.block_size
@@ -198,7 +198,9 @@ class PrefixIndex:
             self.forget(group, block)
 
     def forget(self, group: int, block: int) -> None:
-        """Removes a block, which gets other tokens. Nodes after it are removed too if its group may not lose blocks."""
+        """Removes a block, which is about to get other tokens. Later nodes are removed too if its group may not lose
+        blocks.
+        """
         node = self._node_of[group][block]
         if node.blocks[group] != block:
             self._forget_state(node, group, block)

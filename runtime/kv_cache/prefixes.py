@@ -1,4 +1,4 @@
-"""Finds the longest prefix of a request's tokens that others have computed, and whose blocks still have it."""
+"""Finds the longest prefix of a request's tokens that other requests have computed and whose blocks still exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .kinds.base import numbers_found_as
 from .prefix_index import Items, Match, Node, PrefixIndex
 
 LEAST_COPIED = 4
-"""The least tokens of a block that are copied; fewer are computed, as a copy moves the whole block."""
+"""The fewest tokens for which a block is copied; fewer are computed again, because a copy moves the whole block."""
 
 REQUESTS_SHARE = 4
 """The snapshots of a prompt take at most one in REQUESTS_SHARE states of the pool, but two in any case."""
@@ -28,11 +28,11 @@ class PrefixUse:
     """Counts of the prefix cache so far.
 
     Attributes:
-        requests: requests that began, after a preemption too, and might have found a prefix.
+        requests: requests that began and looked for a prefix; a preempted request counts again.
         hits: those of them that found one.
         tokens: tokens of these requests.
         reused: tokens of the prefixes that were found.
-        copied_blocks: blocks that were copied, as a prefix ends within them, over all groups.
+        copied_blocks: blocks of all groups that were copied because a prefix ended within them.
         snapshots: states of recurrent layers that steps stored for later requests.
         from_disk: tokens of ``reused`` that were read from a disk.
     """
@@ -68,7 +68,7 @@ class Prefixes:
         self.use = PrefixUse()
 
     def begin(self, candidate: Candidate) -> bool:
-        """Implements ``CacheManager.begin``."""
+        """Begins a request without a prefix; see ``CacheManager.begin``."""
         return self.held.has_blocks_for(candidate)
 
     def snapshots(self, request: Request, end: int) -> Mapping[int, Sequence[int]]:
@@ -81,7 +81,7 @@ class Prefixes:
         return {}
 
     def cancel_snapshots(self) -> bool:
-        """Gives up the snapshots that steps have stored and that aren't found yet. Returns False if there are none."""
+        """Frees the stored snapshots that requests can't find yet. Returns False if there are none."""
         return False
 
     def after_step(self, request: Request) -> None:
@@ -91,10 +91,10 @@ class Prefixes:
         """Prepares a request that begins with all tokens that ``source`` has computed."""
 
     def leave(self, request: Request, *, partly: bool) -> None:
-        """Ends the use of the cache by a request that is about to release its blocks; see ``CacheManager.release``."""
+        """Prepares for a request that is about to release its blocks; see ``CacheManager.release``."""
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """Removes a block, which no request holds and which gets other tokens, from those that can be found.
+        """Removes an evicted block from those that can be found: it is about to get other tokens.
 
         Args:
             group: the number of the cache group.
@@ -106,7 +106,7 @@ class Prefixes:
         """Removes a block of a group, which requests may hold, from those that can be found."""
 
     def forget(self, tenant: str | None) -> None:
-        """Has a tenant's prefixes found no more; all prefixes if ``tenant`` is None."""
+        """Removes a tenant's prefixes from those that can be found; all prefixes if ``tenant`` is None."""
 
     def _count(self, request: Request) -> None:
         """Counts a request that has begun."""
@@ -126,11 +126,11 @@ class _Place:
     Attributes:
         node: the node of its last indexed block, or the root.
         blocks: the number of blocks up to that node.
-        ran: True after its first step; before that, a block that is to be copied has nothing in it.
+        ran: True after its first step; before that, the copy of its last block is still empty.
         state_at: the number of tokens that its states include; -1 while a step changes them.
         wanted: the numbers of tokens after which its states are to be stored, the most useful first.
-        snapshots: the stored ones that aren't in the index yet: tokens -> the block of each group.
-        doubted: of those in the index, the ones that no finite row follows yet: group and block of each.
+        snapshots: stored snapshots that aren't in the index yet: number of tokens -> the block of each group.
+        doubted: blocks in the index that no finite row follows yet: group and block of each.
     """
 
     node: Node
@@ -143,11 +143,11 @@ class _Place:
 
 
 class IndexedPrefixes(Prefixes):
-    """Finds blocks by their tokens, of requests that run, of those that have ended, and of a disk.
+    """Finds blocks by their tokens: blocks of running requests, of ended requests, and on a disk.
 
-    A request begins with the blocks of the longest prefix that is known, to the token: whole blocks are shared, and one
-    that is used in part is copied. What a request has computed can be found as soon as the step is over, and stays so
-    after its end, until the memory is needed for something else.
+    A request begins with the blocks of the longest known prefix, exact to the token: whole blocks are shared, and a
+    block that is used in part is copied. Computed tokens can be found as soon as their step is over, and after the
+    request's end until the memory is needed for something else.
 
     With recurrent layers a request begins where a snapshot of their states was stored. Snapshots are stored where two
     known prompts diverge, before the last token of each prompt, about 1, 2, 4, ... blocks before its end, and at a
@@ -155,7 +155,7 @@ class IndexedPrefixes(Prefixes):
 
     Args:
         held: the blocks that requests hold.
-        block_size: tokens of a block, in all groups whose blocks are found as such.
+        block_size: tokens of a block, the same in all groups whose blocks are found by tokens.
     """
 
     finds = True
@@ -173,7 +173,7 @@ class IndexedPrefixes(Prefixes):
         self.places: dict[Request, _Place] = {}
 
     def begin(self, candidate: Candidate) -> bool:
-        """Implements ``CacheManager.begin``."""
+        """Begins a request with the longest prefix that is known; see ``CacheManager.begin``."""
         request, match = candidate.request, Match((), 0)
         index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
@@ -237,7 +237,7 @@ class IndexedPrefixes(Prefixes):
         self.held.changes += 1
 
     def fork(self, source: Request, request: Request) -> None:
-        """Implements ``Prefixes``."""
+        """Implements ``Prefixes``. The request gets the position of ``source`` in the index."""
         if (place := self.places.get(source)) is not None:
             place.node.users += 1
             self.places[request] = _Place(place.node, place.blocks)
@@ -264,17 +264,17 @@ class IndexedPrefixes(Prefixes):
         self.index.prune(place.node)
 
     def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
-        """Implements ``Prefixes``."""
+        """Implements ``Prefixes``. The block's node is written to the disk first, if there is one."""
         if disk is not None:
             disk.leaving(self.index.node(group, block))
         self.index.forget(group, block)
 
     def discard(self, group: int, block: int) -> None:
-        """Implements ``Prefixes``."""
+        """Implements ``Prefixes``: removes the block from the index."""
         self.index.discard(group, block)
 
     def forget(self, tenant: str | None) -> None:
-        """Implements ``Prefixes``."""
+        """Implements ``Prefixes``: removes the tenant's nodes from the index."""
         self.index.clear(tenant)
 
     def snapshots(self, request: Request, end: int) -> Mapping[int, Sequence[int]]:
@@ -296,14 +296,14 @@ class IndexedPrefixes(Prefixes):
         return {tokens: place.snapshots[tokens] for tokens in due if tokens in place.snapshots}
 
     def cancel_snapshots(self) -> bool:
-        """Implements ``Prefixes``. A step in flight still writes to the blocks of the others."""
+        """Implements ``Prefixes``. Snapshots that a step in flight still writes stay."""
         changes = self.held.changes
         for request, place in self.places.items():
             self._give_up(place, [tokens for tokens in place.snapshots if tokens <= request.computed])
         return self.held.changes > changes
 
     def _wanted(self, request: Request, matched: int) -> list[int]:
-        """Returns where the states of a request that begins are to be stored; see the class.
+        """Returns the numbers of tokens after which a new request's states are to be stored; see the class.
 
         Args:
             request: the request, which begins after ``request.computed`` tokens.
@@ -318,7 +318,7 @@ class IndexedPrefixes(Prefixes):
         return [tokens for tokens in dict.fromkeys(ends) if request.computed < tokens <= last][:most]
 
     def _add_snapshots(self, request: Request, place: _Place, parent: Node, at: int) -> None:
-        """Has others find the snapshots within block ``at`` of a request, the child of ``parent``."""
+        """Adds the snapshots within block ``at`` of a request, the child of ``parent``, to the index."""
         first = at * self.index.block_size
         last = min(first + self.index.block_size, request.computed)
         for tokens in [tokens for tokens in place.snapshots if first < tokens <= last]:
@@ -332,7 +332,7 @@ class IndexedPrefixes(Prefixes):
                 self._pools[i].release(blocks[i])
 
     def _leave_state(self, request: Request, place: _Place) -> None:
-        """Makes a snapshot of the states of a request that ends: of the blocks that hold them."""
+        """Makes the state blocks of a request that ends a snapshot."""
         blocks = [NO_BLOCK] * len(self._kinds)
         for i in self._with_states:
             blocks[i] = request.tables[self._kinds[i].name][0]
@@ -345,7 +345,7 @@ class IndexedPrefixes(Prefixes):
                 self._pools[i].keep(blocks[i], request.tenant)
 
     def _give_up(self, place: _Place, ends: Iterable[int]) -> None:
-        """Releases those of a request's snapshots after ``ends`` tokens, which are not to be found."""
+        """Releases a request's snapshots after ``ends`` tokens, before they are in the index."""
         for blocks in [place.snapshots.pop(tokens) for tokens in tuple(ends)]:
             for i in self._with_states:
                 self._pools[i].release(blocks[i])
@@ -354,8 +354,8 @@ class IndexedPrefixes(Prefixes):
     def _ends(self, match: Match, disk: DiskTier | None) -> dict[int, Sequence[int]]:
         """Returns the numbers of tokens with which a request may begin, the best first; the last is 0.
 
-        Each has the blocks of the snapshot to go on from, one a group; none where there are no recurrent layers, or
-        where the snapshot is on a disk.
+        Each has the blocks of its snapshot, one per group; none without recurrent layers, or if the snapshot is on a
+        disk.
         """
         size = self.index.block_size
         if not self._with_states:
@@ -376,8 +376,8 @@ class IndexedPrefixes(Prefixes):
         return ends
 
     def _usable(self, match: Match, least_part: int) -> int:
-        """Returns how many tokens of a match are of use to all groups with keys. Fewer than ``least_part`` tokens of a
-        block aren't worth a copy of it."""
+        """Returns the number of a match's tokens that all groups with keys can use. A block isn't copied for fewer than
+        ``least_part`` tokens."""
         tokens, before = match.tokens, -1
         if tokens % self.index.block_size < least_part:
             tokens -= tokens % self.index.block_size
@@ -410,8 +410,8 @@ class IndexedPrefixes(Prefixes):
     def _begin_with(self, request: Request, match: Match, tokens: int, states: Sequence[int]) -> Sequence[int]:
         """Shares the blocks of a match's first ``tokens`` with a request, and pins those that are to be copied.
 
-        ``states`` are the blocks of the snapshot after these tokens. Returns the blocks to copy, one a group; NO_BLOCK
-        for none.
+        ``states`` are the blocks of the snapshot after these tokens. Returns the blocks to copy, one per group;
+        NO_BLOCK for none.
         """
         sources, nodes = [], match.nodes[: -(-tokens // self.index.block_size)]
         for i, kind in enumerate(self._kinds):
@@ -423,14 +423,14 @@ class IndexedPrefixes(Prefixes):
         return sources
 
     def _copy(self, request: Request, sources: Sequence[int]) -> None:
-        """Has a request go on in copies of the blocks in which its prefix ends, one a group."""
+        """Copies the blocks in which a request's prefix ends, one per group; the request continues in the copies."""
         for name, source in _pins(self.held, sources):
             self.held.copy_block(request, name, source)
             self.use.copied_blocks += 1
         self.held.set_capacity(request, 0)
 
     def _add(self, request: Request, parent: Node, at: int, count: int) -> Node:
-        """Adds block ``at`` of a request, with its first ``count`` tokens, to what can be found after ``parent``."""
+        """Adds block ``at`` of a request, with its first ``count`` tokens, to the index as a child of ``parent``."""
         begin = at * self.index.block_size
         items = tuple(request.items[begin : begin + count])
         blocks = [kind.indexed(request, at) for kind in self._kinds]
@@ -448,8 +448,8 @@ class IndexedPrefixes(Prefixes):
         """Leaves out those of a node's blocks that have another owner than their neighbours in a split.
 
         Args:
-            parent, at, items: the node after which it is to be found, its place in tables, and its tokens.
-            blocks: the blocks, one a group.
+            parent, at, items: the node before it, its index in tables, and its tokens.
+            blocks: the blocks, one per group.
         """
         place = bisect_left(parent.children, items, key=lambda child: child.items)
         node = parent.children[place] if place < len(parent.children) else None
@@ -465,7 +465,7 @@ class IndexedPrefixes(Prefixes):
                 blocks[i] = NO_BLOCK
 
     def _read(self, request: Request, place: _Place, disk: DiskTier | None) -> bool:
-        """Reads the next blocks from a disk, as far as they can be believed; returns True if those are any.
+        """Reads the next blocks from a disk up to the first invalid record; returns True if it has read any.
 
         The last token is computed.
         """
@@ -495,7 +495,7 @@ class IndexedPrefixes(Prefixes):
         return True
 
     def _read_states(self, request: Request, place: _Place, disk: DiskTier | None) -> bool:
-        """Reads the states at the end of a request's prefix from a disk; returns False if they can't be believed."""
+        """Reads the states at the end of a request's prefix from a disk; returns False if their record is invalid."""
         blocks = [NO_BLOCK] * len(self._kinds)
         for i in self._with_states:
             name = self._kinds[i].name
@@ -518,7 +518,7 @@ class IndexedPrefixes(Prefixes):
             disk: the disk.
 
         Returns:
-            False, and the request has the blocks that it had, if one can't be believed.
+            False if a record is invalid. The request then has the same blocks as before.
         """
         size, last = self.index.block_size, first + len(names) - 1
         for at, name in enumerate(names, first):
@@ -540,12 +540,12 @@ class IndexedPrefixes(Prefixes):
 
 
 def _pins(held: HeldBlocks, sources: Sequence[int]) -> list[tuple[str, int]]:
-    """Returns cache group and block of those of ``sources`` that are one."""
+    """Returns cache group and block for each of ``sources`` that isn't NO_BLOCK."""
     return [(name, source) for name, source in zip(held.pools, sources, strict=True) if source != NO_BLOCK]
 
 
 def _shares(other: Request, request: Request, end: int) -> bool:
-    """Returns True if ``other`` has yet to compute tokens of a prompt whose first ``end`` are this one's, too."""
+    """Returns True if ``other`` still computes a prompt whose first ``end`` tokens are those of ``request``."""
     return (
         end <= min(len(other.tokens), len(request.tokens))
         and other.remaining > 1

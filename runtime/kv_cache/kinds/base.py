@@ -40,8 +40,8 @@ class Pool(Protocol):
         """
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """Returns the number of blocks that ``sequences`` requests together can always have, and the unit in which
-        each takes them.
+        """Returns the number of blocks that ``sequences`` requests together can always have, and the number of which
+        each request takes a multiple.
         """
 
     def share(self, block: int) -> None:
@@ -107,7 +107,8 @@ class CacheKind:
 
     @classmethod
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
-        """Returns the tokens of a pool that is large enough for requests of any length; 0 if there is no such number.
+        """Returns the number of tokens with which a pool is large enough for requests of any length; 0 if there is
+        none.
 
         Args:
             group: the cache group.
@@ -132,14 +133,14 @@ class CacheKind:
         return blocks * self.size
 
     def room(self, tokens: int, sequences: int) -> int:
-        """Returns ``tokens``, or the number of tokens that the pool can hold for each of ``sequences`` requests, if
-        it is less.
+        """Returns the number of tokens, at most ``tokens``, that the pool can hold for each of ``sequences``
+        requests.
         """
         blocks, multiple = self.pool.certain(sequences)
         return min(tokens, blocks // multiple // sequences * multiple * self.size)
 
     def lacking(self, request: Request, tokens: int) -> int:
-        """Returns the number of blocks that a request still has to take until it holds ``tokens`` tokens."""
+        """Returns the number of blocks that a request still lacks to hold ``tokens`` tokens."""
         return max(self.blocks_for(tokens) - len(request.tables.get(self.name, ())), 0)
 
     def first_block(self, position: int) -> int:

@@ -26,15 +26,15 @@ class PagedCache(CacheKind):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: True for groups of keys and values."""
         return not group.kind
 
     @classmethod
     def bytes_of(cls, group: CacheGroup) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: the bytes of keys, values and their scales."""
         return sum(plane.token_bytes for plane in group.planes) * group.block_size * len(group.layers)
 
     @classmethod
     def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: the bytes of keys and values, without the summaries."""
         return sum(plane.heads * plane.head_bytes for plane in group.planes) * group.block_size * layers

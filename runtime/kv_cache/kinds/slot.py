@@ -26,7 +26,7 @@ class SlotCache(PagedCache):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: True if the executor's blocks are slots that keep their tokens."""
         return caps.kept_slots and super().takes(group, caps)
 
     def begin(self, request: Request, blocks: Sequence[int], tokens: int) -> int:

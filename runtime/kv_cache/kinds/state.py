@@ -32,12 +32,12 @@ class StateCache(CacheKind):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: True for groups of recurrent states."""
         return group.kind == STATE
 
     @classmethod
     def bytes_of(cls, group: CacheGroup) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: the bytes of one state, which is 32-bit floats."""
         return 4 * group.state_size * len(group.layers)
 
     @classmethod
@@ -49,15 +49,15 @@ class StateCache(CacheKind):
         return requests * group.block_size
 
     def tokens_in(self, blocks: int) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: one block has room for the longest request."""
         return self.size if blocks else 0
 
     def room(self, tokens: int, sequences: int) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: ``tokens``, if the pool has a state for each sequence; otherwise 0."""
         return min(tokens, self.size) if self.pool.certain(sequences)[0] >= sequences else 0
 
     def begin(self, request: Request, blocks: Sequence[int], tokens: int) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``. The request copies the snapshot, which is the last of ``blocks``."""
         request.tables.put(self.name, ())
         return blocks[-1] if tokens else NO_BLOCK
 

@@ -26,7 +26,7 @@ class WindowCache(PagedCache):
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: True for groups with a window, if the executor can share blocks."""
         return group.window > 0 and caps.shared_blocks and super().takes(group, caps)
 
     @classmethod
@@ -44,22 +44,22 @@ class WindowCache(PagedCache):
         self._unit = pool.split * group.block_size  # tokens whose blocks are released together
 
     def room(self, tokens: int, sequences: int) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: any number of tokens, if the pool has the blocks of all windows."""
         blocks, _ = self.pool.certain(sequences)
         return tokens if self._window_tokens(sequences) <= blocks * self.size else super().room(tokens, sequences)
 
     def lacking(self, request: Request, tokens: int) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``. A request never holds more blocks than its window and a step need."""
         held = len(request.tables.get(self.name, ())) - self.first_block(request.computed)
         most = self.blocks_for(min(tokens, self._window_tokens(1)))
         return max(min(super().lacking(request, tokens), most - held), 0)
 
     def first_block(self, position: int) -> int:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``: the first block of the window, rounded down to a whole split."""
         return max(position - self._window + 1, 0) // self._unit * self._split
 
     def after_step(self, request: Request) -> None:
-        """Implements ``CacheKind``."""
+        """Implements ``CacheKind``. Releases the blocks before the window."""
         self._give_back(request, self.first_block(request.computed) - 1)
 
     def after_read(self, request: Request, since: int) -> None:
