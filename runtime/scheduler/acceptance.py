@@ -1,4 +1,4 @@
-"""The acceptance rates of drafts, and the time that rejected drafts may cost, by the kind of proposal."""
+"""The acceptance rates of drafts, and the time that rejected drafts may cost, for each kind of proposal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _MOST_CREDIT = 3.0
 
 
 class AcceptanceRates:
-    """The acceptance rate of a proposed token after accepted ones, by kind: the expected rate, then the measured one.
+    """The probability that a proposed token is accepted if the tokens before it were, for each kind of proposal.
+
+    It begins with the expected rate, and then follows the measured one.
 
     Args:
         before: the rates of all requests, with which those of one request begin; None for the rates of all requests.
@@ -60,7 +62,7 @@ class Credit:
         self._left: dict[ProposalKind, tuple[float, int]] = {}  # kind -> credit, and the step in which it was that
 
     def left(self, kind: ProposalKind, step: int) -> float:
-        """Returns the credit of a kind in a step, by the step's number."""
+        """Returns the credit of a kind of proposal in the step with number ``step``."""
         left, then = self._left.get(kind, (CREDIT, step))
         return left + MORE_CREDIT * (step - then)
 

@@ -15,7 +15,7 @@ from .request_queues import RequestQueues
 
 
 class Admission:
-    """Has the first waiting requests begin, each with the prefix that the cache has of it.
+    """Begins the first waiting requests, each with its cached prefix.
 
     Args:
         queues: the running and the waiting requests, with their policy and blocks.
@@ -32,7 +32,8 @@ class Admission:
         self._refused: tuple[Request, int] | None = None  # the request without blocks, and ``cache.changes`` then
 
     def make_way(self) -> None:
-        """Preempts the newest request if the first waiting one has a higher priority, and needs its blocks or place."""
+        """Preempts the newest running request if the first waiting one has a higher priority and needs its blocks or
+        place."""
         queues, cache = self._queues, self._queues.cache
         if queues.policy.begin_step(queues.running):
             first = queues.waiting[0]
@@ -45,9 +46,9 @@ class Admission:
     def chunks(self, tokens_left: int) -> list[Chunk]:
         """Makes the first chunks of waiting requests: at most ``tokens_left`` tokens in all.
 
-        A request begins only if there are blocks for all of its tokens so far, and a sequence of a beam search only if
-        there are places, and blocks of those kinds of which each sequence has a fixed number, for all the others. A
-        request that is computed whole waits for a step that has room for all of it.
+        A request begins only if there are blocks for all of its tokens so far. A sequence of a beam search also needs
+        places for all the search's other sequences, and blocks of the kinds of which each sequence has a fixed number.
+        A request that is computed whole waits for a step that has room for all of it.
         """
         queues = self._queues
         if not queues.waiting or (queues.running and self._refused == (queues.waiting[0], queues.cache.changes)):
@@ -73,18 +74,19 @@ class Admission:
         return chunks
 
     def _has_place(self, request: Request) -> bool:
-        """Returns True if the first waiting request may run besides those that run."""
+        """Returns True if the first waiting request may run together with the running ones."""
         running = self._queues.running
         # The policy may leave a search waiting, but never a part of it: its sequences wait for each other.
         begun = request.search is not None and any(one.search is request.search for one in running)
         return self._fits(request) and (begun or places_taken(running) < self._queues.policy.most_running(running))
 
     def _fits(self, request: Request) -> bool:
-        """Returns True if there are places for a waiting request and the sequences to come of all beam searches."""
+        """Returns True if there are places for a waiting request and for all later sequences of the beam searches."""
         return places_taken([*self._queues.running, request]) <= self._most_running
 
     def _with_branches(self, request: Request, blocks: Mapping[str, int]) -> dict[str, int]:
-        """Adds the blocks that the sequences to come of all beam searches will take, whatever tokens they have.
+        """Returns ``blocks`` plus the blocks that all later sequences of the beam searches will take, whatever tokens
+        they have.
 
         Args:
             request: a waiting request, whose search is counted too.
@@ -95,7 +97,7 @@ class Admission:
         return {name: count + more[name] for name, count in blocks.items()}
 
     def _first_chunk(self, request: Request, tokens_left: int, promised: Mapping[str, int]) -> Chunk | None:
-        """Has the first waiting request run, and makes its first chunk; returns None if there are no blocks for it."""
+        """Begins the first waiting request, and makes its first chunk; returns None if there are no blocks for it."""
         queues, cache = self._queues, self._queues.cache
         first = not queues.running or queues.is_first(request)
         promised = self._with_branches(request, promised)
@@ -112,6 +114,6 @@ class Admission:
         return chunk
 
     def _promise(self, request: Request, promised: dict[str, int]) -> None:
-        """Counts the blocks that a request will take until it has computed the tokens that it has so far."""
+        """Adds to ``promised`` the blocks that a request still needs to compute its tokens so far."""
         for name, needed in self._queues.cache.lacking(request, len(request.tokens)).items():
             promised[name] += needed

@@ -23,12 +23,12 @@ class Chunk:
     Attributes:
         request: the request.
         start: the position of the chunk's first token.
-        count: the number of its tokens, with those of the draft.
-        draft: the chunk's last tokens, guesses after the last known one.
+        count: the number of its tokens, including the draft's.
+        draft: the guessed tokens at the chunk's end, after the last known one.
         known: the number of the request's tokens up to the draft.
         samples: True if the chunk has the last known token, so that the step draws a new one.
-        scores: True if the request needs outputs of its prompt, of which the chunk is a part.
-        rows: the number of the chunk's last tokens whose rows are needed: all of them if outputs of each token are.
+        scores: True if the chunk is a part of a prompt whose outputs the request needs.
+        rows: the number of tokens at the chunk's end whose outputs are needed.
     """
 
     request: Request
@@ -57,7 +57,7 @@ class Batch:
 
     Attributes:
         chunks: the chunks.
-        step: their arrays.
+        step: the chunks' arrays.
         scheduled: the time at which the scheduling of the step began, by the scheduler's clock.
         began: the time at which the scheduling was done.
         alone: True if no other step was in flight.
@@ -81,7 +81,7 @@ class _SampledRows:
         guided: rows whose tokens a grammar limits.
         searched: rows of beam searches with a grammar.
         draws: True if tokens may be drawn; requests that are computed whole have no logits.
-        scored: by row, the tokens after it and after the following rows, whose log-probabilities are needed.
+        scored: row -> the tokens that follow it and the next rows, whose log-probabilities are needed.
     """
 
     def __init__(self) -> None:

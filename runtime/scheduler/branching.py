@@ -15,8 +15,8 @@ def together(request: Request) -> Sequence[Request]:
 
 
 def sequences_to_come(running: Sequence[Request]) -> int:
-    """Returns the number of sequences that the beam searches among the running requests may have besides these: those
-    that wait, and those that branch off later.
+    """Returns the number of sequences that the running beam searches may have besides the running ones: those that
+    wait, and those that branch off later.
     """
     searches = [request.search for request in running if request.search is not None]
     begun = Counter(searches) if searches else {}
@@ -24,7 +24,7 @@ def sequences_to_come(running: Sequence[Request]) -> int:
 
 
 def places_taken(running: Sequence[Request]) -> int:
-    """Returns the number of running requests, with the `sequences_to_come`."""
+    """Returns the number of running requests plus ``sequences_to_come``."""
     return len(running) + sequences_to_come(running)
 
 

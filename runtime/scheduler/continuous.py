@@ -52,17 +52,17 @@ class ContinuousScheduler:
     Sequences of a beam search wait for each other, so the oldest request may be unable to advance alone. It gets its
     next token all the same:
 
-    1. A search begins only if places, and blocks whose number doesn't depend on tokens (states), are left for all of
-       its sequences. They stay promised to it while it runs (``Admission``).
+    1. A search begins only if there are places for all of its sequences, and blocks of the kinds whose number doesn't
+       depend on tokens (states). These stay promised to the search while it runs (``Admission``).
     2. If no request can advance, pending snapshots are cancelled. If that isn't enough, all running requests are
-       preempted, and the oldest search begins with nothing beside it (``PrefillPhase.chunks_of_first_search``).
-    3. Then each block is one of that search, or can be taken: nobody else holds one, pending snapshots are
-       cancelled, and kept blocks of every tenant are evicted for the oldest request. ``check`` refuses a search whose
-       sequences don't fit together. So all of them compute the tokens that they have, and the search goes on.
+       preempted, and the oldest search begins alone (``PrefillPhase.chunks_of_first_search``).
+    3. Then that search has each block or can take it: no other request holds one, pending snapshots are cancelled,
+       and kept blocks of every tenant are evicted for the oldest request. ``check`` refuses a search whose sequences
+       don't fit together. So all its sequences compute their tokens, and the search goes on.
     4. Preemption takes no token from a request, and each has a limit of tokens. So step 2 comes to an end.
 
-    Policy, times of steps, drafts and disk are helpers: where one of them raises, its declared fallback takes the place
-    of its result (``helpers``).
+    Policy, step times, drafts and disk are helpers: if one of them raises, its declared fallback replaces its result
+    (``helpers``).
 
     Args:
         config: limits of a step.
@@ -70,11 +70,11 @@ class ContinuousScheduler:
         groups: the cache groups of the program.
         blocks: cache group -> number of its blocks.
         clock: seconds.
-        proposers: sources of drafts, where ``config.speculate`` allows these.
+        proposers: sources of drafts, if ``config.speculate`` allows drafts.
 
     Attributes:
         chunks: the chunks of the last step.
-        counters: the counters, which it passes to its helpers.
+        counters: the counters, which the scheduler passes to its helpers.
     """
 
     def __init__(
@@ -215,11 +215,11 @@ class ContinuousScheduler:
         return Batch(self.chunks, step, scheduled, self._clock(), alone)
 
     def _runs_alone(self) -> bool:
-        """Returns True if no other step is in flight while the next one runs, which may have drafts then."""
+        """Returns True if no other step is in flight while the next one runs; then the next one may have drafts."""
         return not self.queues.in_flight and (self.caps.in_flight == 1 or len(self.running) == 1)
 
     def _step_input(self, chunks: Sequence[Chunk]) -> StepInput:
-        """Makes the arrays of a step. Raises FailedRequestError for the request whose chunk alone raises too."""
+        """Makes the arrays of a step. Raises FailedRequestError for the request whose chunk causes an error."""
         try:
             step = self._inputs[0].build(chunks)
         except Exception:
@@ -269,12 +269,12 @@ class ContinuousScheduler:
         return advanced + [root for search in searches if (root := self._branched(search)) is not None]
 
     def _step_over(self, batch: Batch) -> None:
-        """Frees what was reserved for a step that has run, or never will."""
+        """Frees the blocks that were reserved for a step, after it has run or failed."""
         self.cache.landed(batch.step)
         self.queues.step_over(chunk.request for chunk in batch.chunks)
 
     def _observe_step(self, batch: Batch) -> None:
-        """Has disk, drafts and policy learn from the time that a step took."""
+        """Passes the time that a step took to disk, drafts and policy."""
         tokens, now = len(batch.step.ids), self._clock()
         if self.cache.disk is not None:
             self.cache.disk.computed(tokens, now - batch.began)
@@ -283,16 +283,17 @@ class ContinuousScheduler:
         self.policy.after_step(batch.chunks, tokens, now - batch.began)
 
     def give_up(self, batch: Batch) -> None:
-        """Records that a step never ran: the caller ends its requests, and requests to which it was to copy blocks
-        begin again.
+        """Records that a step never ran. The caller ends the step's requests; requests for which the step should have
+        copied blocks begin again.
         """
         of_step = {one for chunk in batch.chunks for one in together(chunk.request)}
         self._compute_again(batch, {}, set(), kept=of_step)
 
     def compute_again(self, batch: Batch, lost: Mapping[str, Collection[int]]) -> None:
-        """Makes the requests of a failed step begin again from what is left of their blocks.
+        """Makes the requests of a failed step begin again from their remaining blocks.
 
-        So do other requests with ``lost`` blocks of a cache group, or with blocks to which the step was to copy.
+        Other requests begin again if they have ``lost`` blocks (by cache group), or blocks that the step should have
+        copied.
         """
         self._compute_again(batch, lost, {one for chunk in batch.chunks for one in together(chunk.request)}, kept=set())
 
@@ -315,7 +316,7 @@ class ContinuousScheduler:
     def _commit_chunk(
         self, chunk: Chunk, drawn: Sequence[int], first: int, output: StepOutput, index: int
     ) -> Request | None:
-        """Gives a request the results of its chunk. Returns the request if its caller gets something.
+        """Gives a request the results of its chunk. Returns the request if its caller gets new output.
 
         Args:
             chunk: the chunk.
@@ -389,8 +390,8 @@ class ContinuousScheduler:
         return together(request)[0]
 
     def forget(self, tenant: str | None) -> int:
-        """Deletes a tenant's data, or all, from the KV cache and the proposers; returns the number of deleted
-        files.
+        """Deletes a tenant's data from the KV cache and the proposers, or all data if ``tenant`` is None; returns the
+        number of deleted files.
         """
         self.drafts.forget(tenant)
         return self.cache.forget(tenant)

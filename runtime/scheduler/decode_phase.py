@@ -9,7 +9,7 @@ from .request_queues import RequestQueues
 
 
 class DecodePhase:
-    """Makes the chunks of the running requests that decode: their last token, with a draft after it.
+    """Makes the chunks of the running requests that decode: each request's last token, with a draft after it.
 
     Args:
         queues: the running requests, with their blocks and drafts.

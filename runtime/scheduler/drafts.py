@@ -5,9 +5,9 @@ is drawn after a draft's token is the one that plain decoding would have drawn t
 first token that differs from the drawn one. Only time depends on drafts. Keys and values of rejected tokens are after
 the request's last token, where attention never reads, until they are overwritten.
 
-A draft has the length with the most expected tokens a second (``_Step.best``). The estimate is measured: the acceptance
-rate of proposals of its kind, the time of steps with more rows, and the time to compute a proposal. Without an expected
-gain there is no draft. The time that drafts of a kind may lose is bounded (``acceptance.Credit``).
+A draft has the length with the most expected tokens per second (``_Step.best``). The estimate uses measurements: the
+acceptance rate of proposals of its kind, the time of steps with more rows, and the time to compute a proposal. Without
+an expected gain there is no draft. The time that drafts of a kind may lose is bounded (``acceptance.Credit``).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class NoDrafts:
     """No speculation: every request that decodes has one row. ``Drafts`` derives from this.
 
     Attributes:
-        outputs: names of the outputs that are wanted of every step, for ``learn``.
+        outputs: names of the outputs that ``learn`` needs from every step.
     """
 
     outputs: tuple[str, ...] = ()
 
     def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
-        """Begins a step of the running requests but the paused ones. Returns True if it may have drafts."""
+        """Begins a step of the running requests without the paused ones. Returns True if the step may have drafts."""
         return False
 
     def draft(self, request: Request) -> Sequence[int]:
@@ -82,7 +82,8 @@ class NoDrafts:
         request.drafted, request.accepted = request.drafted + len(chunk.draft), request.accepted + count - 1
 
     def learn(self, chunk: Chunk, accepted: int, output: StepOutput, first: int) -> None:
-        """Learns from the results of a chunk that has drawn tokens: of each draft, and with ``outputs`` of each chunk.
+        """Learns from the results of a chunk with drawn tokens. It is called for each draft, and with ``outputs`` for
+        each chunk.
 
         Args:
             chunk: the chunk, whose tokens its request has.
@@ -98,12 +99,12 @@ class NoDrafts:
         """Forgets the texts of a tenant's requests; of all requests if ``tenant`` is None."""
 
     def describe(self) -> dict[str, object] | None:
-        """Returns the counts of tokens for ``LLM.info``; None where nothing is drafted."""
+        """Returns the counts of tokens for ``LLM.info``; None if nothing is ever drafted."""
         return None
 
 
 class _Choice(NamedTuple):
-    """Drafts of ``length`` tokens each, with the expected new tokens of the step, and its tokens a second (speed)."""
+    """Drafts of ``length`` tokens each, with the expected new tokens of the step, and its tokens per second (speed)."""
 
     speed: float
     length: int
@@ -129,8 +130,8 @@ class _Step:
         rows: the rows of the step so far.
         tokens: the new tokens that are expected of these rows.
         proposed: the drafts of timed proposers.
-        proposal_seconds: the expected time to compute them.
-        proposal_took: the measured time to compute them, in seconds.
+        proposal_seconds: the expected seconds to compute these drafts.
+        proposal_took: the measured seconds to compute these drafts.
         late: the seconds by which the step took longer than expected, for each drafted row.
     """
 
@@ -178,7 +179,7 @@ class _History:
 
     Attributes:
         rates: the request's acceptance rates; close to those of all requests while it has had few drafts.
-        found: the number of the step in which it had its last draft, or began.
+        found: the number of the step in which the request had its last draft, or began.
         next_look: the number of the next step in which proposers are called for it.
         kind: the kind of its last draft.
     """
@@ -200,7 +201,7 @@ class Drafts(NoDrafts):
         errors: counts the errors of proposers; None makes a new counter.
 
     Attributes:
-        by_source: by proposer, the numbers of its drafted and of its accepted tokens so far.
+        by_source: proposer -> the numbers of its drafted and of its accepted tokens so far.
 
     Raises:
         RequestError: the executor can't verify drafts, or lacks an output that a proposer needs.
@@ -341,11 +342,11 @@ class Drafts(NoDrafts):
         return self._credit.left(kind, self._steps) * step.plain_seconds
 
     def _spend(self, step: _Step, kind: ProposalKind, seconds: float) -> None:
-        """Records the seconds lost by drafts of this kind; negative if they saved time."""
+        """Records the seconds that drafts of this kind have cost; negative if they saved time."""
         self._credit.spend(kind, seconds / step.plain_seconds, self._steps)
 
     def _propose(self, proposer: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:
-        """Calls a timed proposer for those requests for which its time is worth the expected gain."""
+        """Calls a timed proposer for the requests whose expected gain exceeds the proposer's time."""
         able = [(one, most) for one in requests if proposer.takes(one) and (most := self._most(one)) > 0]
         if not able or step.room < 1:
             return
@@ -370,7 +371,7 @@ class Drafts(NoDrafts):
     def _candidates(
         self, proposer: TimedProposer, step: _Step, able: Sequence[tuple[Generation, int]]
     ) -> list[_Candidate]:
-        """Returns the requests that gain more by a timed proposer than by a proposal that costs nothing.
+        """Returns the requests that gain more from a timed proposer than from a proposal that costs nothing.
 
         ``able``: requests, and the most tokens that may be drafted for each. Those with the largest rates come first.
         """

@@ -1,9 +1,9 @@
-"""The table of helpers: the result that replaces the one of a helper that raises between two steps.
+"""The table of helpers: parts that may fail between two steps without ending a request, and the result used instead.
 
-Each row is a kind of helper, with the replacement for each method: as if the helper knew nothing. So an error costs an
-estimate, a draft, a block on disk or a line of a metric, but neither a request nor the engine. Methods that aren't
-listed are handled by their caller: the engine's thread calls ``forget``, for example, for somebody who waits for the
-result and gets the error, and other methods for one request, which then ends.
+Each row is a kind of helper. It has for each method the result that is used if the method raises, as if the helper knew
+nothing. So an error costs an estimate, a draft, a block on disk or a line of a metric, but neither a request nor the
+engine. The caller handles the errors of methods that aren't listed. For example, the caller who waits for ``forget``
+gets its error, and other methods work for one request, which then ends.
 """
 
 from __future__ import annotations

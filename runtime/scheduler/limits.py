@@ -21,9 +21,9 @@ class SchedulerConfig:
 
     Attributes:
         max_requests: maximum number of requests that run at a time.
-        prefill_tokens: maximum prefill tokens of a step, over all requests; decodes are added to these.
+        prefill_tokens: maximum prefill tokens of a step, over all requests; decodes come in addition.
         prefill_chunk: maximum prefill tokens of one request in a step; None for no separate limit.
-        prefix_cache: True if a request starts with its longest prefix that is cached.
+        prefix_cache: True if a request begins with its longest cached prefix.
         scheduling: the options of the policy; None for first come, first served.
         states_memory: bytes for snapshots of recurrent states; None for a snapshot of each running request.
         speculate: True computes drafts; None does so if the executor verifies them (``ExecutorCaps``).
@@ -58,7 +58,7 @@ def check_request(
     most_running: int,
     most_cached: Callable[[int, int], int],
 ) -> None:
-    """Raises CapacityError or RequestError if a request could not even run alone.
+    """Raises CapacityError or RequestError if a request couldn't run even alone.
 
     Args:
         request: the request.

@@ -1,14 +1,15 @@
 """Policies: the order of requests, the share of a step for prompts, preemption by priority, and admission.
 
-``Policy`` is first come, first served. ``RankedPolicy`` serves by rank: (priority, deadline of a request's first token,
-arrival). The lowest goes first, and of those that run the highest is preempted. A rank never changes while a request
-runs, so that no two preempt each other again and again.
+``Policy`` is first come, first served. ``RankedPolicy`` orders requests by rank: (priority, deadline of the first
+token, arrival). The request with the lowest rank goes first, and the running request with the highest is preempted. A
+rank never changes while a request runs, so that two requests don't preempt each other again and again.
 
 1. A missed deadline is replaced by a later one: twice the time after the request's arrival, then four times, and so on.
-   So a late request neither waits forever after those that can still be in time, nor makes these late.
+   So a late request doesn't wait forever after requests that can still be in time, and doesn't make them late.
 2. Prompts get the time of a step that the decoding requests' time per token leaves (``step_times``).
 3. Requests without a time per token pause if a step with them would be too long for the requests that have one.
-4. Admission: a request whose targets can't be met is refused when it arrives, with the time after which they could.
+4. Admission: a request whose targets can't be met is refused when it arrives, with the time after which they could be
+   met.
 """
 
 from __future__ import annotations
@@ -71,21 +72,25 @@ class Policy:
         return len(running)
 
     def ended(self, request: Request) -> None:
-        """Takes note that a request has ended, or is about to."""
+        """Notes that a request has ended, or is about to end."""
 
     def after_step(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
-        """Learns from a step with these chunks: the number of its tokens, and the seconds that it took."""
+        """Learns from a step with these chunks. ``tokens``: the number of its tokens; ``seconds``: the time that it
+        took.
+        """
 
     def describe(self) -> dict[str, float] | None:
         """Returns counts of requests, and estimated times of steps in microseconds, for ``LLM.info``."""
         return None
 
     def begin_step(self, running: Sequence[Request]) -> bool:
-        """Chooses the first waiting request and the paused ones; returns True if the last running one gives way."""
+        """Chooses the first waiting request and the paused ones. Returns True if the last running request is preempted
+        for the first waiting one.
+        """
         return False
 
     def comes_first(self, running: Sequence[Request]) -> bool:
-        """Returns True if the first waiting request goes before a running one whose prompt isn't computed yet."""
+        """Returns True if the first waiting request precedes a running one whose prompt isn't computed yet."""
         return False
 
     def most_running(self, running: Sequence[Request]) -> int:
@@ -98,7 +103,7 @@ class Policy:
 
 
 class RankedPolicy(Policy):
-    """Serves by rank: see the module.
+    """Orders requests by rank; see the module.
 
     Args:
         scheduling: the options of scheduling.
@@ -317,7 +322,8 @@ class RankedPolicy(Policy):
     def _waits(self, request: Request, running: Sequence[Request]) -> Callable[[float, int], float]:
         """Returns a function that estimates the seconds to a first token.
 
-        It takes the prompt tokens up to that token, and the number of requests that begin before.
+        The function takes the number of prompt tokens before that token, and the number of requests that begin before
+        it.
         """
         tpots = [tpot for r in (*running, request) if (tpot := r.request_class.tpot) is not None]
         rows = min(len(running) + 1, self._most_running)
@@ -333,7 +339,7 @@ class RankedPolicy(Policy):
         return lambda tokens, ahead: step + max(tokens * each, max(0, ahead + 1 - free) * slot)
 
     def _slot_seconds(self, slots: int, running: Sequence[Request]) -> float:
-        """Returns the mean seconds between two ends of requests while ``slots`` requests run."""
+        """Returns the mean seconds from the end of one request to the end of the next, while ``slots`` requests run."""
         step = self.times.seconds(StepSize(slots, 0, slots * _mean([r.computed for r in running])))
         return self._mean_output * step / slots
 

@@ -55,10 +55,11 @@ class PrefillPhase:
         return chunks
 
     def chunks_of_first_search(self) -> list[Chunk]:
-        """Makes the first chunks of the oldest beam search, where no request can advance otherwise.
+        """Makes the first chunks of the oldest beam search, if no request can advance otherwise.
 
-        Pending snapshots may take the last blocks. Else beam searches keep all of them while each waits for a sequence
-        of its own: all running requests are preempted, as the oldest search fits alone.
+        Pending snapshots may hold the last blocks; they are cancelled first. Otherwise beam searches hold all blocks
+        while each waits for one of its own sequences. Then all running requests are preempted, because the oldest
+        search fits alone.
         """
         queues, budget = self._queues, self._budget([])
         if queues.cache.cancel_snapshots() and (chunks := self._admission.chunks(budget)):
@@ -70,7 +71,7 @@ class PrefillPhase:
     def _budget(self, decodes: Sequence[Chunk]) -> int:
         """Returns the most tokens of prompts in a step with ``decodes``.
 
-        If the next request is computed whole, there is room for it at least.
+        If the next request is computed whole, the budget is at least its tokens.
         """
         queues, room = self._queues, self._caps.max_tokens - _tokens(decodes)
         most = queues.policy.prompt_tokens(decodes, min(self._config.prefill_tokens, room))
@@ -106,7 +107,7 @@ class PrefillPhase:
     def _fitting(self, request: Request, count: int, excluded: Collection[int]) -> int:
         """Returns the number of a request's next ``count`` tokens that get blocks.
 
-        Newer requests are preempted for that, but none whose id is in ``excluded``.
+        Newer requests are preempted for these tokens, except those whose id is in ``excluded``.
         """
         queues, oldest = self._queues, self._queues.is_first(request)
         while not queues.cache.grow(request, request.computed + count, force=oldest):

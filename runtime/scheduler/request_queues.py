@@ -108,7 +108,7 @@ class RequestQueues:
         self.policy.ended(request)
 
     def release(self, request: Request) -> None:
-        """Frees the blocks and drafts of a request: at once, or when its step in flight is over."""
+        """Frees the blocks and drafts of a request at once, or after its step in flight."""
         if request in self.in_flight:  # what the next owner of its blocks reads from the disk would be written over
             self.leaving.add(request)
             self.cache.doubt(request)  # nobody looks at what the step gives
@@ -117,7 +117,7 @@ class RequestQueues:
         self.drafts.release(request)
 
     def step_over(self, requests: Iterable[Request]) -> None:
-        """Takes note that the step in flight of these requests has run, or never will."""
+        """Notes that the step in flight of these requests has run, or has failed."""
         if not self.in_flight:  # as in every step of an executor that has one step at a time
             return
         ended = set(requests)

@@ -1,4 +1,4 @@
-"""The arrays of each step. Most steps decode for the requests of the step before: their arrays follow from its own."""
+"""The arrays of each step. Most steps decode the same requests as the step before, so its arrays are changed a little."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class StepInputs:
 class DecodeStep:
     """A step in which each request decodes one token. ``next`` derives the next step's arrays from its arrays.
 
-    Rows of changed block tables are read again, found by the tables' versions. It does little work, because the cores
-    wait for it.
+    Only rows whose block tables have a new version are read again. ``next`` does little work, because the cores wait
+    for its result.
 
     Args:
         step: the arrays of the step.
@@ -129,7 +129,7 @@ class DecodeStep:
         return changed
 
     def _next_sampling(self, last: SamplingBatch) -> SamplingBatch:
-        """Returns the sampling state after ``last``: its parameters stay, the lists of rules may change."""
+        """Returns the sampling state after ``last``: the parameters stay, but the lists of rules may change."""
         sampling = last.following()
         if self._changing and self._lists is None:
             self._lists = RowLists(sampling, self._rules)
@@ -142,7 +142,7 @@ class DecodeStep:
     def _moved(
         self, group: CacheGroup, table: Any, last_slots: Any, changed: Sequence[int]
     ) -> tuple[Int32Array, Int32Array]:
-        """Returns block table [B, M] and slots [B] one token further. The slots of states stay.
+        """Returns the block table [B, M] and the slots [B] of the next token. The slots of states stay.
 
         Args:
             group: the cache group.

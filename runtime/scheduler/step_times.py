@@ -1,10 +1,9 @@
 """Estimates the times of steps on this machine from measured ones, for the policy, for drafts, and for a draft model.
 
-Times of kernels aren't linear in sizes. So an estimate is a fitted line, corrected by the residual of steps of that
-size.
+Times of kernels aren't linear in sizes. So an estimate is a fitted line, plus the residual of steps of the same size.
 
-- ``DecodeTimes``: decode steps of few requests, by their rows. A draft depends on the time of one more row, from the
-  first step on; so the line begins with an expectation, and follows the last steps.
+- ``DecodeTimes``: decode steps of few requests, by number of rows. Drafts need the time of one more row from the first
+  step on; so the line begins with an expectation, and then follows the last steps.
 - ``StepTimes``: any step. It takes ``a + b rows + c prompt tokens + d context + e products`` seconds: the requests that
   decode, the tokens of prompts, the tokens that decoding requests see, and those that prompts' tokens see. The five
   numbers, none below 0, are fitted to the mean steps of each size, so that rare sizes count as much as common ones. The
@@ -63,9 +62,9 @@ def _bounded(seconds: float) -> float | None:
 
 
 class DecodeTimes:
-    """Estimates the times of decode steps by their rows.
+    """Estimates the times of decode steps from their numbers of rows.
 
-    Whatever it learns from, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Before
+    Whatever times it gets, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Before
     measurements, the estimate comes from ``optimize tune``, or from a line. Numbers of rows without recent steps get
     the residual of the last steps, because then the machine's speed has changed.
 
@@ -180,7 +179,7 @@ class StepSize:
 class StepTimes:
     """Estimates the times of steps of any size.
 
-    Whatever it learns from, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Numbers
+    Whatever times it gets, it never raises, and never estimates NaN, infinity or less than ``LEAST_SECONDS``. Numbers
     for a kind of step that hasn't been measured are 0 until the first such step.
 
     Args:
@@ -216,18 +215,20 @@ class StepTimes:
         return max(seconds, LEAST_SECONDS)
 
     def prompt_within(self, seconds: float, rows: int, context: float) -> float:
-        """Returns how many prompt tokens fit into a step of ``seconds`` in which ``rows`` requests decode."""
+        """Returns the number of prompt tokens that fit into a step of ``seconds`` in which ``rows`` requests decode."""
         left = seconds - self.seconds(StepSize(rows, 0, context))
         return max(left, 0.0) / self._prompt if self._prompt else math.inf
 
     def rows_within(self, seconds: float, context: float) -> int:
-        """Returns how many requests with ``context`` tokens each can decode in a step of ``seconds``; at least 1."""
+        """Returns the number of requests with ``context`` tokens each that can decode in a step of ``seconds``; at
+        least 1.
+        """
         each = self._row + context * self._context
         return max(1, int(min((seconds - self._fixed) / each, 1 << 20))) if each else 1 << 20
 
     @property
     def row_tokens(self) -> float:
-        """Returns how many prompt tokens take as long as one decoded token in a step with other requests."""
+        """Returns the number of prompt tokens that take as long as one decoded token in a step with other requests."""
         return min(self._row / self._prompt, _MOST_ROW_TOKENS) if self._row and self._prompt else 2.0
 
     def describe(self) -> dict[str, float]:
@@ -265,8 +266,8 @@ class StepTimes:
         mean[1:] = [before + (now - before) / weight for before, now in zip(mean[1:], of_step, strict=True)]
 
     def _fit(self) -> None:
-        """Fits the numbers by least squares of relative errors. A number that would be negative is 0, and the rest
-        fitted again.
+        """Fits the numbers by least squares of relative errors. A number that would be negative is set to 0, and the
+        rest are fitted again.
 
         Every mean is at least ``LEAST_SECONDS``, so that relative errors are finite.
         """

@@ -47,7 +47,8 @@ class Shares:
             self._forget(least, {tenant, *others})
 
     def _forget(self, least: float, waiting: set[str]) -> None:
-        """Drops the counters of tenants without requests that would begin with ``least``, which never falls, anyway.
+        """Drops the counters of tenants without requests, if these would begin with ``least`` anyway. ``least`` never
+        falls.
 
         ``waiting``: the tenants with waiting requests.
         """
@@ -56,7 +57,7 @@ class Shares:
         self._next_look = max(2 * len(self._had), LEAST_TENANTS)
 
     def begins(self, request: Request) -> None:
-        """Counts a request's tokens that aren't in the prefix cache; once, however often it is preempted."""
+        """Counts a request's tokens that aren't in the prefix cache, once for each request, even after preemptions."""
         if request not in self.counted:
             self.counted[request] = request.output_length
             self._count(request.tenant, request.remaining)
@@ -82,7 +83,8 @@ class Shares:
 
 
 class WaitingQueue:
-    """Waiting requests by rank, with the methods of a deque; with shares by priority, then by their tenants' service.
+    """Waiting requests in order of rank, with the methods of a deque. With ``shares`` the order is by priority, then by
+    the tenants' service.
 
     Args:
         shares: the service of each tenant, which changes all the time (``look_again``); None orders by rank alone.
