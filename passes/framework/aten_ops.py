@@ -74,13 +74,13 @@ def ops_of(*names: str) -> tuple[OpOverload, ...]:
 
 
 def of_each(handlers: Mapping[str, T]) -> dict[OpOverload, T]:
-    """Returns the handler for each op, from handlers by the names of ``SPELLINGS``."""
+    """Returns op -> handler, from a mapping of the names in ``SPELLINGS`` to handlers."""
     return {op: handler for name, handler in handlers.items() for op in SPELLINGS[name]}
 
 
 def dims_of(a: Mapping[str, Any], rank: int) -> list[int]:
-    """Returns the dimensions in a call's ``dim`` for an argument of rank ``rank``, in rising order; all if it
-    is None.
+    """Returns the dimensions in a call's ``dim`` for an argument of rank ``rank``, in rising order; all dimensions
+    if ``dim`` is None.
     """
     dim = a.get("dim")
     if dim is None:
@@ -100,7 +100,7 @@ def dimension_order(a: Mapping[str, Any], rank: int) -> list[int]:
 
 
 def activation_kind(node: Node) -> str:
-    """Returns the name that ``ew.linear`` and ``ew.gated_activation`` have for the activation of a call."""
+    """Returns the activation's name in ``ew.linear`` and ``ew.gated_activation`` for a call of an ATen op."""
     assert isinstance(node.target, OpOverload)
     kind = node.target.overloadpacket.__name__
     return "gelu_tanh" if bound_arguments(node).get("approximate") == "tanh" else kind

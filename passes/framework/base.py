@@ -39,9 +39,10 @@ class PassContext:
         required: names of passes that must match at least once.
         recipe: the recipe's options for passes, with the export's values for options that were left open.
         calibration: token ids of some sequences, [S] int32 each, for passes that evaluate the model.
-        scratch: a folder for results of such a pass that don't fit into memory, deleted when the export ends; None if
-            results stay in memory.
-        memory_budget: the most additional bytes of memory that such a pass may use; None for no limit.
+        scratch: a folder for results of passes that evaluate the model, if they don't fit into memory. It is deleted
+            when the export ends; None if results stay in memory.
+        memory_budget: the most additional bytes of memory that a pass that evaluates the model may use; None for no
+            limit.
         recovered: trained weights that replace the source's; None without training.
         common_formats: True if a target of the export supports only the formats that every target does.
         progress: called with the progress of a long pass: steps done, total steps, and the module's path.
@@ -91,12 +92,13 @@ class Pass(ABC):
     Attributes:
         name: the pass's name.
         after: for a pass of another package, the pass after which it runs; the pipeline lists all others in order.
-        exact: True if results change only by rounding. Other passes are held to the recipe's budget of errors.
-        reshapes: True if it makes a different model, as pruning does. Then later passes are compared with its result,
-            and parameters are counted again.
-        repairs: True if it compensates for losses of earlier passes, which then aren't checked against the budget one
-            by one.
-        requires, ensures: conditions that hold before and after it.
+        exact: True if the pass changes results only by rounding. The errors of other passes must be within the recipe's
+            budget.
+        reshapes: True if the pass makes a different model, as pruning does. Then its result is the reference of later
+            passes, and parameters are counted again.
+        repairs: True if the pass compensates for losses of earlier passes. Those are then not checked against the
+            budget one by one.
+        requires, ensures: conditions that hold before and after the pass.
     """
 
     name: ClassVar[str]

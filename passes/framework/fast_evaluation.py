@@ -1,9 +1,9 @@
-"""Evaluates programs faster than ``Program.evaluate``: products of quantized weights become products of floats.
+"""Evaluates programs faster than ``Program.evaluate``: quantized matrix multiplications are computed with floats.
 
 The references of the quantized ops add one group of integers after the other, as kernels do. Except for rounding, their
-result is the product of the dequantized values. Here that is one product of floats, with the dequantized weight cached
-while there is room. Attention processes one sequence of a step at a time, instead of a square of all tokens. All other
-ops are computed as usual.
+result is the matrix product of the dequantized values. This module computes it at once in floats, and caches the
+dequantized weight while there is room. Attention processes one sequence of a step at a time, instead of a square of all
+tokens. All other ops are computed as usual.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ class FastEvaluation:
     def evaluate(
         self, inputs: Mapping[str, torch.Tensor], observe: Callable[[Node, Any], None] | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Evaluates as ``Program.evaluate`` does."""
+        """Returns the results of ``Program.evaluate`` for these arguments, computed faster."""
         return self.program.evaluate(inputs, observe, self.compute, self.read)
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns a weight by its name; one of a quantized weight's tensors without values."""
+        """Returns the weight ``name``. Tensors of a quantized weight are returned on "meta", without values."""
         expr = self.program.weights[name]
         if expr.dtype in _ENCODED:
             return torch.empty(expr.shape, dtype=expr.dtype, device="meta")
@@ -188,7 +188,7 @@ class FastEvaluation:
         return self.cache.get(exprs, lambda: decoded(*(e.evaluate() for e in exprs), group=group), self.program)
 
     def _real(self, argument: object, value: Any) -> Any:
-        """Returns an argument's value, with real values where ``read`` returned none."""
+        """Returns an argument's value; a tensor that ``read`` returned without values is evaluated."""
         if isinstance(argument, Node):
             return self._value(str(argument.target)) if argument.op == "get_attr" and value.is_meta else value
         if isinstance(argument, (list, tuple)):
@@ -226,7 +226,7 @@ def decoded(
 def _linear_in_pieces(
     x: torch.Tensor, parts: Sequence[torch.Tensor], group: int, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns the product with a weight [N, K], of which at most ``_PIECE`` floats are in memory at a time."""
+    """Returns x times a weight [N, K], with at most ``_PIECE`` of the weight's floats in memory at a time."""
     rows = max(1, _PIECE // parts[0].shape[-1])
     pieces = zip(*(part.split(rows) for part in parts), strict=True)
     product = torch.cat([torch.nn.functional.linear(x, decoded(*piece, group=group)) for piece in pieces], -1)

@@ -27,7 +27,7 @@ class CacheOptions(Section):
     """[kv_cache] of a recipe.
 
     Attributes:
-        dtype: the storage format of keys and values, a key of ``kv_formats.CACHES``; None for the recipe's default.
+        dtype: the storage format of keys and values, a key of ``kv_formats.CACHES``; None for the target's default.
     """
 
     dtype: str | None = None
@@ -77,7 +77,7 @@ class KvOptions(Section):
 
     @property
     def calibrated(self) -> bool:
-        """True if calibration tokens are needed."""
+        """True if merging the heads needs calibration tokens."""
         return self.searched or self.method == "calibrated" or self.grouping == "similar"
 
     @model_validator(mode="after")

@@ -13,11 +13,11 @@ AfterPass = Callable[[Program, PassRecord], None]
 
 
 class PassManager:
-    """A list of passes that run in its order.
+    """Passes that run in the order of the list.
 
     Args:
         passes: the passes.
-        context: passed to each.
+        context: passed to each pass.
         after_pass: called with the program after each pass, for progress and verification.
     """
 

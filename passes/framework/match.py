@@ -130,8 +130,8 @@ class Either(Pattern):
 
 
 class Call(Pattern):
-    """Matches a call of an op, or one of several, with these arguments by position or name; other arguments may be
-    anything.
+    """Matches a call of an op, or of one of several ops, with these arguments by position or name. Arguments that
+    aren't listed match anything.
 
     Plain numbers, lists, None and strings match equal values.
     """

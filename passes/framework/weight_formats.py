@@ -52,7 +52,7 @@ class WeightFormats(Section):
 
     Attributes:
         default: the format of weights without an override.
-        embeddings: the default of token tables and of the product that computes logits; None uses ``default``.
+        embeddings: the default of token tables and of the linear that computes logits; None uses ``default``.
         overrides: formats for some modules.
         keep_blocks: True if a weight whose file has blocks of a supported format keeps them bit for bit, unless an
             override names it.

@@ -1,4 +1,4 @@
-"""The arrays of each step. Most steps decode the same requests as the step before, so its arrays are changed a little."""
+"""The arrays of each step. Most steps decode the same requests as the step before, and update its arrays."""
 
 from __future__ import annotations
 

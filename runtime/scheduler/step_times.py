@@ -28,21 +28,21 @@ from ..shared.targets import PROCESSOR
 from .base import Chunk
 
 _ROW = 0.07
-"""Seconds of a further row, in steps of one row: small models on CPUs with 512-bit vectors."""
+"""The time of a further row, as a share of the time of a step of one row: small models on CPUs with 512-bit vectors."""
 _KEPT = 0.995
 """The factor of a step's weight in the line of ``DecodeTimes``, for each later step: a machine's load changes."""
 _LATELY = 0.97
 """The factor of a step's weight in the mean of one number of rows, for each later step."""
 _LIKE_OTHERS = 2.0
-"""Steps of a number of rows that are taken to be as far from the line as all last ones."""
+"""The weight, in steps, of the residual of all recent steps in the residual of one number of rows."""
 _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
-"""Rows and weights of steps that take what is expected."""
+"""Rows and weights of assumed steps that take the expected time."""
 _MEMORY = 16.0
 """Steps of one size that the mean of their times goes back to."""
 _OUTLIER = 4.0
-"""A step that takes so many times as long as predicted counts as one that takes so long: something else ran."""
+"""A step that takes more than this many times the predicted time counts as this many times: another program ran."""
 _LEAST_STEPS = 12
-"""Before so many steps were measured, ``StepTimes`` predicts nothing."""
+"""``StepTimes`` predicts nothing before this many steps were measured."""
 _MOST_BETWEEN_FITS = 128
 _LEAST_OF_SIZE = 8
 """Steps of a size before its distance from the fit counts, and it is half or twice the fit at most."""

@@ -68,7 +68,7 @@ class Shape:
         model: the name of the model that requests use.
         tokenizer: tokenizer of the model; None if the bundle has none.
         fingerprint: value of ``system_fingerprint``.
-        seed: seed of the random numbers that tokens are drawn with.
+        seed: seed of the random numbers that draw tokens.
         tools: the tools that the model may call.
         spliced: number of prompt tokens that were taken from an earlier answer instead of tokenized text; None if the
             conversation isn't spliced.
@@ -230,7 +230,7 @@ class OpenAIShape(Shape):
         raise NotImplementedError
 
     def piece(self, index: int, news: News) -> dict[str, Any]:
-        """Returns a further event of a stream, with the new tokens and text of the choice ``index``."""
+        """Returns the next event of a stream, with the new tokens and text of the choice ``index``."""
         raise NotImplementedError
 
     def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
@@ -306,7 +306,7 @@ class ChatShape(OpenAIShape):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def piece(self, index: int, news: News) -> dict[str, Any]:
-        """Returns a further event of a choice, with its new content, reasoning and tool calls."""
+        """Returns the next event of a choice, with its new content, reasoning and tool calls."""
         piece = news.piece
         choice: dict[str, Any] = {
             "index": index,
@@ -384,7 +384,7 @@ class CompletionShape(OpenAIShape):
         return {"index": index, "text": prompt, "logprobs": None, "finish_reason": None}
 
     def piece(self, index: int, news: News) -> dict[str, Any]:
-        """Returns a further event of a choice, with its new text."""
+        """Returns the next event of a choice, with its new text."""
         piece = news.piece
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(piece.text)
@@ -436,7 +436,7 @@ class InfillShape(Shape):
         return self._end(self._text, usage)
 
     def start(self, prompt: int) -> bytes:
-        """Returns no bytes, as a stream begins with its first text; notes the number of the prompt's tokens."""
+        """Records the number of the prompt's tokens. Returns no bytes, because a stream begins with its first text."""
         self._prompt = prompt
         return b""
 

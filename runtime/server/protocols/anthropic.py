@@ -1,7 +1,7 @@
 """Anthropic's protocol: ``/v1/messages``, and ``/v1/messages/count_tokens``.
 
-A body is converted to one of chat completions, and an answer to Anthropic's content blocks. The fields are those of
-https://docs.anthropic.com/en/api/messages; each is honoured, refused or harmless, as in bodies.py.
+A body is converted to a body of chat completions, and an answer is converted to Anthropic's content blocks. The fields
+are those of https://docs.anthropic.com/en/api/messages; each is used, refused or ignored, as in bodies.py.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def model_page(rows: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> d
 
     Args:
         rows: descriptions of all models in OpenAI's format.
-        query: parameters of the URL: ``limit`` (models a page), and ``after_id`` or ``before_id``.
+        query: parameters of the URL: ``limit`` (models per page), and ``after_id`` or ``before_id``.
 
     Raises RequestError naming a parameter with a wrong value.
     """
@@ -202,7 +202,7 @@ class CountBody(MessagesBody, kw_only=True):
 
 
 def _known(place: str, value: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """Returns ``value`` if it is an object that has no fields but ``names``.
+    """Returns ``value`` if it is an object that has no fields other than ``names``.
 
     Raises RequestError naming ``place``, which is the position of the object in the body.
     """
@@ -250,7 +250,7 @@ def _joined(texts: Sequence[str]) -> str | list[dict[str, str]]:
 
 
 def _is_of_user(message: Mapping[str, Any]) -> bool:
-    """Returns True for a message of the user; False for one that has nothing but results of tools."""
+    """Returns True for a message of the user; False for one that has only results of tools."""
     content = message.get("content")
     results = isinstance(content, list) and content and all(type_of(block) == "tool_result" for block in content)
     return message.get("role") == "user" and not results
@@ -259,7 +259,7 @@ def _is_of_user(message: Mapping[str, Any]) -> bool:
 def _message(
     i: int, message: Mapping[str, Any], unsupported: Unsupported, refused: bool = False
 ) -> list[dict[str, Any]]:
-    """Returns a message as a list of OpenAI's messages, in which each tool result is a message of its own.
+    """Converts a message to a list of OpenAI's messages, with a separate message for each tool result.
 
     Args:
         i: index of the message in the body.
@@ -344,7 +344,7 @@ def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
-    """Returns OpenAI's ``tool_choice`` and ``parallel_tool_calls``, given Anthropic's ``tool_choice``.
+    """Converts Anthropic's ``tool_choice`` to OpenAI's ``tool_choice`` and ``parallel_tool_calls``.
 
     Raises RequestError.
     """

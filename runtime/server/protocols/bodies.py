@@ -102,10 +102,10 @@ HARMLESS = HINTS | frozenset(
         *("prompt_cache_options",),
     }
 )
-"""On what these say no result depends: who asks, what is kept, how fast it goes."""
+"""Fields that change no result: they say who sends the request, what is stored, or how fast it runs."""
 
 _BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
-"""Names of the most tokens of an answer's reasoning, which chat has."""
+"""Names of the field of a chat that limits the tokens of an answer's reasoning."""
 
 RENAMED: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty",
@@ -117,7 +117,9 @@ RENAMED: Mapping[str, str] = {
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a stream: usage at its end, or always. ``include_obfuscation``: nothing is padded."""
+    """Options of a stream: the token counts at its end, or in every event. ``include_obfuscation`` has no effect:
+    events are never padded.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -125,7 +127,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Body(Fields, kw_only=True):
-    """The fields of both kinds of body. None is the protocol's default, or the model's own."""
+    """The fields that chat completions and completions share. None is the protocol's default, or the model's own."""
 
     refused: ClassVar[Mapping[str, Only]] = REFUSED
     harmless: ClassVar[frozenset[str]] = HARMLESS
@@ -210,7 +212,7 @@ class Body(Fields, kw_only=True):
         return fields
 
     def sampling(self, model: ModelInfo) -> SamplingParams:
-        """Returns its parameters, checked here alone. Raises RequestError naming the field."""
+        """Returns the sampling parameters, which only this method checks. Raises RequestError naming the field."""
         fields = self.params(model)
         if fields.get("temperature", 0) == 0 and fields.get("n", 1) > 1 and fields.get("num_beams", 1) == 1:
             hint = "Give a temperature above 0."
@@ -218,7 +220,7 @@ class Body(Fields, kw_only=True):
         return SamplingParams(**fields)
 
     def request_options(self, tenant: str) -> RequestOptions:
-        """Returns the options of its requests: the body's fields of these names, and the tenant."""
+        """Returns the options of the body's requests: its fields of the same names, and the tenant."""
         names = set(self.__struct_fields__).intersection(RequestOptions.__struct_fields__)
         return RequestOptions(**{name: getattr(self, name) for name in names} | {"tenant": tenant})
 
@@ -228,7 +230,7 @@ class Body(Fields, kw_only=True):
 
     @property
     def scores_alone(self) -> bool:
-        """Returns True if the prompt is scored, and nothing new is written."""
+        """Returns True if the prompt is scored and no token is generated."""
         return False
 
     def form(self) -> dict[str, Any] | None:
@@ -259,12 +261,12 @@ class Body(Fields, kw_only=True):
 
 
 _OTHER_FORMS = frozenset({"max_tokens", "logit_bias", "seed", "structured_outputs", "logprobs", "best_of"})
-"""Fields of SamplingParams that bodies spell in another way: ``params`` makes these."""
+"""Fields of SamplingParams that bodies have under other names; ``params`` fills them."""
 
 
 @cache
 def _sampling_fields(kind: type[Body]) -> tuple[str, ...]:
-    """Returns the fields of a body that SamplingParams has with the same name and meaning."""
+    """Returns the names of the fields that a body and SamplingParams share."""
     return tuple(name for name in _PARAMETERS if name in kind.__struct_fields__ and name not in _OTHER_FORMS)
 
 
@@ -274,7 +276,7 @@ _REASONING = (
     ("thinking", ("type", "budget_tokens"), ("clear_thinking", "display", "keep")),
     ("reasoning", ("effort", "enabled", "exclude", "max_tokens"), ("summary", "generate_summary")),
 )
-"""Fields of other servers that switch reasoning: their honoured parts, and those that are ignored."""
+"""Other servers' fields that switch reasoning -> the parts that are used, and the parts that are ignored."""
 
 
 class ChatBody(Body, kw_only=True):
@@ -348,7 +350,7 @@ class ChatBody(Body, kw_only=True):
         return None
 
     def ignored_parts(self) -> list[str]:
-        """Returns parts of its fields on which no answer depends, by name. Raises RequestError for unknown parts."""
+        """Returns the names of the parts of fields that change no answer. Raises RequestError for unknown parts."""
         ignored = []
         for name, honoured, harmless in _REASONING:
             parts = getattr(self, name) or {}
@@ -464,7 +466,7 @@ class InfillBody(CompletionBody, kw_only=True):
 
 class TokenizeBody(Fields, kw_only=True):
     """The body of ``/tokenize``: a prompt, or messages. llama.cpp's names are ``content`` for a prompt, ``add_special``
-    for ``add_special_tokens``, and ``with_pieces`` for a text beside each token."""
+    for ``add_special_tokens``, and ``with_pieces`` for the text of each token."""
 
     model: str | None = None
     prompt: str | None = None
@@ -516,8 +518,8 @@ def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def held_form(form: Any) -> tuple[dict[str, Any] | None, list[str]]:
-    """Returns a form reduced to constraints that can be enforced, if it is a JSON schema, and the names of dropped
-    ones.
+    """Returns the form without constraints that can't be enforced, if it is a JSON schema, and the names of the dropped
+    constraints.
 
     Args:
         form: the request's ``structured_outputs``, checked.

@@ -1,4 +1,4 @@
-"""The prompts of conversations: the texts that a chat template makes, and the finished turns in them."""
+"""The prompts of conversations: the texts that a chat template renders, with the token ids of finished turns."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def remember(
         given: the prompt.
         text: text of the answer, as the client gets it.
         ids: tokens of the answer. A turn that doesn't end with an end token isn't cached.
-        turn: the conversation and its last message, if the template may spell the message otherwise than ``text``. The
-            template then renders it, which takes time: call this on a thread. None caches ``text``.
+        turn: the conversation and its last message, if the template may render the message differently from ``text``.
+            The template then renders it, which takes time: call this on a thread. None caches ``text``.
     """
     tokenizer = model.tokenizer
     if tokenizer is None or not ids or ids[-1] not in model.model.eos_token_ids or given.guarded is None:
@@ -141,9 +141,10 @@ def reasoning_switches(tokenizer: Tokenizer | None) -> list[str]:
 
 
 def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
-    """Returns the values of those variables in ``reads`` by which a template controls reasoning.
+    """Returns values for the variables in ``reads`` that control a template's reasoning.
 
-    A switch is True unless the effort is "none". ``reasoning_effort`` is the effort, and is omitted if that is "on".
+    A switch is True unless the effort is "none". ``reasoning_effort`` is the effort, or is omitted if the effort is
+    "on".
     """
     switches: dict[str, Any] = {name: effort != "none" for name in _SWITCHES if name in reads}
     return switches | ({_EFFORT: effort} if _EFFORT in reads and effort != "on" else {})

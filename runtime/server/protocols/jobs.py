@@ -35,12 +35,12 @@ from .work import BodyJob, Work
 
 @dataclass(frozen=True)
 class Order:
-    """A body in OpenAI's words, into which the bodies of other protocols are turned.
+    """A body in OpenAI's format; bodies of other protocols are converted to it.
 
     Attributes:
         body: the prompts and parameters.
         kind: makes the shape of the answer.
-        ignored: names of fields on which no answer depends.
+        ignored: names of fields that change no answer.
         notes: further headers of the answer.
     """
 
@@ -126,7 +126,7 @@ class Job(BodyJob):
         self.params = self.params.updated(structured_outputs=StructuredOutputsParams.checked(form))
 
     def _chat(self) -> None:
-        """Makes a conversation's prompt, and the reading of its answers."""
+        """Makes a conversation's prompt, and the object that parses its answers."""
         body, model = self.body, self.model
         assert isinstance(body, ChatBody)
         prompt, self.spliced = chat_prompt(self.front, model, body, self.tools, self.scope, self.splices)
@@ -146,7 +146,7 @@ class Job(BodyJob):
             self.ignored += [] if effort_variables(effort[1], reads) else [effort[0]]
 
     def _budget(self, body: ChatBody, prompt: int) -> int | None:
-        """Returns the most tokens of the reasoning; None for no limit, and for one beyond the answer's own.
+        """Returns the most tokens of the reasoning; None for no limit, or for a limit above that of the whole answer.
 
         ``prompt``: tokens of the prompt. Raises RequestError if the model can't limit its reasoning.
         """
@@ -233,7 +233,7 @@ class Job(BodyJob):
                 await self.prepare()
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yields the answer's events; those of one step together."""
+        """Yields the answer's events; the events of one step are yielded together."""
         begun = False
         while True:
             try:
@@ -329,9 +329,7 @@ class Job(BodyJob):
                 await self._remember(self.given[i], "".join(answer.texts), answer.ids, answer.reader)
 
     def _cut_off(self, running: Sequence[Running], sent: _Sent) -> None:
-        """Aborts the requests of a stream that ends before them, and counts their tokens unless they will be run
-        again.
-        """
+        """Aborts the requests of a stream that ends early, and counts their tokens unless they will be run again."""
         if not isinstance(error := sys.exception(), ReplacedError):
             open_requests = [i for i in range(len(running)) if i not in sent.ends]
             new = sum(len(one.ids) for index, one in sent.answers.items() if index // self.answers in open_requests)

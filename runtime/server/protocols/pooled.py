@@ -1,7 +1,7 @@
 """Answers bodies that ask for embeddings, scores or classes of texts.
 
-The texts of a body are tokenized and run in portions, so that a body with thousands of texts delays others by a portion
-or two: tenants take turns on the threads that tokenize, and few portions of a body are in the engine at a time.
+The texts of a body are tokenized and run in portions, so that a body with thousands of texts delays others by only a
+portion or two. Tenants take turns on the threads that tokenize, and few portions of a body are in the engine at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPEN = 2
 
 
 class PooledJob(BodyJob):
-    """The work for one body that asks for a result of each of its texts.
+    """The work for one body that asks for a result for each of its texts.
 
     Args:
         front, charge, model, request: as for `BodyJob`.
@@ -123,9 +123,10 @@ class PooledJob(BodyJob):
             yield range(begin, len(texts))
 
     async def _portion(self, portion: range, *, alone: bool) -> Ended:
-        """Runs the texts of a portion. Bodies of several portions take turns, by tenant, and others needn't wait.
+        """Runs the texts of a portion. Bodies with several portions take turns by tenant; a body with one portion
+        doesn't wait.
 
-        ``alone``: True if it is the body's only one. Raises the errors of the request, which name the text.
+        ``alone``: True if it is the body's only portion. Raises the errors of the request, which name the text.
         """
         turns = contextlib.nullcontext() if alone else self.front.portions(self.model).turn(self.tenant.name)
         async with turns:
@@ -144,7 +145,7 @@ class PooledJob(BodyJob):
             return ended
 
     def _named(self, error: RequestError, portion: range) -> RequestError:
-        """Returns an error of a portion's text with the name that the text has in the body."""
+        """Returns the error with the name that the text has in the body, in place of its name in the portion."""
         names = self._order.names
         match = re.fullmatch(rf"({'|'.join(names)})(?:\[(\d+)\])?(:.*)", error.message, re.DOTALL)
         if match is None:

@@ -1,4 +1,4 @@
-"""Answers in their parts: reasoning, content and calls, by the format of the model's chat template."""
+"""Splits answers into reasoning, content and calls, according to the format of the model's chat template."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Reading:
         return wanted if grammar is None else {"grammar": grammar}
 
     def _check_alone(self, wanted: Mapping[str, Any]) -> None:
-        """Raises RequestError if a form that isn't JSON has to share the answer with calls or reasoning."""
+        """Raises RequestError if an answer would have a form that isn't JSON and also calls or reasoning."""
         kind = next((name for name, value in wanted.items() if value), "structured_outputs")
         if self._tools.shown is not None:
             hint = "Ask for JSON, or leave tools out."
@@ -142,8 +142,8 @@ class Reading:
 class Reader:
     """Reads one answer: as the engine's text, or by a parser.
 
-    A parser gets tokens, in which a stop string may lie. So this class cuts content and reasoning at stop strings, as
-    the engine cuts its text.
+    A parser gets tokens, which may contain a stop string. So this class cuts content and reasoning at stop strings,
+    as the engine cuts its text.
 
     Args:
         parser: None for the engine's text.
@@ -171,7 +171,7 @@ class Reader:
         self.reasoning_tokens = 0
 
     def push(self, piece: Piece) -> News:
-        """Returns the news of an answer after a further piece of it."""
+        """Returns the new deltas of an answer after its next piece."""
         parser, finish = self._parser, piece.finish_reason
         if parser is None:
             return News([Delta(content=piece.text)] if piece.text else [], piece, finish)
@@ -186,7 +186,7 @@ class Reader:
         return News(self._shaped(deltas, piece.finish_reason is not None), piece, finish)
 
     def read(self, one: Finished) -> News:
-        """Returns the news of a whole answer."""
+        """Returns the deltas of a whole answer."""
         return self.push(Piece(0, 0, tuple(one.token_ids), one.text, one.finish_reason, one.logprobs))
 
     @property
@@ -263,7 +263,7 @@ def _said(kind: str, text: str) -> list[Delta]:
 
 
 class _AsItIs:
-    """Stands for a detokenizer where the pieces are text already."""
+    """Replaces a detokenizer if the pieces are text already."""
 
     def push(self, token: str) -> str:
         return token

@@ -22,7 +22,7 @@ _INCLUDES = frozenset(
         *("computer_call_output.output.image_url",),
     }
 )
-"""Values of ``include`` that an answer never has here. Reasoning is in its item as it is."""
+"""Values of ``include`` that have no effect here. An item of reasoning always has its text."""
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _LATER = "it isn't there yet"
 
@@ -107,13 +107,13 @@ _PARTS = {
     "text": ("format", ("verbosity",)),
     "reasoning": ("effort", ("summary", "generate_summary", "context", "mode")),
 }
-"""Field of a body that has parts -> the part that is honoured, and those that are ignored."""
+"""Field of a body that has parts -> the part that is used, and the parts that are ignored."""
 
 
 def _effort_and_form(
     body: ResponsesBody | InputTokensBody, ignored: list[str]
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Returns how much the model reasons, and the form of the answer; None where the body doesn't say.
+    """Returns the reasoning effort and the form of the answer; None for each that the body doesn't set.
 
     Adds the names of ignored parts to ``ignored``. Raises RequestError for an unknown part, and for a wrong value.
     """
@@ -131,7 +131,7 @@ def _effort_and_form(
 
 
 def _sample_as(body: ResponsesBody, chat: ChatBody) -> None:
-    """Gives a body of chat completions the parameters of sampling. Raises RequestError naming the field."""
+    """Copies the sampling parameters to a body of chat completions. Raises RequestError naming the field."""
     include = set(body.include or ())
     if unknown := include - _INCLUDES - {_LOGPROBS}:
         raise RequestError(f"include: {shown(min(unknown))} isn't known", hint=f"It may have {_LOGPROBS}.")
@@ -295,7 +295,7 @@ class _Conversation:
         add(self, i, f"input[{i}]", item)
 
     def _assistant(self, ends: bool) -> dict[str, Any]:
-        """Returns the assistant's turn; a new one if there is none, or the last one ``ends``."""
+        """Returns the assistant's turn; a new turn if there is none, or if ``ends`` is True."""
         if self._turn is None or ends:
             self._turn, self._noted = {"role": "assistant", "content": ""}, False
             self.messages.append(self._turn)
@@ -347,7 +347,7 @@ class _Conversation:
         self.messages.append({"role": role, "content": text})
 
     def _add_other(self, i: int, place: str, item: Mapping[str, Any]) -> None:
-        """Adds a note of an item that only OpenAI's servers read."""
+        """Adds a note for an item that only OpenAI's servers read."""
         kind = item["type"]
         if i > self._last and not _SERVER_ITEMS.fullmatch(kind):
             hint = f"{meant(kind, (*_PREFIXES, _REFERENCE))}It is {', '.join((*_PREFIXES, _REFERENCE))}."

@@ -1,7 +1,7 @@
 """OpenAI's responses: ``/v1/responses``, stored responses, and their cancelling.
 
-A body is converted to one of chat completions: items become messages, and an answer's parts become items. The fields
-are those of https://platform.openai.com/docs/api-reference/responses; each is honoured, refused or harmless.
+A body is converted to a body of chat completions: items become messages, and an answer's parts become items. The fields
+are those of https://platform.openai.com/docs/api-reference/responses; each is used, refused or ignored.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the responses that are done."""
+        """The bytes of finished responses."""
         return self._done.bytes
 
     def begin(self, name: str, kept: _Kept) -> None:
-        """Keeps one that is on its way."""
+        """Registers a response in progress."""
         self._begun[name] = kept
 
     def end(self, name: str, response: dict[str, Any] | None) -> None:
-        """Stores the final response of one in progress if it shall be stored; otherwise only removes it."""
+        """Ends a response in progress: stores ``response`` if the body asks for that, otherwise removes the entry."""
         entry = self._begun.pop(name, None)
         if entry is None or response is None or not entry.stored:
             return
@@ -107,7 +107,7 @@ class Stored:
             self._forget_items(done)
 
     def item(self, tenant: str, name: str) -> Mapping[str, Any] | None:
-        """Returns an item of a tenant's stored responses; None if it isn't there."""
+        """Returns an item of a tenant's stored responses; None if there is no such item."""
         return self._items.get((tenant, name), (None, 0))[0]
 
     def _forget_items(self, kept: _Kept) -> None:
@@ -127,14 +127,14 @@ class Stored:
         return entry
 
     def delete(self, tenant: str, name: str) -> None:
-        """Forgets one that is done. Raises ApiError."""
+        """Deletes a finished response. Raises ApiError if there is none, or if it is in progress."""
         if self.find(tenant, name).job is not None:
             raise ApiError(400, f"response {shown(name)} isn't done yet; cancel it first", param="response_id")
         self._done.pop(name)
 
 
 class ResponsesShape(Shape):
-    """The answer of ``/v1/responses``, made of the same items whether whole or streamed.
+    """The answer of ``/v1/responses``. A whole answer and a streamed one have the same items.
 
     Args:
         asked: the body.
@@ -448,7 +448,7 @@ def add_responses(routes: Routes, front: Front) -> None:
 
     @routes.post("/v1/responses/{name}/cancel")
     async def cancel(request: Request) -> Response:
-        """Ends a response that is on its way: its memory is free at the next step."""
+        """Cancels a response in progress; its memory is free at the next step."""
         name = request.path_params["name"]
         entry = stored.find(request.state.tenant.name, name)
         if entry.job is None:

@@ -51,7 +51,7 @@ class ToolChoice:
 
     @property
     def restricted(self) -> bool:
-        """Returns True if not every text is a valid answer: a call is required, or calls have a schema or a limit."""
+        """Returns True if some texts aren't valid answers: a call is required, or calls have a schema or a limit."""
         return (
             bool(self.tools) and self.mode != "none" and (self.mode == "required" or self.strict or not self.parallel)
         )

@@ -24,7 +24,7 @@ IGNORED_HEADER = "x-enginewright-ignored"
 
 
 class BodyJob:
-    """The work for one body, with what is counted of it.
+    """The work for one body, and the counts of its requests.
 
     Args:
         front: the front end.
