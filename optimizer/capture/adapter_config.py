@@ -1,4 +1,4 @@
-"""Reads adapter_config.json of a PEFT adapter: every key is honoured, has no effect on merged weights, or is refused.
+"""Reads adapter_config.json of a PEFT adapter: every key is used, has no effect on merged weights, or is refused.
 
 Keys are those of PEFT 0.21's ``LoraConfig``: https://huggingface.co/docs/peft/package_reference/lora
 """
@@ -50,7 +50,7 @@ _KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    """The keys that are honoured, with PEFT's defaults."""
+    """The keys that are used, with PEFT's defaults."""
 
     peft_type: str | None = None
     r: int = 8
@@ -77,8 +77,8 @@ class AdapterConfig:
     """An adapter's configuration. Module names are those of the model that it was trained on.
 
     Attributes:
-        path: of adapter_config.json, for messages.
-        keys: by their names in the file.
+        path: the path of adapter_config.json, for messages.
+        keys: the keys that are used.
     """
 
     path: Path
@@ -93,7 +93,9 @@ class AdapterConfig:
         return int(rank), alpha / (math.sqrt(rank) if self.keys.use_rslora else rank)
 
     def targets(self, module: str, *, linear: bool) -> bool:
-        """Returns True if the configuration adapts a module. ``linear``: the module is one, and not the head."""
+        """Returns True if the configuration adapts a module. ``linear``: True if the module is a linear, and not the
+        head.
+        """
         keys = self.keys
         saved = (re.match(rf"(^|.*\.){one}($|\..*)", module) for one in keys.modules_to_save or ())
         if _named(keys.exclude_modules, module) or any(saved):
@@ -113,7 +115,7 @@ class AdapterConfig:
         return _named(self.keys.target_parameters, name)
 
     def saves(self, parameter: str) -> bool:
-        """Returns True for a parameter of a module that modules_to_save names by its end."""
+        """Returns True for a parameter of a module whose name ends with an entry of modules_to_save."""
         parts = parameter.split(".")
         modules = [".".join(parts[:count]) for count in range(1, len(parts))]
         return any(module.endswith(one) for one in self.keys.modules_to_save or () for module in modules)
@@ -159,7 +161,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def _check_key(path: Path, key: str, value: object) -> None:
-    """Raises UnsupportedModelError for a key that can't be honoured, SourceError for an unknown one that is on."""
+    """Raises UnsupportedModelError for a key whose value isn't supported, SourceError for an unknown key that
+    is set.
+    """
     merge = "Merge it with peft (merge_and_unload, save_pretrained), and export that folder."
     off = value is None or value is False or value in ("", [], {})
     if key == "init_lora_weights":
@@ -182,7 +186,7 @@ def _check_key(path: Path, key: str, value: object) -> None:
 
 
 def _check_patterns(config: AdapterConfig) -> None:
-    """Raises SourceError naming the key of a regular expression that is none."""
+    """Raises SourceError naming the key of an invalid regular expression."""
     keys = config.keys
     texts: Mapping[str, Sequence[str]] = {
         "rank_pattern": list(keys.rank_pattern or ()),

@@ -1,8 +1,8 @@
 """The attention function and the mask function through which every model of transformers is captured.
 
 transformers lets a caller register both under a name. The mask function checks that the model's mask is causal or shows
-all tokens, maybe within a window, and returns an ``AttentionMask`` instead of a tensor. The attention function receives
-that object, and becomes a single ``ew.attention`` in the traced graph.
+all tokens, perhaps within a window, and returns an ``AttentionMask`` instead of a tensor. The attention function
+receives that object, and becomes a single ``ew.attention`` in the traced graph.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _WITHOUT_MEANING = frozenset(
 class AttentionMask:
     """Replaces a mask tensor between the mask function and the attention function. ``window`` 0 means full attention.
 
-    With ``causal`` False a query sees keys on both sides. Slicing, by which some models fit a mask to the keys, doesn't
-    change it. A model that computes with the mask, because it writes its attention out, gets the tensor.
+    With ``causal`` False a query sees keys on both sides. Some models slice a mask to fit the keys; that returns the
+    same object. A model that computes its attention itself, and so reads the mask, gets the tensor.
     """
 
     window: int
@@ -75,7 +75,7 @@ class AttentionMask:
 class OtherMask:
     """Replaces a mask that can't be compiled; ``problem`` describes it.
 
-    It is refused only if a layer attends with it, as some models make masks that no layer uses.
+    The mask is refused only if a layer uses it, because some models make masks that no layer uses.
     """
 
     problem: str
@@ -103,10 +103,10 @@ class AttentionCapture:
     """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] that all of them use.
 
     ``tokens`` is T. ``windows``: the windows of masks whose tensors the model computed with. ``model_layers``: the
-    number of layers in the model's configuration; a layer that attends again gets a higher number, since each call has
-    keys and values of its own. ``paths``: the path of each module by its id, for messages. ``running``: the modules
-    with a layer's number that are being called, innermost last. ``called``: all layers of which a module was called.
-    ``whole_texts``: True if requests are never cut into chunks, so that a token may see later ones.
+    number of layers in the model's configuration; a second attention call of a layer gets a higher number, since each
+    call has its own keys and values. ``paths``: the path of each module by its id, for messages. ``running``: the
+    modules with a layer's number that are being called, innermost last. ``called``: all layers of which a module was
+    called. ``whole_texts``: True if requests are never cut into chunks, so that a token may see later ones.
     """
 
     model_layers: int = 0
@@ -120,12 +120,12 @@ class AttentionCapture:
     called: set[int] = field(default_factory=set)
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Takes note that a module with a layer's number is being called."""
+        """Notes that a module with a layer's number is being called."""
         self.running.append(module)
         self.called.add(module.layer_idx)  # type: ignore[arg-type]  # an int
 
     def leave(self) -> None:
-        """Takes note that the call of the innermost module has ended."""
+        """Notes that the call of the innermost module has ended."""
         self.running.pop()
 
     @property
@@ -134,7 +134,7 @@ class AttentionCapture:
         return path_of(self.running[-1]) if self.running else "the model"
 
     def recurrent_layer(self) -> int:
-        """Returns the layer that a recurrent function is called by.
+        """Returns the layer that calls a recurrent function.
 
         Raises UnsupportedModelError if no module that is being called has a layer's number.
         """
@@ -151,7 +151,7 @@ _CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capt
 
 @contextmanager
 def capturing(model: torch.nn.Module, *, whole_texts: bool = False) -> Iterator[AttentionCapture]:
-    """Has ``model`` run through the interface within the block; yields the record of its last forward pass.
+    """Makes ``model`` use our attention within the block; yields the record of its last forward pass.
 
     ``whole_texts``: see ``AttentionCapture``.
     """
@@ -186,8 +186,8 @@ def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
     """Prepares a forward pass, within ``capturing``.
 
     Args:
-        q_start: [B+1], to which the attention calls of the pass will refer.
-        tokens: the number of tokens of the pass, which its masks have.
+        q_start: [B+1], the packing that the attention calls of the pass read.
+        tokens: the number of tokens of the pass.
     """
     capture = _CAPTURE.get()
     capture.q_start, capture.tokens = q_start, tokens
@@ -198,7 +198,9 @@ def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
 
 
 def path_of(module: torch.nn.Module) -> str:
-    """Returns the path of a module in the captured model; the name of its class if it isn't part of that."""
+    """Returns the path of a module in the captured model; the name of the module's class if it isn't part of
+    the model.
+    """
     capture = _CAPTURE.get(None)
     return (capture.paths.get(id(module)) if capture else None) or type(module).__name__
 
@@ -225,7 +227,7 @@ def attention_function(
 ) -> tuple[torch.Tensor, None]:
     """query [1, Nq, T, D], key [1, Nkv, T, D], value [1, Nkv, T, Dv] -> ([1, T, Nq, Dv], None).
 
-    Raises UnsupportedModelError, naming the module and the argument, for anything that ``ew.attention`` doesn't mean.
+    Raises UnsupportedModelError, naming the module and the argument, for arguments that ``ew.attention`` doesn't have.
     """
     capture = _CAPTURE.get()
     where = path_of(module)
@@ -264,9 +266,10 @@ def attention_function(
 
 
 def _known_mask(mask: AttentionMask | torch.Tensor | None, module: torch.nn.Module, where: str) -> AttentionMask:
-    """Returns the mask of an attention call; no mask at all shows every token, if the module says so by is_causal.
+    """Returns the mask of an attention call. No mask means that a query sees every token, if the module's is_causal is
+    False.
 
-    Raises UnsupportedModelError for a tensor, and for no mask in a module that doesn't say.
+    Raises UnsupportedModelError for a tensor, and for no mask if the module has no is_causal.
     """
     if isinstance(mask, AttentionMask):
         return mask
@@ -280,7 +283,7 @@ def _known_mask(mask: AttentionMask | torch.Tensor | None, module: torch.nn.Modu
 
 
 def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str) -> int:
-    """Returns the layer whose cache an attention call has: the module's own, or for every further call one more.
+    """Returns the number of the cache of an attention call: the module's layer for its first call, then new numbers.
 
     A module that several layers share has no number (``layer_idx`` is None or -1). It gets the number of the layer that
     its path ``where`` names, the first one that has it. Without a cache, the number only has to differ from others.

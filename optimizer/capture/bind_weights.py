@@ -84,7 +84,7 @@ def _refuse_untied(
     tensors: Mapping[str, WeightExpr],
     source: str,
 ) -> None:
-    """Raises SourceError for tensors that the model has tied, and of which it would silently use only one."""
+    """Raises SourceError for different tensors that the model ties, so that it would silently use only one of them."""
     first: dict[int, str] = {}
     for name, key in found.items():
         if name not in parameters:
@@ -98,7 +98,7 @@ def _refuse_untied(
 
 
 def _refuse_strangers(model: PreTrainedModel, names: set[str], source: str) -> None:
-    """Raises SourceError for a tensor that the model would silently do without."""
+    """Raises SourceError for a tensor that the model would silently ignore."""
     # A saved output table of a model whose tables are tied is a copy.
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     allowed = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()

@@ -79,7 +79,9 @@ def build_pooled(
 
 
 def without_pooling(model_class: type[PreTrainedModel]) -> dict[str, bool]:
-    """Returns the argument by which a class leaves out its pooling module; empty if it has none."""
+    """Returns the argument with which a class leaves out its pooling module; empty if the class has no such
+    argument.
+    """
     optional = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     return {"add_pooling_layer": False} if optional else {}
 
@@ -110,7 +112,7 @@ def _built(
 def _is_no_advice(record: logging.LogRecord) -> bool:
     """Returns False for the advice of transformers to install a package for its recurrent functions.
 
-    The model is only captured, sampled from or compared with here, and the packages are for GPUs.
+    Here the model is only captured, sampled from or compared with; the packages are for GPUs.
     """
     return "is falling back to its reference PyTorch implementation" not in record.getMessage()
 

@@ -45,14 +45,14 @@ Tokenizer = PreTrainedTokenizerBase | str | Path
 
 @dataclass(frozen=True)
 class CapturedModel:
-    """A source model as a graph, with all that an export needs of the source.
+    """A source model as a graph, with everything that an export needs from the source.
 
     Attributes:
         program: graph of the model, whose weights aren't read yet.
         model_info: sizes, token ids and defaults that the runtime needs.
         tokenizer_files: the tokenizer's files for the bundle; None if the source has none.
         source: description of the source for the bundle's manifest.
-        warnings: messages for the user: statements of the source that aren't followed, and possible faults in it.
+        warnings: messages for the user about settings of the source that are ignored, and about possible faults in it.
     """
 
     program: Program
@@ -77,7 +77,7 @@ def capture(
             is downloaded (see ``find_source``), and no code or pickle of the model is run.
         tokenizer: replaces the source's own: a transformers tokenizer, or a directory with one.
         context_length: the longest request in tokens; rotary frequencies that depend on the length are fixed for it.
-            By default the longest length that needs no scaling, or the model's maximum; see ``freeze_rope``.
+            The default is the longest length that needs no scaling, or the model's maximum; see ``freeze_rope``.
         name: the model's name; by default that of its file or folder.
         part: "text" captures the text decoder of a model that also takes images or sounds, and any other decoder
             whole. By default a model with other parts is refused.
@@ -106,8 +106,9 @@ def capture(
 def capture_shapes(source: Path) -> tuple[Program, ModelInfo]:
     """Captures a model whose weights have shapes and no values; of a directory, config.json is enough.
 
-    The weights of a GGUF file are those of ``capture``, as its header has their types. Of a model with other parts the
-    text decoder is captured. Raises the errors of ``capture``; evaluating a weight of a directory raises SourceError.
+    The weights of a GGUF file are those of ``capture``, because its header has their types. If a model has other parts,
+    only the text decoder is captured. Raises the errors of ``capture``; evaluating a weight of a directory raises
+    SourceError.
     """
     if source.is_dir():
         model = _build(*_decoder_of(source, TEXT))
@@ -168,7 +169,7 @@ def build_from_directory(
 def _untied(
     tied: PreTrainedModel, build: Callable[[], PreTrainedModel], config: PretrainedConfig, source: str
 ) -> PreTrainedModel:
-    """Builds the model again with a head of its own, as an adapter makes table and head differ."""
+    """Builds the model again with a separate head, because an adapter makes table and head differ."""
     config.tie_word_embeddings = False
     model = build()
     if len(list(model.parameters())) == len(list(tied.parameters())):
@@ -183,7 +184,7 @@ def _untied(
 def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, type[PreTrainedModel] | None]:
     """Returns a directory's configuration, or that of its text decoder with the decoder's class.
 
-    Callers read no weights before it, as it refuses models that aren't decoders.
+    Callers read weights only afterwards, because this function refuses models that aren't decoders.
     """
     config = huggingface.read_config(directory)
     text_part: TextPart | None = None
@@ -209,7 +210,7 @@ def _build(
 def build_from_gguf(
     file: GgufFile, *, eager: bool = False, adapters: Sequence[Adapter] = ()
 ) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """Builds the model of an open GGUF file, as ``build_from_directory`` does of a folder."""
+    """Builds the model of an open GGUF file, with the results of ``build_from_directory``."""
     config, source = gguf_model.read_config(file), str(file.path)
     model = build_model(config, eager=eager)
     weights = bind_weights(model, gguf_model.read_tensors(file, model), source=source)
@@ -223,7 +224,9 @@ def build_from_gguf(
 
 
 def build_from_source(source: ModelSource, *, eager: bool = False) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """Builds the model of a folder or a GGUF file with its adapters; of a model with other parts, the text decoder."""
+    """Builds the model of a folder or a GGUF file with its adapters. If it has other parts, only the text decoder is
+    built.
+    """
     path = source.path
     assert path is not None
     if path.is_dir():
@@ -343,7 +346,7 @@ def _warnings(
     original: SourceTokenizer | None,
     source: str,
 ) -> tuple[str, ...]:
-    """Returns warnings of unsupported generation settings, and of the tokenizer. Raises the errors of
+    """Returns warnings about unsupported generation settings and about the tokenizer. Raises the errors of
     ``check_tokenizer``.
     """
     warnings = generation_defaults(generation, where)[1]

@@ -86,7 +86,7 @@ def quantization_of(directory: Path, config: Mapping[str, Any]) -> QuantizedFold
 
 
 def check_file(path: Path) -> None:
-    """Raises SourceError for what isn't a GGUF file, by its first bytes."""
+    """Raises SourceError if a file's first bytes aren't those of a GGUF file."""
     try:
         with open_regular(path) as handle:
             magic = handle.read(len(MAGIC))
@@ -138,7 +138,7 @@ def _no_config(directory: Path) -> SourceError:
 
 
 def _check_kind(directory: Path) -> None:
-    """Raises SourceError for a folder that is something else than a whole model."""
+    """Raises SourceError for a folder that isn't a whole model."""
     if (directory / MANIFEST_PATH).is_file() and not (directory / CONFIG).is_file():
         raise SourceError(
             f"{directory} is a bundle already, not a model",

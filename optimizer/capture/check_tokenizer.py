@@ -62,13 +62,13 @@ class SourceTokenizer:
 def check_tokenizer(
     files: TokenizerFiles, original: SourceTokenizer, vocab_size: int, *, end_tokens: Sequence[int] = (), source: str
 ) -> list[str]:
-    """Compares a bundle's tokenizer with the source's own. Returns warnings, one a line.
+    """Compares a bundle's tokenizer with the source's own. Returns warnings, one per line.
 
     Args:
         files: the bundle's tokenizer files.
         original: the source's tokenizer. A start token that the runtime adds may be missing from its results.
         vocab_size: rows of the model's table of tokens.
-        end_tokens: tokens that end a text by the model's configuration.
+        end_tokens: tokens that end a text according to the model's configuration.
         source: folder or file, for messages.
 
     Raises:
@@ -100,7 +100,7 @@ def check_tokenizer(
 
 
 def _encoded(encode: Encode, text: str) -> list[int] | None:
-    """Returns the tokens of a text; None if the tokenizer can't write it."""
+    """Returns the tokens of a text; None if the tokenizer can't encode it."""
     with suppress(EnginewrightError), what_tokenizers_raises(lambda e: SourceError(str(e))):
         return encode(text)
     return None
@@ -113,7 +113,7 @@ def _few(ids: Sequence[int] | None) -> str:
 
 
 def _beyond(bundled: Tokenizer, vocab_size: int, source: str) -> list[str]:
-    """Returns a warning if a text may have tokens that the model hasn't."""
+    """Returns a warning if a text may have tokens that aren't in the model's table; otherwise an empty list."""
     beyond = sorted(index for index in bundled.vocabulary if index >= vocab_size)
     if not beyond:
         return []
@@ -132,7 +132,7 @@ def _special(
     end_tokens: Sequence[int],
     source: str,
 ) -> list[str]:
-    """Returns warnings of special tokens whose text isn't a single token.
+    """Returns warnings about special tokens whose text isn't a single token.
 
     Raises SourceError if a token's id differs from the source's, or a start or end token is outside the model's table.
     """

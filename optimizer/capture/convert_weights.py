@@ -29,7 +29,7 @@ Collected = dict[str, list[WeightExpr]]
 
 @dataclass
 class _Conversion:
-    """The tensors that one converter makes one or several parameters of."""
+    """The tensors from which one converter makes one or several parameters."""
 
     converter: loading.WeightConverter
     collected: Collected = field(default_factory=dict)
@@ -190,7 +190,7 @@ def _transpose(operation: loading.Transpose, collected: Collected, context: _Con
 
 
 def _interleave(operation: loading.Interleave, collected: Collected, context: _Context) -> Collected:
-    """Halves that are interleaved along an axis, laid one after the other; or the inverse."""
+    """Puts halves that are interleaved along an axis one after the other; or the inverse."""
     _, expr = _only(collected)
     axis, shape = operation.dim % len(expr.shape), expr.shape
     pair = [2, shape[axis] // 2] if operation.inverse else [shape[axis] // 2, 2]

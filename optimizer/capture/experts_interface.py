@@ -1,9 +1,9 @@
 """The experts function through which every mixture of experts of transformers is captured.
 
-transformers calls a registered function with a layer's parameters and a few switches for their layout; ours becomes a
-single ``ew.moe`` in the traced graph. Weights in other layouts are reordered by ops on weights, which constant folding
-turns into expressions. Between its two products a layer calls a Python method. That is recognised by its values at
-chosen points, and then compared with the result of ``ew.moe``.
+transformers calls a registered function with a layer's parameters and a few switches for their layout; our function
+becomes a single ``ew.moe`` in the traced graph. Weights in other layouts are reordered by ops on weights, which
+constant folding turns into expressions. Between its two linears a layer calls a Python method, the activation. It is
+recognised by evaluating it at chosen points, and then compared with the activation of ``ew.moe``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Activation:
-    """The function between an expert's two products, as the arguments of ``expert_activation``."""
+    """The function between an expert's two linears, as the arguments of ``expert_activation``."""
 
     kind: str
     gated: bool
@@ -58,7 +58,7 @@ def experts_function(
 ) -> torch.Tensor:
     """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H].
 
-    Raises UnsupportedModelError, naming the module, for anything that ``ew.moe`` doesn't mean.
+    Raises UnsupportedModelError, naming the module, for arguments that ``ew.moe`` doesn't have.
     """
     where = path_of(module)
     strange = {
@@ -96,7 +96,7 @@ def experts_function(
 
 
 def find_activation(function: Callable[[torch.Tensor], torch.Tensor], width: int, *, gated: bool) -> Activation | None:
-    """Returns the known activation with the values of ``function``; None if there is none.
+    """Returns the known activation that has the same values as ``function``; None if there is none.
 
     The function maps [.., 2I] to [.., I] if ``gated``, where the first half are gates and the second half ups; else
     [.., I] to [.., I]. ``width`` is I.
@@ -161,7 +161,7 @@ def _activation_of(module: Any, width: int) -> tuple[bool, Activation]:
 
 
 def _weight(parameter: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """Returns an experts' parameter as [E, N, K]."""
+    """Returns a parameter of experts with the shape [E, N, K]."""
     return parameter.transpose(1, 2) if transposed else parameter
 
 

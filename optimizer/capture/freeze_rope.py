@@ -83,7 +83,7 @@ def _factor(module: torch.nn.Module, layer_type: str | None) -> int:
 
 
 def _freeze(path: str, module: torch.nn.Module, layer_type: str | None, length: int) -> None:
-    """Lets the module make its frequencies as for a batch of ``length``, and no others after that."""
+    """Makes the module compute its frequencies for a batch of ``length``, and never change them afterwards."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     longest = torch.tensor([[length - 1]])
     try:

@@ -1,4 +1,4 @@
-"""Reads generation_config.json: settings that the runtime has become defaults, the others are reported.
+"""Reads generation_config.json: settings that the runtime supports become defaults; the others are reported.
 
 Names are those of transformers (https://huggingface.co/docs/transformers/main_classes/text_generation).
 """
@@ -136,7 +136,7 @@ def _problem(name: str, default: Default) -> str | None:
 
 
 def token_ids(named: object, vocab_size: int, where: str) -> tuple[int, ...]:
-    """Returns the tokens of a field with one token or a list, without those outside the vocabulary, such as -1.
+    """Returns the tokens of a field that has one token or a list, without ids outside the vocabulary, such as -1.
 
     Raises SourceError naming ``where`` if a value isn't a token.
     """

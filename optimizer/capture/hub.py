@@ -3,7 +3,7 @@
 huggingface_hub's settings determine cache, token and address (HF_HOME, HF_TOKEN or `hf auth login`, HF_ENDPOINT,
 HF_HUB_OFFLINE). The cache has its usual layout and is shared with other tools. Only the download of bytes is our own
 (``hub_blobs``), because huggingface_hub 2 drops interrupted downloads. Every file is compared with the hash in the
-Hub's list before it gets its name.
+Hub's list before it is renamed to its final name.
 
 Weights come last, so a snapshot that has its weights is complete.
 """
@@ -228,7 +228,9 @@ def _shown(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Listing:
-    """The Hub's answer for an id: a commit and its files; of None it doesn't say which bytes they are."""
+    """The Hub's answer for an id: a commit and its files. The value of a file is None if the Hub doesn't tell
+    its hash.
+    """
 
     commit: str
     files: Mapping[str, Blob | None]
@@ -274,7 +276,7 @@ def _is_inside(name: object) -> bool:
 
 
 class _Download:
-    """Files of one commit, into the cache. ``folder`` is the commit's snapshot."""
+    """Downloads files of one commit into the cache. ``folder`` is the commit's snapshot."""
 
     def __init__(self, wanted: HubId, repository: Listing, progress: Progress) -> None:
         self._wanted, self._repository, self._progress = wanted, repository, progress

@@ -1,4 +1,4 @@
-"""Downloads a file into the blobs of the Hub's cache, going on where an earlier attempt stopped."""
+"""Downloads a file into the blobs of the Hub's cache, and continues an earlier attempt that stopped."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, p
     for the first, and then find the file.
 
     Args:
-        headers: with the token; not sent to another host that ``url`` redirects to.
+        headers: the headers, with the token; they aren't sent to another host that ``url`` redirects to.
         progress: called repeatedly with the number of bytes present.
 
     Raises:

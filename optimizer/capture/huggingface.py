@@ -36,7 +36,7 @@ def read_config(directory: Path) -> PretrainedConfig:
 
     Raises:
         SourceError: config.json is missing, no JSON, or has a field that is missing or wrong.
-        UnsupportedModelError: a model that transformers has no code for, or is quantized in a way that can't be read.
+        UnsupportedModelError: transformers has no code for the model, or its quantization can't be read.
     """
     model_type = check_folder(directory)["model_type"]
     path = directory / CONFIG

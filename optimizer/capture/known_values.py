@@ -38,7 +38,7 @@ _LENGTHS = (2, 5, 17)
 
 
 class UnknownError(Exception):
-    """Says why a value can't be evaluated."""
+    """The reason why a value can't be evaluated."""
 
 
 def known_nodes(program: Program) -> set[Node]:
@@ -139,10 +139,10 @@ def read_given_positions(program: Program, longest: int) -> None:
 
 
 def drop_masks_of_all(program: Program, longest: int) -> None:
-    """Removes multiplications by ones, and fillings of what no mask has, in place.
+    """Removes multiplications by masks of ones, and fills where no mask is set, in place.
 
-    A model of whole texts may multiply by the mask that tells tokens from padding, of which a packed step has none.
-    ``longest``: the model's maximum sequence length.
+    A model of whole texts may multiply by the mask that distinguishes tokens from padding. A packed step has no
+    padding. ``longest``: the model's maximum sequence length.
     """
     known = known_nodes(program)
     sequences = [Sequence(program, known, n) for n in sorted({n for n in _LENGTHS if n < longest} | {longest})]
@@ -164,7 +164,9 @@ def drop_masks_of_all(program: Program, longest: int) -> None:
 
 
 def drop_whole_selections(program: Program) -> None:
-    """Removes selections of all rows in order, x[arange(len(x))], in place: so heads pick each row's last token."""
+    """Removes selections of all rows in order, x[arange(len(x))], in place. Heads use them to pick each row's last
+    token.
+    """
     for node in program.nodes_of(aten.index.Tensor):
         x, indices = node.args
         assert isinstance(x, Node) and isinstance(indices, list | tuple)
@@ -189,7 +191,7 @@ def _is_of_tokens(program: Program, node: Node) -> bool:
 
 
 def _take_row(program: Program, user: Node, ids: Node, row: int) -> None:
-    """embedding(table, ids) that is only added to something of each token -> the table's row."""
+    """Replaces embedding(table, ids), if it is only added to a value of each token, by the table's row ``row``."""
     if user.target is not aten.embedding.default or user.args[1] is not ids:
         return
     table = user.args[0]

@@ -51,7 +51,7 @@ Changes = dict[str, list[Change]]
 
 @dataclass
 class _OpenAdapter:
-    """An adapter with its tensors, grouped by the module that they are called after; roles as in ``_ROLES``."""
+    """An adapter with its tensors, grouped by the module in their names; ``_ROLES`` lists the tensors' roles."""
 
     adapter: Adapter
     config: AdapterConfig
@@ -224,7 +224,7 @@ class AdapterMerge:
         )
 
     def _check_complete(self, opened: _OpenAdapter) -> None:
-        """Raises SourceError naming a module that the configuration adapts and that no tensor is of."""
+        """Raises SourceError naming a module that the configuration adapts and that has no tensors."""
         head = self._model.get_output_embeddings()
         kinds = (*_LINEAR, _TABLE, *_CONVOLUTIONS)
         for name, module in self._model.named_modules():
@@ -245,7 +245,7 @@ class AdapterMerge:
         tensors: Mapping[str, WeightExpr],
         steps: dict[str, list[Step]],
     ) -> None:
-        """Adds the changes by a module's tensors to the model's weights."""
+        """Adds the changes that a module's tensors make to ``steps``."""
         path, _, short = weight.rpartition(".")
         owner = self._model.get_submodule(path)
         shape = tuple(self._state[weight].shape)
@@ -275,7 +275,7 @@ class AdapterMerge:
             self._spread(target, step, steps, everywhere=tied and len(beside & set(opened.modules)) < 2)
 
     def _replaced(self, opened: _OpenAdapter, name: str, ours: str, expr: WeightExpr) -> str:
-        """Returns the parameter that a tensor replaces: of modules_to_save, a bias, or a saved table or head.
+        """Returns the parameter that a tensor replaces: one of modules_to_save, a bias, or a saved table or head.
 
         Raises SourceError if there is no such parameter, or the adapter doesn't train it.
         """
@@ -438,7 +438,9 @@ def _ends_of(model: PreTrainedModel) -> list[Any]:
 
 
 def _alike(a: Step, b: Step) -> bool:
-    """Returns True for steps that do the same to a table and to its head. Reads tensors of like shapes."""
+    """Returns True for steps that make the same change to a table and to its head. Reads the tensors if shapes are
+    equal.
+    """
     if isinstance(a, Replaced) and isinstance(b, Replaced):
         return a.values.shape == b.values.shape and torch.equal(a.values.evaluate(), b.values.evaluate())
     if not (isinstance(a, LowRank) and isinstance(b, LowRank)):

@@ -32,7 +32,7 @@ class Adapter:
     """A PEFT adapter and its weight.
 
     Attributes:
-        folder: with adapter_config.json and adapter_model.safetensors.
+        folder: the folder with adapter_config.json and adapter_model.safetensors.
         weight: factor of the adapter's change; 1 merges it as trained, any finite number is allowed.
     """
 

@@ -1,7 +1,7 @@
-"""Decides if a folder's model gives vectors, scores or classes for whole texts, and of which transformers class it is.
+"""Decides whether a folder's model gives vectors, scores or classes for whole texts, and finds its transformers class.
 
 modules.json of sentence-transformers decides first, then the class in ``architectures`` of config.json. No family is
-special-cased. A model that generates text has none of the two and isn't pooled.
+special-cased. A model that generates text has neither, and isn't pooled.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class PooledSource:
         folder: the folder with config.json and the weights.
         task: see ``PoolingInfo``.
         model_class: the class of transformers to build.
-        sentence: the files of sentence-transformers; without them those of a model that is pooled by default.
-        warnings: what was assumed.
+        sentence: the contents of sentence-transformers' files; defaults if the folder has none.
+        warnings: messages about assumptions that were made.
     """
 
     folder: Path
@@ -166,7 +166,7 @@ def _of_modules(directory: Path, sentence: SentenceModel, config: PretrainedConf
 
 
 def _is_encoder(config: PretrainedConfig, name: str) -> bool:
-    """Returns True for the base model, or the masked language model, of a family that isn't one of decoders."""
+    """Returns True for the base model, or the masked language model, of a family of encoders."""
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         return False
     if any(hasattr(config, part) for part in ("vision_config", "audio_config", "text_config")):

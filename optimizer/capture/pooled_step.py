@@ -43,7 +43,8 @@ _TOLERANCE = 1e-5
 
 
 class PooledStep(torch.nn.Module):
-    """A pooled model as a function of a step's inputs; those that it doesn't read are there for other programs.
+    """A pooled model as a function of a step's inputs. It has the inputs of all programs, and doesn't read some of
+    them.
 
     Args:
         model: from ``build_pooled``.
@@ -107,7 +108,9 @@ def modules_after(source: PooledSource) -> tuple[torch.nn.ModuleList, list[str]]
 
 
 def score_of(logits: torch.Tensor, answers: tuple[int, int | None]) -> torch.Tensor:
-    """logits [B, V] -> the logit of the token for yes, less that of the token for no if there is one: [B, 1]."""
+    """Returns the logit of the token for yes, minus that of the token for no if there is one: logits [B, V] ->
+    [B, 1].
+    """
     yes, no = answers
     score = logits[:, yes : yes + 1]
     return score if no is None else score - logits[:, no : no + 1]
@@ -119,7 +122,7 @@ def layers_of(model: PreTrainedModel, task: str) -> torch.nn.Module:
 
 
 class Head:
-    """The head of a model: what it computes from the hidden states of its layers, by its own code.
+    """The head of a model: computes the result from the layers' hidden states, with the model's own code.
 
     One module is replaced while the model runs: the base model, or the part of it that gives hidden states.
 
@@ -175,7 +178,9 @@ class Head:
         )
 
     def _module_to_replace(self, base: torch.nn.Module, pooler: torch.nn.Module) -> torch.nn.Module:
-        """Returns the base model if its pooler reads its hidden states and gives its result; else what gives these."""
+        """Returns the base model, if its result is that of a pooler that reads its hidden states; otherwise the module
+        that computes the hidden states.
+        """
         calls: dict[torch.nn.Module, tuple[Any, Any]] = {}
         hooks = [
             child.register_forward_hook(lambda module, args, output: calls.setdefault(module, (args, output)) and None)
@@ -201,7 +206,9 @@ class Head:
 
     @contextmanager
     def _hidden_states(self, hidden: torch.Tensor) -> Iterator[None]:
-        """While open, the replaced module gives ``hidden``; a base model also its pooler's result."""
+        """Makes the replaced module return ``hidden`` within the block; a base model also returns its pooler's
+        result.
+        """
         module, pooler = self._replaced, self._pooler
         whole = module is self._model.base_model
 
