@@ -26,7 +26,7 @@ from enginewright.plugins.steps.planning import (
 from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes, kind_of
-from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows, pool_unit
+from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows, most_requests, pool_unit
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -287,7 +287,8 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     assert planned.program is not None and options.context is not None and options.prompt is not None
     context, prompt = options.context, options.prompt
     memory = Memory(planned.program, planned.target)
-    requests = most_that(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
+    most = min(MOST_REQUESTS, most_requests(planned.program.cache_groups))
+    requests = most_that(most, lambda n: memory.needed(n, context, prompt) <= room)
     block = pool_unit(planned.program.cache_groups)
     longest = most_that(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
     device_plan = DevicePlan(
@@ -321,7 +322,7 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     def bound(batch: int) -> str:
         return model.bound(StepSizes((1,) * batch, (context,) * batch))
 
-    largest, limit = largest_batch(requests, options, tpot, ttft)
+    largest, limit = largest_batch(requests, most, options, tpot, ttft)
     return replace(
         device_plan,
         speeds=tuple(
@@ -335,17 +336,18 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
 
 
 def largest_batch(
-    requests: int, options: PlanOptions, tpot: Callable[[int], float], ttft: Callable[[int], float]
+    requests: int, most: int, options: PlanOptions, tpot: Callable[[int], float], ttft: Callable[[int], float]
 ) -> tuple[int, str]:
     """Returns the largest number of requests at a time that meets the goals, and the reason against more.
 
     Args:
-        requests: the largest number that fits into memory.
+        requests: the largest number that fits into memory, of at most ``most``.
+        most: the largest number that is planned.
         options: with the goals.
         tpot, ttft: the seconds of each token, and to the first one, by the number of requests at a time.
 
     Returns:
-        the number, 0 if none meets the goals; and "memory", "tpot", "ttft", or "requests" for ``MOST_REQUESTS``.
+        the number, 0 if none meets the goals; and "memory", "tpot", "ttft", or "requests" for ``most``.
     """
 
     def missed(batch: int) -> str:
@@ -357,7 +359,7 @@ def largest_batch(
     largest = most_that(requests, lambda n: not missed(n))
     if largest < requests:
         return largest, missed(largest + 1)
-    return largest, "memory" if requests < MOST_REQUESTS else "requests"
+    return largest, "memory" if requests < most else "requests"
 
 
 def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:

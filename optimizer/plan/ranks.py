@@ -15,7 +15,7 @@ from typing import Any
 
 from enginewright.plugins.native.threads import available_threads
 from enginewright.plugins.steps.planning import Gpu, Shares, StepModel
-from enginewright.runtime.kv_cache.pool_plan import pool_unit
+from enginewright.runtime.kv_cache.pool_plan import most_requests, pool_unit
 from enginewright.runtime.ranks.kinds.table import kind_of_collective, planned_sizes
 from enginewright.runtime.ranks.partition import MOST_RANKS, Partition
 from enginewright.runtime.ranks.rank_programs import partition
@@ -557,7 +557,8 @@ def _plan(
     stages = stages_of(parts, how, wires)
     memory = _RankMemory(planned, stages)
     block = memory.block
-    requests = most_that(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
+    planned_most = min(MOST_REQUESTS, most_requests(planned.program.cache_groups))
+    requests = most_that(planned_most, lambda n: memory.needed(n, context, prompt) <= room)
     longest = most_that(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
     one_token = _decode(1, context)
     partition_plan = PartitionPlan(
@@ -598,7 +599,7 @@ def _plan(
         )
 
     most, limit = largest_batch(
-        requests, options, lambda n: model.tpot(n, context), lambda n: model.ttft(prompt, n - 1, context)
+        requests, planned_most, options, lambda n: model.tpot(n, context), lambda n: model.ttft(prompt, n - 1, context)
     )
     speeds = tuple(speed(batch) if batch <= requests else BatchSpeed(batch) for batch in options.batches)
     return replace(partition_plan, speeds=speeds, largest=speed(most) if most else None, largest_limit=limit)

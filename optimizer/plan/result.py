@@ -65,7 +65,8 @@ class DevicePlan:
         most_tokens: tokens of a single request that memory has room for, whatever the model's context; 0 if none.
         speeds: the speed of each batch.
         largest: the largest batch that fits and meets the goals; None if none does.
-        largest_limit: the limit of a larger batch: "memory", "tpot", "ttft", or "requests" for more than 4,096.
+        largest_limit: the limit of a larger batch: "memory", "tpot", "ttft", or "requests" for more than
+            4,096, or than can have recurrent states.
         advice: changes with which the model would fit, if it doesn't.
         steps: the times of steps of some sizes.
     """

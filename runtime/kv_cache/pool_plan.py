@@ -217,6 +217,14 @@ def enough_for_windows(
     return {name: tokens for name, tokens in enough.items() if tokens}
 
 
+def most_requests(groups: Sequence[CacheGroup]) -> int:
+    """Returns the most requests whose recurrent states the caches can have blocks for; ``MOST_SLOTS`` if there are no
+    such states.
+    """
+    states = (groups[i] for i in numbers_found_as("copies", map(kind_of, groups)))
+    return min((MOST_SLOTS // group.block_size for group in states), default=MOST_SLOTS)
+
+
 def _or_less(groups: Sequence[CacheGroup]) -> str:
     """Returns the end of a hint: the options that reduce the memory of fixed pools, if there are such pools."""
     return ", or fewer max_requests or less states_memory" if any(kind_of(g).fixed for g in groups) else ""

@@ -21,6 +21,8 @@ from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
+from tests.acceptance.test_families import saved
+from tests.acceptance.tiny_configs import tiny_family
 
 CONTEXT, PROMPT = 300, 200
 
@@ -51,6 +53,17 @@ def test_what_memory_holds(tiny_bundle: Path, tiny_program: LoweredProgram) -> N
         )
         assert memory.needed(1, plan_of_gpu.most_tokens, plan_of_gpu.most_tokens) <= bytes_free
         assert memory.needed(1, plan_of_gpu.most_tokens + 32, plan_of_gpu.most_tokens + 32) > bytes_free
+
+
+def test_no_more_requests_than_there_can_be_states(tmp_path: Path) -> None:
+    """The memory of the GPU would hold more of a tiny hybrid."""
+    saved(tiny_family("lfm2"), tmp_path / "saved")
+    options = PlanOptions(devices=("h100",), recipes=("f32",), context=CONTEXT, prompt=PROMPT, batches=(2047, 2048))
+    hybrid = one(plan(tmp_path / "saved", options))
+    assert hybrid.target == "cuda" and hybrid.states_per_request > 0
+    assert hybrid.largest is not None
+    assert (hybrid.most_requests, hybrid.largest.batch, hybrid.largest_limit) == (2047, 2047, "requests")
+    assert [speed.tpot is not None for speed in hybrid.speeds] == [True, False]
 
 
 def test_speeds_are_the_model_s(tiny_bundle: Path, tiny_steps: CountedSteps) -> None:
