@@ -192,7 +192,7 @@ void computed_indices_are_checked() {
     change(plan);
     Program program;
     plan.build(&program);
-    Executor executor(program, {4, 4}, 1, "portable");
+    Executor executor(program, {4, 4}, 1, available_isas().back());
     StepData step = empty_step(1);
     step.add(0, 0, sequence(5, 1, kVocab));
     try {
@@ -259,7 +259,7 @@ void indices_and_results_do_not_share_memory() {
     }
     Program program;
     plan.build(&program);
-    Executor executor(program, {4, 4}, 1, "portable");
+    Executor executor(program, {4, 4}, 1, available_isas().back());
     StepData step = empty_step(1);
     step.add(0, 0, sequence(5, 1, kVocab));
     CHECK_THROWS(executor.run(step.arrays()), std::invalid_argument);
