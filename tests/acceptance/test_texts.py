@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from enginewright import LLM, ContextError, EnginewrightError, export
 from enginewright.runtime.bundle.reader import Bundle
@@ -214,3 +216,20 @@ def served(bundle: Path, tasks: Sequence[Task[Any]], wrong: Task[Any], message: 
             await model.close()
 
     return asyncio.run(serve())
+
+
+def test_a_folder_whose_model_saved_its_positions(tmp_path: Path) -> None:
+    """Published models have buffers that transformers saved once, as all-MiniLM-L6-v2 has its positions."""
+    save_text_model(tmp_path / "model", "embed")
+    weights = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    export(tmp_path / "model", tmp_path / "plain", recipe="f32")
+    for name in ("position_ids", "token_type_ids"):
+        tensors[f"embeddings.{name}"] = torch.arange(LONGEST)[None]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    export(tmp_path / "model", tmp_path / "saved", recipe="f32")
+    vectors = []
+    for name in ("plain", "saved"):
+        with LLM(tmp_path / name) as llm:
+            vectors.append(llm.embed([QUERY], progress=False))
+    assert np.array_equal(*vectors)

@@ -1,0 +1,327 @@
+"""Speed and agreement of embedding engines on one model: texts in, vectors out.
+
+    python benchmarks/encoders.py [FOLDER] [--engines NAME ...] [--tokens 16 128 512] [--batches 1 64] [--rounds 3]
+    python benchmarks/encoders.py [FOLDER] --isa avx2 --engines enginewright enginewright-int8 ...
+
+FOLDER is a sentence-transformers folder; by default all-MiniLM-L6-v2, fetched by examples/fetch_model.py. Each engine
+runs in a process of its own, in turn within a round, with the same texts and ``--threads`` threads. Its tokenizer is
+part of the time. Texts are random words of one token each, never repeated. A speed is texts a second, of the calls
+within half a second or of two calls; the table has medians over the rounds, and the ratio to the best peer of the same
+precision in the same round. Vectors of 64 texts are compared with those of sentence-transformers in float32.
+
+Peers are installed into build/bench/encoders, an environment of their own. One that can't be installed or can't open
+the model is left out, and the result says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BUILD = REPOSITORY / "build" / "bench" / "encoders"
+PACKAGES = ("torch==2.13.0", "sentence-transformers", "onnxruntime", "onnx", "onnxscript", "openvino", "fastembed")
+REFERENCE = "sentence-transformers"
+SECONDS, LEAST = 0.5, 2
+"""A measurement takes so long at least, and this number of calls."""
+COMPARED = 64
+"""Texts whose vectors are compared."""
+
+Embed = Callable[[Sequence[str]], Any]
+"""texts -> [n, E]."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine: the precision of its products, and the function that opens it; ``ours`` runs in our environment."""
+
+    precision: str
+    open: Callable[[Path, int, str | None], Embed]
+    ours: bool = False
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures, prints the tables, and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 128, 512])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--isa", help="instruction set of our kernels, such as avx2; by default the best one")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        print(json.dumps(worker(options)))
+        return 0
+    if options.folder is None:
+        options.folder = model_folder()
+    if any(not ENGINES[name].ours for name in options.engines):
+        install()
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in options.engines}
+    missing: dict[str, str] = {}
+    for number in range(options.rounds):
+        for name in options.engines[number % len(options.engines) :] + options.engines[: number % len(options.engines)]:
+            if name in missing:
+                continue
+            try:
+                results[name].append(run(name, options))
+            except subprocess.CalledProcessError as e:
+                missing[name] = (e.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+            shown = missing.get(name) or " ".join(f"{k} {v:,.1f}" for k, v in results[name][-1]["speeds"].items())
+            print(f"[{number + 1}/{options.rounds}] {name}: {shown}", file=sys.stderr, flush=True)
+    figures = summary({name: of for name, of in results.items() if of and name not in missing}, options)
+    figures |= {"missing": missing, "folder": options.folder.name, "threads": options.threads, "isa": options.isa}
+    for line in table(figures):
+        print(line)
+    if options.json:
+        from peers.machine import commit, machine
+
+        options.json.write_text(json.dumps(figures | {"machine": machine(), "commit": commit()}, indent=1) + "\n")
+    return 0
+
+
+def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what an engine's process measured. Raises CalledProcessError."""
+    python = sys.executable if ENGINES[name].ours else str(BUILD / "bin" / "python")
+    numbers = [*map(str, options.tokens), "--batches", *map(str, options.batches), "--threads", str(options.threads)]
+    isa = ["--isa", options.isa] if options.isa else []
+    command = [python, __file__, str(options.folder), "--worker", name, "--tokens", *numbers, *isa]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def worker(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures one engine in this process: texts a second by tokens and batch, and the vectors of some texts."""
+    import numpy as np
+
+    embed = ENGINES[options.worker].open(options.folder, options.threads, options.isa)
+    words = single_words(options.folder)
+    vectors = np.asarray(embed(texts(words, COMPARED, 40, seed=0)), np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    speeds = {}
+    for tokens in options.tokens:
+        for batch in options.batches:
+            embed(texts(words, batch, tokens, seed=1))
+            calls, began, spent = 0, time.perf_counter(), 0.0
+            while calls < LEAST or time.perf_counter() - began < SECONDS:
+                several = texts(words, batch, tokens, seed=2 + calls)
+                start = time.perf_counter()
+                embed(several)
+                spent += time.perf_counter() - start
+                calls += 1
+            speeds[f"{tokens}x{batch}"] = calls * batch / spent
+    return {"speeds": speeds, "vectors": vectors.tolist()}
+
+
+def single_words(folder: Path) -> list[str]:
+    """Returns words of the model's vocabulary that are one token each."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    names = vocabulary if isinstance(vocabulary, dict) else [piece for piece, _ in vocabulary]
+    plain = sorted(word.lstrip("▁") for word in names if word.lstrip("▁").isascii())
+    return [word for word in plain if word.isalpha() and word.islower() and 3 < len(word) < 10]
+
+
+def texts(words: Sequence[str], count: int, tokens: int, seed: int) -> list[str]:
+    """Returns random texts of ``tokens`` tokens each, with the two that the tokenizer adds."""
+    import numpy as np
+
+    chosen = np.random.default_rng(seed).integers(0, len(words), (count, tokens - 2))
+    return [" ".join(words[i] for i in row) for row in chosen]
+
+
+def summary(results: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> dict[str, Any]:
+    """Returns medians, ratios of ours to the best peer in the same round, and the least cosine to the reference."""
+    import numpy as np
+
+    speeds = {name: {k: median(r["speeds"][k] for r in of) for k in of[0]["speeds"]} for name, of in results.items()}
+    ratios: dict[str, dict[str, Any]] = {}
+    for name in results:
+        peers = [p for p in results if not ENGINES[p].ours and ENGINES[p].precision == ENGINES[name].precision]
+        if not ENGINES[name].ours or not peers:
+            continue
+        ratios[name] = {}
+        for k in speeds[name]:
+            best = max(peers, key=lambda peer: speeds[peer][k])
+            pairs = zip(results[name], results[best], strict=False)
+            ratios[name][k] = {"peer": best, "ratio": median(a["speeds"][k] / b["speeds"][k] for a, b in pairs)}
+    cosines = {}
+    if REFERENCE in results:
+        reference = np.array(results[REFERENCE][0]["vectors"])
+        cosines = {name: float((np.array(of[0]["vectors"]) * reference).sum(1).min()) for name, of in results.items()}
+    rounds = {name: [r["speeds"] for r in of] for name, of in results.items()}
+    return {"speeds": speeds, "ratios": ratios, "least_cosine": cosines, "rounds": rounds}
+
+
+def table(figures: dict[str, Any]) -> list[str]:
+    """Returns the result as Markdown; texts a second, and in brackets ours over the best peer of the same precision."""
+    sizes = list(next(iter(figures["speeds"].values())))
+    lines = ["| engine | precision | least cosine | " + " | ".join(size.replace("x", " tokens x ") for size in sizes)]
+    lines = [f"{lines[0]} |", "| --- | --- | ---: |" + " ---: |" * len(sizes)]
+    for name, of in figures["speeds"].items():
+        cells = [f"{of[k]:,.1f}" for k in sizes]
+        for i, k in enumerate(sizes):
+            if name in figures["ratios"]:
+                cells[i] += f" ({figures['ratios'][name][k]['ratio']:.2f}x)"
+        cosine = figures["least_cosine"].get(name)
+        shown = "" if cosine is None else f"{cosine:.7f}"
+        lines.append(f"| {name} | {ENGINES[name].precision} | {shown} | {' | '.join(cells)} |")
+    return lines + [f"{name} is missing: {reason}" for name, reason in figures["missing"].items()]
+
+
+def model_folder() -> Path:
+    """Returns the folder of all-MiniLM-L6-v2, downloaded if it isn't there yet."""
+    sys.path.insert(0, str(REPOSITORY / "examples"))
+    from fetch_model import fetch
+
+    return fetch("minilm")
+
+
+def install() -> None:
+    """Installs the peers. Raises CalledProcessError."""
+    if not (BUILD / "bin" / "python").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(BUILD)], check=True)
+    pip = [str(BUILD / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PACKAGES], check=True)
+
+
+# ---- engines: each function opens one, and returns texts -> vectors
+
+
+def open_ours(folder: Path, threads: int, isa: str | None, recipe: str = "f32") -> Embed:
+    """Opens our bundle of the model, which is exported first if it isn't there."""
+    from enginewright import LLM, export
+
+    bundle = BUILD / f"{folder.name}.{recipe}.bundle"
+    if not bundle.exists():
+        export(folder, bundle, recipe=recipe)
+    model = LLM(bundle, threads=threads, isa=isa)
+    return lambda several: model.embed(list(several), truncate=True)
+
+
+def open_ours_int8(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens our bundle with the recipe int8."""
+    return open_ours(folder, threads, isa, "int8")
+
+
+def open_sentence_transformers(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens sentence-transformers with torch in float32."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(threads)
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = 512
+    return lambda several: model.encode(list(several), batch_size=len(several), show_progress_bar=False)
+
+
+def onnx_file(folder: Path, *, int8: bool) -> Path:
+    """Returns the model's hidden states as an ONNX file, made if it isn't there; int8 by dynamic quantization."""
+    path = BUILD / f"{folder.name}.onnx"
+    if not path.exists():
+        import torch
+        from transformers import AutoModel
+
+        model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+        ids, mask = torch.arange(32).view(2, 16), torch.ones((2, 16), dtype=torch.long)
+        mask[1, 8:] = 0
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=512)
+        shapes = {name: {0: batch, 1: length} for name in names}
+        inputs = {names[0]: ids, names[1]: mask, names[2]: torch.zeros_like(ids)}
+        program = torch.onnx.export(model, (), kwargs=inputs, dynamic_shapes=shapes, dynamo=True, verbose=False)
+        assert program is not None
+        program.save(str(path), external_data=False)
+    if not int8:
+        return path
+    small = BUILD / f"{folder.name}.int8.onnx"
+    if not small.exists():
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        quantize_dynamic(path, small, weight_type=QuantType.QInt8)
+    return small
+
+
+def pooled(folder: Path, hidden: Callable[[dict[str, Any]], Any]) -> Embed:
+    """Returns texts -> vectors around a function from padded arrays to hidden states: mean pooling, normalized."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(512)
+    tokenizer.enable_padding()
+
+    def embed(several: Sequence[str]) -> Any:
+        encoded = tokenizer.encode_batch(list(several))
+        ids = np.array([one.ids for one in encoded], np.int64)
+        mask = np.array([one.attention_mask for one in encoded], np.int64)
+        states = hidden({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+        wide = mask[..., None].astype(np.float32)
+        vectors = (states * wide).sum(1) / wide.sum(1)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    return embed
+
+
+def open_onnxruntime(folder: Path, threads: int, isa: str | None, *, int8: bool = False) -> Embed:
+    """Opens onnxruntime."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(onnx_file(folder, int8=int8), settings, ["CPUExecutionProvider"])
+    names = {one.name for one in session.get_inputs()}
+    return pooled(folder, lambda arrays: session.run(None, {k: v for k, v in arrays.items() if k in names})[0])
+
+
+def open_onnxruntime_int8(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens onnxruntime with dynamically quantized products."""
+    return open_onnxruntime(folder, threads, isa, int8=True)
+
+
+def open_openvino(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens OpenVINO in float32, on the ONNX file."""
+    import openvino
+
+    core = openvino.Core()
+    hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    model = core.compile_model(onnx_file(folder, int8=False), "CPU", hints)
+    names = {name for one in model.inputs for name in one.names}
+    return pooled(folder, lambda arrays: model({k: v for k, v in arrays.items() if k in names})[0])
+
+
+def open_llama_cpp(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens llama.cpp on FOLDER.gguf in f32, made by its own converter and put beside the ONNX file."""
+    from llama_cpp import Llama
+
+    path = BUILD / f"{folder.name}.gguf"
+    model = Llama(str(path), embedding=True, n_threads=threads, n_threads_batch=threads, n_ctx=0, verbose=False)
+    return lambda several: model.embed(list(several), normalize=True)
+
+
+ENGINES = {
+    "enginewright": Engine("f32", open_ours, ours=True),
+    "enginewright-int8": Engine("int8", open_ours_int8, ours=True),
+    REFERENCE: Engine("f32", open_sentence_transformers),
+    "onnxruntime": Engine("f32", open_onnxruntime),
+    "onnxruntime-int8": Engine("int8", open_onnxruntime_int8),
+    "openvino": Engine("f32", open_openvino),
+    "llama.cpp": Engine("f32", open_llama_cpp),
+}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    sys.exit(main())
