@@ -195,8 +195,10 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     Element* p = Products::weights_of(s.scores, s.p) + place_of(row);
     float best[16], tops[16];
     float* factors = all_factors + row;
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t token = (row + r) / t.heads, head = t.head + (row + r) % t.heads;
+    int64_t token = first_token, of_token = row - token * t.heads;  // without a division for each row
+    for (int64_t r = 0; r < count; ++r, ++of_token) {
+      if (of_token == t.heads) of_token = 0, ++token;
+      const int64_t head = t.head + of_token;
       const RowView view = {head, base + first - t.position - token, begin_of(token) - first,
                             end_of(token) - first, shifted(blocks_of(token), first / kBlock)};
       float* scores = own + r * kStep + first;

@@ -58,7 +58,7 @@ struct FloatProducts {
 
   static void query(const KvCache& c, const float* x, float* to) {
     if (c.format == KvFormat::f32) {
-      __builtin_memcpy(to, x, static_cast<size_t>(c.key_size) * sizeof(float));
+      copy_floats(x, c.key_size, to);
     } else {
       for (int64_t d = 0; d < c.key_size; ++d) to[d] = bf16_to_float(float_to_bf16(x[d]));
     }

@@ -28,6 +28,13 @@ struct AttentionTask {
   const AttentionTask* next;  // the one behind it in the list, or null
 };
 
+// Few floats: without the call that memcpy is.
+EW_INLINE void copy_floats(const float* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = from[i];
+}
+
 // Weighted values, maxima and sums of a task's rows: [rows, Dv], [rows], [rows].
 struct Sums {
   float *o, *m, *l;
@@ -142,7 +149,8 @@ inline void finish(const PagedAttentionArgs& a, const AttentionTask& t, const Su
       scale /= l;
       const float* o = total.o + r * width;
       float* out = a.out.data + (t.token + token) * a.out.stride0 + (t.head + h) * a.out.stride1;
-      for (int64_t i = 0; i < width; ++i) out[i] = o[i] * scale;
+      for (int64_t i = 0; i < width; i += 16)
+        store_some(out + i, load_some(o + i, width - i) * splat(scale), width - i);
     }
   }
 }

@@ -19,57 +19,39 @@
 namespace ew {
 namespace {
 
-typedef float Four __attribute__((vector_size(16)));
-typedef float FourInMemory __attribute__((vector_size(16), aligned(4), may_alias));
-
-// Keys of up to 32 tokens to a block [size][32]; slots past them are zero.
+// Keys of up to 32 tokens, at least one, to a block [size][32]. Slots past them repeat the last key: no query
+// sees them.
 inline void pack_keys(const float* k, int64_t stride, int64_t tokens, int64_t size, float* to) {
-  const int64_t quads = tokens / 4 * 4, channels = size / 4 * 4;
-  for (int64_t slot = 0; slot < quads; slot += 4) {
-    const float* from = k + slot * stride;
-    for (int64_t d = 0; d < channels; d += 4) {
-      const auto quad = [&](int64_t i) -> Four {
-        return *reinterpret_cast<const FourInMemory*>(from + i * stride + d);
-      };
-      const Four a = quad(0), b = quad(1), c = quad(2), e = quad(3);
-      const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-      const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      const Four ce_low = __builtin_shufflevector(c, e, 0, 4, 1, 5);
-      const Four ce_high = __builtin_shufflevector(c, e, 2, 6, 3, 7);
-      const auto put = [&](int64_t i, Four column) {
-        *reinterpret_cast<FourInMemory*>(to + (d + i) * kBlock + slot) = column;
-      };
-      put(0, __builtin_shufflevector(ab_low, ce_low, 0, 1, 4, 5));
-      put(1, __builtin_shufflevector(ab_low, ce_low, 2, 3, 6, 7));
-      put(2, __builtin_shufflevector(ab_high, ce_high, 0, 1, 4, 5));
-      put(3, __builtin_shufflevector(ab_high, ce_high, 2, 3, 6, 7));
+  for (int64_t slot = 0; slot < kBlock; slot += 16) {
+    const float* rows[16];
+    for (int64_t i = 0; i < 16; ++i) rows[i] = k + clamp(slot + i, 0, tokens - 1) * stride;
+    int64_t d = 0;
+    for (; d + 4 <= size; d += 4) {
+      F16 columns[4];
+      load_columns(rows, d, columns);
+      for (int64_t i = 0; i < 4; ++i) store(to + (d + i) * kBlock + slot, columns[i]);
     }
-    for (int64_t d = channels; d < size; ++d) {
-      for (int64_t i = 0; i < 4; ++i) to[d * kBlock + slot + i] = from[i * stride + d];
+    for (; d < size; ++d) {
+      for (int64_t i = 0; i < 16; ++i) to[d * kBlock + slot + i] = rows[i][d];
     }
-  }
-  if (quads == kBlock) return;
-  for (int64_t d = 0; d < size; ++d) {
-    float* column = to + d * kBlock;
-    for (int64_t slot = quads; slot < tokens; ++slot) column[slot] = k[slot * stride + d];
-    for (int64_t slot = tokens; slot < kBlock; ++slot) column[slot] = 0;
   }
 }
 
 // Keys and values low .. high-1 of the request that begins at `token` to the blocks of a cache of one head,
-// which are packed whole: what a request lacks of its last one is zero.
+// which are packed whole: values that a request lacks of its last one are zero.
 inline void pack(const AttentionArgs& a, int64_t token, int64_t tokens, int64_t head, int64_t low,
                  int64_t high, const KvCache& c) {
   for (int64_t block = low / kBlock; block * kBlock < high; ++block) {
     const int64_t first = block * kBlock, row = token + first;
-    const int64_t count = clamp(tokens - first, 0, kBlock), bytes = a.value_size * 4;
+    const int64_t count = clamp(tokens - first, 1, kBlock);
     pack_keys(a.k.data + row * a.k.stride0 + head * a.k.stride1, a.k.stride0, count, a.key_size,
               reinterpret_cast<float*>(key_piece(c, block, 0)));
     const float* v = a.v.data + row * a.v.stride0 + head * a.v.stride1;
-    char* to = value_piece(c, block, 0);
+    float* to = reinterpret_cast<float*>(value_piece(c, block, 0));
     for (int64_t slot = 0; slot < count; ++slot)
-      __builtin_memcpy(to + slot * bytes, v + slot * a.v.stride0, static_cast<size_t>(bytes));
-    __builtin_memset(to + count * bytes, 0, static_cast<size_t>((kBlock - count) * bytes));
+      copy_floats(v + slot * a.v.stride0, a.value_size, to + slot * a.value_size);
+    __builtin_memset(to + count * a.value_size, 0,
+                     static_cast<size_t>((kBlock - count) * a.value_size) * sizeof(float));
   }
 }
 
@@ -129,6 +111,21 @@ void for_packed_tasks(const AttentionArgs& a, const TileShape& shape, int64_t mo
   }
 }
 
+// What a task will read, to the second cache: rows of a head are too far apart for the processor to guess the
+// next, and those of a short text wait for memory longer than they are computed with.
+inline void prefetch_rows(const AttentionArgs& a, const PackedTask& task) {
+  constexpr int64_t kMost = 128;  // of a longer one the rest comes while it is computed
+  const int64_t group = a.query_heads / a.kv_heads, tokens = task.tokens < kMost ? task.tokens : kMost;
+  const auto row = [&](const Rows<const float>& x, int64_t token, int64_t head, int64_t floats) {
+    prefetch_piece(reinterpret_cast<const char*>(x.data + token * x.stride0 + head * x.stride1), floats * 4);
+  };
+  for (int64_t token = task.token; token < task.token + tokens; ++token) {
+    row(a.k, token, task.kv_head, a.key_size);
+    row(a.v, token, task.kv_head, a.value_size);
+    row(a.q, token, task.kv_head * group, a.key_size);
+  }
+}
+
 inline void attention(const AttentionArgs& a, Workers& pool) {
   using Products = FloatProducts;
   const int64_t threads = pool.size();
@@ -162,6 +159,7 @@ inline void attention(const AttentionArgs& a, Workers& pool) {
 
   run_tasks(pool, tasks, work, [&](int64_t number, int worker) {
     const PackedTask& task = list[number];
+    if (number + 1 < tasks) prefetch_rows(a, list[number + 1]);
     char* own = workers + worker * each;
     const AttentionScratch<Products> s = plan.scratch(own);
     PagedAttentionArgs paged;
@@ -190,6 +188,13 @@ inline void attention(const AttentionArgs& a, Workers& pool) {
       t.split_begin = begin_of(t) / kSplit;
       t.split_end = (end_of(t) - 1) / kSplit + 1;
       gather_queries(paged, t, s);
+      if (t.split_end == t.split_begin + 1) {
+        attend_split(paged, t, s, t.split_begin);
+        // What merging it with nothing does: -0 becomes 0.
+        for (int64_t i = 0; i < t.tokens * t.heads * a.value_size; ++i) s.split.o[i] = s.split.o[i] + 0.0f;
+        finish(paged, t, s.split);
+        continue;
+      }
       begin_sums(t.tokens * t.heads, a.value_size, s.total);
       for (int64_t split = t.split_begin; split < t.split_end; ++split) {
         attend_split(paged, t, s, split);

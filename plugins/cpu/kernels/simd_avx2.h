@@ -89,6 +89,28 @@ EW_INLINE F16 select(M16 m, F16 a, F16 b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
 }
 
+EW_INLINE void load_columns(const float* const (&rows)[16], int64_t at, F16 (&columns)[4]) {
+  const auto half = [&](const float* const* of, __m256(&to)[4]) {
+    const auto two = [&](int i) {  // rows i and i + 4
+      const __m256 v = _mm256_castps128_ps256(_mm_loadu_ps(of[i] + at));
+      return _mm256_insertf128_ps(v, _mm_loadu_ps(of[i + 4] + at), 1);
+    };
+    const __m256 a = two(0), b = two(1), c = two(2), d = two(3);
+    const __m256d low = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
+    const __m256d high = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+    const __m256d next_low = _mm256_castps_pd(_mm256_unpacklo_ps(c, d));
+    const __m256d next_high = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+    to[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, next_low));
+    to[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, next_low));
+    to[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high, next_high));
+    to[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high, next_high));
+  };
+  __m256 first[4], second[4];
+  half(rows, first);
+  half(rows + 8, second);
+  for (int i = 0; i < 4; ++i) columns[i] = {first[i], second[i]};
+}
+
 EW_INLINE float sum_lanes(F16 a) {
   const __m256 half = _mm256_add_ps(a.lo, a.hi);
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));

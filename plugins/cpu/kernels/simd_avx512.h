@@ -62,6 +62,24 @@ EW_INLINE M16 lanes_between(int64_t begin, int64_t end) {
 }
 EW_INLINE F16 select(M16 m, F16 a, F16 b) { return {_mm512_mask_blend_ps(m.v, b.v, a.v)}; }
 
+EW_INLINE void load_columns(const float* const (&rows)[16], int64_t at, F16 (&columns)[4]) {
+  const auto four = [&](int i) {  // rows i, i + 4, i + 8, i + 12
+    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(rows[i] + at));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(rows[i + 4] + at), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(rows[i + 8] + at), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(rows[i + 12] + at), 3);
+  };
+  const __m512 a = four(0), b = four(1), c = four(2), d = four(3);
+  const __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+  const __m512d high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+  const __m512d next_low = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+  const __m512d next_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+  columns[0] = {_mm512_castpd_ps(_mm512_unpacklo_pd(low, next_low))};
+  columns[1] = {_mm512_castpd_ps(_mm512_unpackhi_pd(low, next_low))};
+  columns[2] = {_mm512_castpd_ps(_mm512_unpacklo_pd(high, next_high))};
+  columns[3] = {_mm512_castpd_ps(_mm512_unpackhi_pd(high, next_high))};
+}
+
 EW_INLINE float sum_lanes(F16 a) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));

@@ -127,6 +127,13 @@ EW_INLINE F16 pow2(F16 n) {  // 2^n for whole n in -126 .. 127
 }
 EW_INLINE F16 times_pow2(F16 a, F16 n) { return a * pow2(n); }
 
+// Elements at .. at + 3 of 16 rows as four columns.
+EW_INLINE void load_columns(const float* const (&rows)[16], int64_t at, F16 (&columns)[4]) {
+  for (int c = 0; c < 4; ++c) {
+    for (int i = 0; i < 16; ++i) columns[c].v[i / 4][i % 4] = rows[i][at + c];
+  }
+}
+
 #undef EW_LANES
 
 // Sum and greatest of the lanes, as a fixed tree: lane i with i + 8, then i + 4, i + 2, i + 1.
