@@ -29,6 +29,7 @@ class RoundKvCache(Pass):
     """Makes every ``ew.kv_write`` round to the cache's format, which the cache groups get too, except those of states.
 
     Attention reads the keys and values of a chunk back from the cache, so it sees them rounded for any size of chunks.
+    Attention without a cache rounds them to bf16 if that is the format, which multiplies twice as fast.
     """
 
     name = "round_kv_cache"
@@ -53,4 +54,7 @@ class RoundKvCache(Pass):
             group if group.kind == STATE else group.model_copy(update={"dtype": context.recipe.cache})
             for group in program.cache_groups
         )
-        return PassResult(matched=len(writes))
+        attentions = program.nodes_of(ew.attention.default) if context.recipe.cache == "bf16" else []
+        for node in attentions:
+            node.kwargs = {**node.kwargs, "dtype": "bf16"}
+        return PassResult(matched=len(writes) + len(attentions))

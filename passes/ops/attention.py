@@ -50,13 +50,17 @@ def attention(
     slopes: torch.Tensor | None = None,
     causal: bool = True,
     biases: torch.Tensor | None = None,
+    dtype: str = "f32",
 ) -> torch.Tensor:
     """q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], q_start [B+1] -> [T, Nq, Dv]: each request over its own tokens.
 
     ``layer`` only says whose cache a lowered form is to use. ``biases`` [Nq, 2W-1] are added to scores by distance:
     column W-1+d has that of keys at d = key position - query position; keys farther than W-1 have that of W-1.
+    Keys and values are rounded to ``dtype``, f32 or bf16.
     """
     _check_heads(q, k)
+    if dtype == "bf16":
+        k, v = (x.bfloat16().to(x.dtype) for x in (k, v))
     request = request_of_token(q_start, q.shape[0])  # [T]
     index = torch.arange(q.shape[0], device=q.device)  # [T]; differences within a request are those of positions
     distance = index[None, :] - index[:, None]  # [T, T]

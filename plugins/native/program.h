@@ -118,7 +118,8 @@ struct Attributes {
   LinearActivation linear_activation = LinearActivation::none;
   ReduceKind reduce = ReduceKind::sum;
   PoolKind pool = PoolKind::mean;
-  bool causal = true;  // of attention without a cache
+  bool causal = true;                  // of attention without a cache
+  KvFormat kv_format = KvFormat::f32;  // the same
   ElementwiseFn fn = ElementwiseFn::add;
 };
 

@@ -152,7 +152,7 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
         step_experts, experts = of.experts(step) if counted == "experts" else (1, 1)
         products[kind] = round(count * step_experts / experts)
     elif step.op == "attention":
-        products["f32"] = _attended_at_once(step, sizes)
+        products[str(step.attrs.get("dtype", "f32"))] = _attended_at_once(step, sizes)
     for place, operand in enumerate(step.inputs):
         if operand.kind == "weight":
             weight_bytes += _weight_bytes(step, place, sizes, of)

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "linear_bf16.h"
+#include "packed_attention.h"
 #include "peak.h"
 #include "ring_attention.h"
 
@@ -13,6 +14,7 @@ void use_avx512_bf16(KernelTable* table);
 void use_avx512_bf16(KernelTable* table) {
   table->paged_attention = paged_attention;
   table->ring_attention = ring_attention;
+  table->attention = attention;
   table->linear_bf16 = linear_bf16;
   table->peak_bf16 = peak_bf16;
   table->grouped_linear_bf16 = grouped_linear<LinearBf16Args, linear_bf16>;

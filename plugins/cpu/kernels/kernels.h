@@ -200,8 +200,9 @@ struct AttentionArgs {
   int64_t window = 0;
   float softcap = 0;
   bool causal = true;
-  Rows<float> out;                 // [T, Nq, Dv]
-  Workspace* workspace = nullptr;  // never null
+  KvFormat format = KvFormat::f32;  // of keys and values: f32 or bf16
+  Rows<float> out;                  // [T, Nq, Dv]
+  Workspace* workspace = nullptr;   // never null
 };
 
 // Of the rows of each request one: out[b, :] = their mean, the first, the last, the largest of each column,

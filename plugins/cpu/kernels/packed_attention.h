@@ -1,9 +1,9 @@
 // attention: the tokens of each request over those of the same step, without a cache.
 //
-// A task packs the keys and values of a (request, kv head) as blocks of a cache of floats lie (kv_format.h),
-// in its thread's memory, and attends to them as paged_attention does. So results have the canonical order of
-// attention.h, with positions that begin at 0; a causal one has the bits of paged_attention with such a
-// cache.
+// A task packs the keys and values of a (request, kv head) as blocks of a cache of floats or bf16 lie
+// (kv_format.h), in its thread's memory, and attends to them as paged_attention does. So results have the
+// canonical order of attention.h, with positions that begin at 0; a causal one has the bits of
+// paged_attention with such a cache. (But for AMX: bf16 is multiplied in pairs there, too.)
 //
 //   q, k, v  [T, N, D]     request 0 | request 1 | ...
 //   task     (request 1, kv head 2, its query tiles 0, 1)  ->  k [blocks][D][32], v [blocks][32][Dv]
@@ -37,6 +37,58 @@ inline void pack_keys(const float* k, int64_t stride, int64_t tokens, int64_t si
   }
 }
 
+// The same as bf16, of an even number of channels: [size/2][32][2].
+inline void pack_key_pairs(const float* k, int64_t stride, int64_t tokens, int64_t size, uint16_t* to) {
+  for (int64_t slot = 0; slot < kBlock; slot += 16) {
+    const float* rows[16];
+    for (int64_t i = 0; i < 16; ++i) rows[i] = k + clamp(slot + i, 0, tokens - 1) * stride;
+    const auto put = [&](int64_t d, const float* first, const float* second) {
+      uint32_t pairs[16];
+      for (int64_t i = 0; i < 16; ++i)
+        pairs[i] = float_to_bf16(first[i]) | static_cast<uint32_t>(float_to_bf16(second[i])) << 16;
+      __builtin_memcpy(to + (d * kBlock / 2 + slot) * 2, pairs, sizeof pairs);
+    };
+    int64_t d = 0;
+    for (; d + 4 <= size; d += 4) {
+      F16 columns[4];
+      float lanes[4][16];
+      load_columns(rows, d, columns);
+      for (int64_t i = 0; i < 4; ++i) store(lanes[i], columns[i]);
+      put(d, lanes[0], lanes[1]);
+      put(d + 2, lanes[2], lanes[3]);
+    }
+    for (; d < size; d += 2) {
+      float first[16], second[16];
+      for (int64_t i = 0; i < 16; ++i) first[i] = rows[i][d], second[i] = rows[i][d + 1];
+      put(d, first, second);
+    }
+  }
+}
+
+// Values of up to 32 tokens as bf16, [16][size][2]; slots past them are zero.
+inline void pack_value_pairs(const float* v, int64_t stride, int64_t tokens, int64_t size, uint16_t* to) {
+  for (int64_t slot = 0; slot < kBlock; slot += 2, to += 2 * size) {
+    const float *first = v + slot * stride, *second = first + stride;
+    const auto put = [&](const auto& low, const auto& high) {
+      for (int64_t c = 0; c < size; c += 16) {
+        uint32_t pairs[16];
+        const int64_t count = size - c < 16 ? size - c : 16;
+        for (int64_t i = 0; i < count; ++i) pairs[i] = low(c + i) | static_cast<uint32_t>(high(c + i)) << 16;
+        __builtin_memcpy(to + 2 * c, pairs, static_cast<size_t>(count) * sizeof(uint32_t));
+      }
+    };
+    const auto none = [](int64_t) { return uint16_t{0}; };
+    const auto of = [](const float* row) { return [row](int64_t c) { return float_to_bf16(row[c]); }; };
+    if (slot + 1 < tokens) {
+      put(of(first), of(second));
+    } else if (slot < tokens) {
+      put(of(first), none);
+    } else {
+      __builtin_memset(to, 0, static_cast<size_t>(size) * sizeof(uint32_t));
+    }
+  }
+}
+
 // Keys and values low .. high-1 of the request that begins at `token` to the blocks of a cache of one head,
 // which are packed whole: values that a request lacks of its last one are zero.
 inline void pack(const AttentionArgs& a, int64_t token, int64_t tokens, int64_t head, int64_t low,
@@ -44,9 +96,21 @@ inline void pack(const AttentionArgs& a, int64_t token, int64_t tokens, int64_t 
   for (int64_t block = low / kBlock; block * kBlock < high; ++block) {
     const int64_t first = block * kBlock, row = token + first;
     const int64_t count = clamp(tokens - first, 1, kBlock);
-    pack_keys(a.k.data + row * a.k.stride0 + head * a.k.stride1, a.k.stride0, count, a.key_size,
-              reinterpret_cast<float*>(key_piece(c, block, 0)));
+    const float* k = a.k.data + row * a.k.stride0 + head * a.k.stride1;
     const float* v = a.v.data + row * a.v.stride0 + head * a.v.stride1;
+    if (c.format != KvFormat::f32) {
+      if (a.key_size % 2 == 0) {
+        pack_key_pairs(k, a.k.stride0, count, a.key_size,
+                       reinterpret_cast<uint16_t*>(key_piece(c, block, 0)));
+      } else {
+        for (int64_t slot = 0; slot < kBlock; ++slot)
+          write_key(c, block, slot, 0, k + clamp(slot, 0, count - 1) * a.k.stride0);
+      }
+      pack_value_pairs(v, a.v.stride0, count, a.value_size,
+                       reinterpret_cast<uint16_t*>(value_piece(c, block, 0)));
+      continue;
+    }
+    pack_keys(k, a.k.stride0, count, a.key_size, reinterpret_cast<float*>(key_piece(c, block, 0)));
     float* to = reinterpret_cast<float*>(value_piece(c, block, 0));
     for (int64_t slot = 0; slot < count; ++slot)
       copy_floats(v + slot * a.v.stride0, a.value_size, to + slot * a.value_size);
@@ -126,8 +190,8 @@ inline void prefetch_rows(const AttentionArgs& a, const PackedTask& task) {
   }
 }
 
-inline void attention(const AttentionArgs& a, Workers& pool) {
-  using Products = FloatProducts;
+template <class Products>
+void attend_packed(const AttentionArgs& a, Workers& pool) {
   const int64_t threads = pool.size();
   const TileShape shape(a);
   int64_t work = 0, longest = 0;
@@ -142,12 +206,13 @@ inline void attention(const AttentionArgs& a, Workers& pool) {
   for_packed_tasks(a, shape, most, [&](const PackedTask&) { ++tasks; });
 
   const int64_t blocks = (longest + kBlock - 1) / kBlock;
-  const ScratchPlan<Products> plan(KvCache{{1, a.key_size, a.value_size}});
+  const KvShape kept{1, a.key_size, a.value_size, a.format};
+  const ScratchPlan<Products> plan(KvCache{kept});
   const auto aligned = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
   const int64_t list_bytes = aligned(tasks * static_cast<int64_t>(sizeof(PackedTask)));
   const int64_t table_bytes = aligned(blocks * static_cast<int64_t>(sizeof(int32_t)));
-  const int64_t key_bytes = blocks * kv_piece_bytes(KvFormat::f32, a.key_size);
-  const int64_t value_bytes = aligned(blocks * kv_piece_bytes(KvFormat::f32, a.value_size));
+  const int64_t key_bytes = aligned(blocks * kept.key_bytes());
+  const int64_t value_bytes = aligned(blocks * kept.value_bytes());
   const int64_t each = plan.bytes() + key_bytes + value_bytes;
   char* memory = static_cast<char*>(a.workspace->reserve(list_bytes + table_bytes + threads * each));
   PackedTask* list = reinterpret_cast<PackedTask*>(memory);
@@ -164,7 +229,7 @@ inline void attention(const AttentionArgs& a, Workers& pool) {
     const AttentionScratch<Products> s = plan.scratch(own);
     PagedAttentionArgs paged;
     paged.q = a.q;
-    paged.cache = {{1, a.key_size, a.value_size}, own + plan.bytes(), own + plan.bytes() + key_bytes};
+    paged.cache = {kept, own + plan.bytes(), own + plan.bytes() + key_bytes};
     paged.sinks = a.sinks;
     paged.slopes = a.slopes;
     paged.biases = a.biases;
@@ -203,6 +268,13 @@ inline void attention(const AttentionArgs& a, Workers& pool) {
       finish(paged, t, s.total);
     }
   });
+}
+
+inline void attention(const AttentionArgs& a, Workers& pool) {
+#if defined(EW_BF16)
+  if (a.format != KvFormat::f32) return attend_packed<PairProducts>(a, pool);
+#endif
+  attend_packed<FloatProducts>(a, pool);
 }
 
 }  // namespace

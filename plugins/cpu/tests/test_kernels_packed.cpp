@@ -62,15 +62,17 @@ struct Options {
   float softcap = 0;
   bool sinks = false, slopes = false;
   int64_t reach = -1;  // of biases; -1: none
+  KvFormat format = KvFormat::f32;
 };
 
 std::string describe(const Options& o) {
   return " heads " + std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + " D " +
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
-         std::to_string(o.window) + (o.causal ? " causal" : "") + " reach " + std::to_string(o.reach);
+         std::to_string(o.window) + (o.causal ? " causal" : "") + " reach " + std::to_string(o.reach) + " " +
+         kKvFormats[static_cast<size_t>(o.format)].name;
 }
 
-const std::vector<Options> kOptions = {
+const std::vector<Options> kFloats = {
     {},
     {.heads = 12, .kv_heads = 12},
     {.heads = 9, .kv_heads = 3, .key_size = 64, .value_size = 64, .causal = true},
@@ -105,6 +107,16 @@ const std::vector<Options> kOptions = {
     {.heads = 12, .kv_heads = 12, .key_size = 64, .value_size = 64, .reach = 127},
     {.heads = 1, .kv_heads = 1, .key_size = 1, .value_size = 1, .reach = 0},
 };
+
+// Each with keys and values as floats, and as bf16.
+const std::vector<Options> kOptions = [] {
+  std::vector<Options> all = kFloats;
+  for (Options o : kFloats) {
+    o.format = KvFormat::bf16;
+    all.push_back(o);
+  }
+  return all;
+}();
 
 // The same numbers for a token of a request, whatever else is in the step.
 class Scene {
@@ -144,6 +156,7 @@ class Scene {
     a.window = o_.window;
     a.softcap = o_.softcap;
     a.causal = o_.causal;
+    a.format = o_.format;
     a.workspace = &workspace_;
     return a;
   }
@@ -171,8 +184,9 @@ class Scene {
 
 const std::vector<int64_t> kTokens = {1, 16, 128, 33, 0, 600, 48, 5};
 
-// As in test_kernels_attention.cpp: a few tens of eps.
-constexpr double kTolerance = 4e-6;
+// As in test_kernels_attention.cpp: a few tens of eps; and 2^-8 of the largest value, where keys too are
+// rounded.
+double tolerance(KvFormat format) { return format == KvFormat::f32 ? 4e-6 : 10.0 / 256; }
 
 void equals_reference() {
   for (const Options& o : kOptions) {
@@ -181,8 +195,9 @@ void equals_reference() {
     const auto expected = scene.run([](const AttentionArgs& a) { reference::attention(a); });
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       const auto out = scene.run([&](const AttentionArgs& a) { kernels.attention(a, pool); });
-      CHECK(worst(out, expected, kTolerance, 0) <= 1)
-          << what << describe(o) << ": " << worst(out, expected, kTolerance, 0) << " of the tolerance";
+      CHECK(worst(out, expected, tolerance(o.format), 0) <= 1)
+          << what << describe(o) << ": " << worst(out, expected, tolerance(o.format), 0)
+          << " of the tolerance";
     });
   }
 }
@@ -236,13 +251,15 @@ void causal_has_the_bits_of_a_cache() {
       for (int32_t t = 0; t < tokens; ++t) slots.push_back(blocks * static_cast<int32_t>(kBlock) + t);
       blocks += 32;
     }
-    const KvShape shape{o.kv_heads, o.key_size, o.value_size};
+    const KvShape shape{o.kv_heads, o.key_size, o.value_size, o.format};
     std::vector<char> k(static_cast<size_t>(shape.pieces(blocks) * shape.key_bytes()), 0);
     std::vector<char> v(static_cast<size_t>(shape.pieces(blocks) * shape.value_bytes()), 0);
     const KvCache cache = {shape, k.data(), v.data()};
     reference::kv_write({scene.q_start().back(), args.k, args.v, slots.data(), cache});
     Workspace workspace;
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      if (std::string(kernels.isa) == "avx512_amx" && o.format != KvFormat::f32)
+        return;  // whose cache has tiles
       const auto packed = scene.run([&](const AttentionArgs& a) { kernels.attention(a, pool); });
       const auto paged = scene.run([&](const AttentionArgs& a) {
         PagedAttentionArgs p;

@@ -39,6 +39,9 @@ void verify_attention(StepVerifier& v) {
   a.softcap = static_cast<float>(v.number("softcap"));
   a.window = v.integer("window", 0, INT32_MAX);
   a.causal = v.flag("causal");
+  const std::string format = v.string("dtype", "f32");
+  v.require(parse_kv_format(format.c_str(), &a.kv_format) && !has_scales(a.kv_format),
+            "attribute dtype: keys and values are packed as f32 or bf16, not " + format);
   v.require(std::isfinite(a.scale) && a.softcap >= 0 && std::isfinite(a.softcap),
             "attribute scale or softcap is out of range");
 }
@@ -68,6 +71,7 @@ Call bind_attention(const StepResolver& s) {
                .window = a.window,
                .softcap = a.softcap,
                .causal = a.causal,
+               .format = a.kv_format,
                .out = rows<float>(s.out()),
                .workspace = s.memory().workspace});
 }

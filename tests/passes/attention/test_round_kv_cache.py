@@ -41,6 +41,13 @@ def test_every_write_and_every_group_has_the_format(dtype: CacheDtype) -> None:
         assert [g.dtype for g in lowered.cache_groups] == [dtype] * 2
 
 
+@pytest.mark.parametrize(("dtype", "rounded"), [("bf16", "bf16"), ("i8", "f32"), ("f32", "f32")])
+def test_attention_without_a_cache_rounds_to_bf16_alone(dtype: CacheDtype, rounded: str) -> None:
+    program = decoder(Shape())
+    RoundKvCache().run(program, PassContext(recipe=PassOptions(kv_cache=CacheOptions(dtype=KV_FORMATS[dtype].name))))
+    assert {bound_arguments(node)["dtype"] for node in program.nodes_of(ew.attention.default)} == {rounded}
+
+
 def test_a_cache_of_floats_is_left_alone() -> None:
     program = decoder(Shape())
     LowerAttention().run(program, PassContext())

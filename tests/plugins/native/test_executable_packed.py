@@ -26,9 +26,13 @@ VARIANTS: list[dict[str, Any]] = [
     {"slopes": True},
     {"biases": 3},
     {"biases": 31, "slopes": True, "sinks": True, "window": 40},
+    {"dtype": "bf16"},
+    {"dtype": "bf16", "window": 40, "sinks": True},
 ]
 TOLERANCE = 2e-6
 """Weights sum to 1 and values are of size 1, so the error is that of scores of size sqrt(D) or so."""
+ROUNDED = 5 / 256
+"""Queries and weights are rounded to bf16 too: by 2^-8 at most, of results below 5."""
 
 
 class Encoder:
@@ -47,7 +51,7 @@ class Encoder:
             "biases": rng.standard_normal((heads, 2 * int(options.get("biases", 1)) - 1)),
         }
         self.optional = {name: array.astype(np.float32) for name, array in drawn.items() if options.get(name)}
-        self.attrs: dict[str, Any] = {"scale": size**-0.5, "window": 0, "softcap": 0.0, "causal": False}
+        self.attrs: dict[str, Any] = {"scale": size**-0.5, "window": 0, "softcap": 0.0, "causal": False, "dtype": "f32"}
         self.attrs |= {name: value for name, value in options.items() if name in self.attrs}
         self.builder = b = LoweredBuilder()
         out = b.buffer(T, heads, value_size)
@@ -85,7 +89,8 @@ def test_attention_without_a_cache(isa: str, options: dict[str, Any], shape: tup
     encoder = Encoder(*shape, **options)
     requests = [list(range(shape[0])), [0], list(range(shape[0] // 2))]
     (out,) = encoder.builder.build(isa=isa, threads=2).trace(step_input(requests), encoder.step)
-    np.testing.assert_allclose(out, encoder.expected(requests).numpy(), atol=TOLERANCE)
+    allowed = ROUNDED if "dtype" in options else TOLERANCE
+    np.testing.assert_allclose(out, encoder.expected(requests).numpy(), atol=allowed)
 
 
 @isa_of_all
@@ -136,6 +141,7 @@ def problem(b: LoweredBuilder) -> str:
         ({"causal": 1}, "attribute causal is not a boolean"),
         ({"window": -1}, r"attribute window = -1 is not in \[0, 2147483647\]"),
         ({"has_biases": True}, "takes 5"),
+        ({"dtype": "i8"}, "attribute dtype: keys and values are packed as f32 or bf16, not i8"),
     ],
 )
 def test_attributes_of_attention(change: dict[str, Any], words: str) -> None:
