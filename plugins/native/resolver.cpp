@@ -22,6 +22,8 @@ StepResolver::StepResolver(const Program& program, const Memory& memory, const S
       step_(program.steps()[index]),
       index_(index),
       title_(step_title(index, step_)) {
+  in_.reserve(step_.inputs.size());
+  out_.reserve(step_.outputs.size());
   for (const Operand& operand : step_.inputs) in_.push_back(place(operand));
   for (const Operand& operand : step_.outputs) {
     out_.push_back(place(operand));
@@ -118,6 +120,8 @@ Place locate(const Program& program, const Memory& memory, const Sizes& sizes, c
              const std::string& subject, int64_t padding) {
   Place result;
   bool empty = false;
+  result.shape.reserve(operand.shape.size());
+  result.strides.reserve(operand.strides.size());
   for (const Affine& size : operand.shape) {
     result.shape.push_back(size.at(sizes));
     if (result.shape.back() < 0) fail_operand(subject, operand, "has a negative size");
