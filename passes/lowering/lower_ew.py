@@ -177,6 +177,11 @@ def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return declared(b, node, {**a, **(dict(zip(names, a["choice"], strict=True)) if a["choice"] else {})})
 
 
+def _attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    """Lowers attention without a cache. Older versions read programs whose keys are floats: these don't say so."""
+    return declared(b, node, a if a["dtype"] != "f32" else {k: v for k, v in a.items() if k != "dtype"})
+
+
 ew = torch.ops.ew
 
 HANDLERS: Mapping[Any, Handler] = {
@@ -189,6 +194,7 @@ HANDLERS: Mapping[Any, Handler] = {
     ew.rope_table.default: declared,
     ew.rope.default: declared,
     ew.gated_activation.default: _gated_activation,
+    ew.attention.default: _attention,
     ew.paged_attention.default: _paged_attention,
     ew.take_rows.default: _take_rows,
 }

@@ -61,4 +61,16 @@ def test_an_encoder_is_lowered_without_a_cache(given: tuple[str, ...], causal: b
     program.output_name = POOLED
     lowered = check(program, atol=1e-4)
     assert lowered.cache_groups == () and list(lowered.outputs) == [POOLED]
-    assert [op for op in ops(lowered) if op in ("attention", "pool")] == ["attention", "pool"]
+    attention, pool = (step for step in lowered.steps if step.op in ("attention", "pool"))
+    assert "dtype" not in attention.attrs and pool.op == "pool"
+
+
+def test_keys_without_a_cache_are_bf16_where_attention_says_so() -> None:
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        q = features(i, 16).view(-1, 2, 8)
+        y = ew.attention(q, q, q, i["q_start"], 0, 0.3, 0, 0.0, None, causal=False, dtype="bf16")
+        return ew.pool(y.flatten(1), i["q_start"], "mean")
+
+    program = program_from(call)
+    program.output_name = POOLED
+    assert [step.attrs["dtype"] for step in lower(program).program.steps if step.op == "attention"] == ["bf16"]
