@@ -297,8 +297,8 @@ OPS: Mapping[str, OpSchema] = {
         (
             *_OF_ATTENTION,
             Attribute("has_biases", "flag", False, " (false)"),
-            Attribute("causal", "flag", True, "; if it is false, later keys are seen too"),
-            Attribute("dtype", "string", False, " of keys and values (f32, or bf16)"),
+            Attribute("causal", "flag", True, " (else later keys count)"),
+            Attribute("dtype", "string", False, " (f32 or bf16)"),
         ),
         means=": over the request's tokens of the step. A slope times the distance is subtracted from a score; "
         "column W-1+d of the biases, d = key position - query position, is added",
