@@ -126,7 +126,7 @@ def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
         table.add_row(
             ", ".join(plan.recipes),
             format_bytes(plan.weights),
-            format_bytes(plan.kv_per_token),
+            format_bytes(plan.kv_per_token) if plan.kv_per_token else "no KV cache",
             *([format_bytes(plan.states_per_request)] if states else []),
             most,
             longest_request(plan.most_tokens, result.context_length),

@@ -101,11 +101,11 @@ def trace(
     with contextlib.closing(executor):
         groups = executor.cache_groups
         for _, sizes in plan[:2]:  # weights come into memory, results find their places
-            executor.submit(random_step(groups, bundle.model.vocab_size, sizes)).result()
+            executor.submit(random_step(groups, bundle.model.vocab_size, sizes, ports=executor.caps.ports)).result()
         executor.profile = times = _Times()
         for done, (name, sizes) in enumerate(plan):
             progress(ProgressEvent("trace", done, len(plan), name))
-            executor.submit(random_step(groups, bundle.model.vocab_size, sizes)).result()
+            executor.submit(random_step(groups, bundle.model.vocab_size, sizes, ports=executor.caps.ports)).result()
         program = executor.program
     progress(ProgressEvent("trace", len(plan), len(plan)))
     events: list[Event] = []

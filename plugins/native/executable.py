@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import (
-    CacheGroup,
     FloatArray,
     SamplingBatch,
     StepInput,
@@ -22,7 +21,7 @@ from enginewright.runtime.shared.contracts import (
 from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, OffloadError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
-from enginewright.runtime.shared.step_schema import LOGITS, ports_of
+from enginewright.runtime.shared.step_schema import LOGITS, port_of, ports_of
 
 from ..cpu.extension import cpu_extension as _cpu
 from .threads import available_threads
@@ -226,7 +225,7 @@ class CpuProgram:
         """
         for sizes in _PROBES:
             try:
-                self.begin_for_tvm(_probe(self.lowered.cache_groups, *sizes))
+                self.begin_for_tvm(_probe(self.lowered, *sizes))
             except RequestError as e:
                 raise BundleError(f"program: {e.message.removeprefix('step: ')}", hint=_EXPORT_AGAIN) from e
 
@@ -326,11 +325,14 @@ def logprobs_wanted(sampling: SamplingBatch | None) -> int:
     return -1 if sampling is None or sampling.logprobs is None else sampling.logprobs
 
 
-def _probe(groups: Sequence[CacheGroup], requests: int, tokens: int, rows: int) -> StepInput:
-    """Returns a step of new requests with ``tokens`` prompt tokens each, for ``check_memory``. All use block 0; the
-    first ``rows`` tokens of the step get logits.
+def _probe(lowered: LoweredProgram, requests: int, tokens: int, rows: int) -> StepInput:
+    """Returns a step of the program for ``check_memory``: new requests of ``tokens`` tokens each, in block 0.
+
+    The first ``rows`` tokens of the step get logits.
     """
+    groups, axes = lowered.cache_groups, (requests * tokens, requests, rows, 1)
     return StepInput.packed(
+        more={name: np.zeros(port_of(name).sizes(*axes), np.int32) for name in lowered.ports},
         ids=np.zeros(requests * tokens, np.int32),
         counts=np.full(requests, tokens),
         kv_len=np.full(requests, tokens),

@@ -79,7 +79,7 @@ class StepProbe:
 
     def seconds(self, sizes: StepSizes) -> Timed:
         """Times a step of these sizes, by medians."""
-        step = random_step(self._groups, self._vocabulary, sizes, mixed_blocks=True)
+        step = random_step(self._groups, self._vocabulary, sizes, mixed_blocks=True, ports=self._program.lowered.ports)
         self._program.run(step)
         whole: list[float] = []
         kernels: list[npt.NDArray[np.float64]] = []

@@ -129,6 +129,16 @@ def test_a_program_without_caches_has_no_memory_for_them() -> None:
     program.check_memory()
 
 
+def test_memory_is_checked_with_all_arrays_of_a_program() -> None:
+    b = LoweredBuilder()
+    b.outputs = {"classes": b.buffer(R, 4)}
+    types = b.buffer(T, 4)
+    b.step("embedding", [b.input("types"), b.weight(np.ones((2, 4), np.float32))], [types])
+    b.step("take_rows", [types, b.input("rows")], [b.outputs["classes"]])
+    program = b.program().model_copy(update={"ports": ("types",)})
+    CpuProgram(program, b.weights, blocks={}).check_memory()
+
+
 def problem(b: LoweredBuilder) -> str:
     with pytest.raises(BundleError) as caught:
         b.build(blocks={})
