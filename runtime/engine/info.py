@@ -44,7 +44,7 @@ _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("buckets", "prefix_cache"), _FLAG),
     "verify": ((bool, type(None)), "True, False or None"),
 }
-"""Types of LLM's options, and what an error says they must be."""
+"""Option of LLM -> its type, and the description of the type in errors."""
 
 MOST_DAYS = 1_000_000
 MOST_RANK_SECONDS = 1e9

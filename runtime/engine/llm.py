@@ -298,8 +298,8 @@ class LLM:
                 output has it as ``error``, and finish_reason "error". True: it is raised when all requests have ended.
                 None: it is raised only for a single prompt that isn't in a list.
             tenant: the owner of the prompts. Requests reuse cached prefixes of the same tenant only.
-            priority: lower runs first; one for all prompts, or one for each as in vLLM. None is the priority of the
-                class.
+            priority: a number, of which a lower one runs first; one for all prompts, or one for each as in vLLM. None
+                is the priority of the class.
             request_class: one of ``scheduling``'s classes, which have targets for latencies.
 
         Returns:
@@ -335,11 +335,9 @@ class LLM:
         ``chat_template`` selects one of several templates. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``.
 
         The result's ``message`` has content, reasoning and calls. Three variables restrict the answers, as in OpenAI's
-        API.
-        ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False`` allows at most one
-        call.
-        ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies to the text after the
-        reasoning. Calls of a tool whose ``strict`` is True follow its schema. See ``ChatFormat.grammar``.
+        API. ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False`` allows one call
+        at most. ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies to the text
+        after the reasoning. Calls of a tool whose ``strict`` is True follow its schema. See ``ChatFormat.grammar``.
 
         The other arguments, among them ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.
 
@@ -389,7 +387,7 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> list[RequestOutput]:
-        """Does what ``generate`` does, for coroutines. Cancelling the task aborts the requests and frees their
+        """Runs ``generate`` without blocking the event loop. Cancelling the task aborts the requests and frees their
         blocks.
         """
         call = Options(options, params, sampling_params, raise_errors)
@@ -405,7 +403,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Does what ``chat`` does, for coroutines; see ``agenerate``."""
+        """Runs ``chat`` without blocking the event loop; see ``agenerate``."""
         options = RequestOptions.taken_from(variables)
         variables = arguments.template_variables(chat_template_kwargs, variables)
         call = Options(options, params, sampling_params, raise_errors)
@@ -439,7 +437,7 @@ class LLM:
         params: SamplingParams | None = None,
         **options: Unpack[RequestArguments],
     ) -> AsyncGenerator[StreamPiece, None]:
-        """Does what ``stream`` does, for coroutines. Cancelling the task, or ``aclose``, aborts the request."""
+        """Runs ``stream`` without blocking the event loop. Cancelling the task, or ``aclose``, aborts the request."""
         return astream(self._loop, of_prompt(self._context, prompt, Options(options, params)))
 
     def astream_chat(
@@ -448,7 +446,7 @@ class LLM:
         params: SamplingParams | None = None,
         **variables: Any,
     ) -> AsyncGenerator[StreamPiece, None]:
-        """Does what ``stream_chat`` does, for coroutines; see ``astream``."""
+        """Runs ``stream_chat`` without blocking the event loop; see ``astream``."""
         call = Options(RequestOptions.taken_from(variables), params)
         return astream(self._loop, of_chat(self._context, messages, call, variables))
 
@@ -460,7 +458,7 @@ class LLM:
         return answers(self._loop, [self.prepare(task, **options)], True)[0]
 
     async def arun(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Result:
-        """Does what ``run`` does, for coroutines; see ``agenerate``."""
+        """Runs ``run`` without blocking the event loop; see ``agenerate``."""
         return (await answers_async(self._loop, [self.prepare(task, **options)], True))[0]
 
     def prepare(self, task: Task[Result], **options: Unpack[RequestArguments]) -> Prepared[Result]:
@@ -637,7 +635,7 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> FloatArray:
-        """Does what ``embed`` does, for coroutines; see ``agenerate``."""
+        """Runs ``embed`` without blocking the event loop; see ``agenerate``."""
         task = Embed(texts, truncate, prompt, dimensions, normalize)
         return (await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop)).result()
 
@@ -651,7 +649,7 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> FloatArray:
-        """Does what ``score`` does, for coroutines; see ``agenerate``."""
+        """Runs ``score`` without blocking the event loop; see ``agenerate``."""
         task = Rank(query, truncate, documents, raw_scores)
         return (await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop)).result()
 
@@ -664,7 +662,7 @@ class LLM:
         raise_errors: bool | None = None,
         **options: Unpack[RequestArguments],
     ) -> list[Classification]:
-        """Does what ``classify`` does, for coroutines; see ``agenerate``."""
+        """Runs ``classify`` without blocking the event loop; see ``agenerate``."""
         task = Classify(texts, truncate, raw_scores)
         return classifications(await TextCall.begin(self._context, task, options, raise_errors).arun(self._loop))
 
@@ -703,9 +701,9 @@ class LLM:
         prefix cache.
 
         Returns:
-            The number of the prompt's first tokens that are in the cache afterwards. It is 0 if no file can be used:
-                the
-            files are of another model, format or instruction set, or damaged (then there is a RuntimeWarning).
+            The number of the prompt's first tokens that are in the cache afterwards. It is 0 if no file can be
+            used, because the files are of another model, format or instruction set, or are damaged (with a
+            RuntimeWarning).
 
         Raises the errors of ``save_prefix``.
         """

@@ -24,8 +24,8 @@ class Metric:
     """The metric of a gauge.
 
     Attributes:
-        name: its name, without the prefix.
-        text: its help text.
+        name: the metric's name, without the prefix.
+        text: the metric's help text.
         counts: True for a counter, whose value only rises.
     """
 
@@ -71,8 +71,8 @@ class Pulse:
     """The load of one engine, or of several engines together.
 
     Attributes:
-        step: how many seconds the current step has taken (0 between steps), and how many a step is expected to take (0
-            if unknown). Of several engines, the largest.
+        step: the seconds that the current step has taken (0 between steps), and the seconds that a step is expected to
+            take (0 if unknown). For several engines, the largest values.
         running, waiting: numbers of requests.
         blocks_used: the share of the KV cache's blocks that requests hold, from 0 to 1.
         steps: the number of steps that have begun.
@@ -128,4 +128,4 @@ class Pulse:
 
 
 METRICS: dict[str, Metric] = {one.name: metric for one in fields(Pulse) if (metric := one.metadata["metric"])}
-"""Field of ``Pulse`` -> its metric, for those that have one."""
+"""Field of ``Pulse`` -> its metric, for fields that have a metric."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Event = StreamPiece | EnginewrightError
 Advance = Callable[[int, bool], None]
-"""Called with how many new tokens there are, and whether a request has ended."""
+"""A function that is called with the number of new tokens, and True if a request has ended."""
 
 MANY_PROMPTS = 8
 """Prompts from which on a bar is shown on a terminal, unless ``progress`` says otherwise."""

@@ -17,9 +17,8 @@ Our targets are in ``OWN``; another package declares its own by an entry point o
     compile.tune    tune(bundle, ...), a ``plugins.steps.timed_steps.Tune``, for ``optimize tune``
     compile.build   build(bundle, target, ...), a ``plugins.emit.engine_report.Build``, for ``optimize build``
     compile.plan    PLANNING, a ``plugins.steps.planning.Planning``, for ``optimize plan``
-    serve.doctor    check(machine, target), a ``plugins.doctor.checks.Check``: the target's requirements on a machine,
-        for
-                    ``optimize doctor``; look(problems) -> fields of ``plugins.doctor.machine.Machine``
+    serve.doctor    check(machine, target), a ``plugins.doctor.checks.Check``: compares the target's
+                    requirements with a machine; look(problems) -> fields of ``plugins.doctor.machine.Machine``
 """
 
 from __future__ import annotations
