@@ -5,8 +5,7 @@ A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
 
     values   int8 [.., N, K]              8 bits: -127 to 127; 4 bits: -8 to 7, with offsets 0 to 15; 2 to 6 alike
              e4m3fn [.., N, K]            8-bit floats: -448 to 448
-    scales   float16 [.., N, ceil(K/G)]   8 bits: the largest magnitude of a group / 127, or for floats / 448, rounded
-        to
+    scales   float16 [.., N, ceil(K/G)]   8 bits: the largest magnitude of a group / 127, or for floats / 448, in
                                           float16; 4 bits: see round_to_4_bits.py
     offsets  the same shape               only for 2 to 5 bits, if the format has them
 

@@ -33,9 +33,8 @@ class SmoothActivations(Pass):
     1. To a norm's result: in its weight and bias.
     2. To a gated activation, or a relu: in the rows of the linear before, for a gated one in the other half's rows.
     3. To an attention's result: in the rows that compute its values; query heads that share values share s.
-    4. To the head's input, if a table of embeddings is the head's weight: the table is stored scaled, and the result of
-    a
-       lookup is divided.
+    4. To the head's input, if a table of embeddings is the head's weight: the table is stored scaled, and the result
+       of a lookup is divided.
 
     A value with other readers, or that no weight before it can scale, is left unchanged, which is recorded. Weights of
     4 bits are left to AWQ if that is the method, and weights whose integers GPTQ chooses are left to GPTQ: it gains

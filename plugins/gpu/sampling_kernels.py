@@ -204,9 +204,8 @@ def narrow_kernel(
 ) -> None:
     """Counts the tokens, and sums their weights, in the 16 ranges of the key's next four bits; grid (R, C).
 
-    ``counts`` and ``weights`` are [2, R, C, 16]: a pass reads one half and writes the other. ``number`` is the pass, 0
-    to
-    7.
+    ``counts`` and ``weights`` are [2, R, C, 16]: a pass reads one half and writes the other. ``number`` is the pass,
+    0 to 7.
     """
     row = tl.program_id(0)
     piece = tl.program_id(1)
@@ -324,8 +323,7 @@ def draw_kernel(
     """Draws a token for each row with its random number, in proportion to the weights -> ``tokens``; grid (R).
 
     Rows with temperature 0, and rows that can't be drawn from, keep the token of ``choose_largest_kernel``. ``seeds``
-    and
-    ``counters``, int64, are key and counter of Philox4x32-10 (Salmon et al., 2011).
+    and ``counters``, int64, are key and counter of Philox4x32-10 (Salmon et al., 2011).
     """
     row = tl.program_id(0)
     t = tl.load(temperatures + row)

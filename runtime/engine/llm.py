@@ -335,8 +335,8 @@ class LLM:
         ``chat_template`` selects one of several templates. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``.
 
         The result's ``message`` has content, reasoning and calls. Three variables restrict the answers, as in OpenAI's
-        API. ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False`` allows one call
-        at most. ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies to the text
+        API. ``tool_choice`` is "auto", "required", "none" or a tool's name. ``parallel_tool_calls=False`` allows one
+        call at most. ``response_format`` is a JSON schema in OpenAI's form, or a pydantic model; it applies to the text
         after the reasoning. Calls of a tool whose ``strict`` is True follow its schema. See ``ChatFormat.grammar``.
 
         The other arguments, among them ``tenant``, ``priority`` and ``request_class``, are those of ``generate``.

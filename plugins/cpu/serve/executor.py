@@ -57,8 +57,7 @@ class CpuExecutor(HostBlocks):
         blocks: blocks to allocate by cache group.
         placement: the kernels' threads, their instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni", "avx512",
             "avx2_vnni", "avx2", "portable"), if weights are read or mapped (read ones don't change with their files),
-                and
-            the folder for offloaded blocks.
+            and the folder for offloaded blocks.
         tuning: how work is divided into tasks: see ``CpuProgram``. None uses the result of ``optimize tune`` for this
             bundle and machine, if there is one, and its number of threads if the placement has none.
         target: a target whose program is the cpu target's.
