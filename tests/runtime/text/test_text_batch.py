@@ -10,11 +10,13 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import ContextError, RequestError
 from enginewright.runtime.text.text_batch import Text, encode_texts
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.runtime.pooled_toy import bert_tokenizer, text_tokenizer
+from tests.runtime.text.test_quick_tokenizer import byte_level
 
 
 def words(draw: random.Random, most: int) -> str:
@@ -74,3 +76,24 @@ def test_tokens_that_the_library_does_not_add() -> None:
         encode_texts(tokenizer, ["a a", "a"], names(2), 2, truncate=True)
     with pytest.raises(ContextError, match=r"texts\[0\]: it has 4 tokens; a text may have 3"):
         encode_texts(tokenizer, texts, names(2), 3)
+
+
+def test_a_tokenizer_by_tables_gives_the_same_tokens() -> None:
+    """One text alone is tokenized by the tables, and several by the library, which the first batch reads."""
+    library = byte_level()
+    files = with_tables(TokenizerFiles(library.to_str(), None, {}))
+    texts = ["the quick fox", "12 123 brown", "naïve the the the the the the the the the"]
+    reads: list[str] = []
+
+    def read() -> str:
+        reads.append("")
+        return library.to_str()
+
+    tokenizer = Tokenizer(files, read)
+    expected = [library.encode(text).ids for text in texts]
+    alone = [encode_texts(tokenizer, [text], ["text"], 50)[0].ids for text in texts]
+    assert alone == expected and not reads
+    assert [one.ids for one in encode_texts(tokenizer, texts, names(3), 50)] == expected and len(reads) == 1
+    library.enable_truncation(6)
+    cut = [library.encode(text).ids for text in texts]
+    assert [one.ids for one in encode_texts(tokenizer, texts, names(3), 6, truncate=True)] == cut
