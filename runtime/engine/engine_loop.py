@@ -1,8 +1,8 @@
 """Runs the engine in its own thread, so that any number of threads and coroutines can use it.
 
-The thread runs steps while there is work, and ends when there is none. Requests and aborts go into an inbox, which the
-thread empties between steps; results go to listeners, which the thread calls. After ``abort`` has returned, the
-request's listener isn't called again.
+The thread runs steps while there is work, and ends soon after the last one: the next request needn't start a thread
+then. Requests and aborts go into an inbox, which the thread empties between steps; results go to listeners, which the
+thread calls. After ``abort`` has returned, the request's listener isn't called again.
 
 The thread waits for no caller: it takes no lock that a caller may hold. A signal handler interrupts the main thread
 anywhere, and may itself wait for a request. So callers and thread share only single operations on a dict and a deque.
@@ -24,6 +24,7 @@ import _thread
 import atexit
 import contextlib
 import os
+import queue
 import signal
 import sys
 import threading
@@ -54,7 +55,10 @@ class EngineLoop:
         steps: the number of steps that have begun.
         step_began: the time at which the current step began, in seconds of ``time.monotonic()``; None between steps.
         after_step: called by the engine's thread after the listeners have received all results of a step.
+        idle_seconds: the seconds that the thread waits for further requests before it ends.
     """
+
+    idle_seconds = 0.02
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -69,6 +73,8 @@ class EngineLoop:
         _loops.add(self)
 
     def _new_locks(self) -> None:
+        self._idle = False  # that thread waits for an action
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._running = False  # a thread takes steps, or looks at the inbox before it ends
         self._stepping = threading.Lock()  # held by the thread that takes steps
         self._stepper = 0  # that thread
@@ -136,6 +142,7 @@ class EngineLoop:
         """Does what ``close`` does, but calls no listener."""
         self._ended = self._ended or _closed_error
         self._listeners.clear()
+        self._wakes.put(None)
         if self._ended is _forked_error or self._stepper == threading.get_ident():
             return False
         with self._stepping:  # its thread ends after the step that runs, and later ones take none
@@ -152,6 +159,8 @@ class EngineLoop:
         """Queues ``action`` for the engine's thread, and starts the thread if it has ended."""
         self._inbox.append(action)
         if self._running:
+            if self._idle:
+                self._wakes.put(None)
             return
         begun = _thread.allocate_lock()
         begun.acquire()
@@ -195,9 +204,23 @@ class EngineLoop:
                     return True
             except BaseException as e:  # noqa: BLE001  see _step
                 self._fail(e)
+            if self._ended is None and self._wait_for_more():
+                continue
             self._running = False
             if not self._inbox:  # else it came after the look at it
                 return False
+
+    def _wait_for_more(self) -> bool:
+        """Waits a moment for the next action, whose caller needn't start a thread then; returns False if none comes."""
+        self._idle = True
+        try:
+            if not self._inbox:
+                self._wakes.get(timeout=self.idle_seconds)
+        except Exception:  # noqa: BLE001  nothing came, or there is no memory to wait
+            return False
+        finally:
+            self._idle = False
+        return True
 
     def _step(self) -> None:
         self.steps, self.step_began = self.steps + 1, time.monotonic()

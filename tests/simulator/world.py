@@ -75,6 +75,8 @@ class Outcome:
 class _Loop(EngineLoop):
     """The engine's loop without its thread: the world calls what the thread would."""
 
+    idle_seconds = 0.0
+
     def _post(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
 

@@ -309,6 +309,23 @@ def test_the_thread_ends_with_the_work(loop: EngineLoop) -> None:
     loop._stepping.release()
 
 
+def test_a_request_soon_after_another_finds_the_thread(loop: EngineLoop) -> None:
+    """The thread waits for it, and closing ends the wait."""
+    loop.idle_seconds = HANG
+    threads = set()
+    for _ in range(3):
+        events = Events()
+
+        def heard(event: Any, events: Events = events) -> None:
+            threads.add(threading.get_ident())
+            events(event)
+
+        loop.submit(heard, Generation([1], SamplingParams(max_tokens=2)))
+        events.end.result(HANG)
+    assert len(threads) == 1
+    assert loop.close() and not loop._running
+
+
 def test_a_stream_may_be_collected_anywhere(loop: EngineLoop, executor: Any) -> None:
     """Also by a thread that is in the middle of telling the others: the garbage collector runs wherever it likes."""
     dropped, events = Generation([1], SamplingParams(max_tokens=50)), Events()
