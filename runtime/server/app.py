@@ -266,6 +266,7 @@ def _model_row(front: Front, name: str, model: Model) -> dict[str, Any]:
         "object": "model",
         "created": int(model.created),
         "owned_by": "enginewright",
+        "kind": kind_of(model.model),
         "max_model_len": model.model.context_length,
         "system_fingerprint": front.fingerprint(model),
         **({} if name == model.name else {"root": model.name}),

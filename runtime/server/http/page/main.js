@@ -41,7 +41,8 @@ async function begin() {
   $("key").hidden = !needsKey;
   if (needsKey && !hasKey() && !(await askForKey())) return;
   try {
-    const { data } = await (await ask("v1/models")).json(), before = tab.get("model", "");
+    const all = (await (await ask("v1/models")).json()).data, before = tab.get("model", "");
+    const chats = all.filter(({ kind }) => (kind ?? "generate") === "generate"), data = chats.length ? chats : all;
     for (const one of data) contexts.set(one.id, one.max_model_len);
     $("model").replaceChildren(...data.map(({ id }) => make("option", { value: id, selected: id === before }, id)));
     put("promise", `It reads and writes up to ${data[0].max_model_len.toLocaleString("en")} tokens in all. What you write stays on this server and in this browser.`);

@@ -108,6 +108,15 @@ def test_an_opened_chat_selects_the_model_that_answered_it(browser: Browser, pag
 
 
 @needs_chromium
+def test_models_that_write_no_text_are_not_offered(browser: Browser, page_url: str) -> None:
+    kinds = {"vectors": "embed", "small": "generate", "scores": "rerank"}
+    models = {"data": [{"id": name, "max_model_len": 64, "kind": kind} for name, kind in kinds.items()]}
+    with browser.answering("*/v1/models", "application/json", json.dumps(models)):
+        browser.open(page_url, at="document.querySelector('#model')?.value === 'small'")
+    assert browser.run("[...document.querySelectorAll('#model option')].map(({ value }) => value)") == ["small"]
+
+
+@needs_chromium
 def test_a_history_is_exported_and_imported(browser: Browser, page_url: str, tmp_path: Path) -> None:
     browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     parameters(browser, system="Be brief.", temperature="0")
