@@ -16,7 +16,7 @@ from ray import serve
 from ..shared.errors import RequestError
 from .app import make_app
 from .engines.engine_client import Limits, Model
-from .http.engine_options import replica_options
+from .http.engine_options import options_for, replica_options
 from .http.front import Front
 from .http.gate import Gate
 from .http.options import ServerOptions
@@ -37,7 +37,9 @@ def application(args: dict[str, Any]) -> Any:
     if not llm_options.get("threads"):
         raise RequestError("llm: how many threads a replica has isn't said", hint="Add llm: {threads: 4} to the args.")
     replicas = {
-        name: deployment_of(name, path, dict(llm_options), limits, options, cpus_of(llm_options), "")
+        name: deployment_of(
+            name, path, options_for(path, llm_options, options), limits, options, cpus_of(llm_options), ""
+        )
         for name, path in options.models.items()
     }
     door = serve.deployment(serve.ingress()(Door)).options(
@@ -62,7 +64,16 @@ class Door:
         options = _options(args)
         limits, llm_options, host = _limits(options), replica_options(options), str(ray.util.get_node_ip_address())
         models: dict[str, Model] = {
-            name: Replicated(name, path, dict(llm_options), limits, options, cpus_of(llm_options), host, handles[name])
+            name: Replicated(
+                name,
+                path,
+                options_for(path, llm_options, options),
+                limits,
+                options,
+                cpus_of(llm_options),
+                host,
+                handles[name],
+            )
             for name, path in options.models.items()
         }
         self._front = Front(options, models)

@@ -6,16 +6,63 @@ The module imports little, because the command starts its engines before it impo
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ...bundle import MANIFEST_PATH
+from ...bundle.regular_file import MOST_JSON_BYTES, read_regular
 from ...ranks.partition import Partition
 from ...shared.memory import default_budget, parse_size
 from ..engines.records import Engine
 from .options import ServerOptions
 
+_OF_ANSWERS = frozenset(
+    {
+        *("context", "speculate", "states_memory", "prefix_cache", "prefix_folder", "prefix_folder_size"),
+        *("prefix_folder_days", "offload_folder", "offload_size"),
+    }
+)
+"""Options of ``LLM`` for models that write text."""
+
+
+class _Model(msgspec.Struct):
+    pooling: Any = None
+
+
+class _Manifest(msgspec.Struct):
+    model: _Model
+
+
+def _pools(path: str) -> bool:
+    """Returns True if a bundle gives numbers for texts and writes none; False if its manifest can't be read."""
+    try:
+        data = read_regular(Path(path) / MANIFEST_PATH, most=MOST_JSON_BYTES)
+        return msgspec.json.decode(data, type=_Manifest).model.pooling is not None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+def options_for(path: str, llm: Mapping[str, Any], options: ServerOptions) -> dict[str, Any]:
+    """Returns the options of a model's engine.
+
+    Beside models that write text, other models get no options of prompts and answers: they have no cache, and texts of
+    another length.
+
+    Args:
+        path: the model's bundle.
+        llm: the options of all models' engines.
+        options: the server's options.
+    """
+    if all(map(_pools, options.models.values())) or not _pools(path):
+        return dict(llm)
+    return {name: value for name, value in llm.items() if name not in _OF_ANSWERS}
+
 
 def model_options(options: ServerOptions) -> dict[str, Any]:
-    """Returns the options of each model's engine: its share of the threads, and of the memory for KV caches.
+    """Returns the options of all models' engines: a share of the threads, and of the memory for KV caches.
 
     Both are fixed before the first model is loaded. Raises RequestError where ``memory`` isn't a size.
     """
@@ -50,4 +97,4 @@ def begin_engines(options: ServerOptions) -> dict[str, Engine]:
     them.
     """
     llm, first = model_options(options), list(options.models.items())[: options.max_loaded or None]
-    return {name: Engine(path, llm) for name, path in first}
+    return {name: Engine(path, options_for(path, llm, options)) for name, path in first}

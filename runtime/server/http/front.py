@@ -22,7 +22,7 @@ from ...tasks.context import GENERATE, Kind, kind_of
 from ..engines.engine_client import Limits, Model, UnavailableError
 from ..engines.records import Engine
 from ..engines.turns import Turns
-from .engine_options import model_options
+from .engine_options import model_options, options_for
 from .errors import NO_MODEL, ApiError
 from .fields import B, decoded
 from .intake import FREE_BYTES, Intake
@@ -238,5 +238,6 @@ def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingP
     limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
     llm_options = model_options(options)
     return {
-        name: Model(name, path, dict(llm_options), limits, engines.get(name)) for name, path in options.models.items()
+        name: Model(name, path, options_for(path, llm_options, options), limits, engines.get(name))
+        for name, path in options.models.items()
     }

@@ -261,6 +261,7 @@ class _Ollama(EmbeddingBody, kw_only=True):
     """The common part of Ollama's two bodies. ``options`` are those of a chat, on which no vector depends."""
 
     harmless: ClassVar[frozenset[str]] = PooledBody.harmless | {"options", "keep_alive"}
+    needed: ClassVar[frozenset[str]] = frozenset({"input", "prompt"})
 
     truncate: bool | str | None = True  # as Ollama's
 

@@ -47,7 +47,7 @@ from ..engines.records import (
     ToFrontEnd,
     packed,
 )
-from ..http.engine_options import replica_options
+from ..http.engine_options import options_for, replica_options
 from ..http.options import ServerOptions
 from .cluster import QUIET, Cluster, last_line
 from .replica import ELSEWHERE, Replica
@@ -80,7 +80,7 @@ def open_replicas(options: ServerOptions, cluster: Cluster) -> dict[str, Model]:
         )
     limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
     return {
-        name: Replicated(name, path, dict(llm_options), limits, options, needed, cluster.host)
+        name: Replicated(name, path, options_for(path, llm_options, options), limits, options, needed, cluster.host)
         for name, path in options.models.items()
     }
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.runtime.requests.request_options import RequestOptions
-from enginewright.runtime.server.http.engine_options import model_options
+from enginewright.runtime.server.http.engine_options import model_options, options_for
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.server.http.tenants import Key, Tenant
 from enginewright.runtime.shared.errors import RequestError
@@ -442,6 +442,14 @@ def test_models_have_shares_of_threads_and_memory() -> None:
     assert model_options(options) == {"threads": 1, "memory": 150 << 20}
     assert model_options(ServerOptions(models={"a": "a.bundle"}, llm={"seed": 3})) == {"seed": 3}
     assert 0 < model_options(ServerOptions(models=models))["memory"] < free_memory() // 4
+
+
+def test_options_of_answers_are_for_models_that_write_text(tiny_bundle: Path, pooled_bundles: dict[str, Path]) -> None:
+    llm = {"context": 256, "speculate": "lookup", "prefix_folder": "p", "states_memory": "1MiB", "threads": 1}
+    chat, vectors = str(tiny_bundle), str(pooled_bundles["embed"])
+    both = ServerOptions(models={"chat": chat, "embed": vectors})
+    assert options_for(chat, llm, both) == llm and options_for(vectors, llm, both) == {"threads": 1}
+    assert options_for(vectors, llm, ServerOptions(models={"embed": vectors})) == llm
 
 
 def test_a_key_s_requests_do_not_overtake_others() -> None:

@@ -265,6 +265,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, "inputs: "),
     "no texts": ("/predict", {"inputs": [[]]}, "inputs[0]: "),
     "numbers": ("/predict", {"inputs": [["a", 5]]}, "inputs"),
+    "null for Ollama": ("/api/embed", {"input": None}, "input: "),
     "texts of Ollama": ("/api/embed", {"input": ["a", 5]}, "input"),
 }
 
