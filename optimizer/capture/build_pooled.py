@@ -24,6 +24,7 @@ from .pooled_step import layers_of, modules_after
 from .quantized.checkpoint import unpacked, without_idle_biases
 from .sentence_transformers_files import DenseModule
 from .text_inputs import text_inputs
+from .tokenizer import gives_types
 
 AFTER = "after"
 """The name of the modules after the pooling, before their numbers, in names of weights."""
@@ -39,7 +40,7 @@ def find_pooled(directory: Path) -> tuple[PooledSource, PretrainedConfig] | None
     if source is None:
         return None
     check_own_code(config)
-    return source, config
+    return replace(source, gives_types=gives_types(source.folder)), config
 
 
 def build_pooled_source(

@@ -59,6 +59,7 @@ class PooledSource:
         model_class: the class of transformers to build.
         sentence: the contents of sentence-transformers' files; defaults if the folder has none.
         warnings: messages about assumptions that were made.
+        gives_types: True if the tokenizer gives types of tokens to the model.
     """
 
     folder: Path
@@ -66,6 +67,7 @@ class PooledSource:
     model_class: type[PreTrainedModel]
     sentence: SentenceModel
     warnings: tuple[str, ...] = ()
+    gives_types: bool = True
 
 
 def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSource | None:

@@ -55,8 +55,8 @@ class PooledStep(torch.nn.Module):
     def __init__(self, model: PreTrainedModel, source: PooledSource, inputs: TextInputs) -> None:
         super().__init__()
         self.model_, self.inputs = model, inputs
-        # A table of one type is looked up at 0, whatever the types.
-        self.several_types = int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
+        # A table of one type is looked up at 0, whatever the types; so is any for a tokenizer that gives none.
+        self.several_types = source.gives_types and int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
         self.task, self.poolings = source.task, source.sentence.poolings
         self.answers = source.sentence.answers
         self.parameters_ = frozenset(inspect.signature(layers_of(model, source.task).forward).parameters)

@@ -10,6 +10,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
@@ -111,15 +112,32 @@ def check_templates(template: object, where: str) -> None:
             )
 
 
-def _name_special_tokens(loaded: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Names the special tokens that only the tokenizer's class in transformers names, where tokenizer.json has them."""
+def gives_types(directory: Path) -> bool:
+    """Returns True if a folder's tokenizer gives types of tokens to the model; also for a folder without tokenizer.
+
+    Without them, all tokens of a pair have the type 0.
+    """
+    if not any(os.path.lexists(directory / f) for f in _FILES):
+        return True
+    config, known = _config_and_class(directory)
+    names = config.get("model_input_names") or getattr(known, "model_input_names", ())
+    return "token_type_ids" in names
+
+
+def _config_and_class(directory: Path) -> tuple[dict[str, Any], Any]:
+    """Returns a folder's tokenizer_config.json, and the tokenizer's class in transformers; None for an unknown one."""
     path = directory / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
     kind = config.get("tokenizer_class")
     if kind is None and (directory / CONFIG).is_file():
         document = read_json(directory / CONFIG)
         kind = document.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(str(document.get("model_type")))
-    known = tokenizer_class_from_name(kind) if isinstance(kind, str) else None
+    return config, tokenizer_class_from_name(kind) if isinstance(kind, str) else None
+
+
+def _name_special_tokens(loaded: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Names the special tokens that only the tokenizer's class in transformers names, where tokenizer.json has them."""
+    config, known = _config_and_class(directory)
     vocabulary = loaded.get_vocab()
     for name, parameter in inspect.signature(known.__init__).parameters.items() if known is not None else ():
         default = parameter.default
