@@ -7,8 +7,8 @@ and the softmax are evaluated for sequences of several lengths, and must equal
 
 and mask all keys except the causal ones, or the causal ones within a window. In a model of whole texts they may mask no
 key, or those outside a window of both sides; the distance is -|key - query| then. The slopes are those of linear biases
-(ALiBi, https://arxiv.org/abs/2108.12409), or 0. One ``ew.attention`` then replaces the nodes; otherwise the model is
-refused.
+(ALiBi, https://arxiv.org/abs/2108.12409), or 0. A bias by distance from a table is found before. One ``ew.attention``
+then replaces the nodes; otherwise the model is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from enginewright.runtime.shared.step_schema import Q_START
 
 from .attention_interface import NOT_CAUSAL, AttentionCapture, AttentionMask, seen_keys
 from .known_values import Sequence, UnknownError, known_nodes
+from .learned_biases import take_learned_biases
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -106,6 +107,7 @@ def replace_written_out_attention(program: Program, capture: AttentionCapture, l
     known = known_nodes(program)
     meanings: dict[object, _Meaning] = {}
     softmaxes = [n for n in program.nodes_of(*_SOFTMAXES) if _is_square(program, n) and n not in known]
+    biases = take_learned_biases(program, softmaxes, longest) if capture.whole_texts else {}
     for softmax in softmaxes:
         where = join_where(w for w in softmax.meta[WHERE] if w) or "the model"
         try:
@@ -113,7 +115,7 @@ def replace_written_out_attention(program: Program, capture: AttentionCapture, l
             key = _spelling(attention, known)
             if key not in meanings:
                 meanings[key] = _meaning(program, attention, known, longest, capture)
-            _replace(program, attention, meanings[key], capture)
+            _replace(program, attention, meanings[key], capture, biases.get(softmax))
         except (_NotAttentionError, UnknownError) as e:
             raise UnsupportedModelError(
                 f"{where} writes its attention out, and {e}",
@@ -314,7 +316,9 @@ def _check_weights(sequence: Sequence, found: _Found) -> None:
 # ---- replacing
 
 
-def _replace(program: Program, found: _Found, meaning: _Meaning, capture: AttentionCapture) -> None:
+def _replace(
+    program: Program, found: _Found, meaning: _Meaning, capture: AttentionCapture, biases: Node | None
+) -> None:
     query, key = found.product.args[-2:]
     value = found.result.args[1]
     assert isinstance(query, Node) and isinstance(key, Node) and isinstance(value, Node)
@@ -344,7 +348,8 @@ def _replace(program: Program, found: _Found, meaning: _Meaning, capture: Attent
             0.0,
             None,
             slopes,
-            *(() if meaning.mask.causal else (False,)),
+            *(() if meaning.mask.causal and biases is None else (meaning.mask.causal,)),
+            *(() if biases is None else (biases,)),
             where=where,
         )
         new = program.call(aten.permute.default, out, [1, 0, 2], where=where)  # [Nq, T, Dv]

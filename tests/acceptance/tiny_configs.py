@@ -95,7 +95,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba": {"num_hidden_layers": 4, "n_mamba_heads": 2, "mamba_dt_rank": 4, "attention_head_dim": 32}
     | {"layer_types": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
     "esm": {"vocab_size": 256, "mask_token_id": 3, "position_embedding_type": "rotary"},
-    "esmc": {"vocab_size": 256, "mask_token_id": 3},
+    "esmc": {"vocab_size": 256, "mask_token_id": 3, "num_key_value_heads": 4},
     "xmod": {"default_language": "en_XX"},
     "reformer": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (16, 32)},
     "zamba2": {"num_hidden_layers": 4, "use_mem_rope": True, "layers_block_type": ["linear_attention", "hybrid"] * 2},

@@ -1,0 +1,178 @@
+"""tests/golden/encoders.json has the outcome of exporting and running a tiny model of every family of encoders.
+
+docs/use/encoders.md is made from it. ``pytest -m matrix tests/acceptance/test_encoder_families.py --update-golden``
+writes both anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from enginewright.optimizer.export import export
+from enginewright.optimizer.verify.verify_pooled import run_texts
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.open import make_executor
+from enginewright.runtime.shared.errors import UnsupportedModelError, VerificationError
+
+from .test_families import saved
+from .tiny_configs import NoTinyModelError, tiny_encoder
+
+RECORDS = Path(__file__).resolve().parents[1] / "golden" / "encoders.json"
+FAMILIES = sorted(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+LENGTHS = (7, 33, 1, 20)
+
+# Both sides are f32 with sums in another order; a wrong mask, position or type moves a vector by 1e-2 and more.
+TOLERANCE = 1e-5
+
+HEADING = """# Encoders
+
+```
+optimize export MODEL
+```
+
+This page lists every family of encoders that transformers has, by its model type, and says whether an export works. No
+part of Enginewright knows a family by its name. The page is made by `tests/acceptance/test_encoder_families.py`, which
+saves, exports and runs a tiny random model of each family. [Embeddings](embeddings.md) has the use of such bundles.
+
+## What a folder is
+
+| folder | bundle |
+| --- | --- |
+| with `modules.json` of sentence-transformers | vectors as it states; or the scores of a decoder (LogitScore) |
+| `...ForSequenceClassification` in `architectures` of config.json | classes; scores of pairs if there is one label |
+| `...ForTokenClassification` | classes of tokens |
+| `...Model` or `...ForMaskedLM` of an encoder | vectors: the mean of the tokens, with a warning |
+
+A decoder gives vectors if its folder has `modules.json`, such as Qwen3-Embedding and EmbeddingGemma. T5 encoders, CLIP,
+ColBERT and sparse vectors are refused. Recipes work as for other models; where they need tokens and no file is given,
+the package's text is read. `max_kl` limits 1 - cosine of vectors. Sections that search by logits are refused. Other
+targets than cpu are refused by name.
+"""
+WORKS = """
+## Families that work
+
+Vectors in 32-bit floats are within 1e-5 of transformers' hidden states.
+
+"""
+REFUSED = """
+## Families that are refused
+
+"""
+
+
+def expected_vectors(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> np.ndarray:
+    """The mean of the hidden states of each text, alone and without padding."""
+    with torch.no_grad():
+        rows = [model(input_ids=torch.tensor([list(text)])).last_hidden_state[0].mean(0) for text in texts]
+    return torch.stack(rows).numpy()
+
+
+def compare(model: PreTrainedModel, folder: Path) -> None:
+    """Exports a saved model, and compares texts of one step with transformers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mean is assumed
+        export(saved(model, folder / "saved"), folder / "tiny.bundle")
+    random = np.random.default_rng(1)
+    texts = [random.integers(3, 250, length).tolist() for length in LENGTHS]
+    bundle = Bundle.open(folder / "tiny.bundle")
+    executor = make_executor(bundle, "cpu", {}, bundle.model.context_length)
+    try:
+        vectors = np.concatenate(run_texts(executor, texts))
+    finally:
+        executor.close()
+    np.testing.assert_allclose(vectors, expected_vectors(model, texts), atol=TOLERANCE, rtol=0)
+
+
+def record_of(family: str, folder: Path) -> dict[str, str]:
+    """The outcome for a family, and the message of a refusal."""
+    try:
+        model = tiny_encoder(family)
+    except NoTinyModelError as e:
+        return {"result": "not tried", "note": _plain(str(e))}
+    try:
+        compare(model, folder)
+    except (UnsupportedModelError, VerificationError) as e:
+        return {"result": "refused", "note": _plain(e.message)}
+    return {"result": "works", "note": ""}
+
+
+def _plain(message: str) -> str:
+    """A message on one line, without numbers of lines that a patch release moves."""
+    return re.sub(r"\.py:\d+ in ", ".py, ", " ".join(message.split()))[:300]
+
+
+def read_records() -> dict[str, dict[str, str]]:
+    """The records, sorted by family."""
+    records: dict[str, dict[str, str]] = json.loads(RECORDS.read_text(encoding="utf-8"))
+    return records
+
+
+def page_of(records: Mapping[str, Mapping[str, str]]) -> str:
+    """docs/use/encoders.md."""
+    works = [name for name, one in records.items() if one["result"] == "works"]
+    block = "\n".join(["```text", *textwrap.wrap(", ".join(works), 110, break_on_hyphens=False), "```", ""])
+    others = [
+        f"| {name} | {'not tried: ' if one['result'] == 'not tried' else ''}{one['note'].replace('|', ' ')} |"
+        for name, one in records.items()
+        if one["result"] != "works"
+    ]
+    return "".join([HEADING, WORKS, block, REFUSED, "| family | reason |\n| --- | --- |\n", "\n".join(others), "\n"])
+
+
+@pytest.fixture(scope="session")
+def page(repository: Path) -> Path:
+    return repository / "docs" / "use" / "encoders.md"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", FAMILIES)
+def test_record(family: str, page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(0)
+    record = record_of(family, tmp_path)
+    if request.config.getoption("--update-golden"):
+        _update(page, family, record)
+    assert read_records()[family] == record, f"{RECORDS.name} is stale: run with -m matrix --update-golden"
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "modernbert"])
+def test_vectors_equal_transformers(family: str, tmp_path: Path) -> None:
+    compare(tiny_encoder(family), tmp_path)
+
+
+def test_the_page_is_what_the_records_say(page: Path, request: pytest.FixtureRequest) -> None:
+    text = page_of(read_records())
+    if request.config.getoption("--update-golden"):
+        page.write_text(text, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == text, "make it anew: --update-golden"
+
+
+def test_there_is_a_record_of_every_family_and_no_other() -> None:
+    assert list(read_records()) == FAMILIES
+
+
+def test_as_many_families_work_as_are_promised() -> None:
+    assert sum(one["result"] == "works" for one in read_records().values()) >= 25
+
+
+def _update(page: Path, family: str, record: dict[str, str]) -> None:
+    with open(RECORDS, "a+", encoding="utf-8") as file:  # workers wait for one another
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        text = file.read()
+        records = {name: one for name, one in json.loads(text or "{}").items() if name in FAMILIES} | {family: record}
+        file.truncate(0)
+        json.dump(dict(sorted(records.items())), file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    page.write_text(page_of(dict(sorted(records.items()))), encoding="utf-8")
