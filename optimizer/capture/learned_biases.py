@@ -107,9 +107,9 @@ def _by_distance(program: Program, bias: Node, known: set[Node], longest: int) -
         index = program.weight(
             name, Source(f"{COMPUTED}{name}", tuple(near.shape), near.dtype, near.clone), where=where
         )
-        found: Any = program.call(aten.embedding.default, table, index, where=where)  # [2W-1, N]
-        found = program.call(aten.permute.default, found, [1, 0], where=where)
-        return program.call(aten.clone.default, found, where=where, memory_format=torch.contiguous_format)
+        columns: Any = program.call(aten.embedding.default, table, index, where=where)  # [2W-1, N]
+        columns = program.call(aten.permute.default, columns, [1, 0], where=where)
+        return program.call(aten.clone.default, columns, where=where, memory_format=torch.contiguous_format)
 
 
 def _edges(by_distance: torch.Tensor, width: int) -> torch.Tensor:
