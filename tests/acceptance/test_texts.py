@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from enginewright import LLM, ContextError, EnginewrightError, export
+from enginewright.optimizer.cli.app import app
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.server.engines import records
 from enginewright.runtime.server.engines.engine_client import Limits, Model
@@ -109,6 +111,17 @@ def test_classes_are_those_of_transformers(text_bundle: Any, kind: str) -> None:
             names = [LABELS[i] for i in logits.argmax(-1).flatten().tolist()]
             assert result.labels == LABELS and result.label == (names[0] if kind == "classify" else tuple(names))
             assert list(result.token_ids) == tokenizer(text)["input_ids"]
+
+
+def test_commands_say_what_a_bundle_is_for(text_bundle: Any) -> None:
+    _, bundle = text_bundle("embed")
+    shown = CliRunner().invoke(app, ["inspect", str(bundle)])
+    assert shown.exit_code == 0, shown.output
+    lines = [" ".join(line.split()) for line in shown.output.splitlines()]
+    assert "kind embed: 32 numbers, pooling mean, normalized, cosine" in lines
+    assert "prompts document: 'd: '" in lines and "query: 'q: '" in lines
+    refused = CliRunner().invoke(app, ["generate", str(bundle), "Hello"])
+    assert refused.exit_code != 0 and "is of kind 'embed', and this is for 'generate'" in refused.output
 
 
 def assert_same_bits(kind: str, bundle: Path, texts: Sequence[str], alone: int) -> None:
