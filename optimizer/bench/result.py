@@ -89,8 +89,8 @@ class Limits:
 
     Attributes:
         working_set: bytes read to measure the bandwidth: as many as a decode step reads of weights.
-        bandwidth: bytes a second.
-        peaks: multiply-adds a second from registers alone, by the type of the factors.
+        bandwidth: bytes per second.
+        peaks: multiply-adds per second from registers alone, by the type of the factors.
     """
 
     working_set: int
@@ -161,7 +161,7 @@ class SpeculationSpeed:
     """The speed of one greedy request with a text, with and without speculation.
 
     Attributes:
-        plain, ahead: tokens a second after the first one, without and with speculation.
+        plain, ahead: tokens per second after the first one, without and with speculation.
         ratio: ``ahead`` divided by ``plain`` in each round.
         drafted, accepted: guessed tokens of all rounds, and the right ones among them.
     """
@@ -202,5 +202,5 @@ class BenchResult:
     speculation: Speculation | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as JSON values: seconds, bytes, tokens a second."""
+        """Returns the result as JSON values: seconds, bytes, tokens per second."""
         return {"format_version": FORMAT_VERSION} | asdict(self)

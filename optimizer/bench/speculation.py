@@ -95,7 +95,7 @@ def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: in
 
 
 def _rate(output: RequestOutput) -> float:
-    """Returns the tokens a second after the first one."""
+    """Returns the tokens per second after the first one."""
     times = output.metrics
     assert times.first_token is not None and times.last_token is not None
     return (len(output.token_ids) - 1) / max(times.last_token - times.first_token, 1e-9)

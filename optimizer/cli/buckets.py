@@ -23,7 +23,7 @@ RENAMED = {"--context-length": "--context", "--batches": "--batch-sizes", "-n": 
 @reported
 def command(
     histogram: Annotated[
-        Path | None, typer.Option("--histogram", help="Lengths of prompts: JSON, CSV, or one a line.")
+        Path | None, typer.Option("--histogram", help="Lengths of prompts: JSON, CSV, or one per line.")
     ] = None,
     trace: Annotated[
         Path | None,

@@ -37,7 +37,7 @@ EPILOG = (
 @reported
 def command(
     bundle: BundlePath,
-    program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one a line.")] = False,
+    program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one per line.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
     passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and rejected.")] = False,
     target: Annotated[

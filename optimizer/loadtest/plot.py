@@ -61,7 +61,7 @@ def _times(result: LoadResult) -> Panel | None:
 
 
 def _tokens(result: LoadResult) -> Panel | None:
-    """Returns a chart of the tokens a second over the time of the test."""
+    """Returns a chart of the tokens per second over the time of the test."""
     if not result.seconds or not result.figures.tokens:
         return None
     width = result.seconds / _INTERVALS

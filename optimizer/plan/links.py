@@ -25,7 +25,7 @@ class Link:
 
     Attributes:
         name: the name.
-        bandwidth: bytes a second in one direction, for each device; 0 if nothing is copied.
+        bandwidth: bytes per second in one direction, for each device; 0 if nothing is copied.
         base, hop: seconds of a collective without bytes: ``base + (ranks - 1) * hop``.
         source: the source of the figures.
         between: True if it joins machines.

@@ -354,7 +354,7 @@ class RankPlans:
     omitted: tuple[Omitted, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values: seconds, bytes, tokens a second."""
+        """Returns plain values: seconds, bytes, tokens per second."""
         return {"format_version": FORMAT_VERSION} | asdict(self)
 
 

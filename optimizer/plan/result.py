@@ -98,7 +98,8 @@ class DeviceSection:
         name: the name of the device.
         measured: True if they were measured on this machine, in this run; False if the device's maker states them.
         room: the bytes of memory that may be used.
-        memory, bandwidth, peaks: bytes, bytes a second, and multiply-adds a second by type; None or empty if unknown.
+        memory, bandwidth, peaks: bytes, bytes per second, and multiply-adds per second by type; None or empty if
+            unknown.
         shares: the shares of these figures that programs reach.
         source: the source of the figures.
         load: processes per core that were ready to run on this machine in the minute before.
@@ -158,5 +159,5 @@ class PlanResult:
         return cls(info.name, info.parameters, info.context_length, requested, devices, tuple(plans), tuple(omitted))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values: seconds, bytes, tokens a second."""
+        """Returns plain values: seconds, bytes, tokens per second."""
         return {"format_version": FORMAT_VERSION} | asdict(self)

@@ -84,7 +84,7 @@ class Measured:
 
     Attributes:
         step: the number of steps so far.
-        kl: the mean KL from the source, in nats a token.
+        kl: the mean KL from the source, in nats per token.
         perplexity, source_perplexity: the perplexity of the program and of the source.
     """
 

@@ -56,5 +56,5 @@ def gain(share: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Formats tokens a second: 61.2, 1,240."""
+    """Formats tokens per second: 61.2, 1,240."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"

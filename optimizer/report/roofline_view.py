@@ -69,7 +69,7 @@ class ShapeView:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The tokens a second of the step alone, without the time between steps."""
+        """The tokens per second of the step alone, without the time between steps."""
         return self.shape.tokens / self.shape.seconds if self.shape.seconds else None
 
     @property

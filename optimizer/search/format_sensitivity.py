@@ -79,7 +79,7 @@ def measure_sensitivities(
     on_progress: Callable[[int, int, str], None],
     memory_budget: int | None = None,
 ) -> list[tuple[float, ...]]:
-    """Returns the predicted KL, in nats a token, of each format of each unit.
+    """Returns the predicted KL, in nats per token, of each format of each unit.
 
     Args:
         program: a paged program in 32-bit floats.

@@ -177,7 +177,7 @@ def measure_layers(
     on_progress: Callable[[int, int, str], None],
     memory_budget: int | None = None,
 ) -> list[tuple[float, ...]]:
-    """Returns the predicted KL, in nats a token, of each number of heads of each layer; 0 for its own number.
+    """Returns the predicted KL, in nats per token, of each number of heads of each layer; 0 for its own number.
 
     Args:
         program: a normalised program in 32-bit floats.

@@ -83,7 +83,7 @@ class Check:
         return self._kl(self._program)
 
     def measure(self, context: PassContext) -> dict[str, float]:
-        """Returns the mean KL(source || changed) in nats a token, by kind of tokens, of the program after the
+        """Returns the mean KL(source || changed) in nats per token, by kind of tokens, of the program after the
         passes.
         """
         program = self._program.copy()

@@ -50,7 +50,7 @@ class Removal:
 
     @property
     def cost(self) -> float:
-        """The predicted cost, in nats a token."""
+        """The predicted cost, in nats per token."""
         return sum(s.cost for s in self.shares)
 
 
@@ -74,7 +74,7 @@ class PruningSearch(Search[PruneReport]):
 
     @property
     def max_kl(self) -> float:
-        """The budget, in nats a token."""
+        """The budget, in nats per token."""
         assert self.prune.max_kl is not None
         return self.prune.max_kl
 

@@ -40,7 +40,7 @@ class Share:
     Attributes:
         share: the share.
         parameters: the number of parameters that are removed with it.
-        cost: the predicted KL, in nats a token.
+        cost: the predicted KL, in nats per token.
     """
 
     share: float

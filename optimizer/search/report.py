@@ -43,7 +43,7 @@ class ParetoPoint:
 
     Attributes:
         bytes: the bytes of all weights.
-        predicted_kl: the sum of the KL of each unit's format alone, in nats a token.
+        predicted_kl: the sum of the KL of each unit's format alone, in nats per token.
         measured_kl: the KL of the quantized program on the check tokens; None if it wasn't measured.
         ms_per_token: the predicted time of a token; None if the budget has no time.
     """
@@ -124,7 +124,7 @@ class HeadsPoint:
 
     Attributes:
         bytes_per_token: the bytes of the cache, over all layers.
-        predicted_kl: the sum of the KL of each layer's number alone, in nats a token.
+        predicted_kl: the sum of the KL of each layer's number alone, in nats per token.
         measured_kl: the KL of the changed program on the check tokens; None if it wasn't measured.
     """
 
@@ -222,7 +222,7 @@ class LayerChoice:
         dropped: True if the whole layer is removed.
         channels, heads: the shares to remove.
         parameters: the number of parameters removed.
-        predicted_kl: the predicted cost of this layer alone, in nats a token.
+        predicted_kl: the predicted cost of this layer alone, in nats per token.
         kl_channels, kl_heads, kl_layer: the measured cost with the largest shares that the recipe allows, and without
             the layer; None if that can't be chosen.
     """
@@ -244,7 +244,7 @@ class PruneReport(SearchReport):
 
     Attributes:
         parameters_removed: the number of parameters removed.
-        predicted_kl: the sum of the costs of all layers, in nats a token.
+        predicted_kl: the sum of the costs of all layers, in nats per token.
         tried: the parameters removed, the predicted KL and the measured KL of each choice that was measured.
         layers: the choice for each layer.
     """

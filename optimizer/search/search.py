@@ -67,7 +67,7 @@ class Tried:
 
     @property
     def kl(self) -> float:
-        """The largest KL of all kinds of tokens, in nats a token."""
+        """The largest KL of all kinds of tokens, in nats per token."""
         return max(self.measured.values())
 
     @property
@@ -86,7 +86,7 @@ def try_within(
     """Chooses and measures until most of the budget is used and the margin is left, or ROUNDS times.
 
     Args:
-        max_kl: the budget, in nats a token.
+        max_kl: the budget, in nats per token.
         choose: returns the best choice whose predicted costs are within a sum, or the nearest one.
         measure: measures a choice.
         spent: the part of the budget that is spent with nothing chosen.

@@ -65,7 +65,7 @@ class SourceSpeed:
     Attributes:
         threads: torch's threads: all of them or one, whichever was faster.
         context: tokens in the request's cache.
-        decode: tokens a second, of the fastest step.
+        decode: tokens per second, of the fastest step.
     """
 
     threads: int

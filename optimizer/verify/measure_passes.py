@@ -81,7 +81,7 @@ class PassMeasurements:
     Args:
         source: the source model's logits.
         captured: the program before the first pass.
-        max_kl: the budget, in nats a token; None if the recipe is exact.
+        max_kl: the budget, in nats per token; None if the recipe is exact.
         cache: the cache of weights that programs use while they run.
         few: True leaves out the measurements that aren't required, as for a model that the cache doesn't hold.
         started: the time at which the export began, by ``time.perf_counter``.

@@ -171,7 +171,7 @@ def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Pa
 
 
 def _of_scales(given: Mapping[str, Any], size: int) -> Packing:
-    """Returns the storage of scales or offsets in blocks: int8 tensors of ``size`` bytes a row."""
+    """Returns the storage of scales or offsets in blocks: int8 tensors of ``size`` bytes per row."""
     weight = given["weight" if "weight" in given else "table"]
     groups = groups_of(weight.meta["val"].shape[-1], int(given["weight_group" if "weight" in given else "group_size"]))
     return Packing("blocks16" if groups // ((size - groups) // 2) == 16 else "blocks8", "i8")

@@ -107,7 +107,7 @@ class LeavingOut:
         self.reference: torch.Tensor = values[program.logits]
 
     def kl(self, left_out: Collection[Layer]) -> float:
-        """Returns KL(whole || without these layers), the mean in nats a token."""
+        """Returns KL(whole || without these layers), the mean in nats per token."""
         skipped = {layer.behind: layer.before for layer in left_out}
         run, values = self._run, self._run.start()
         inside = _inside(run.calls, left_out, run.program)
@@ -119,7 +119,7 @@ class LeavingOut:
         return mean_kl(self.reference, values[run.program.logits])
 
     def kl_without(self, linear: Node, inputs: torch.Tensor) -> float:
-        """Returns KL(whole || with some inputs of a linear set to zero), the mean in nats a token."""
+        """Returns KL(whole || with some inputs of a linear set to zero), the mean in nats per token."""
         without = self._run.with_argument(linear, 0, lambda x: x.index_fill(-1, inputs, 0.0))
         return mean_kl(self.reference, self._run.finish(self._run.start(), 0, {linear: without}))
 

@@ -152,7 +152,7 @@ class Mail:
 
 
 _HELLO = struct.Struct("<32sii")
-"""The first bytes of a connection: the secret, the rank that connects, and the tag of what is sent over it."""
+"""The first bytes of a connection: the secret, the rank that connects, and the tag of its messages."""
 
 
 class Connections:

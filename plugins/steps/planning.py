@@ -94,7 +94,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: bytes, bytes a second, and operations a second by type (a multiply-add is two), with their source.
+    """A GPU: bytes, bytes per second, and operations a second by type (a multiply-add is two), with their source.
 
     ``multiprocessors`` is 0 if it is unknown; then effects that depend on it aren't planned.
     """

@@ -151,12 +151,12 @@ class BlockPool:
             self.kept_blocks += 1
 
     def keep(self, block: int, tenant: str) -> None:
-        """Has a held block kept for a tenant after its last release. Raises ValueError if the block isn't held."""
+        """Keeps a held block for a tenant after its last release. Raises ValueError if the block isn't held."""
         self._check_held(block)
         self._tenant[block] = tenant
 
     def drop(self, block: int) -> None:
-        """Has a block kept no longer: it is free now, or when its holders release it."""
+        """Stops keeping a block: it becomes free now, or when its holders release it."""
         if self._is_kept(block):
             self._take(block)
             self._free.append(block)
@@ -338,11 +338,11 @@ class DividedPool(BlockPool):
         self.parts[block % self.owners].release(block // self.owners)
 
     def keep(self, block: int, tenant: str) -> None:
-        """Has a held block kept for a tenant after its last release; see ``BlockPool``."""
+        """Keeps a held block for a tenant after its last release; see ``BlockPool``."""
         self.parts[block % self.owners].keep(block // self.owners, tenant)
 
     def drop(self, block: int) -> None:
-        """Has a block kept no longer; see ``BlockPool``."""
+        """Stops keeping a block; see ``BlockPool``."""
         self.parts[block % self.owners].drop(block // self.owners)
 
     def holders(self, block: int) -> int:

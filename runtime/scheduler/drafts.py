@@ -32,7 +32,7 @@ from .step_outputs import logprobs_of
 from .step_times import DecodeTimes
 
 LEAST_GAIN = 1.05
-"""The least expected gain of a draft in tokens a second, as a factor: not all of its costs are measured."""
+"""The least expected gain of a draft in tokens per second, as a factor: not all of its costs are measured."""
 LEAST_LEFT = 32
 """The least tokens that an answer is expected to go on for, if ``max_tokens`` allows; more if it has more already."""
 

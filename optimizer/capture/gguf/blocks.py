@@ -80,7 +80,7 @@ class GgufTensor(NamedTuple):
 
 
 _CHUNK_ELEMENTS = 1 << 16
-"""Dequantized at a time: what is made on the way stays in caches."""
+"""The number of elements that are dequantized at a time, so that intermediate values stay in caches."""
 
 
 class _Factors(NamedTuple):

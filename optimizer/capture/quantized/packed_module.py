@@ -25,7 +25,7 @@ from .config import QuantizedFolder, Scheme
 Read = Callable[[], torch.Tensor]
 
 CHUNK_ELEMENTS = 1 << 22
-"""Dequantized at a time, so that what is made on the way is small beside the result."""
+"""The number of elements that are dequantized at a time, so that intermediate values are small compared with the result."""
 
 DOWNLOAD = "The checkpoint and its configuration don't belong together: download both again."
 

@@ -1,4 +1,4 @@
-"""Measures the limits of this machine: the bandwidth of its memory, and its multiply-adds a second."""
+"""Measures the limits of this machine: the bandwidth of its memory, and its multiply-adds per second."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Machine:
 
     Attributes:
         isa, threads: the instruction set and the number of threads of the kernels.
-        bandwidth: bytes a second that all threads read together. It is measured on as many bytes as a decode step
+        bandwidth: bytes per second that all threads read together. It is measured on as many bytes as a decode step
             reads, so that processor caches hold the same share.
-        peaks: multiply-adds a second by the type of the factors (f32, bf16, i8), with operands in registers.
+        peaks: multiply-adds per second by the type of the factors (f32, bf16, i8), with operands in registers.
     """
 
     isa: str

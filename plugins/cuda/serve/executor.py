@@ -358,4 +358,4 @@ def _budget(
 
 
 _FREE_SHARE = 0.85
-"""The share of what is left that caches get: graphs, libraries' workspaces and fragments need the rest."""
+"""The share of the remaining GPU memory that caches get: graphs, libraries' workspaces and fragments need the rest."""

@@ -30,7 +30,7 @@ WASTE_BYTES = 32 << 10
 PIECE_BYTES = 32
 """The cost of each piece of a body, as bytes on the wire: a piece is a chunk, or the bytes of it in one read."""
 READ_RATE = 256
-"""The fewest bytes a second that a client reads of an answer that waits for it, on average over ``stall_seconds``."""
+"""The fewest bytes per second that a client reads of an answer that waits for it, on average over ``stall_seconds``."""
 LINGER_SECONDS = 1.0
 """The time for which a closed connection with an unread body stays half open, so that its client can read why."""
 
@@ -139,7 +139,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Has the application run, now or after the requests before."""
+        """Runs the application for the request, now or after the earlier requests of the connection."""
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._stop(400, f"the request has {hosts} Host headers")

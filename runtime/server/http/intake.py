@@ -94,7 +94,7 @@ class Intake:
         return max(1, min(self.options.max_connections, self._most_files - _OTHER_FILES))  # a connection is a file
 
     def enter(self, connection: Held, tenant: Tenant) -> None:
-        """Counts a connection for the tenant of a request on it. Raises ApiError if that has too many."""
+        """Counts a connection for the tenant of its request. Raises ApiError if the tenant has too many."""
         if not self._knows(connection):
             return
         if self._tenants.get(connection) != tenant.name and tenant.key is not None:
@@ -127,7 +127,7 @@ class Intake:
         return body
 
     def add(self, body: IncomingBody, size: int) -> None:
-        """Counts bytes of a body that were read. Raises ApiError if it has to go."""
+        """Counts bytes of a body that were read. Raises ApiError if the body is refused."""
         if body.refused is not None:
             raise body.refused
         before = body.counted
@@ -148,7 +148,7 @@ class Intake:
             raise body.refused
 
     def finish(self, body: IncomingBody) -> None:
-        """Notes that a body is whole: its request counts from now on, and not the body."""
+        """Notes that a body is whole: from now on its request counts towards the quotas instead."""
         if not body.finished:
             body.finished = True
             body.tenant.end_body()
@@ -162,7 +162,7 @@ class Intake:
         return [one for one in self._bodies[name] if not one.finished]
 
     def _refuse(self, name: str, error: ApiError) -> None:
-        """Has the largest unfinished body of a tenant go. There is one: the body that just grew."""
+        """Refuses the largest unfinished body of a tenant. There is at least one: the body that just grew."""
         largest = max(self._unfinished(name), key=lambda one: one.size)
         largest.refused = error
         self._forget(largest)
@@ -190,7 +190,7 @@ def body_deadline(received: int, rate: int, longest: float) -> float:
 
     Args:
         received: bytes received so far.
-        rate: minimum bytes a second; 0 for none.
+        rate: minimum bytes per second; 0 for none.
         longest: maximum seconds of the whole body.
     """
     return longest if not rate else min(longest, GRACE_SECONDS + received / rate)

@@ -136,7 +136,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("--splice/--no-splice",),
         ),
     ] = True
-    log_json: Annotated[bool, Option("Write logs as JSON, a line a request.", restart=True)] = False
+    log_json: Annotated[bool, Option("Write logs as JSON, one line per request.", restart=True)] = False
     tenant_metrics: Annotated[
         Count,
         Option("Show the usage of up to N tenants in /metrics, and of the others together.", metavar="N", restart=True),
