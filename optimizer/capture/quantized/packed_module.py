@@ -25,7 +25,7 @@ from .config import QuantizedFolder, Scheme
 Read = Callable[[], torch.Tensor]
 
 CHUNK_ELEMENTS = 1 << 22
-"""The number of elements that are dequantized at a time, so that intermediate values are small compared with the result."""
+"""The number of elements that are dequantized at a time, so that intermediate values take little memory."""
 
 DOWNLOAD = "The checkpoint and its configuration don't belong together: download both again."
 

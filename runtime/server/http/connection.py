@@ -77,14 +77,14 @@ class Connection(HttpToolsProtocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets it."""
+        """Removes the connection from the intake."""
         self._cancel(self._waiting)
         self._cancel(self._stall)
         self._intake.disconnect(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses what a read brought, within limits."""
+        """Parses received bytes, within limits."""
         if self._refused or self.transport.is_closing():
             return
         if self._between:
@@ -103,13 +103,13 @@ class Connection(HttpToolsProtocol):
                 self._refuse(400, _WASTE)
 
     def pause_writing(self) -> None:
-        """Begins to watch whether the client reads: there is something that it could."""
+        """Begins to check that the client reads: the buffer has unread bytes."""
         super().pause_writing()
         if self._stall is None:
             self._watch_reading()
 
     def resume_writing(self) -> None:
-        """Ends that watch: the client has all that was written."""
+        """Ends the checks of ``pause_writing``: the client has read the buffer."""
         super().resume_writing()
         if self._stall is not None:
             self._stall.cancel()
@@ -177,7 +177,7 @@ class Connection(HttpToolsProtocol):
             self._wait(between=True)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what can't be read as HTTP, or was refused by a limit."""
+        """Answers a request that isn't valid HTTP, or that a limit refused."""
         self._refuse(*(self._problem or (400, "the request can't be read as HTTP")))
 
     def drop(self) -> None:
@@ -189,13 +189,13 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def _stop(self, status: int, message: str) -> None:
-        """Has the parser stop. Raises ValueError."""
+        """Stops the parser by raising ValueError."""
         self._problem = status, message
         raise ValueError(message)
 
     def _refuse(self, status: int, message: str, retry_after: int = 0) -> None:
-        """Reads nothing more, and closes the connection: with an error in the shape of the others where that can't be
-        taken for another request's answer, and after the answers of earlier requests."""
+        """Reads nothing more, and closes the connection after the answers of earlier requests. It sends an error first,
+        unless a client could take that for another request's answer."""
         self._refused = True
         cycle = self.cycle
         if self.pipeline or (self._in_head and not self.idle):
@@ -250,7 +250,7 @@ _WASTE = "the body comes in pieces that are too small"
 
 
 class _Closing:
-    """A transport that, when closed with a body unread, first lets the client read the answer.
+    """A transport that lets the client read the answer before it closes with an unread body.
 
     The system resets a connection that is closed with unread data, and the last bytes sent may be lost. So ``close``
     first closes only the writing side and stops reading; a moment later the connection ends.

@@ -37,7 +37,9 @@ class _Manifest(msgspec.Struct):
 
 
 def _pools(path: str) -> bool:
-    """Returns True if a bundle gives numbers for texts and writes none; False if its manifest can't be read."""
+    """Returns True if a bundle's model gives numbers for texts and generates none; False if the manifest can't
+    be read.
+    """
     try:
         data = read_regular(Path(path) / MANIFEST_PATH, most=MOST_JSON_BYTES)
         return msgspec.json.decode(data, type=_Manifest).model.pooling is not None
@@ -48,8 +50,8 @@ def _pools(path: str) -> bool:
 def options_for(path: str, llm: Mapping[str, Any], options: ServerOptions) -> dict[str, Any]:
     """Returns the options of a model's engine.
 
-    Beside models that write text, other models get no options of prompts and answers: they have no cache, and texts of
-    another length.
+    If some models generate text, the other models don't get the options of prompts and answers, because they have no
+    cache, and texts of another length.
 
     Args:
         path: the model's bundle.
@@ -64,7 +66,7 @@ def options_for(path: str, llm: Mapping[str, Any], options: ServerOptions) -> di
 def model_options(options: ServerOptions) -> dict[str, Any]:
     """Returns the options of all models' engines: a share of the threads, and of the memory for KV caches.
 
-    Both are fixed before the first model is loaded. Raises RequestError where ``memory`` isn't a size.
+    Both shares are fixed before the first model is loaded. Raises RequestError if ``memory`` isn't a size.
     """
     llm, loaded = options.llm, min(len(options.models), options.max_loaded or len(options.models))
     if loaded == 1:

@@ -243,7 +243,7 @@ class ApiError(Exception):
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
 
     def body_for(self, path: str, request_id: str = "") -> dict[str, Any]:
-        """Returns its body in the words and the shape of the protocol of a path."""
+        """Returns the error's body, in the words and the format of the protocol of a path."""
         protocol = protocol_of(path)
         rows = WORDS.get(self.problem, {})
         words = rows.get(protocol) or rows.get(OPENAI) or Words("{detail}")
@@ -303,7 +303,7 @@ def api_error(error: EnginewrightError) -> ApiError:
 
 
 def _lengths(error: ContextError) -> dict[str, Any]:
-    """Returns the numbers of tokens in the words of a prompt that is too long."""
+    """Returns the numbers of tokens for the message about a prompt that is too long."""
     tokens = str(error.tokens) if error.exact else f"at least {error.tokens}"
     most = min(error.context, error.tokens - 1)  # a prompt of the whole context leaves no room for an answer
     return {"context": error.context, "room": error.room, "tokens": tokens, "most": most}
@@ -314,7 +314,7 @@ def failed() -> ApiError:
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """Makes a response in the shape of the protocol that a request is of, and notes the reason for the log."""
+    """Makes a response in the format of the request's protocol, and records the reason for the log."""
     state, path = scope["state"], scope["path"]
     state["log"]["reason"] = str(error)
     if path.startswith("/v1/models") and any(name == b"anthropic-version" for name, _ in scope["headers"]):
@@ -327,7 +327,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def clean_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Returns headers whose values are printable ASCII of a bounded length, whatever a client's names have."""
+    """Returns headers whose values are printable ASCII of a bounded length, even if they repeat a client's text."""
     clean = {}
     for name, value in headers.items():
         text = "".join(c if " " <= c <= "~" else "?" for c in value[:_MOST_HEADER])

@@ -48,8 +48,8 @@ HINTS = frozenset(
 class Fields(msgspec.Struct, kw_only=True):
     """A body. Its fields are in one of three tables: honoured (the class's own), refused, and harmless.
 
-    ``of_kind`` is the kind of bundles that the body is for. ``bounds`` has the limits of fields that other bodies have
-    with other limits.
+    ``of_kind`` is the kind of bundles that the body is for. ``bounds`` has limits of fields that replace those of
+    ``BOUNDS``.
     """
 
     of_kind: ClassVar[Kind] = GENERATE
@@ -78,7 +78,7 @@ def decoded(
         data: the body as JSON.
         kind: the class with the fields and the three tables.
         sizes: returns the sizes of the model that a body names.
-        ignore_unknown: True if fields of no table count as harmless.
+        ignore_unknown: True if fields that are in no table count as harmless.
 
     Raises RequestError naming the field.
     """
@@ -129,7 +129,7 @@ def _check_refused(rule: Only, name: str, raw: msgspec.Raw, sizes: Sizes) -> Non
 
 
 def _unknown(kind: type[Fields], name: str) -> RequestError:
-    """Returns the error of a field of no table, with the field of nearly this name as a hint."""
+    """Returns the error for a field that is in no table. Its hint names the field with the most similar name."""
     rest = "it out; with --unknown-fields ignore, the server leaves such fields out itself."
     near = meant(name, (*kind.__struct_fields__, *kind.renamed))
     hint = f"{near}Otherwise leave {rest}" if near else f"Leave {rest}"
@@ -151,7 +151,7 @@ def check_parts(place: str, value: Mapping[str, Any], known: Iterable[str]) -> N
 
 @cache
 def _parts(kind: type[Fields], field: str) -> tuple[str, ...]:
-    """Returns the fields of the struct that a field of a body is; empty where its type is another."""
+    """Returns the fields of the struct that is the type of a body's field; empty if the type isn't a struct."""
     types = {one.name: get_args(one.type) or (one.type,) for one in msgspec.structs.fields(kind)}[field]
     return next(
         (one.__struct_fields__ for one in types if isinstance(one, type) and issubclass(one, msgspec.Struct)), ()

@@ -221,7 +221,7 @@ class Front:
         return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     def exact(self, model: Model) -> bool:
-        """Returns True if a request's tokens depend on nothing but itself, on the model's target."""
+        """Returns True if, on the model's target, a request's tokens depend only on the request."""
         opening = TARGETS[model.target].opening if model.target in TARGETS else None
         return opening is not None and opening.exact
 

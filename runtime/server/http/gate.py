@@ -23,7 +23,8 @@ _LOG = logging.getLogger("enginewright.server")
 
 
 class Gate:
-    """Stands before the routes: hosts, origins, sizes, times, keys; names each response, and logs it.
+    """Checks each request's hosts, origins, sizes, times and keys before the routes; gives each response an id, and
+    logs it.
 
     Plain ASGI: Starlette's middleware would copy each piece of a stream.
     """
@@ -108,7 +109,9 @@ class Gate:
         return None
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raises ApiError for a request that may not reach the routes; notes its tenant in the scope's state."""
+        """Raises ApiError for a request that may not reach the routes; stores the request's tenant in the scope's
+        state.
+        """
         self._check_headers(scope, headers)
         path = scope["path"]
         if scope["method"] == "OPTIONS" or path in _OPEN_PATHS or path.startswith("/assets/"):
@@ -137,7 +140,9 @@ class Gate:
             raise problem
 
     def _tenant(self, path: str, headers: Mapping[str, str]) -> Tenant:
-        """Returns the tenant of a request's key. Raises ApiError for none, and for a key that the path isn't for."""
+        """Returns the tenant of a request's key. Raises ApiError without a key, and for a key that isn't allowed for
+        the path.
+        """
         key = _key_of(headers)
         tenant = self._front.tenants.find(key)
         if tenant is None:
@@ -165,7 +170,7 @@ class Gate:
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
 
     def _check_length(self, headers: Mapping[str, str]) -> None:
-        """Raises ApiError for a body that says that it is too long."""
+        """Raises ApiError for a body whose content-length is too large."""
         most, length = self._front.options.max_body, headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > most:
             raise ApiError(413, f"the body has {length[:20]} bytes, and {most} are taken")

@@ -1,8 +1,8 @@
 """Limits connections and the bytes of request bodies, in total and for each tenant.
 
-Beyond a limit an old connection or body is dropped rather than the new one: of connections the oldest without a tenant,
-then the oldest idle one; of bodies the largest unfinished one of the tenant with the most bytes. So one client can't
-keep out others' small requests by filling the server.
+Beyond a limit an old connection or body is dropped rather than the new one. The dropped connection is the oldest
+without a tenant, or else the oldest idle one. The dropped body is the largest unfinished one of the tenant with the
+most bytes. So one client can't fill the server and keep out the small requests of others.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class IncomingBody:
     """A body that is being read, or whose request is being answered.
 
     Args:
-        tenant: its sender.
+        tenant: the tenant that sends it.
 
     Attributes:
         size: bytes read so far.
-        finished: True if it is complete.
-        refused: the error with which it ends if it was dropped; None otherwise.
+        finished: True if all bytes were read.
+        refused: the error with which the body ends if it was dropped; None otherwise.
         wake: called when ``refused`` is set.
     """
 
@@ -51,7 +51,7 @@ class IncomingBody:
 
     @property
     def counted(self) -> int:
-        """The bytes that count."""
+        """The bytes that count towards the limits."""
         return max(0, self.size - FREE_BYTES)
 
 
@@ -59,7 +59,7 @@ class Intake:
     """The connections and bodies of all clients; see the module.
 
     Args:
-        options: with the limits.
+        options: the server's options, with the limits.
         most_files: files that the process may open; None: any number.
     """
 
@@ -74,7 +74,7 @@ class Intake:
 
     @property
     def connections(self) -> int:
-        """Connections that are open."""
+        """The number of open connections."""
         return len(self._strangers) + len(self._tenants)
 
     def connect(self, connection: Held) -> bool:
@@ -109,7 +109,7 @@ class Intake:
         self._tenants[connection] = tenant.name  # the one that was used last comes last
 
     def disconnect(self, connection: Held) -> None:
-        """Forgets a connection."""
+        """Removes a connection."""
         self._strangers.pop(connection, None)
         self._tenants.pop(connection, None)
 
@@ -154,7 +154,7 @@ class Intake:
             body.tenant.end_body()
 
     def end(self, body: IncomingBody) -> None:
-        """Forgets a body: its request is over."""
+        """Removes a body whose request has ended."""
         self.finish(body)
         self._forget(body)
 

@@ -77,7 +77,7 @@ class Bound:
     """The limits of one field.
 
     Attributes:
-        characters: of all its texts and names together.
+        characters: the most characters of all its texts and names together.
         values: maximum number of objects, lists, texts and numbers in it, including nested ones.
         items: maximum number of elements of the field's own list or object; None for no limit.
         prompt: True if its texts become part of a prompt, so that the error mentions the context.
@@ -245,7 +245,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _structure(data: bytes) -> int:
-    """Returns a number that JSON can't have more values than, but for one. Marks in texts are counted, too."""
+    """Returns an n such that the JSON has at most n + 1 values. Commas and brackets in strings are counted too."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 

@@ -27,7 +27,7 @@ _TEMPLATE = "chat:"
 
 
 def set_up_logs(as_json: bool) -> None:
-    """Sends logs to stderr, a line each. A full disk loses lines, and no request."""
+    """Sends logs to stderr, one line each. On a full disk lines are lost, but no request fails."""
     logging.raiseExceptions = False
     handler = logging.StreamHandler(_json_only() if as_json else sys.stderr)
     handler.setFormatter(_JsonLines() if as_json else _TextLines("%(asctime)s %(levelname)s %(message)s"))

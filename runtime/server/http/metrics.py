@@ -116,8 +116,8 @@ class Metrics:
             model: the model's name.
             prompt, new: numbers of prompt tokens and of generated tokens.
             times: its times and counts.
-            reason: how it ended.
-            tenant: its tenant.
+            reason: how the request ended.
+            tenant: the request's tenant.
         """
         waited, read, wrote = times.times
         self._count(model, prompt_tokens=prompt, generation_tokens=new)
@@ -174,7 +174,7 @@ def _count(counter: str, model: Model) -> int:
 
 
 class _Now(Collector):
-    """The state of the models at the time of a look."""
+    """The state of the models at the time of a scrape."""
 
     def __init__(self, models: Mapping[str, Model], counters: Counters) -> None:
         self._models, self._counters = models, counters

@@ -67,7 +67,7 @@ class _File:
 
 
 class _Looks:
-    """The figures of engines. Pages that look at the same time share an answer."""
+    """The figures of engines. Pages that ask at the same time share an answer."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
@@ -86,7 +86,7 @@ class _Looks:
 
 
 def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None:
-    """Adds the page's routes. ``keys``: whether requests need one, which the page asks for."""
+    """Adds the page's routes. ``keys``: True if requests need a key, for which the page asks."""
     paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
     files = {path.relative_to(FOLDER).as_posix(): _File.read(path, keys) for path in paths}
     looks = _Looks()

@@ -99,7 +99,7 @@ def _inlined(value: Any, ref: str, found: Any) -> Any:
 
 
 def from_query(request: Request, name: str, default: T) -> T:
-    """Returns a value of the query, or ``default`` if it isn't there.
+    """Returns a value of the query, or ``default`` if the query doesn't have it.
 
     Raises ApiError (400) if the value isn't of the type of ``default``.
     """
