@@ -24,6 +24,7 @@ from enginewright.plugins.gpu.specs import (
 )
 from enginewright.plugins.gpu.tiles import GPUS, Tile
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
+from tests.plugins.gpu import step_specs
 
 SMOLLM2 = AttentionShape(9, 3, 64, 64, 32, "f16", "f16", 0.125)
 EM_CUDA = 190  # of an ELF header
@@ -106,6 +107,14 @@ def test_every_gpu(shape, capability):
     for kernel in compile_layer(shape, capability, shared_memory=48 * 1024).all():
         check(kernel)
         assert kernel.shared_memory <= 48 * 1024
+
+
+@pytest.mark.parametrize("capability", list(GPUS))
+@pytest.mark.parametrize("name", ["convolution, 4 taps", "scan, Mamba", "scan, Mamba-2", "delta rule 128", "KDA 128"])
+def test_recurrences_on_every_gpu(name, capability):
+    kernel = compile_kernel(step_specs.spec_of(name, capability))
+    check(kernel)
+    assert kernel.stack == 0
 
 
 @pytest.mark.parametrize("capability", list(GPUS))
