@@ -153,7 +153,13 @@ def read_sentence_model(directory: Path) -> SentenceModel | None:
             raise _unsupported(f"{path}: the module {name}{what} can't be compiled")
     _check_sizes(fields.get("size"), len(fields.get("poolings", ())), modules)
     fields["modules"] = tuple(modules)
-    return SentenceModel(**fields, **_settings(directory), **transformer_settings(fields["transformer"]))
+    settings = _settings(directory)
+    if not fields.get("include_prompt", True) and any(settings["prompts"].values()):
+        raise _unsupported(
+            f"{path}: a pooling without the prompt's tokens (include_prompt) can't be compiled, and the model "
+            "has prompts"
+        )
+    return SentenceModel(**fields, **settings, **transformer_settings(fields["transformer"]))
 
 
 def _read_list(path: Path) -> list[Any]:

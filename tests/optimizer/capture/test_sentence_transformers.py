@@ -16,6 +16,8 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -74,6 +76,19 @@ def encoder(folder: Path, kind: str = "bert", lower: bool = True) -> Path:
             Qwen3Model,
             Qwen3Config(vocab_size=len(words), max_position_embeddings=64, num_key_value_heads=2, head_dim=16, **SIZES),
         ),
+        "gemma3": (  # both sides within a window, as EmbeddingGemma
+            Gemma3TextModel,
+            Gemma3TextConfig(
+                vocab_size=len(words),
+                max_position_embeddings=64,
+                num_key_value_heads=1,
+                head_dim=16,
+                sliding_window=8,
+                layer_types=["sliding_attention", "full_attention"],
+                use_bidirectional_attention=True,
+                **SIZES,
+            ),
+        ),
     }[kind]
     random_model(*built).save_pretrained(folder)
     words.save_pretrained(folder)
@@ -106,7 +121,13 @@ def parts() -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "poolings"),
-    [("bert", ("mean",)), ("roberta", ("cls", "max")), ("qwen3", ("lasttoken",)), ("bert", ("weightedmean",))],
+    [
+        ("bert", ("mean",)),
+        ("roberta", ("cls", "max")),
+        ("qwen3", ("lasttoken",)),
+        ("bert", ("weightedmean",)),
+        ("gemma3", ("mean",)),
+    ],
 )
 def test_vectors_are_the_library_s(kind: str, poolings: tuple[str, ...], tmp_path: Path) -> None:
     modules = [parts().Pooling(64, pooling_mode=poolings), parts().Normalize()]
@@ -205,6 +226,11 @@ def _change(path: str, **fields: Any) -> Callable[[Path], None]:
     return change
 
 
+def _without_prompt_in_pooling(folder: Path) -> None:
+    _change("1_Pooling/config.json", include_prompt=False)(folder)
+    _change("config_sentence_transformers.json", prompts={"query": "query: "})(folder)
+
+
 def _replace_module(number: int, **fields: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         file = folder / "modules.json"
@@ -234,6 +260,7 @@ BAD: list[tuple[Callable[[Path], None], type[EnginewrightError], str]] = [
         UnsupportedModelError,
         "pooling_mode 'sum' can't be compiled",
     ),
+    (_without_prompt_in_pooling, UnsupportedModelError, r"include_prompt"),
     (_change("1_Pooling/config.json", pooling_mode=3), SourceError, r"1_Pooling.config\.json: pooling_mode is 3"),
     (_change("1_Pooling/config.json", include_prompt="no"), SourceError, r"1_Pooling.config\.json: include_prompt"),
     (_change("1_Pooling/config.json", embedding_dimension=63), SourceError, r"2_Dense.config\.json: in_features is 64"),
