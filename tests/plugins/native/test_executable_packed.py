@@ -90,7 +90,7 @@ def test_attention_without_a_cache(isa: str, options: dict[str, Any], shape: tup
     requests = [list(range(shape[0])), [0], list(range(shape[0] // 2))]
     (out,) = encoder.builder.build(isa=isa, threads=2).trace(step_input(requests), encoder.step)
     allowed = ROUNDED if "dtype" in options else TOLERANCE
-    np.testing.assert_allclose(out, encoder.expected(requests).numpy(), atol=allowed)
+    np.testing.assert_allclose(np.asarray(out, np.float32), encoder.expected(requests).numpy(), atol=allowed)
 
 
 @isa_of_all
@@ -120,7 +120,9 @@ def test_pool(isa: str, kind: str, width: int) -> None:
     (got,) = b.build(isa=isa, threads=2).trace(step_input(requests), step)
     rows = torch.from_numpy(np.concatenate([hidden[:n] for n in (90, 1, 17)])).double()
     # Sums of at most 90 numbers of size 1, weighted by less than 1.
-    np.testing.assert_allclose(got, pool(rows, torch.tensor([0, 90, 91, 108]), kind).numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32), pool(rows, torch.tensor([0, 90, 91, 108]), kind).numpy(), atol=1e-6
+    )
 
 
 def test_a_program_without_caches_has_no_memory_for_them() -> None:
