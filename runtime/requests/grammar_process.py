@@ -70,7 +70,7 @@ def limits(times: int = 1) -> LLParserLimits:
 
 @dataclass(frozen=True)
 class _Failure:
-    """The reason why a grammar was refused; ``stopped`` is True if it was only stopped because others waited."""
+    """The reason why a grammar was refused; ``stopped`` is True if its trial was only stopped because others waited."""
 
     problem: str
     stopped: bool = False
@@ -86,8 +86,8 @@ class _Trial:
 
 
 class FairTurns:
-    """Limits how many threads run at once, and chooses among waiting tenants fairly: one without running threads goes
-    first.
+    """Limits the number of threads that run at once, and chooses among waiting tenants fairly: a tenant without running
+    threads goes first.
     """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
@@ -184,8 +184,9 @@ class GrammarProcess:
     def attempt(self, source: str, tenant: str = "") -> tuple[str | None, int]:
         """Compiles a grammar in the process, while this thread has its turn.
 
-        Returns None, or a description of the problem if the grammar fails or exceeds the limits; and the bytes of
-        memory that the grammar needs. Raises OverloadError if compiling is slow and other threads wait for their turn.
+        Returns two values: a description of the problem if the grammar fails or exceeds the limits, otherwise None; and
+        the bytes of memory that the grammar needs. Raises OverloadError if compiling is slow and other threads wait for
+        their turn.
         """
         with self._changed:
             process = self._started()

@@ -1,7 +1,7 @@
 """Proposers that cost no time: forced tokens, and tokens that followed the same n-gram earlier.
 
-Prompt lookup decoding (Saxena 2023; LLMA: Yang et al. 2023) searches a request's own text for n-grams, SuffixDecoding
-(Oliaro et al. 2024) past answers too. It helps for texts that copy, edit or repeat earlier text.
+Prompt lookup decoding (Saxena 2023; LLMA: Yang et al. 2023) searches a request's own text for n-grams; SuffixDecoding
+(Oliaro et al. 2024) also searches past answers. It helps for texts that copy, edit or repeat earlier text.
 """
 
 from __future__ import annotations

@@ -43,11 +43,11 @@ NOTHING = Proposal((), ProposalKind("", 0, 0.0))
 
 
 class Proposer(ABC):
-    """A source of proposals, which cost no time unless it is a ``TimedProposer``.
+    """A source of proposals. Only a ``TimedProposer`` takes time that counts.
 
     Attributes:
-        name: the source of its proposals in ``LLM.info`` and in metrics.
-        bytes: the memory that it takes of the budget for KV caches.
+        name: the proposer's name in ``LLM.info`` and in metrics.
+        bytes: the memory that the proposer takes from the budget for KV caches.
         outputs: names of the step outputs that ``observe`` gets (``step_schema.OUTPUTS``), such as "hidden:12". Each
             step with such outputs takes longer, whether it has drafts or not.
     """
@@ -81,7 +81,7 @@ class Proposer(ABC):
         return
 
     def release(self, request: Request) -> None:
-        """Frees the memory for a request, which has ended or begins again later."""
+        """Frees the memory for a request that has ended, or that begins again later."""
         return
 
     def forget(self, tenant: str | None) -> None:
@@ -89,7 +89,7 @@ class Proposer(ABC):
         return
 
     def close(self) -> None:
-        """Frees its memory."""
+        """Frees the proposer's memory."""
         return
 
 

@@ -73,7 +73,7 @@ class Request:
 
     Attributes:
         scores: True if it needs outputs of its prompt, and no new tokens.
-        outputs: the names of these outputs: see ``step_schema.OUTPUTS``.
+        outputs: the names of the prompt's outputs: see ``step_schema.OUTPUTS``.
         token_rows: True if one of these outputs has a row for each token of the prompt.
         whole: True if one step must compute all its tokens, as for a model without a cache.
         token_types: the types of the prompt's tokens, as of the two texts of a pair; () if all are 0.
@@ -158,7 +158,9 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        """True if the next step gives the next token: it lacks one token, or a few of a draft that was undone."""
+        """True if the next step gives the next token: one token is still to be computed, or a few after a rejected
+        draft.
+        """
         return self.remaining == 1 or (self.drafted > 0 and self.remaining <= DRAFT_ROWS)
 
     @property
@@ -205,7 +207,7 @@ class Request:
 
 
 class PromptRequest(Request):
-    """A request for outputs of its prompt: of every token, or of the whole prompt. It produces no new tokens.
+    """A request for outputs of its prompt, for every token or for the whole prompt. It produces no new tokens.
 
     Args:
         prompt, common: as for ``Request``.
@@ -548,7 +550,7 @@ class BeamSearch:
 
     @property
     def candidates(self) -> int:
-        """The number of best continuations to choose from: enough to continue even if many of them end the text."""
+        """The number of best continuations to choose from: enough to continue even if many of these end the text."""
         return max(2, 1 + len(self.end_tokens)) * self.params.num_beams
 
     @property

@@ -1,7 +1,7 @@
 """The options of a request, as one record that is passed from the caller's arguments through sockets to the request.
 
-The code between passes the record on whole. So a new option is a field here, with its check and its line in
-``RequestArguments``, and code that reads it, such as the provider of a step's array, which reads ``request.options``.
+The code in between passes the record on unchanged. To add an option, add a field here, with its check and its line in
+``RequestArguments``, and the code that reads it, such as a provider of a step's array that reads ``request.options``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RequestOptions(msgspec.Struct, frozen=True):
     """The options of a request.
 
     Attributes:
-        tenant: name of the tenant. A request finds prefixes of its own tenant alone.
+        tenant: name of the tenant. A request finds only prefixes of its own tenant.
         priority: requests with a lower number run first; None takes the number of the request's class.
         request_class: name of one of the scheduling's classes; None takes the default class.
 

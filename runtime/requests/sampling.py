@@ -71,8 +71,8 @@ class SamplingParams:
             off. The deviation is that of all logits that aren't banned (arXiv 2411.07641).
         xtc_probability: the chance that the most probable tokens are excluded for a token; 0 is off. With a temperature
             of 0 nothing is excluded.
-        xtc_threshold: the probability from which on a token counts as one of those. The least probable of them stays.
-            Above 0.5 nothing is excluded.
+        xtc_threshold: the least probability of a token that XTC may exclude. Of these tokens the least probable one
+            stays. Above 0.5 nothing is excluded.
         repetition_penalty: for tokens of the prompt or the answer, positive logits are divided by it and negative
             logits multiplied; 1 is off. As in transformers and vLLM.
         frequency_penalty: this, times the number of a token's occurrences in the answer, is subtracted from its logit;
@@ -422,7 +422,7 @@ def _is_listing(value: Any) -> bool:
 
 
 def _are_ints(values: tuple[Any, ...]) -> bool:
-    """Returns True if all values are of type int. It has no Python loop, as there may be a whole vocabulary."""
+    """Returns True if all values are of type int, without a Python loop, because there may be a whole vocabulary."""
     return set(map(type, values)) == {int}
 
 

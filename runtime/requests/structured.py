@@ -420,7 +420,7 @@ class Grammars:
 
     A compilation can't be interrupted. So another process compiles a grammar on trial first, at a low priority and
     within limits of time and memory, and reports the memory it takes. Compiled grammars are cached within a budget of
-    bytes; the tenant whose grammars take most of it loses its oldest first.
+    bytes; the tenant whose grammars take the most bytes loses its oldest grammars first.
 
     Args:
         tokenizer: the text of the model's tokenizer.json (``Tokenizer.to_json``).
@@ -482,8 +482,8 @@ class Grammars:
 
         Raises:
             RequestError: the form can't be met, isn't supported, or takes too much time or memory to compile.
-            OverloadError: it is slow to compile and others wait, or the grammars of running requests take too much
-                memory.
+            OverloadError: the grammar is slow to compile and others wait, or the grammars of running requests take too
+                much memory.
             MissingDependencyError: llguidance isn't installed.
         """
         with MissingDependencyError.of("llguidance", "structured_outputs", "structured"):
