@@ -71,8 +71,8 @@ class SamplingParams:
             off. The deviation is that of all logits that aren't banned (arXiv 2411.07641).
         xtc_probability: the chance that the most probable tokens are excluded for a token; 0 is off. With a temperature
             of 0 nothing is excluded.
-        xtc_threshold: the least probability of a token that XTC may exclude. Of these tokens the least probable one
-            stays. Above 0.5 nothing is excluded.
+        xtc_threshold: the least probability of a token that XTC may exclude. The least probable of these
+            tokens stays. Above 0.5 nothing is excluded.
         repetition_penalty: for tokens of the prompt or the answer, positive logits are divided by it and negative
             logits multiplied; 1 is off. As in transformers and vLLM.
         frequency_penalty: this, times the number of a token's occurrences in the answer, is subtracted from its logit;
