@@ -85,7 +85,7 @@ def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSourc
     if head is not None:
         task, classes = _HEADS[head]
         settings = sentence or SentenceModel(directory, **transformer_settings(directory))
-        if task == "classify" and int(config.num_labels) == 1:
+        if task == "classify" and config.num_labels == 1:
             task = "rerank"
         return PooledSource(directory, task, _class_for(config, classes, directory), settings)
     if not _is_encoder(config, name):
@@ -128,8 +128,9 @@ def pooling_info(source: PooledSource, config: PretrainedConfig, hidden_size: in
         "similarity": sentence.similarity,
     }
     if source.task != "embed":
-        count = 1 if sentence.answers is not None else int(config.num_labels)
-        labels = () if source.task == "rerank" else tuple(str(config.id2label[i]) for i in range(count))
+        names: Mapping[Any, Any] = config.id2label or {}
+        count = 1 if sentence.answers is not None else len(names)
+        labels = () if source.task == "rerank" else tuple(str(names[i]) for i in range(count))
         return PoolingInfo(dimensions=count, activation=_activation(source, config), labels=labels, **common)
     size = hidden_size * len(sentence.poolings)
     if sentence.size not in (None, hidden_size):

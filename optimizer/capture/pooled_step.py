@@ -101,9 +101,12 @@ def modules_after(source: PooledSource) -> tuple[torch.nn.ModuleList, list[str]]
     """Returns the modules after the pooling, with undefined weights, and the activation of each."""
     modules, functions = torch.nn.ModuleList(), list[str]()
     for one in source.sentence.modules:
-        dense = isinstance(one, DenseModule)
-        modules.append(torch.nn.Linear(one.inputs, one.outputs, one.bias) if dense else torch.nn.LayerNorm(one.size))
-        functions.append(one.activation if dense else "identity")
+        if isinstance(one, DenseModule):
+            modules.append(torch.nn.Linear(one.inputs, one.outputs, one.bias))
+            functions.append(one.activation)
+        else:
+            modules.append(torch.nn.LayerNorm(one.size))
+            functions.append("identity")
     return modules.eval().requires_grad_(False), functions
 
 

@@ -17,9 +17,8 @@ from .check_source import CONFIG, read_json
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
-TRANSFORMER = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json")
-TRANSFORMER += ("sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json")
-TRANSFORMER += ("sentence_xlnet_config.json",)
+_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+TRANSFORMER = tuple(f"sentence_{family}_config.json" for family in _FAMILIES)
 """Names that the file of the module Transformer has had."""
 
 POOLINGS = {

@@ -92,7 +92,8 @@ def _looked_up(layers: torch.nn.Module, model: PreTrainedModel, **inputs: torch.
     """Returns the rows that each lookup takes, in order, of a text with ``inputs`` besides its ids."""
     with _Lookups() as lookups:
         run_text(layers, model, **inputs)
-    return lookups.rows
+    rows: list[torch.Tensor] = lookups.rows
+    return rows
 
 
 def run_text(layers: torch.nn.Module, model: PreTrainedModel, **inputs: torch.Tensor) -> Any:

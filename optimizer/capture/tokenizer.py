@@ -7,6 +7,7 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,7 @@ def gives_types(directory: Path) -> bool:
     if not any(os.path.lexists(directory / f) for f in _FILES):
         return True
     config, known = _config_and_class(directory)
-    names = config.get("model_input_names") or getattr(known, "model_input_names", ())
+    names: Sequence[str] = config.get("model_input_names") or getattr(known, "model_input_names", None) or ()
     return "token_type_ids" in names
 
 

@@ -245,8 +245,8 @@ def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView
             first.append(Tile("Logits apart at most", numbers.significant(compared.max_logit_error), "", note))
         else:
             note = f"of {numbers.significant(v.max_kl)} allowed" if v.max_kl is not None else ""
-            tile = ("Cosine distance from the source", "") if compared.of_vectors else ("KL from the source", "nats")
-            first.append(Tile(tile[0], numbers.significant(compared.kl_mean), tile[1], note))
+            name, unit = ("Cosine distance", "") if compared.of_vectors else ("KL", "nats")
+            first.append(Tile(f"{name} from the source", numbers.significant(compared.kl_mean), unit, note))
         same = f"{compared.top1_agreement:.1%}".rstrip("%")
         first.append(Tile("Same likeliest token", same, "%", f"of {compared.tokens:,} positions"))
         if v.text is not None and v.text.perplexity is not None and v.text.source_perplexity is not None:
