@@ -42,9 +42,8 @@ HEADING = """# Encoders
 optimize export MODEL
 ```
 
-This page lists every family of encoders that transformers has, by its model type, and says whether an export works. No
-part of Enginewright knows a family by its name. The page is made by `tests/acceptance/test_encoder_families.py`, which
-saves, exports and runs a tiny random model of each family. [Embeddings](embeddings.md) has the use of such bundles.
+This page lists every family of encoders that transformers has, and says whether an export works. It is made by
+`tests/acceptance/test_encoder_families.py` from tiny random models. [Embeddings](embeddings.md) has the use of such bundles.
 
 ## What a folder is
 
@@ -70,6 +69,15 @@ REFUSED = """
 ## Families that are refused
 
 """
+REASONS = {
+    r"isn't a decoder-only": "encoder and decoder, or text and images",
+    r"keep tokens apart|the token axis|attention interface": "mixes tokens outside of attention",
+    r"attention is called with": "its attention has a mask of its own",
+    r"can't run on a text alone": "needs more than a text",
+    r"of the number of tokens T": "assumes a number of tokens",
+    r"the cpu target has no": "the cpu target lacks an op",
+}
+"""Regular expression of a message -> the reason that the page gives."""
 
 
 def expected_vectors(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -123,12 +131,13 @@ def page_of(records: Mapping[str, Mapping[str, str]]) -> str:
     """docs/use/encoders.md."""
     works = [name for name, one in records.items() if one["result"] == "works"]
     block = "\n".join(["```text", *textwrap.wrap(", ".join(works), 110, break_on_hyphens=False), "```", ""])
-    others = [
-        f"| {name} | {'not tried: ' if one['result'] == 'not tried' else ''}{one['note'].replace('|', ' ')} |"
-        for name, one in records.items()
-        if one["result"] != "works"
-    ]
-    return "".join([HEADING, WORKS, block, REFUSED, "| family | reason |\n| --- | --- |\n", "\n".join(others), "\n"])
+    refused: dict[str, list[str]] = {}
+    for name, one in records.items():
+        if one["result"] != "works":
+            note = next((text for message, text in REASONS.items() if re.search(message, one["note"])), one["note"])
+            refused.setdefault("not tried" if one["result"] == "not tried" else note, []).append(name)
+    rows = "".join(f"| {', '.join(names)} | {reason.replace('|', ' ')} |\n" for reason, names in refused.items())
+    return "".join([HEADING, WORKS, block, REFUSED, "| families | reason |\n| --- | --- |\n", rows])
 
 
 @pytest.fixture(scope="session")
