@@ -43,7 +43,8 @@ optimize export MODEL
 ```
 
 This page lists every family of encoders that transformers has, and says whether an export works. It is made by
-`tests/acceptance/test_encoder_families.py` from tiny random models. [Embeddings](embeddings.md) has the use of such bundles.
+`tests/acceptance/test_encoder_families.py` from tiny random models.
+[Embeddings](embeddings.md) has the use of such bundles.
 
 ## What a folder is
 
