@@ -48,7 +48,7 @@ class TextFile:
     def __iter__(self) -> Iterator[str]:
         for number, line in enumerate(self._lines(), 1):
             text = self._text(line, f"{self.path}:{number}")
-            if not text:
+            if not text.strip():
                 raise RequestError(f"{self.path}:{number}: it is empty", hint="Each line gets a vector: remove it.")
             yield text
 
@@ -68,7 +68,7 @@ class TextFile:
         """Returns the text of a line; ``place`` is its name in errors."""
         if self.field is None:
             try:
-                return line.decode().strip()
+                return line.decode().rstrip("\r\n")
             except UnicodeDecodeError as e:
                 raise RequestError(f"{place}: it isn't in UTF-8", hint="Convert the file.") from e
         try:

@@ -164,7 +164,7 @@ def test_no_weights(directory):
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
         {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
         {"model_type": "clip", "architectures": ["CLIPModel"]},
     ],

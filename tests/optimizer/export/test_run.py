@@ -56,8 +56,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, bug: Bug) -> None:
     module = import_module("enginewright.optimizer.export.stages")
     choose = module.choose_passes
 
-    def with_bug(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]]:
-        passes, required = choose(switches)
+    def with_bug(switches: dict[str, bool], **options: bool) -> tuple[list[Pass], frozenset[str]]:
+        passes, required = choose(switches, **options)
         return [*passes, PlantedBug(bug)], required | {PlantedBug.name}
 
     monkeypatch.setattr(module, "choose_passes", with_bug)
