@@ -379,7 +379,7 @@ def test_what_can_not_be_served_is_said_at_once_by_the_documented_exit_codes(
         ],
     }
     documented = documented_exit_codes()
-    assert documented.pop("it ended by a signal, after answers had come to their end") == code
+    assert documented.pop("a signal ended the server, after running answers were complete") == code
     assert documented.keys() == cases.keys()
     for row, commands in cases.items():
         for arguments, before, named in commands:
