@@ -52,7 +52,7 @@ def command(
         str | None, typer.Option(metavar="NAME", help="The model's prompt that is put before each text, such as query.")
     ] = None,
     dimensions: Annotated[
-        int | None, typer.Option(min=1, help="Cut vectors to so many numbers, if the model was trained for it.")
+        int | None, typer.Option(min=1, help="Cut vectors to this number of dimensions, if the model allows it.")
     ] = None,
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the model's own.")

@@ -35,7 +35,7 @@ class PooledRunner:
     Args:
         folder: the model's folder.
         context_length: the longest text for which rotary frequencies are fixed; None takes what the files state.
-        keep_bytes: weights of at most so many bytes are read once and kept.
+        keep_bytes: the most bytes of a weight that is read once and kept; larger ones are read again.
 
     Attributes:
         task: the model's task.

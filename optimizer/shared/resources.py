@@ -39,7 +39,7 @@ def fewer_collections() -> Iterator[None]:
     """Has Python's garbage collector run less often within the block, and skip the objects that exist at its beginning.
 
     Torch and transformers have a million objects, and graphs many more: collecting them again and again takes an eighth
-    of an export. If objects were frozen before, these stay frozen, and no others are.
+    of an export. Objects that were frozen before stay frozen.
     """
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.set_threshold(max(before[0], _YOUNG_OBJECTS) if before[0] else 0, *before[1:])

@@ -45,8 +45,8 @@ EW_INLINE bool alters_scores(const PagedAttentionArgs& a) {
 EW_INLINE bool plain_scores(const PagedAttentionArgs& a) {
   return a.scale > 0 && !alters_scores(a) && !has_scales(a.cache.format);
 }
-// What a key's own scale, if it has one, is multiplied by; caps, slopes and biases are of scores in units of
-// e.
+// Returns the factor of all scores, besides a key's own scale. Caps, slopes and biases are for scores in
+// units of e.
 EW_INLINE float common_scale(const PagedAttentionArgs& a) {
   return alters_scores(a) ? a.scale : a.scale * kLog2e;
 }

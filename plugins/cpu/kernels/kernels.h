@@ -134,7 +134,7 @@ struct BlockChoice {
   int64_t first = 0, last = 0, best = 0, from = 0;
 };
 
-// What a head adds to scores by distance: data[head * stride + reach + d] where d is key position - query
+// A head adds data[head * stride + reach + d] to the score of a key, where d is key position - query
 // position, or the nearest of -reach .. reach.
 struct Biases {
   const float* data = nullptr;  // null: nothing
@@ -205,8 +205,8 @@ struct AttentionArgs {
   Workspace* workspace = nullptr;   // never null
 };
 
-// Of the rows of each request one: out[b, :] = their mean, the first, the last, the largest of each column,
-// or the sum of (i + 1) * row i over that of i + 1. A request without tokens has zeros.
+// Makes one row of each request's rows: out[b, :] is their mean, the first, the last, the largest of each
+// column, or the sum of (i + 1) * row i over that of i + 1. A request without tokens has zeros.
 struct PoolArgs {
   int64_t requests = 0, size = 0;
   Rows<const float> x;               // [T, size]

@@ -175,8 +175,8 @@ void for_packed_tasks(const AttentionArgs& a, const TileShape& shape, int64_t mo
   }
 }
 
-// What a task will read, to the second cache: rows of a head are too far apart for the processor to guess the
-// next, and those of a short text wait for memory longer than they are computed with.
+// Fetches the rows that a task will read to the second cache. A head's rows are too far apart for the
+// processor to guess the next one, and a short text waits longer for memory than for its products.
 inline void prefetch_rows(const AttentionArgs& a, const PackedTask& task) {
   constexpr int64_t kMost = 128;  // of a longer one the rest comes while it is computed
   const int64_t group = a.query_heads / a.kv_heads, tokens = task.tokens < kMost ? task.tokens : kMost;
@@ -255,7 +255,7 @@ void attend_packed(const AttentionArgs& a, Workers& pool) {
       gather_queries(paged, t, s);
       if (t.split_end == t.split_begin + 1) {
         attend_split(paged, t, s, t.split_begin);
-        // What merging it with nothing does: -0 becomes 0.
+        // As merging it with nothing does: -0 becomes 0.
         for (int64_t i = 0; i < t.tokens * t.heads * a.value_size; ++i) s.split.o[i] = s.split.o[i] + 0.0f;
         finish(paged, t, s.split);
         continue;

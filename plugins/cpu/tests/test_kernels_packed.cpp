@@ -1,4 +1,4 @@
-// What reads a request's tokens of the step as a whole: attention without a cache, and pooling.
+// Attention without a cache, and pooling: ops that read all tokens of a request at once.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -308,7 +308,7 @@ void strides() {
   });
 }
 
-// What isn't a number reaches neither other requests nor queries that don't see it.
+// NaN and infinity reach neither other requests nor queries that don't see them.
 void special_values_stay_where_they_are() {
   const Options o{.heads = 2, .kv_heads = 2, .window = 10};
   Scene clean(o, {1, 3, 2}, kTokens), spoiled(o, {1, 3, 2}, kTokens);

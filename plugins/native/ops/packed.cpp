@@ -1,4 +1,4 @@
-// What reads a request's tokens of the step as a whole: attention without a cache, and pooling.
+// Attention without a cache, and pooling: ops that read all tokens of a request at once.
 #include <cmath>
 
 #include "op.h"

@@ -37,7 +37,7 @@ _LATEST = ":latest"
 _MOST_NAME = 80
 """The most characters of a model's name in the log."""
 _PORTIONS = 4
-"""The portions of large bodies that are in an engine at a time: a small body waits for so many at most."""
+"""The most portions of large bodies in an engine at a time, which is the most that a small body waits for."""
 _AT_ONCE = 16 << 10
 """The bytes of a body that the event loop decodes itself: less than a thread takes to be asked."""
 

@@ -211,7 +211,7 @@ def differences(name: str, dtype: str, padding: int = 3) -> tuple[float, float]:
 
 
 def in_chunks(name: str, sizes: Sequence[int]) -> list[list[float]]:
-    """For each size of chunks, a request's results and last state: alone in one piece first, then beside another."""
+    """Returns a request's results and last state for each size of chunks: alone in one piece, then beside another."""
     torch.manual_seed(0)
     case = CASES[name]()
     values, others = torch.randn(23, case.width), torch.randn(9, case.width)

@@ -17,6 +17,7 @@ from enginewright.runtime.shared.contracts import ExecutorCaps, ModelInfo, Pooli
 from enginewright.runtime.tasks.embed import Embed, lengths
 from enginewright.runtime.tasks.hidden_states import HiddenStates
 from tests.runtime.pooled_toy import CLS, SEP, VOCABULARY, PooledToy, numbers, text_model, text_tokenizer
+from tests.waiting import HANG
 
 EMBED = PoolingInfo(
     task="embed",
@@ -328,7 +329,7 @@ def test_texts_of_tenants_share_steps_fairly(opens: Opens) -> None:
     llm.submit(second, heard("few"))
     both_wait.set()
     for _ in range(44):
-        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=HANG)
     assert ended.index("few") < 40 and ended[-1] == "many"
     assert second.result().shape == (4, 8)
 
