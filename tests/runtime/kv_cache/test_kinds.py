@@ -132,6 +132,8 @@ def run(engine: Engine, *requests: Generation) -> list[list[int]]:
         engine.add_request(request)
     while engine.has_work():
         engine.step()
+        if (disk := engine.scheduler.cache.disk) is not None:
+            disk.store.flush()  # on a busy machine a later step would find nothing
     for name, pool in engine.pools.items():  # the next step makes copies that are pending
         pending = {block for pair in engine.scheduler.cache.copies.get(name, ()) for block in pair}
         assert pool.free_blocks + len(pending) == pool.total_blocks
