@@ -87,7 +87,7 @@ class States:
         return (self.of,)
 
 
-Room = Literal["sent", "received", "queries", "results", "unpacked"]
+Room = Literal["sent", "received", "queries", "keys", "values", "results", "unpacked"]
 """Memory for what a rank sends, what it receives, attention's operands where kernels need them in other places, and
 weights that were made floats."""
 
@@ -255,19 +255,34 @@ def _rope_kv_write(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> li
 def _kv_write(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     k, v, slots, cache = x
     works: list[Work] = []
-    k, v = _heads_together(k, works), _heads_together(v, works)
+    k, v = _heads_together(p, "keys", k, works), _heads_together(p, "values", v, works)
     return [*works, p.launch(kv_write_call(k, v, slots, cache.of))]
 
 
-def _heads_together(x: Tensor, works: list[Work]) -> Tensor:
-    """Returns x [T, N, D] with contiguous heads, as the attention kernels need it; a copy is appended to ``works`` if
-    needed.
+def _heads_together(p: Binder, room: Room, x: Tensor, works: list[Work]) -> Tensor:
+    """Returns x [T, N, D] with contiguous heads, as the attention kernels need it. If x has others, it is copied to
+    ``room``, and the copy is appended to ``works``.
     """
     if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
         return x
-    dense = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    works.append(lambda: dense.copy_(x))
+    dense = p.room(room, x.shape, x.dtype)
+    works.append(partial(dense.copy_, x))
     return dense
+
+
+def written_bytes(step: Step, tokens: int) -> dict[Room, int]:
+    """Returns the bytes of each ``Binder.room`` for a ``kv_write``, in a step of ``tokens`` tokens."""
+    operands: dict[Room, Operand] = {"keys": step.inputs[0], "values": step.inputs[1]}
+    return {room: _dense_bytes(of, tokens) for room, of in operands.items() if not _has_heads_together(of)}
+
+
+def _has_heads_together(operand: Operand) -> bool:
+    """Returns True if the heads of an operand [T, N, D] are contiguous within each token."""
+    return operand.strides[1:] == (operand.shape[2], Affine(1))
+
+
+def _dense_bytes(operand: Operand, tokens: int) -> int:
+    return tokens * operand.shape[1].constant * stored_bytes(operand.dtype, operand.shape[2].constant)
 
 
 def attended_heads(step: Step, cached: CacheGroup) -> tuple[int, int]:
@@ -291,6 +306,8 @@ def heads_bytes(step: Step, cached: CacheGroup, sizes: tuple[int, int, int]) -> 
     rooms: dict[Room, int] = {}
     if heads != out.shape[1]:
         rooms["queries"] = tokens * heads * stored_bytes(q.dtype, q.shape[2].constant)
+    elif not _has_heads_together(q):
+        rooms["queries"] = _dense_bytes(q, tokens)
     if heads != out.shape[1] or not _is_dense(out):
         rooms["results"] = tokens * heads * stored_bytes(out.dtype, out.shape[2].constant)
     return rooms
@@ -316,7 +333,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     if heads != have or not result.is_contiguous():
         result = p.room("results", (tokens, heads, result.shape[2]), result.dtype)
     calls = attention_calls(
-        _heads_together(q, works),
+        _heads_together(p, "queries", q, works),
         cache.of,
         AttendedBatch(table, q_start, kv_len, p.decodes, p.mixed),
         AttentionRule(float(a["scale"]), int(a["window"]), float(a["softcap"]), sinks, slopes),

@@ -47,6 +47,7 @@ from .ops import (
     exchanged_bytes,
     heads_bytes,
     unpacked_bytes,
+    written_bytes,
 )
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
@@ -338,6 +339,8 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
             needed: Mapping[Room, int] = exchanged_bytes(step, sizes)
         elif step.op == "linear":
             needed = unpacked_bytes(step, limits.tokens)
+        elif step.op == "kv_write":
+            needed = written_bytes(step, limits.tokens)
         elif step.op == "paged_attention":
             group = groups[next(o.name for o in step.inputs if o.kind == "cache")]
             needed = heads_bytes(step, group, sizes)

@@ -740,13 +740,13 @@ def test_logprobs_are_those_of_a_whole_sort() -> None:
 
 
 class _Allocated(TorchDispatchMode):
-    """The most bytes that tensors made inside have at a time."""
+    """The most bytes that tensors made inside have at a time, and the bytes of all of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
-        self.most = 0
+        self.most = self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -755,6 +755,7 @@ class _Allocated(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and (at := tensor.untyped_storage().data_ptr()) not in old:
                 self._held[at] = weakref.ref(tensor)
                 self._sizes[at] = tensor.untyped_storage().nbytes()
+                self.total += self._sizes[at]
         live = [at for at, of in self._held.items() if of() is not None]
         self.most = max(self.most, sum(self._sizes[at] for at in live))
         return result
@@ -765,6 +766,27 @@ def test_logprobs_take_a_fifth_of_the_logits_memory() -> None:
     with _Allocated() as allocated:
         add_logprobs(StepOutput(tokens=tokens), logits, tokens, sampling_batch([PLAIN] * 256, (), 20))
     assert 0 < allocated.most <= 0.25 * logits.nbytes
+
+
+@pytest.mark.parametrize("case", ["DeepseekV3", "Llama"])
+def test_a_size_that_is_bound_later_allocates_nothing(case: str) -> None:
+    """Also where heads aren't contiguous, as in MLA: copies of keys, values and queries have planned memory."""
+    program, context = cases.program_of(case)
+    steps = cases.steps_of(cases.lowered(program, context, "f32"), 256, launcher=_Devices(cases.CPU))
+    bound, ports = steps._program, steps._program.program.ports
+
+    def bind(shape: StepShape) -> tuple[int, int]:
+        """Returns the number of functions of a step, and the bytes that binding them allocates."""
+        sizes = input_shapes(bound.groups, shape, ports).items()
+        inputs = {name: torch.zeros(size, dtype=torch.int32) for name, size in sizes}
+        with _Allocated() as allocated:
+            works, _ = bound.bound(shape, inputs)
+        return len(works), allocated.total
+
+    bind(StepShape(0, 8, 8, 8, 32, True))  # which makes the list of attention's parts
+    for shape in (StepShape(0, 64, 4, 4, 4, False), StepShape(0, 4, 4, 4, 32, True)):
+        works, nbytes = bind(shape)
+        assert works > 10 and nbytes == 0
 
 
 def out_of_memory(times: int) -> tuple[list[str], int]:
