@@ -101,8 +101,8 @@ class Steps:
             blocks=pools,
             limits=limits,
         )
-        for cache in bound.caches.values():
-            for memory in cache.tensors[:2]:  # without scales
+        for pools in bound.pools.values():
+            for memory in pools[:2]:  # without scales
                 memory.normal_()
         vocab = self._program.outputs["logits"].shape[1].constant
         return CudaSteps(bound, vocab, self._launcher, self.place.capture if graphs else None)

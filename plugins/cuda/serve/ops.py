@@ -67,12 +67,6 @@ class Cache:
     group: CacheGroup
     of: LayerCaches
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The keys, the values, and their scales if there are some; the first axis is the block."""
-        every = (self.of.keys, self.of.values, self.of.key_scales, self.of.value_scales)
-        return tuple(tensor for tensor in every if tensor is not None)
-
 
 @dataclass(frozen=True)
 class States:
@@ -80,11 +74,6 @@ class States:
 
     group: CacheGroup
     of: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The states; the first axis is the block."""
-        return (self.of,)
 
 
 Room = Literal["sent", "received", "queries", "keys", "values", "results", "unpacked"]

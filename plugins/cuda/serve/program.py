@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import STATE, CacheGroup, CachePlane
+from enginewright.runtime.shared.contracts import STATE, CacheGroup
 from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
@@ -83,6 +83,10 @@ class CudaProgram:
         blocks: cache group -> the number of blocks in its pool.
         limits: the limits of steps.
         exchange: the collectives, for one of several ranks.
+
+    Attributes:
+        caches: GROUP/LAYER -> a layer's cache, views of ``pools``.
+        pools: cache group -> the memory of all its layers: see ``_new_pools``.
     """
 
     def __init__(
@@ -105,10 +109,11 @@ class CudaProgram:
         self._weights = weights
         self._uses = {use.name: use for use in program.weights}
         self.groups = program.cache_groups
+        self.pools = {group.name: _new_pools(group, blocks[group.name], self.device) for group in self.groups}
         self.caches = {
-            f"{group.name}/{layer}": _new_cache(group, blocks[group.name], self.device)
+            f"{group.name}/{layer}": _cache_of(group, [pool[number] for pool in self.pools[group.name]])
             for group in self.groups
-            for layer in group.layers
+            for number, layer in enumerate(group.layers)
         }
         begins, most = _memory_of_regions(program, limits)
         self.arena = torch.empty(most, dtype=torch.uint8, device=self.device)
@@ -182,25 +187,31 @@ class CudaProgram:
     def close(self) -> None:
         """Frees all memory, weights too."""
         self._weights, self._inputs = {}, {}
-        for held in (self.caches, self._typed, self._biases, self._lists, self._rooms, self._taps):
+        for held in (self.caches, self.pools, self._typed, self._biases, self._lists, self._rooms, self._taps):
             held.clear()
         self.arena = self._scratch = torch.empty(0, device=self.device)
 
     def clear(self, group: str, blocks: Sequence[int]) -> None:
         """Sets blocks of a cache group to zero."""
-        for memory in self._memory_of(group):
-            memory[list(blocks)] = 0
+        places = self._uploaded(blocks)
+        for pool in self.pools[group]:
+            pool.index_fill_(1, places, 0)
 
-    def copy(self, group: str, source: Sequence[int], to: Sequence[int]) -> None:
-        """Copies blocks ``source`` of a cache group to the blocks ``to``."""
-        for memory in self._memory_of(group):
-            memory[list(to)] = memory[list(source)]
+    def copy(self, group: str, pairs: Iterable[Sequence[int]]) -> None:
+        """Copies blocks of a cache group: (from, to), one pair after the other."""
+        sources: dict[int, int] = {}  # block -> the block whose content it gets, before any copy
+        for source, to in pairs:
+            sources[to] = sources.get(source, source)
+        begins, ends = self._uploaded(sources.values()), self._uploaded(sources)
+        for pool in self.pools[group]:
+            at_once = max(1, _MOST_COPIED // (len(sources) * pool[0, 0].nbytes))
+            for layers in pool.split(at_once):
+                layers.index_copy_(1, ends, layers.index_select(1, begins))
 
-    def _memory_of(self, group: str) -> Iterator[Tensor]:
-        """Yields the caches of each layer of a cache group as bytes, [P, ...]."""
-        for cache in self.caches.values():
-            if cache.group.name == group:
-                yield from (tensor.view(torch.uint8) for tensor in cache.tensors)
+    def _uploaded(self, blocks: Iterable[int]) -> Tensor:
+        """Returns numbers of blocks on the device. The host doesn't wait for the copy."""
+        listed = torch.tensor(list(blocks), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        return listed.to(self.device, non_blocking=True)
 
     # ---- operands
 
@@ -436,22 +447,35 @@ def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
     return stored.view(TORCH_DTYPES[use.dtype]).view(shape)
 
 
-def _new_cache(group: CacheGroup, blocks: int, device: torch.device) -> Cache | States:
-    """Returns a layer's cache of zeros."""
+def _new_pools(group: CacheGroup, blocks: int, device: torch.device) -> list[Tensor]:
+    """Returns zeros for the caches of all layers of a group, [layers, P, ...] each: states; or keys, values, and their
+    scales if there are some.
+
+    8-bit floats are bytes here. A layer's cache begins at a multiple of 16 bytes.
+    """
+    layers = len(group.layers)
     if group.kind == STATE:
-        return States(group, torch.zeros((blocks, group.state_size), device=device))
+        return [torch.zeros((layers, -(-blocks // 4) * 4, group.state_size), device=device)[:, :blocks]]
     dtype = TORCH_DTYPES[group.dtype]
+    stored = torch.uint8 if dtype.itemsize == 1 else dtype
+    begin = layers, blocks, group.block_size
+    pools = [torch.zeros((*begin, *plane.shape), dtype=stored, device=device) for plane in group.planes]
+    if group.dtype in SCALED_CACHES:
+        pools += [torch.zeros((*begin, plane.heads), device=device) for plane in group.planes]
+    return pools
 
-    def zeros(plane: CachePlane) -> Tensor:
-        shape = (blocks, group.block_size, *plane.shape)
-        return torch.zeros(shape, dtype=torch.uint8 if dtype.itemsize == 1 else dtype, device=device).view(dtype)
 
-    keys, values = group.planes
-    caches = zeros(keys), zeros(values)
-    if group.dtype not in SCALED_CACHES:
-        return Cache(group, LayerCaches(*caches))
-    scales = (torch.zeros((blocks, group.block_size, plane.heads), device=device) for plane in group.planes)
-    return Cache(group, LayerCaches(*caches, *scales))
+def _cache_of(group: CacheGroup, tensors: Sequence[Tensor]) -> Cache | States:
+    """Returns a layer's cache, whose tensors are those of ``_new_pools``."""
+    if group.kind == STATE:
+        return States(group, tensors[0])
+    keys, values, *scales = tensors
+    dtype = TORCH_DTYPES[group.dtype]
+    return Cache(group, LayerCaches(keys.view(dtype), values.view(dtype), *scales))
+
+
+_MOST_COPIED = 32 << 20
+"""The most bytes of blocks that are copied at a time, and need memory until they are written."""
 
 
 def _nothing() -> None:

@@ -148,7 +148,7 @@ class CudaSteps:
         for name, cleared in step.clears.items():
             self._program.clear(name, cleared.tolist())
         for name, pairs in step.copies.items():
-            self._program.copy(name, *pairs.T.tolist())
+            self._program.copy(name, pairs.tolist())
         if len(step.ids) > self._limits.tokens or len(step.kv_len) > self._limits.requests:
             return self._in_parts(step)
         if len(step.rows) > self._limits.rows:

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve import ops
+from enginewright.plugins.cuda.serve import program as program_module
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, Place, lay_narrow, step_memory
 from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
 from enginewright.plugins.gpu import step_calls, tiles
@@ -619,6 +620,44 @@ def test_numbers_that_are_not_finite_stay_with_their_request(interpreter: Proces
     assert tokens[1] != NO_TOKEN
     assert cleared
     assert others
+
+
+class _Operations(TorchDispatchMode):
+    """The names of torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name().removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_blocks_of_all_layers_are_copied_together(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order: a block that was copied to is copied on. The host uploads one list for all layers, keys and values."""
+    monkeypatch.setattr(program_module, "_MOST_COPIED", at_once)
+    family, context = cases.program_of("Llama", cache="int8")
+    program = cases.steps_of(cases.lowered(family, context, "f32"), 256, launcher=_Devices(cases.CPU))._program
+    layers = [tensor for pool in program.pools["full"] for tensor in pool]
+    for number, tensor in enumerate(layers):
+        tensor.copy_((torch.arange(cases.BLOCKS) + number).view(-1, *[1] * (tensor.dim() - 1)))
+    expected = [tensor.clone() for tensor in layers]
+    for source, to in (pairs := [[1, 2], [2, 3], [5, 1], [4, 4], [3, 6]]):
+        for tensor in expected:
+            tensor[to] = tensor[source]
+    with _Operations() as operations:
+        program.copy("full", pairs)
+        program.clear("full", [7, 8])
+    for tensor in expected:
+        tensor[7:9] = 0
+    assert all(torch.equal(*pair) for pair in zip(layers, expected, strict=True)) and len(layers) == 8
+    copies = operations.names.count("index_copy_")
+    assert copies == (8 if at_once == 1 else 4) and operations.names.count("index_fill_.int_Scalar") == 4
+    assert operations.names.count("lift_fresh") == 3  # arrays that the host makes
+    for cache in program.caches.values():  # a layer's cache is a view of the memory of all
+        assert not cache.of.keys[8].any() and cache.of.keys[9].any() and not cache.of.value_scales[8].any()
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def replayed(family: str) -> tuple[int, float, bool]:
 
     def graph(work: Any) -> FakeGraph:
         """Records work as a graph does, which runs nothing of it: the states are as before."""
-        states = [one for cache in held["program"].caches.values() for one in cache.tensors]
+        states = [pool for pools in held["program"].pools.values() for pool in pools]
         before = [one.clone() for one in states]
         recorded = FakeGraph(work)
         for one, old in zip(states, before, strict=True):
