@@ -182,7 +182,7 @@ def main() -> None:
     major, minor = torch.cuda.get_device_capability()
     section = section_of(f"{major}.{minor}")
     place: Any = cuda_blocks.place_of(section)
-    place.enter()
+    place.entered().__enter__()  # until the process ends
     rows, left_out = [], []
     with tempfile.TemporaryDirectory() as folder, KernelCompiler(available_threads()) as compiler:
         note(Path(folder), place.gpu, compiler, described)

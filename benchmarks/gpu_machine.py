@@ -62,7 +62,7 @@ class Machine:
         if not self.gpu:
             return Rehearsal(CAPABILITY, interpreted=self.mode == "interpreted" and device == "cpu", device=device)
         place = cuda_blocks.place_of(self.section)
-        place.enter()
+        place.entered().__enter__()  # until the process ends
         return place
 
     def launcher(self, folder: str, place: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, cast
 from unittest.mock import patch
@@ -42,8 +42,8 @@ class Place(Protocol):
     @property
     def processors(self) -> int: ...
 
-    def enter(self) -> None:
-        """Makes its stream the calling thread's."""
+    def entered(self) -> AbstractContextManager[None]:
+        """Returns a context in which its stream is the calling thread's."""
 
     def launcher(self, folder: Path, section: CudaSection) -> Launcher:
         """The launcher of a folder's kernels."""
@@ -86,8 +86,9 @@ class Rehearsal:
         self.gpu = gpu_of(number_of(capability))
         self.device, self._interpreted = torch.device(device), interpreted
 
-    def enter(self) -> None:
-        """Nothing has to be chosen."""
+    def entered(self) -> AbstractContextManager[None]:
+        """Returns a context that does nothing: there is no stream."""
+        return nullcontext()
 
     def probe(self) -> None:
         """Always answers."""

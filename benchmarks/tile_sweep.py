@@ -288,7 +288,7 @@ def main() -> None:
     ]
     section = section_of(f"{gpu.capability // 10}.{gpu.capability % 10}")
     place: Any = cuda_blocks.place_of(section)
-    place.enter()
+    place.entered().__enter__()  # until the process ends
     with tempfile.TemporaryDirectory() as name, KernelCompiler(options.workers) as compiler:
         folder = Path(name, "kernels")
         pack(folder, gpu, compiler, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.shared.contracts import StepOutput
@@ -51,11 +51,16 @@ class GpuHealth:
 
 
 class WatchedStep:
-    """A submitted step whose result is read within ``watched``. It implements ``executors.base.Pending``."""
+    """A submitted step whose result is read within a context. It implements ``executors.base.Pending``.
 
-    def __init__(self, health: GpuHealth, pending: Pending) -> None:
-        self._health, self._pending = health, pending
+    Args:
+        context: returns the context, such as ``GpuHealth.watched``.
+        pending: the step.
+    """
+
+    def __init__(self, context: Callable[[], AbstractContextManager[None]], pending: Pending) -> None:
+        self._context, self._pending = context, pending
 
     def result(self) -> StepOutput:
-        with self._health.watched():
+        with self._context():
             return self._pending.result()

@@ -33,9 +33,7 @@ SamplingKernel = Literal[
 SAMPLING_KERNELS: tuple[SamplingKernel, ...] = get_args(SamplingKernel)
 KernelName = (
     Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
-    | Literal[
-        "embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack"
-    ]
+    | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack"]
     | Literal["stored_convolution", "stored_scan", "stored_delta_rule"]
     | SamplingKernel
 )

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -59,8 +60,24 @@ def serve_rank(address: str, rank: int, open_part: Callable[[bytes, int], Part])
     store.wait([GO], timedelta(seconds=START_SECONDS))
     mail.open(store)
     threading.Thread(target=_end_with_rank_0, args=(address,), daemon=True).start()
+    _report_errors(store, rank, partial(run_steps, store))
+
+
+def end_with(store: TCPStore, rank: int, run: Callable[[], None]) -> None:
+    """Runs a function on a thread of its own, and ends this process with it. Its error is reported to rank 0."""
+
+    def end() -> None:
+        try:
+            _report_errors(store, rank, run)
+        finally:
+            os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def _report_errors(store: TCPStore, rank: int, run: Callable[[], None]) -> None:
     try:
-        run_steps(store)
+        run()
     except SilentRankError as e:
         say(store, f"report/{rank}", Report(problem=e.problem, of=e.rank))
     except LostRanksError as e:

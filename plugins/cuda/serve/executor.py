@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -90,37 +91,42 @@ class CudaExecutor:
         self._bundle, self._target, self._closed = bundle, target, False
         self._place = place_of(section, 0 if part is None else part.gpu)
         self._health = GpuHealth(lambda: self._place.probe())
-        self._place.enter()
-        device, kernels = self._place.device, bundle.path / target_folder(target) / KERNELS_FOLDER
-        self.caps = ExecutorCaps(
-            max_tokens=section.chunk,
-            max_requests=section.requests,
-            shared_blocks=True,
-            lacks=self._place.lacks(kernels),
-            ports=program.ports,
-            outputs=tuple(program.taps) if part is None else (),
-        )
-        self._launcher = launcher = self._place.launcher(kernels, section)
-        limits = limits_of(section, self.cache_groups, context)
+        kernels = bundle.path / target_folder(target) / KERNELS_FOLDER
+        limits, exchange = limits_of(section, self.cache_groups, context), None if part is None else part.exchange
         try:
-            weights = {use.name: weight_tensor(use, bundle.part(use), device) for use in program.weights}
-            bound = CudaProgram(
-                program,
-                weights,
-                Place(device, self._place.gpu, launcher, self._place.processors),
-                blocks=self.blocks,
-                limits=limits,
-                exchange=None if part is None else part.exchange,
+            self.caps = ExecutorCaps(
+                max_tokens=section.chunk,
+                max_requests=section.requests,
+                shared_blocks=True,
+                lacks=self._place.lacks(kernels),
+                ports=program.ports,
+                outputs=tuple(program.taps) if part is None else (),
             )
-            self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)
-        except torch.OutOfMemoryError as e:
-            self._place.close()
+            self._launcher = self._place.launcher(kernels, section)
+            with self._place.entered():
+                self._steps = self._load(program, limits, exchange, capture or self._place.capture)
+        except BaseException as e:
+            clear_frames(e.__traceback__)  # they hold tensors
+            with suppress(RuntimeError, EnginewrightError):  # of a GPU that was lost; then the error says so
+                self._place.close()
+            if not isinstance(e, torch.OutOfMemoryError):
+                raise
             caches = sum(cache_block_bytes(group) * self.blocks[group.name] for group in self.cache_groups)
             raise CapacityError(
                 f"memory: weights, and caches of {format_bytes(caches)}, don't fit into the memory of "
                 f"{self._place.name}",
                 hint="Pass less memory for the caches, fewer max_requests or a smaller context.",
             ) from e
+
+    def _load(
+        self, program: LoweredProgram, limits: StepLimits, exchange: Exchange | None, capture: Capture | None
+    ) -> CudaSteps:
+        """Returns the steps of a program, with its weights and caches on the device."""
+        device, launcher = self._place.device, self._launcher
+        weights = {use.name: weight_tensor(use, self._bundle.part(use), device) for use in program.weights}
+        place = Place(device, self._place.gpu, launcher, self._place.processors)
+        bound = CudaProgram(program, weights, place, blocks=self.blocks, limits=limits, exchange=exchange)
+        return CudaSteps(bound, self._bundle.model.vocab_size, launcher, capture)
 
     @property
     def device(self) -> torch.device:
@@ -139,9 +145,19 @@ class CudaExecutor:
 
     def submit(self, step: StepInput) -> Pending:
         self._bundle.check_unchanged()
+        with self._running():
+            return WatchedStep(self._running, self._steps.start(step))
+
+    def synchronize(self) -> None:
+        """Waits for all submitted steps. Raises EnginewrightError if the GPU is lost."""
         with self._health.watched():
-            self._place.enter()
-            return WatchedStep(self._health, self._steps.start(step))
+            self._place.probe()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Makes the place's stream the current one within the context. Raises the errors of ``GpuHealth.watched``."""
+        with self._health.watched(), self._place.entered():
+            yield
 
     def describe(self) -> dict[str, str | int]:
         return {
@@ -159,8 +175,8 @@ class CudaExecutor:
         if not self._closed:
             self._closed = True
             with suppress(RuntimeError, EnginewrightError) if self.lost else nullcontext():
-                self._place.enter()
-                self._steps.close()
+                with self._place.entered():
+                    self._steps.close()
                 self._place.close()
 
 
@@ -173,8 +189,9 @@ class _Interpreted:
     processors = 1
     capture: Capture | None = None
 
-    def enter(self) -> None:
-        """Does nothing: there is no stream."""
+    def entered(self) -> AbstractContextManager[None]:
+        """Returns a context that does nothing: there is no stream."""
+        return nullcontext()
 
     def probe(self) -> None:
         """Does nothing: the CPU can't be lost."""
@@ -213,9 +230,9 @@ class _OnGpu:
         self._stream = torch.cuda.ExternalStream(self._opened.stream, device=self.device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def enter(self) -> None:
-        """Makes its stream the calling thread's current stream."""
-        torch.cuda.set_stream(self._stream)
+    def entered(self) -> AbstractContextManager[None]:
+        """Returns a context in which its stream is the calling thread's current stream; then the former one is."""
+        return torch.cuda.stream(self._stream)
 
     def probe(self) -> None:
         """Waits for the stream. Raises RuntimeError if the GPU is lost to this process."""
@@ -223,9 +240,9 @@ class _OnGpu:
 
     def close(self) -> None:
         """Frees torch's cached memory and the kernels. The stream is kept for the next executor."""
-        torch.cuda.set_stream(torch.cuda.default_stream(self.device))
-        torch.cuda.empty_cache()
-        self._opened.empty()
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
+            self._opened.empty()
         _idle.setdefault(self._opened.gpu.index, []).append(self._opened)
 
     def launcher(self, folder: Any, section: CudaSection) -> Launcher:

@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
 from typing import NoReturn
 
 import msgspec
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.ranks.partition import Partition
@@ -20,7 +21,7 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 from ...ranks.messages import Mail, unpacked_step
 from ...ranks.rank import Part as Opened
-from ...ranks.rank import run_process
+from ...ranks.rank import end_with, run_process
 from ...ranks.records import PartSetting, check_same, facts
 from .exchange import Collectives
 from .executor import CudaExecutor, Part
@@ -67,11 +68,20 @@ def open_part(told: bytes, rank: int) -> Opened:
     executor = CudaExecutor(bundle, setting.blocks, setting.context, target=setting.target, part=part)
     groups = [group.name for group in program.cache_groups]
 
-    def run_steps(store: Store) -> NoReturn:
+    submitted: SimpleQueue[None] = SimpleQueue()
+
+    def wait_for_steps() -> NoReturn:
+        while True:
+            submitted.get()
+            executor.synchronize()
+
+    def run_steps(store: TCPStore) -> NoReturn:
         collectives.open(store, executor.device)
+        end_with(store, rank, wait_for_steps)  # nobody else waits for this rank's GPU, and sees that it is lost
         while True:
             packed, _ = mail.next_step()
             executor.submit(unpacked_step(groups, packed, program.ports))
+            submitted.put(None)
 
     return mail, run_steps
 

@@ -265,3 +265,32 @@ def test_memory_that_is_not_there(install: Install, bundles, form: str) -> None:
     install(form, gpus=small)
     with pytest.raises(CapacityError, match=r"don't fit into the memory of small"):
         LLM(bundles[form], memory="100kB", trust="code")
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_a_lost_gpu_is_said_from_then_on(install: Install, bundles: dict[str, Path], form: str) -> None:
+    """An error after which the GPU answers is a request's; one after which it doesn't is the process's."""
+    cuda = install(form)
+    illegal, answers = EnginewrightError("CUDA: cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS"), True
+
+    def fails(*given: object) -> None:
+        raise illegal
+
+    def synchronize() -> None:
+        if not answers:
+            raise EnginewrightError("CUDA: cuStreamSynchronize failed: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    with LLM(bundles[form], trust="code") as llm:
+        device, upload = cuda.devices[-1], cuda.devices[-1].upload
+        device.synchronize = synchronize  # type: ignore[method-assign]
+        device.upload = fails  # type: ignore[method-assign]
+        with pytest.raises(EnginewrightError, match="ILLEGAL_ADDRESS"):
+            llm.generate([1, 2], GREEDY)
+        assert llm.lost == ""
+        answers = False
+        with pytest.raises(EnginewrightError, match=r"the GPU is lost to this process.*ILLEGAL_ADDRESS"):
+            llm.generate([1, 2], GREEDY)
+        device.upload, answers = upload, True  # type: ignore[method-assign]
+        with pytest.raises(EnginewrightError, match="the GPU is lost to this process"):
+            llm.generate([1, 2], GREEDY)
+        assert "ILLEGAL_ADDRESS" in llm.lost

@@ -27,7 +27,7 @@ class Step:
 
 def test_an_error_behind_which_the_gpu_does_not_answer_loses_it() -> None:
     health = GpuHealth(raising(ILLEGAL))
-    step = WatchedStep(health, Step(raising(ILLEGAL)))
+    step = WatchedStep(health.watched, Step(raising(ILLEGAL)))
     with pytest.raises(EnginewrightError, match=r"the GPU is lost to this process.*illegal memory access"):
         step.result()
     assert "illegal memory access" in health.lost
@@ -41,11 +41,11 @@ def test_an_error_behind_which_it_answers_does_not(error: Exception) -> None:
     probes: list[None] = []
     health = GpuHealth(lambda: probes.append(None))
     with pytest.raises(type(error)) as caught:
-        WatchedStep(health, Step(raising(error))).result()
+        WatchedStep(health.watched, Step(raising(error))).result()
     assert caught.value is error
     assert health.lost == "" and probes == [None]
     output = StepOutput(tokens=None)
-    assert WatchedStep(health, Step(lambda: output)).result() is output
+    assert WatchedStep(health.watched, Step(lambda: output)).result() is output
 
 
 def test_a_wrong_request_costs_no_probe() -> None:

@@ -8,14 +8,16 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import gpu_fault
 import numpy as np
 import pytest
 import torch
@@ -23,10 +25,13 @@ from msgspec.structs import replace as replace_struct
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from enginewright.optimizer.export import export
+from enginewright.plugins.cuda.compile.emitter import CudaEmitter
 from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve import ops
 from enginewright.plugins.cuda.serve import program as program_module
+from enginewright.plugins.cuda.serve import steps as steps_module
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, Place, lay_narrow, step_memory
 from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
 from enginewright.plugins.gpu import step_calls, tiles
@@ -37,11 +42,13 @@ from enginewright.plugins.native.sampling import RowSampler
 from enginewright.plugins.steps.packed_steps import StepLimits, StepShape, input_shapes
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
 from enginewright.runtime.shared.contracts import NO_TOKEN, StepOutput
-from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError, TargetError
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import Affine
 from tests.passes.small_programs import Steps, random_sequences
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.plugins.gpu.fake_driver import FakeCuda
+from tests.runtime.server.conftest import Server
+from tests.runtime.server.conftest import make_server as make_server
 from tests.triton_interpreter import interpreter as interpreter
 
 EXACT = 1e-5
@@ -455,8 +462,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> Callable[[], Any]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(cuda_blocks, "load_cuda", lambda: cuda)
     monkeypatch.setattr(cuda_blocks, "_idle", {})
@@ -466,11 +472,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> Callable[[], Any]
 def test_a_gpu_gets_back_what_torch_kept_then_memory_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     place = on_gpu(monkeypatch, FakeCuda())()
-    monkeypatch.setattr(torch.cuda, "set_stream", done.append)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("cache"))
     monkeypatch.setattr(place._opened, "empty", lambda: done.append("memory and kernels"))
     place.close()
-    assert done == ["default", "cache", "memory and kernels"]
+    assert done == ["cache", "memory and kernels"]
 
 
 def test_a_stream_outlives_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,6 +493,23 @@ def test_a_stream_outlives_its_executor(monkeypatch: pytest.MonkeyPatch) -> None
     other.close()
     opened()
     assert [device.closed for device in cuda.devices] == [False, False]
+
+
+def test_work_is_on_the_place_s_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = ["the caller's"]
+
+    @contextmanager
+    def stream(chosen: Any) -> Iterator[None]:
+        current.append(chosen)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    place = on_gpu(monkeypatch, FakeCuda())()
+    assert current == ["the caller's"]
+    with place.entered():
+        assert current[-1] == place._opened.stream
+    assert current == ["the caller's"]
 
 
 def test_a_lost_gpu_is_not_opened_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -896,14 +918,111 @@ def lost_gpu(bundle: str) -> list[tuple[str, str]]:
     return records
 
 
-@pytest.mark.matrix
-def test_a_lost_gpu_is_said_from_then_on(tmp_path: Path, tiny_folder: Path, interpreter: ProcessPoolExecutor) -> None:
-    from enginewright.optimizer.export import export
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A tiny model for the target, without kernels: interpreted ones aren't compiled."""
+    path = tmp_path_factory.mktemp("cuda") / "tiny.bundle"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CudaEmitter, "_kernels", lambda *given: {})
+        export(tiny_folder, path, recipe="f32", targets=("cuda",), gpus=["8.0"])
+    return path
 
-    bundle = tmp_path / "b"
-    export(tiny_folder, bundle, recipe="f32", targets=("cuda",), gpus=["8.0"])
+
+@pytest.mark.matrix
+def test_a_lost_gpu_is_said_from_then_on(bundle: Path, interpreter: ProcessPoolExecutor) -> None:
     first, *others = interpreter.submit(lost_gpu, str(bundle)).result()
     assert first == ("1", "")
     assert len(others) == 3
     for message, lost in others:
         assert "the GPU is lost to this process" in message and "illegal memory access" in lost
+
+
+@pytest.mark.matrix
+def test_a_server_starts_another_engine_where_the_gpu_is_lost(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_server: Callable[..., Server]
+) -> None:
+    """A fault is planted in the engine's process: a request fails, ``/health`` is 503, and the next one is answered."""
+    fault = tmp_path / "fault"
+    (tmp_path / "sitecustomize.py").write_text(gpu_fault.SITE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(gpu_fault.FILE_VARIABLE, str(fault))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    options = ("--target", "cuda", "--trust", "code", "--context", "64", "--max-requests", "2", "--memory", "1MiB")
+    server = make_server(bundle, *options)
+    request = {"prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0}
+    before = server.complete(**request)
+    assert before.status == 200 and server.ask("GET", "/health").status == 200
+    (old,) = server.engines()
+    fault.touch()
+    server.wait(lambda: not fault.exists() and server.complete(**request).status != 200)
+    server.wait(lambda: server.ask("GET", "/health").status == 503)
+    server.wait(lambda: server.ask("GET", "/health").status == 200)
+    assert server.complete(**request).text == before.text
+    assert server.engines() != [old]
+    assert "the engine ends: the GPU is lost to this process" in server.errors.read_text()
+
+
+def in_its_stream(bundle: str) -> tuple[list[bool], list[str]]:
+    """Whether the place's stream was the current one when a step started, when its result was read, and afterwards;
+    and what was done after opening failed."""
+    from enginewright import LLM, SamplingParams
+
+    inside: list[bool] = []
+    done: list[str] = []
+    current = threading.local()
+
+    @contextmanager
+    def entered(self: Any) -> Iterator[None]:
+        before, current.stream = getattr(current, "stream", ""), "ours"
+        yield
+        current.stream = before
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            inside.append(current.stream == "ours")
+            return method(*given)
+
+        return run
+
+    def submit(self: Any, step: Any) -> Any:
+        pending = submitted(self, step)
+        inside.append(current.stream == "")
+        return pending
+
+    submitted = cuda_blocks.CudaExecutor.submit
+    opened = {"target": "cuda", "trust": "code", "context": 64, "max_requests": 2, "memory": "1MiB"}
+    with (
+        patch.object(cuda_blocks._Interpreted, "entered", entered),
+        patch.object(steps_module.CudaSteps, "_start", noting(steps_module.CudaSteps._start)),
+        patch.object(steps_module._Started, "_finish", noting(steps_module._Started._finish)),
+        patch.object(cuda_blocks.CudaExecutor, "submit", submit),
+    ):
+        with LLM(bundle, **opened) as llm:
+            llm.generate([1, 2, 3], SamplingParams(max_tokens=2, logprobs=1))
+        assert getattr(current, "stream", "") == ""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def fails(program: Any, weights: dict[str, torch.Tensor], *given: Any, **options: Any) -> None:
+        held.extend(weakref.ref(weight) for weight in weights.values())
+        raise BundleError("a step has no kernel")
+
+    def close(self: Any) -> None:
+        done.append("closed" if not any(of() is not None for of in held) else "closed before its tensors went")
+
+    with (
+        patch.object(cuda_blocks, "CudaProgram", fails),
+        patch.object(cuda_blocks._Interpreted, "close", close),
+        pytest.raises(BundleError, match="has no kernel"),
+    ):
+        LLM(bundle, **opened)
+    assert held
+    return inside, done
+
+
+@pytest.mark.matrix
+def test_the_caller_s_stream_stays_and_a_failed_opening_gives_memory_back(
+    bundle: Path, interpreter: ProcessPoolExecutor
+) -> None:
+    inside, done = interpreter.submit(in_its_stream, str(bundle)).result()
+    assert inside == [True] * 6  # two steps
+    assert done == ["closed"]

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ from tests.passes.small_programs import Steps
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.plugins.cuda.serve.test_executor import FakeGraph, RecordingLauncher, recorded
 from tests.triton_interpreter import interpreter as interpreter
-from tests.waiting import HANG
+from tests.waiting import HANG, wait_until
 
 EXACT = 1e-5
 """The share of the largest logit, in float32: a library's product may add in another order where it has other columns.
@@ -283,6 +284,42 @@ def test_a_rank_that_is_killed_is_named_and_none_stays(bundle: Path, interpreter
     assert "rank 1" in later
     assert there == [False]
     assert again == interpreter.submit(answers, bundle).result()
+
+
+FAULT = """
+import os, sys
+if any("cuda.serve.rank" in word for word in sys.orig_argv):
+    from enginewright.plugins.cuda.serve import executor
+    def probe(place):
+        if os.path.exists(os.environ["PLANTED"]):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    executor._Interpreted.probe = probe
+"""
+
+
+def one_of_two_gpus(path: Path, folder: Path) -> tuple[list[str], str]:
+    """The errors of the request after which rank 1's GPU is lost, and of the next one; and why the model is lost."""
+    (folder / "sitecustomize.py").write_text(FAULT)
+    errors, planted = [], folder / "planted"
+    with patch.dict(os.environ, PYTHONPATH=str(folder), PLANTED=str(planted)), opened(path, ranks=2) as llm:
+        llm.generate(PROMPTS, PARAMS, progress=False)
+        planted.touch()
+        with pytest.raises(EnginewrightError) as raised:
+            llm.generate(PROMPTS, SamplingParams(max_tokens=200, ignore_eos=True), progress=False, raise_errors=True)
+        errors.append(raised.value.message)
+        wait_until(lambda: llm.lost)
+        with pytest.raises(EnginewrightError) as raised:
+            llm.generate(PROMPTS, PARAMS, progress=False, raise_errors=True)
+        return [*errors, raised.value.message], llm.lost
+
+
+@pytest.mark.matrix
+def test_a_rank_whose_gpu_is_lost_ends_the_model(
+    bundle: Path, tmp_path: Path, interpreter: ProcessPoolExecutor
+) -> None:
+    errors, lost = interpreter.submit(one_of_two_gpus, bundle, tmp_path).result()
+    assert "rank 1" in lost and "the GPU is lost to this process" in lost and "illegal memory access" in lost
+    assert all("rank 1" in error for error in errors)
 
 
 @pytest.mark.matrix
