@@ -1,19 +1,21 @@
 """Runs steps of the cuda target: pads, uploads, runs or replays a graph, and samples on the device.
 
 A step is one upload from fixed memory, its kernels, and one download of the sampled ids. A size of decode steps is
-captured as a CUDA graph at its second step, and replayed from then on.
+captured as a CUDA graph at its second step, and replayed from then on. A dropped graph is captured at its next step.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 import warnings
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -77,7 +79,6 @@ class _Bound:
     copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
     options: dict[str, Tensor]
     draws: dict[Drawing, list[Work]] = field(default_factory=dict)
-    runs: int = 0
     graph: Graph | None = None
 
 
@@ -105,6 +106,8 @@ class CudaSteps:
         self._limits, self._device = program.limits, program.device
         self._has_states = any(group.kind == STATE for group in program.groups)
         self._advanced = False
+        self._settled: set[StepShape] = set()  # sizes of decode steps for which the libraries have chosen kernels
+        self._sums = _Float32Sums()
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
         self._lists = torch.zeros(256, dtype=torch.int32, device=program.device)
         self._bound: OrderedDict[tuple[StepShape, bool], _Bound] = OrderedDict()
@@ -265,24 +268,20 @@ class CudaSteps:
 
     def _run(self, bound: _Bound, shape: StepShape) -> None:
         def run() -> None:
-            with float32_sums():
-                for work in bound.works:
-                    work()
+            for work in bound.works:
+                work()
 
-        self._advanced = self._has_states
-        bound.runs += 1
-        if bound.graph is not None:
-            bound.graph.replay()
-            self.graph_launches += 1
-            return
-        if shape.decodes and self._capture is not None and bound.runs == 2:  # by now the libraries have chosen
+        if bound.graph is None and self._capture is not None and shape in self._settled:
             with self._counted("late_graphs"):
                 bound.graph = self._captured(self._capture, run)
-            if bound.graph is not None:
-                bound.graph.replay()
-                self.graph_launches += 1
-                return
-        run()
+        self._advanced = self._has_states
+        if bound.graph is None:
+            run()
+            if shape.decodes:
+                self._settled.add(shape)
+        else:
+            bound.graph.replay()
+            self.graph_launches += 1
 
     @contextmanager
     def _counted(self, what: str) -> Iterator[None]:
@@ -298,6 +297,8 @@ class CudaSteps:
         """
         try:
             return capture(run)
+        except torch.OutOfMemoryError:  # dropped sizes leave memory for it
+            raise
         except (RuntimeError, EnginewrightError) as e:  # what torch raises for an error of CUDA is the former
             self._capture, self.no_graphs = None, str(e).partition("\n")[0]
             warnings.warn(
@@ -363,6 +364,7 @@ class CudaSteps:
 
     def close(self) -> None:
         """Waits for running work, and frees graphs and memory. No step can be started afterwards."""
+        self._sums.close()
         self.synchronize()
         self._bound.clear()
         self._program.close()
@@ -392,22 +394,38 @@ def _unsampled(step: StepInput) -> StepInput:
     return step.changed(sampling=None, outputs=tuple({LOGITS: None, **dict.fromkeys(step.outputs)}))
 
 
-@contextmanager
-def float32_sums() -> Iterator[None]:
-    """Makes torch's products add in float32 within the context; by default cuBLAS may add partial sums in 16 bits.
+class _Float32Sums:
+    """Makes torch's products add in float32 until the last open object of this class is closed or gone; by default
+    cuBLAS may add partial sums in 16 bits.
 
-    These are settings of the whole process; the context's end restores them.
+    These are settings of the whole process. They don't change in a step, as steps of several models may run at a time.
     """
-    products: Any = torch.backends.cuda.matmul
-    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-    before = {name: getattr(products, name) for name in names}
-    try:
-        for name in names:
-            setattr(products, name, False)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(products, name, value)
+
+    _names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    _lock = threading.RLock()
+    _before: Mapping[str, bool] = {}
+    _open = 0
+
+    def __init__(self) -> None:
+        with self._lock:
+            if not self._open:
+                _Float32Sums._before = {name: getattr(torch.backends.cuda.matmul, name) for name in self._names}
+                self._set(dict.fromkeys(self._names, False))
+            _Float32Sums._open += 1
+        self.close = weakref.finalize(self, self._end)
+        """Ends this object; a second call does nothing."""
+
+    @classmethod
+    def _end(cls) -> None:
+        with cls._lock:
+            cls._open -= 1
+            if not cls._open:
+                cls._set(cls._before)
+
+    @staticmethod
+    def _set(values: Mapping[str, bool]) -> None:
+        for name, value in values.items():
+            setattr(torch.backends.cuda.matmul, name, value)
 
 
 @dataclass

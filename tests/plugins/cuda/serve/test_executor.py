@@ -33,7 +33,7 @@ from enginewright.plugins.cuda.serve import ops
 from enginewright.plugins.cuda.serve import program as program_module
 from enginewright.plugins.cuda.serve import steps as steps_module
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, Place, lay_narrow, step_memory
-from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
+from enginewright.plugins.cuda.serve.steps import add_logprobs
 from enginewright.plugins.gpu import step_calls, tiles
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
@@ -365,6 +365,34 @@ def test_a_graph_depends_on_nothing_that_the_host_held(case: str, interpreter: P
     assert worst == 0.0
 
 
+def dropped_graphs(full: bool) -> tuple[int, dict[str, int], str]:
+    """Graphs that ran, counts of late work, and why graphs aren't made, where the work of one size alone is kept. In
+    ``full``, the memory of the first graph isn't there at once."""
+    program, context = cases.program_of("Llama")
+    lacking = [full]
+
+    def capture(work: Callable[[], None]) -> FakeGraph:
+        if lacking.pop() if lacking else False:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        return FakeGraph(work)
+
+    with patch.object(steps_module, "MOST_SHAPES", 1):
+        lowering = cases.lowered(program, context, "f32")
+        steps, stepper = cases.steps_of(lowering, 256, capture, RecordingLauncher()), Steps(["full"], cases.BLOCKS)
+        for number in range(6):
+            chunks = {name: [3 + number] for name in ("ab" if number % 2 else "a")}
+            steps.start(cases.step_input(stepper.step(chunks))).result()
+    return steps.graph_launches, dict(steps.late), steps.no_graphs
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("full", [False, True])
+def test_a_dropped_graph_is_captured_at_its_next_step(full: bool, interpreter: ProcessPoolExecutor) -> None:
+    launches, late, reason = interpreter.submit(dropped_graphs, full).result()
+    assert (launches, late["late_graphs"], reason) == (4, 4, "")
+    assert late.get("late_memory", 0) == full
+
+
 def without_graphs() -> tuple[list[str], str, int, float]:
     """Warnings, the reason, graphs that ran, and the largest difference, where each capture fails."""
     program, context = cases.program_of("Llama")
@@ -445,14 +473,25 @@ def test_long_contexts_take_room_for_their_parts() -> None:
     assert long - short > 1 << 20
 
 
-def test_products_add_in_float32_and_settings_are_kept() -> None:
+def test_products_add_in_float32_while_a_model_is_open() -> None:
+    """Settings of the process are changed once, whatever the order in which models are closed, and then restored."""
     products: Any = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-    before = [getattr(products, name) for name in names]
-    with pytest.raises(ZeroDivisionError), float32_sums():
-        assert [getattr(products, name) for name in names] == [False, False]
-        raise ZeroDivisionError
-    assert [getattr(products, name) for name in names] == before == [True, True]
+
+    def settings() -> list[bool]:
+        return [getattr(products, name) for name in names]
+
+    gc.collect()  # steps of other tests
+    before = settings()
+    program, context = cases.program_of("Llama")
+    lowering = cases.lowered(program, context, "f32")
+    first, second = (cases.steps_of(lowering, 256, launcher=_Devices(cases.CPU)) for _ in range(2))
+    assert settings() == [False, False]
+    first.close()
+    first.close()
+    assert settings() == [False, False]
+    second.close()
+    assert settings() == before == [True, True]
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> Callable[[], Any]:
@@ -963,8 +1002,8 @@ def test_a_server_starts_another_engine_where_the_gpu_is_lost(
 
 
 def in_its_stream(bundle: str) -> tuple[list[bool], list[str]]:
-    """Whether the place's stream was the current one when a step started, when its result was read, and afterwards;
-    and what was done after opening failed."""
+    """True for each time that the place's stream was the current one as it has to be: when a step starts, not after it
+    was submitted, and when its result is read; and what was done after opening failed."""
     from enginewright import LLM, SamplingParams
 
     inside: list[bool] = []
