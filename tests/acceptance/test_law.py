@@ -314,8 +314,8 @@ def in_company(
             seen["overlapped"] += bool(advanced) and engine.steps_in_flight > 0
         for request in [request for request in running if request.finished]:
             running.remove(request)
-            if (kept := engine.scheduler.cache.disk) is not None:
-                kept.store.flush()  # on a busy machine nobody would find what is still to be written
+            if (tier := engine.scheduler.cache.disk) is not None:
+                tier.store.flush()  # on a busy machine nobody would find what is still to be written
             seen[request.finish_reason or ""] += 1
             if request.finish_reason == "abort":
                 continue
