@@ -13,6 +13,7 @@ import torch
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.capture.check_source import TEXT
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.lowering.lower_program import lower_program
@@ -104,7 +105,7 @@ class _Run:
         if trained is None:  # else it has the tokens
             check_calibration(bundle, target, recipe, self.options.calibration)
         name = f"{given.name}, target {target}"
-        captured = self._capture(source, bundle.model.context_length)
+        captured = self._capture(source, bundle.model.context_length, recipe.pooling)
         if trained is not None:
             trained.check_source(captured)
         check_same_model(captured.model_info, source.name, bundle.model, given.name)
@@ -153,7 +154,7 @@ class _Run:
                 f"recipe {recipe.name} searches for formats or shapes, which isn't a pass",
                 hint="Export with it, and compare the bundle, whose recipe has what was chosen.",
             )
-        captured = self._capture(source, recipe.context_length)
+        captured = self._capture(source, recipe.context_length, recipe.pooling)
         info = captured.model_info
         stages = replay(
             source.what,
@@ -227,10 +228,12 @@ class _Run:
 
     # ---- how
 
-    def _capture(self, source: Given, context_length: int | None) -> CapturedModel:
+    def _capture(
+        self, source: Given, context_length: int | None, pooling: PoolingSection | None = None
+    ) -> CapturedModel:
         self.progress(ProgressEvent("capture", 0, 1, source.name))
         part = TEXT if isinstance(source.what, Path) else None  # what a bundle was made of
-        captured = capture(source.what, context_length=context_length, part=part)
+        captured = capture(source.what, context_length=context_length, part=part, pooling=pooling)
         self.progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
         return captured
 

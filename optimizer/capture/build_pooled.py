@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.weights import Cast, WeightExpr
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
@@ -19,6 +20,7 @@ from .build_model import build_pooled, check_own_code
 from .convert_weights import by_model_names
 from .freeze_rope import freeze_rope, own_context_length
 from .model_info import model_info
+from .pooled_section import with_section
 from .pooled_source import PooledSource, find_pooled_source, named_class, pooling_info, transformer_folder
 from .pooled_step import layers_of, modules_after
 from .quantized.checkpoint import unpacked, without_idle_biases
@@ -30,13 +32,19 @@ AFTER = "after"
 """The name of the modules after the pooling, before their numbers, in names of weights."""
 
 
-def find_pooled(directory: Path) -> tuple[PooledSource, PretrainedConfig] | None:
+def find_pooled(directory: Path, section: PoolingSection | None = None) -> tuple[PooledSource, PretrainedConfig] | None:
     """Returns the pooled model of a folder and its configuration; None for a model that generates text.
 
-    Raises the errors of ``read_config`` and ``find_pooled_source``.
+    ``section``: the recipe's [pooling]; its answers make a reranker of a model that generates text.
+
+    Raises:
+        RecipeError: a field of the section isn't for this model.
+        The errors of ``read_config`` and ``find_pooled_source``.
     """
     config = huggingface.read_config(transformer_folder(directory))
     source = find_pooled_source(directory, config)
+    if section is not None:
+        source = with_section(directory, source, section, config)
     if source is None:
         return None
     check_own_code(config)
@@ -96,7 +104,7 @@ def pooled_context(
 
 
 def pooled_info(model: PreTrainedModel, source: PooledSource, name: str, context_length: int) -> ModelInfo:
-    """Describes a pooled model for its bundle. Raises the errors of ``pooling_info``."""
+    """Describes a pooled model for its bundle, without templates. Raises the errors of ``pooling_info``."""
     info = model_info(model, name, context_length, {})
     size = int(getattr(model.config.get_text_config(), "hidden_size", 0))
     more = sum(p.numel() for p in modules_after(source)[0].parameters())

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.bundle.manifest import SourceSection
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.contracts import ModelInfo
-from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import RecipeError, SourceError, UnsupportedModelError
 
 from . import huggingface, module
 from .bind_weights import bind_weights
@@ -32,6 +33,7 @@ from .gguf.file import GgufFile, open_gguf
 from .merge_adapters import AdapterMerge
 from .model_info import model_info
 from .model_source import Adapter, AnySource, ModelSource
+from .pooled_section import with_templates
 from .pooled_source import PooledSource
 from .quantized.checkpoint import unpacked, without_idle_biases
 from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
@@ -69,6 +71,7 @@ def capture(
     context_length: int | None = None,
     name: str | None = None,
     part: str | None = None,
+    pooling: PoolingSection | None = None,
 ) -> CapturedModel:
     """Captures a decoder-only language model, or a model that gives vectors, scores or classes, without its weights.
 
@@ -81,18 +84,26 @@ def capture(
         name: the model's name; by default that of its file or folder.
         part: "text" captures the text decoder of a model that also takes images or sounds, and any other decoder
             whole. By default a model with other parts is refused.
+        pooling: the recipe's [pooling]: facts about a model of vectors or scores that its files don't state.
 
     Raises:
+        RecipeError: a field of ``pooling`` isn't for this model.
         SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
         UnsupportedModelError: the model can't be compiled; names the module or field that is the reason.
     """
     replacement = _tokenizer_of(tokenizer)
     model_source = ModelSource.of(source)
     path, adapters = model_source.path, model_source.adapters
+    if pooling is not None and (path is None or not path.is_dir()):
+        raise RecipeError("[pooling] of the recipe is for models in Hugging Face folders", hint="Leave it out.")
     if path is None:
         captured = _capture_module(model_source.model_object, replacement, context_length, part)
     elif path.is_dir():
-        captured = _capture_directory(path, adapters, replacement, context_length, part)
+        pooled = find_pooled(path, pooling)
+        if pooled is not None:
+            captured = _capture_pooled(path, adapters, *pooled, replacement, context_length)
+        else:
+            captured = _capture_directory(path, adapters, replacement, context_length, part)
     elif path.is_file():
         captured = _capture_gguf(path, adapters, replacement, context_length)
     else:
@@ -272,14 +283,6 @@ def _capture_directory(
     context_length: int | None,
     part: str | None,
 ) -> CapturedModel:
-    if (pooled := find_pooled(directory)) is not None:
-        if adapters:
-            raise UnsupportedModelError(
-                f"{directory}: adapters can be merged into language models only, and this is a model for "
-                f"{pooled[0].task}",
-                hint="Merge the adapter with peft's merge_and_unload(), and export the merged model.",
-            )
-        return _capture_pooled(directory, *pooled, tokenizer, context_length)
     model, weights = build_from_directory(directory, part, adapters=adapters)
     context = freeze_rope(model, context_length)
     from_source = tokenizer is None
@@ -297,11 +300,17 @@ def _capture_directory(
 
 def _capture_pooled(
     directory: Path,
+    adapters: Sequence[Adapter],
     pooled: PooledSource,
     config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase | None,
     context_length: int | None,
 ) -> CapturedModel:
+    if adapters:
+        raise UnsupportedModelError(
+            f"{directory}: adapters can be merged into language models only, and this is a model for {pooled.task}",
+            hint="Merge the adapter with peft's merge_and_unload(), and export the merged model.",
+        )
     model, weights = build_pooled_source(pooled, config)
     from_source = tokenizer is None
     tokenizer = tokenizer or load_tokenizer(pooled.folder)
@@ -315,8 +324,11 @@ def _capture_pooled(
     warnings = _warnings(info, {}, str(directory), files, original, str(directory))
     if files is not None and pooled.sentence.lower_case:
         files = in_lower_case(files)
+    assert info.pooling is not None
+    described, of_template = with_templates(pooled, info.pooling, files)
     program = trace_pooled(model, pooled, weights)
-    return CapturedModel(program, info, files, describe_source(directory), (*pooled.warnings, *warnings))
+    every = (*pooled.warnings, *of_template, *warnings)
+    return CapturedModel(program, replace(info, pooling=described), files, describe_source(directory), every)
 
 
 def _capture_gguf(

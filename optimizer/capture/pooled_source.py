@@ -7,7 +7,7 @@ special-cased. A model that generates text has neither, and isn't pooled.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from enginewright.runtime.shared.contracts import PooledTask, PoolingInfo
-from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import RecipeError, SourceError, UnsupportedModelError
 
 from .check_source import CONFIG
 from .sentence_transformers_files import MODULES, SentenceModel, read_sentence_model, transformer_settings
@@ -48,6 +48,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _OUT = {"t5": "T5 encoders", "umt5": "T5 encoders", "mt5": "T5 encoders", "clip": "CLIP", "siglip": "SigLIP"}
 """Model types that are often asked for, and can't be compiled."""
 
+_MATRYOSHKA = "matryoshka_dimensions"
+"""The field of config.json with the sizes to which vectors may be cut, as in jina-embeddings-v3 and for vLLM."""
+
 
 @dataclass(frozen=True)
 class PooledSource:
@@ -59,6 +62,8 @@ class PooledSource:
         model_class: the class of transformers to build.
         sentence: the contents of sentence-transformers' files; defaults if the folder has none.
         warnings: messages about assumptions that were made.
+        dimensions: sizes to which vectors may be cut, from a recipe; () takes those of the files.
+        template: the text of a pair with {query} and {document}, from a recipe; None takes that of the chat template.
         gives_types: True if the tokenizer gives types of tokens to the model.
     """
 
@@ -68,6 +73,8 @@ class PooledSource:
     sentence: SentenceModel
     warnings: tuple[str, ...] = ()
     gives_types: bool = True
+    dimensions: tuple[int, ...] = ()
+    template: str | None = None
 
 
 def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSource | None:
@@ -87,7 +94,7 @@ def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSourc
         settings = sentence or SentenceModel(directory, **transformer_settings(directory))
         if task == "classify" and config.num_labels == 1:
             task = "rerank"
-        return PooledSource(directory, task, _class_for(config, classes, directory), settings)
+        return PooledSource(directory, task, class_for(config, classes, directory), settings)
     if not _is_encoder(config, name):
         return None
     settings = SentenceModel(directory, poolings=("mean",), **transformer_settings(directory))
@@ -95,7 +102,7 @@ def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSourc
         f"{directory} has no {MODULES}, which states how the vectors of tokens become one: their mean is taken, "
         "without normalizing it"
     )
-    return PooledSource(directory, "embed", _class_for(config, MODEL_MAPPING, directory), settings, (assumed,))
+    return PooledSource(directory, "embed", class_for(config, MODEL_MAPPING, directory), settings, (assumed,))
 
 
 def transformer_folder(directory: Path) -> Path:
@@ -140,13 +147,32 @@ def pooling_info(source: PooledSource, config: PretrainedConfig, hidden_size: in
             hint="The files of the pooling and of the model don't belong together.",
         )
     size = next((m.outputs for m in reversed(sentence.modules) if hasattr(m, "outputs")), size)
-    if sentence.dimensions is not None and sentence.dimensions > size:
-        raise SourceError(
-            f"{source.folder}: truncate_dim is {sentence.dimensions}, and vectors have {size} dimensions",
-            hint="Correct the field.",
-        )
-    choices = () if sentence.dimensions in (None, size) else (sentence.dimensions,)
+    choices = _dimension_choices(source, config, size)
     return PoolingInfo(dimensions=size, normalize=sentence.normalize, dimension_choices=choices, **common)
+
+
+def _dimension_choices(source: PooledSource, config: PretrainedConfig, size: int) -> tuple[int, ...]:
+    """Returns the sizes below ``size`` to which vectors may be cut, as the recipe or else the files state them.
+
+    Raises SourceError or RecipeError for one that is larger than the vectors.
+    """
+    stated = getattr(config, _MATRYOSHKA, None) or []
+    if not isinstance(stated, list | tuple) or not all(isinstance(n, int) and n > 0 for n in stated):
+        raise SourceError(
+            f"{source.folder / CONFIG}: {_MATRYOSHKA} is {stated!r:.80}, not a list of sizes", hint="Correct the field."
+        )
+    cut = source.sentence.dimensions
+    named: dict[str, Sequence[int]] = {"truncate_dim": () if cut is None else (cut,), _MATRYOSHKA: stated}
+    if source.dimensions:
+        named = {"dimensions": source.dimensions}
+    for name, sizes in named.items():
+        if too_large := next((n for n in sizes if n > size), None):
+            error = RecipeError if source.dimensions else SourceError
+            where = "[pooling] of the recipe" if source.dimensions else str(source.folder)
+            raise error(
+                f"{where}: {name} is {too_large}, and vectors have {size} dimensions", hint="Correct the field."
+            )
+    return tuple(sorted({n for sizes in named.values() for n in sizes if n < size}))
 
 
 def _of_modules(directory: Path, sentence: SentenceModel, config: PretrainedConfig) -> PooledSource:
@@ -158,14 +184,14 @@ def _of_modules(directory: Path, sentence: SentenceModel, config: PretrainedConf
                 hint="Export a reranker that sentence-transformers can load.",
             )
         return PooledSource(
-            sentence.transformer, "rerank", _class_for(config, MODEL_FOR_CAUSAL_LM_MAPPING, directory), sentence
+            sentence.transformer, "rerank", class_for(config, MODEL_FOR_CAUSAL_LM_MAPPING, directory), sentence
         )
     if not sentence.poolings:
         raise UnsupportedModelError(
             f"{directory / MODULES}: there is no Pooling, so the model gives a vector for each token (ColBERT)",
             hint="Models that give one vector for a text can be exported.",
         )
-    return PooledSource(sentence.transformer, "embed", _class_for(config, MODEL_MAPPING, directory), sentence)
+    return PooledSource(sentence.transformer, "embed", class_for(config, MODEL_MAPPING, directory), sentence)
 
 
 def _is_encoder(config: PretrainedConfig, name: str) -> bool:
@@ -183,7 +209,7 @@ def _is_encoder(config: PretrainedConfig, name: str) -> bool:
     )
 
 
-def _class_for(config: PretrainedConfig, classes: Any, directory: Path) -> type[PreTrainedModel]:
+def class_for(config: PretrainedConfig, classes: Any, directory: Path) -> type[PreTrainedModel]:
     """Returns transformers' class for a configuration: the one in ``architectures`` if it is in the table."""
     known = classes.get(type(config), None)
     listed = known if isinstance(known, tuple | list) else (known,)

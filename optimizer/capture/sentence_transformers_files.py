@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 from enginewright.runtime.shared.contracts import Similarity
@@ -97,6 +97,9 @@ class SentenceModel:
         max_length: the longest text in tokens; None if no file states it.
         lower_case: True if texts are converted to lower case first.
         activation: the path of the function of a cross-encoder's scores; None if no file states it.
+        messages: the form of messages, if texts pass through the chat template: "flat" for contents that are texts,
+            "structured" for lists of parts; None for texts without a chat template.
+        template_options: variables of the chat template.
     """
 
     transformer: Path
@@ -114,6 +117,8 @@ class SentenceModel:
     max_length: int | None = None
     lower_case: bool = False
     activation: str | None = None
+    messages: Literal["flat", "structured"] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_sentence_model(directory: Path) -> SentenceModel | None:
@@ -289,7 +294,7 @@ def _settings(directory: Path) -> dict[str, Any]:
 
 
 def transformer_settings(folder: Path) -> dict[str, Any]:
-    """Returns ``max_length`` and ``lower_case`` of the module Transformer, whose file may be missing."""
+    """Returns the fields of ``SentenceModel`` that the file of the module Transformer has; the file may be missing."""
     path = next((folder / name for name in TRANSFORMER if (folder / name).is_file()), None)
     config = {} if path is None else read_json(path)
     assert path is not None or not config
@@ -298,7 +303,22 @@ def transformer_settings(folder: Path) -> dict[str, Any]:
         raise SourceError(f"{path}: max_seq_length is {length!r:.80}, and no number of tokens", hint=_HINT)
     if not isinstance(lower, bool):
         raise SourceError(f"{path}: do_lower_case is {lower!r:.80}, and neither true nor false", hint=_HINT)
-    return {"max_length": length, "lower_case": lower}
+    fields: dict[str, Any] = {"max_length": length, "lower_case": lower}
+    if (message := _object(config, "modality_config", path).get("message")) is not None:
+        form = message.get("format", "flat") if isinstance(message, dict) else message
+        if form not in ("flat", "structured"):
+            raise SourceError(f"{path}: the format of messages is {form!r:.80}, not flat or structured", hint=_HINT)
+        options = _object(_object(config, "processing_kwargs", path), "chat_template", path)
+        fields |= {"messages": form, "template_options": {k: v for k, v in options.items() if k != "restore_suffix"}}
+    return fields
+
+
+def _object(config: Mapping[str, Any], name: str, path: Path | None) -> Mapping[str, Any]:
+    """Returns an object among fields; an empty one if it is missing."""
+    value = config.get(name) or {}
+    if not isinstance(value, dict):
+        raise SourceError(f"{path}: {name} is {value!r:.80}, not an object", hint=_HINT)
+    return value
 
 
 def _size(config: Mapping[str, Any], names: tuple[str, ...], path: Path) -> int:

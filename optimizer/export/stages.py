@@ -178,6 +178,7 @@ def open_model(request: ExportRequest) -> OpenModel:
         context_length=request.context_length,
         name=request.name,
         part=request.part,
+        pooling=request.recipe.pooling,
     )
     for text in captured.warnings:
         warnings.warn(text, SourceWarning, stacklevel=2)

@@ -12,6 +12,7 @@ import torch
 
 from enginewright.optimizer.capture.build_pooled import AFTER, build_pooled_source, find_pooled, pooled_context
 from enginewright.optimizer.capture.pooled_step import FUNCTIONS, modules_after
+from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.runtime.shared.contracts import FloatArray, PooledTask
 from enginewright.runtime.shared.errors import SourceError
@@ -34,6 +35,7 @@ class PooledRunner:
 
     Args:
         folder: the model's folder.
+        section: the recipe's [pooling].
         context_length: the longest text for which rotary frequencies are fixed; None takes what the files state.
         keep_bytes: the most bytes of a weight that is read once and kept; larger ones are read again.
 
@@ -46,8 +48,15 @@ class PooledRunner:
 
     task: PooledTask
 
-    def __init__(self, folder: Path, *, context_length: int | None = None, keep_bytes: int = KEEP_BYTES) -> None:
-        pooled = find_pooled(folder)
+    def __init__(
+        self,
+        folder: Path,
+        section: PoolingSection | None = None,
+        *,
+        context_length: int | None = None,
+        keep_bytes: int = KEEP_BYTES,
+    ) -> None:
+        pooled = find_pooled(folder, section)
         if pooled is None:
             raise SourceError(f"{folder} is a model that generates text", hint="Pass the model of the bundle.")
         self._source, config = pooled

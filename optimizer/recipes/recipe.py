@@ -46,6 +46,7 @@ from .sections import (
     AutoSection,
     BudgetSection,
     CalibrationSection,
+    PoolingSection,
     builtin_files,
 )
 
@@ -76,6 +77,7 @@ class Recipe(PassOptions):
     calibration: CalibrationSection = CalibrationSection()
     auto: AutoSection | None = None
     buckets: BucketsSection | None = None
+    pooling: PoolingSection | None = None
     engines: EnginesSection | None = None
 
     def target_tables(self) -> tuple[Section, ...]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
+from enginewright.runtime.shared.contracts import DOCUMENT, QUERY
 from enginewright.runtime.shared.kv_formats import CacheDtype
 
 DEFAULT_CACHE: CacheDtype = "bf16"
 """The format of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
+
+PLACES = re.compile(f"{re.escape(QUERY)}|{re.escape(DOCUMENT)}")
+"""The places of texts in a template."""
 
 
 class BudgetSection(Section):
@@ -64,6 +69,36 @@ class CalibrationSection(Section):
     tokens: int = Field(default=8192, ge=128)
     sequence_length: int = Field(default=256, ge=8)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
+
+
+class PoolingSection(Section):
+    """The facts about a model of vectors or scores that its files don't state. They replace what the files state.
+
+    Attributes:
+        dimensions: smaller numbers of dimensions to which its vectors may be cut (Matryoshka).
+        template: the text of a pair for a reranker that is a decoder, with the places {query} and {document}, and with
+            all control tokens.
+        answers: the token whose logit is the score of such a reranker, such as "yes"; with a second token, such as
+            "no", the score is the difference of both logits.
+    """
+
+    dimensions: tuple[int, ...] = ()
+    template: str | None = None
+    answers: tuple[str, ...] = Field(default=(), max_length=2)
+
+    @field_validator("dimensions")
+    @classmethod
+    def _sizes(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(size < 1 for size in value):
+            raise ValueError("a number of dimensions is at least 1")
+        return tuple(sorted(set(value)))
+
+    @field_validator("template")
+    @classmethod
+    def _has_both_places(cls, value: str | None) -> str | None:
+        if value is not None and PLACES.findall(value) != [QUERY, DOCUMENT]:
+            raise ValueError(f"it must have {QUERY} once, and {DOCUMENT} once after it")
+        return value
 
 
 def builtin_files() -> dict[str, Traversable]:

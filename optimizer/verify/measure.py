@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -97,11 +96,8 @@ class SourceLogits:
         return SourceLogits(tokens, tuple(r[: len(s)] for r, s in zip(logits, tokens.sequences, strict=True)))
 
     @staticmethod
-    def of_pooled(
-        folder: Path, context_length: int, tokens: MeasuringTokens, keep_bytes: int, cache: WeightCache
-    ) -> SourceLogits:
-        """Runs a model that computes whole texts; see ``of``. Raises the errors of ``PooledRunner``."""
-        runner = PooledRunner(folder, context_length=context_length, keep_bytes=keep_bytes)
+    def of_pooled(runner: PooledRunner, tokens: MeasuringTokens, cache: WeightCache) -> SourceLogits:
+        """Runs a model that computes whole texts; see ``of``."""
         rows = tuple(runner.rows(sequence.tolist()) for sequence in tokens.sequences)
         for expr, value in runner.kept_weights():
             cache.offer(expr, value)

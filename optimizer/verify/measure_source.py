@@ -11,6 +11,7 @@ import torch
 
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.capture.model_source import AnySource, ModelSource
+from enginewright.optimizer.measure.pooled_runner import PooledRunner
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.framework.fast_evaluation import WeightCache
@@ -62,7 +63,8 @@ def measure_against(
     cache = WeightCache(keep_bytes)
     folder = ModelSource.of(source).path
     if info.pooling is not None and folder is not None:
-        logits = SourceLogits.of_pooled(folder, info.context_length, tokens, keep_bytes, cache)
+        runner = PooledRunner(folder, recipe.pooling, context_length=info.context_length, keep_bytes=keep_bytes)
+        logits = SourceLogits.of_pooled(runner, tokens, cache)
     else:
         logits = SourceLogits.of(source, info.context_length, tokens, keep_bytes, cache)
     progress(ProgressEvent("measure", 1, 2, "the captured program"))

@@ -92,7 +92,8 @@ def verify(
     folder = ModelSource.of(source).path
     runner: SourceRunner | PooledRunner
     if info.pooling is not None and folder is not None:
-        runner = PooledRunner(folder, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
+        context = bundle.model.context_length
+        runner = PooledRunner(folder, recipe.pooling, context_length=context, keep_bytes=keep_bytes)
     else:
         runner = SourceRunner(source, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()

@@ -503,6 +503,10 @@ PooledTask = Literal["embed", "rerank", "classify", "token_classify"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
+QUERY, DOCUMENT = "{query}", "{document}"
+"""The places of the texts in the templates of ``PoolingInfo``."""
+
+
 class PoolingInfo(Record, frozen=True, kw_only=True):
     """The facts about a model that gives a vector, a score or classes for a text. A bundle's manifest has the same.
 

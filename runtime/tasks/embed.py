@@ -10,7 +10,7 @@ import numpy as np
 from ..shared.contracts import FloatArray, PoolingInfo
 from ..shared.errors import RequestError, shown
 from ..text.text_batch import TextTokens
-from .arguments import check_int, check_type
+from .arguments import check_type
 from .context import Kind, TaskContext
 from .pooled import TextTask, texts_of
 
@@ -40,7 +40,7 @@ class Embed(TextTask[FloatArray], frozen=True, tag="embed"):
         pooling = context.pooling
         check_type("normalize", self.normalize, (bool, type(None)), "True, False or None")
         _check_dimensions(pooling, self.dimensions)
-        before = _prompt(pooling, self.prompt_name)
+        before = prompt_of(pooling, self.prompt_name)
         return texts_of(context, self.prompt, name, truncate=self.truncate, before=before)
 
     def reduce(self, values: Sequence[FloatArray], context: TaskContext, *, single: bool) -> FloatArray:
@@ -56,17 +56,16 @@ class Embed(TextTask[FloatArray], frozen=True, tag="embed"):
 
 def _check_dimensions(pooling: PoolingInfo, dimensions: Any) -> None:
     """Raises RequestError for a number of dimensions that the model's vectors can't be cut to."""
-    if dimensions is None:
-        return
-    check_int("dimensions", dimensions, 1, pooling.dimensions)
-    if dimensions not in (choices := (*pooling.dimension_choices, pooling.dimensions)):
+    check_type("dimensions", dimensions, (int, type(None)), "an integer, or None")
+    choices = sorted({*pooling.dimension_choices, pooling.dimensions})
+    if dimensions is not None and dimensions not in choices:
         raise RequestError(
             f"dimensions: {dimensions} isn't a number to which this model's vectors may be cut",
-            hint=f"It has {', '.join(map(str, sorted(set(choices))))}.",
+            hint=f"It has {', '.join(map(str, choices))}.",
         )
 
 
-def _prompt(pooling: PoolingInfo, name: Any) -> str:
+def prompt_of(pooling: PoolingInfo, name: Any) -> str:
     """Returns the text to put before each text. Raises RequestError if the model has no prompt of this name."""
     check_type("prompt", name, (str, type(None)), "the name of a prompt, or None")
     if name is None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..shared.contracts import FloatArray, PoolingInfo
+from ..shared.contracts import DOCUMENT, QUERY, FloatArray, PoolingInfo
 from ..shared.errors import ContextError, RequestError
 from ..text.text_batch import TextTokens, encode_texts, first_characters
 from ..text.tokenizer import Tokenizer
@@ -16,10 +16,8 @@ from . import arguments
 from .activation import activated
 from .arguments import check_type
 from .context import Kind, TaskContext
+from .embed import prompt_of
 from .pooled import TextTask, checked_text
-
-QUERY, DOCUMENT = "{query}", "{document}"
-"""The places of the texts in the templates of ``PoolingInfo``."""
 
 
 class Rank(TextTask[FloatArray], frozen=True, tag="rank"):
@@ -54,6 +52,8 @@ class Rank(TextTask[FloatArray], frozen=True, tag="rank"):
         tokenizer, most = context.tokenizer, context.model.context_length
         pooling = context.pooling
         if pooling.query_template is None or pooling.document_template is None:
+            before = prompt_of(pooling, None)  # in templates, it is the system's message
+            pairs = [(before + one, other) for one, other in pairs]
             encoded = encode_texts(tokenizer, pairs, names, most, truncate=self.truncate)
         else:
             each = partial(_in_templates, tokenizer, pooling, most, self.truncate)
@@ -84,8 +84,8 @@ def _in_templates(
     ids = encode(f"{head}{document}{tail}")
     if len(ids) <= most:
         return ids
-    around = encode(head), encode(tail)
-    room = most - sum(map(len, around))
+    end = encode(tail)
+    room = most - len(encode(head)) - len(end)
     if not truncate or room < 1:
         what = "it has" if truncate else "with the query it has"
         raise ContextError(
@@ -96,4 +96,4 @@ def _in_templates(
             room=most,
             exact=not tokens,
         )
-    return [*around[0], *encode(document)[:room], *around[1]]
+    return [*ids[: most - len(end)], *end]

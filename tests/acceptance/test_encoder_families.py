@@ -59,6 +59,20 @@ A decoder gives vectors if its folder has `modules.json`, such as Qwen3-Embeddin
 ColBERT and sparse vectors are refused. Recipes work as for other models; where they need tokens and no file is given,
 the package's text is read. `max_kl` limits 1 - cosine of vectors. Sections that search by logits are refused. Other
 targets than cpu are refused by name.
+
+## What a recipe states
+
+Sizes to which vectors may be cut are `matryoshka_dimensions` of config.json, and `truncate_dim`. A decoder's query and
+document pass through the chat template, as roles `query` and `document`, if `modality_config` has messages
+(Qwen3-Reranker, zerank-2). Where the files state neither, as those of nomic-embed, mxbai-embed, EmbeddingGemma,
+Qwen3-Embedding and bge-reranker-v2-gemma, a recipe does:
+
+```toml
+[pooling]
+dimensions = [512, 256, 128]
+answers = ["yes", "no"]            # makes a reranker of a decoder: the logit of yes, minus that of no if it is there
+template = "<|im_start|>user\\nQuery: {query}\\nDocument: {document}<|im_end|>\\n<|im_start|>assistant\\n"
+```
 """
 WORKS = """
 ## Families that work
