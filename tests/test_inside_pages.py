@@ -59,7 +59,7 @@ def test_a_page_counts_its_files_and_they_exist(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, INSIDE / "finding-files.md"], ids=lambda page: page.stem)
 def test_the_names_on_a_page_are_in_its_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     files = [REPOSITORY / path for path in PATH.findall(text)]

@@ -42,6 +42,7 @@ from enginewright.optimizer.capture.gguf.header import all_parts
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.report.document import REPORT_PATH
+from enginewright.optimizer.shared.files import hash_file
 from enginewright.optimizer.shared.resources import peak_rss_bytes
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.hashed_file import writing
@@ -368,7 +369,7 @@ def describe(key: str, bundle: Path, recipe: str, targets: Iterable[str], source
         targets: names of the targets.
         source: name of the source model.
     """
-    files = {path: _hashed(bundle / path) for path in sorted(files_in(bundle))}
+    files = {path: hash_file(bundle / path) for path in sorted(files_in(bundle))}
     return Entry(key, source, recipe, tuple(targets), time.time(), files)
 
 
@@ -409,9 +410,9 @@ def key_of(
     facts = {
         "format": FORMAT,
         "source": describe_source(source).model_dump(mode="json"),
-        "bytes": {name: _hashed(path).sha256 for name, path in read.items()},
+        "bytes": {name: hash_file(path).sha256 for name, path in read.items()},
         "recipe": recipe.model_dump(mode="json"),
-        "files": {name: (str(path), _hashed(Path(path)).sha256) for name, path in extra_files.items()},
+        "files": {name: (str(path), hash_file(Path(path)).sha256) for name, path in extra_files.items()},
         "others": others | {"targets": targets},
         "code": _our_code(),
         "versions": _versions(targets),
@@ -444,7 +445,7 @@ def _our_code() -> str:
         f"{i}/{path}": Path(root, path) for i, root in enumerate(enginewright.__path__) for path in _sources(root)
     }
     for name, path in sorted(sources.items()):
-        digest.update(f"{name} {_hashed(path).sha256}\n".encode())
+        digest.update(f"{name} {hash_file(path).sha256}\n".encode())
     return digest.hexdigest()
 
 
@@ -501,13 +502,6 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _hashed(path: Path) -> FileSection:
-    """Returns a file's size and hash. Raises OSError."""
-    with open_regular(path) as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return FileSection(bytes=file.tell(), sha256=digest.hexdigest())
 
 
 def _copy(source: Path, target: Path, expected: FileSection) -> bool:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from enginewright.optimizer.capture.find_source import describe_source, find_source
 from enginewright.optimizer.capture.gguf.header import all_parts, read_header
+from enginewright.optimizer.shared.files import hash_file
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.shared.json_document import parse_json
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
-_CHUNK_BYTES = 4 << 20
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)^---\s*$", re.S | re.M)
 
 
@@ -60,22 +59,13 @@ def source_facts(bundle: Bundle, source: str | Path, progress: Progress = silent
     try:
         total, done, files = sum(p.stat().st_size for p in paths), 0, {}
         for path in paths:
-            files[path.name] = _hashed(path)
+            files[path.name] = hash_file(path)
             done += files[path.name].bytes
             progress(ProgressEvent("source", done, total, path.name))
         licence = _licence_of_directory(source) if source.is_dir() else _licence_of_gguf(source)
     except OSError as e:
         raise SourceError(f"{e.filename}: can't be read: {e.strerror}", hint="Check the file's permissions.") from e
     return SourceFacts(name, files, licence)
-
-
-def _hashed(path: Path) -> FileSection:
-    digest, size = hashlib.sha256(), 0
-    with open_regular(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileSection(bytes=size, sha256=digest.hexdigest())
 
 
 def _licence_of_directory(folder: Path) -> str | None:

@@ -1,13 +1,15 @@
-"""Files that a user asked for are written beside their names, then renamed."""
+"""Writes files that a user asked for, beside their names, and renames them; hashes files."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
 from pathlib import Path
 
-from enginewright.runtime.bundle.manifest import REPORT_FOLDER
+from enginewright.runtime.bundle.manifest import REPORT_FOLDER, FileSection
 from enginewright.runtime.bundle.output_folder import bundle_around
+from enginewright.runtime.bundle.regular_file import open_regular
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError
 
 
@@ -37,3 +39,10 @@ def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleE
         why = e.strerror if isinstance(e, OSError) else e
         hint = "Name a file in it." if isinstance(e, IsADirectoryError) else "Write to another folder."
         raise error(f"{os.fspath(path)!r} cannot be written: {why}", hint=hint) from e
+
+
+def hash_file(path: Path) -> FileSection:
+    """Returns a file's size and hash. Raises OSError."""
+    with open_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileSection(bytes=file.tell(), sha256=digest.hexdigest())

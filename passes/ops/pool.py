@@ -6,9 +6,11 @@ from itertools import pairwise
 
 import torch
 
+from enginewright.runtime.shared.op_schema import OPS
+
 from .library import accumulate_dtype, register
 
-KINDS = ("mean", "cls", "last", "max", "weighted")
+KINDS = next(one.values for one in OPS["pool"].attributes if one.name == "kind")
 """The kinds of pooling. cls: the first token's row. weighted: the mean with the weight i + 1 for token i."""
 
 

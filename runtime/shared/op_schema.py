@@ -46,16 +46,20 @@ class Input(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """An attribute: its name, its kind, True if every step has it, and its description in docs."""
+    """An attribute: its name, its kind, True if every step has it, its description in docs, and the values that it may
+    have; () for any.
+    """
 
     name: str
     kind: Kind
     needed: bool = True
     about: str = ""
+    values: tuple[str, ...] = ()
 
     @property
     def row(self) -> str:
-        return f"`{self.name}`{self.about}"
+        values = f" ({', '.join(self.values)})" if self.values else ""
+        return f"`{self.name}`{values}{self.about}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class OpSchema:
     def row(self, name: str) -> str:
         """Returns the op's row of the reference table."""
         inputs = ", ".join(i.row for i in self.inputs) + self.about
-        between = "; " if any(a.about for a in self.attributes) else ", "
+        between = "; " if any(a.about or a.values for a in self.attributes) else ", "
         cells = f"`{name}`", inputs, between.join(a.row for a in self.attributes), "; ".join(self.outputs) + self.means
         return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
@@ -119,9 +123,11 @@ def problem_of_step(step: StepLike) -> str | None:
     for name, value in step.attrs.items():
         if name not in known:
             return f"it has no attribute {name}"
-        kind = known[name].kind
+        kind, values = known[name].kind, known[name].values
         if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "flag"):
             return f"attribute {name} is not {_NAMES[kind]}"
+        if values and value not in values:
+            return f"attribute {name} is {value!r:.40}, and none of {', '.join(values)}"
     for attribute in op.attributes:
         if attribute.needed and attribute.name not in step.attrs:
             return f"attribute {attribute.name} is missing"
@@ -257,7 +263,7 @@ OPS: Mapping[str, OpSchema] = {
         "all",
         (Input("gate", "[rows,2I] or [rows,I]"), Input("up", "[rows,I]", OPTIONAL)),
         ("[rows,I]",),
-        (Attribute("kind", "string", True, " (silu, gelu, gelu_tanh, relu, sigmoid)"),),
+        (Attribute("kind", "string", values=("silu", "gelu", "gelu_tanh", "relu", "sigmoid")),),
         ": gate and up in one, or apart",
     ),
     "kv_write": OpSchema(
@@ -308,8 +314,8 @@ OPS: Mapping[str, OpSchema] = {
         "all",
         (Input("hidden", "[T,H]"), Input("q_start", "i32 [B+1]")),
         ("[B,H]",),
-        (Attribute("kind", "string", True, " (mean, cls, last, max, weighted: token i counts i + 1)"),),
-        means=": of each request's rows; zeros for one without tokens",
+        (Attribute("kind", "string", values=("mean", "cls", "last", "max", "weighted")),),
+        means=": of each request's rows. cls is the first; in weighted, token i counts i + 1; zeros without tokens",
     ),
     "take_rows": OpSchema(
         "plain",
@@ -343,7 +349,7 @@ OPS: Mapping[str, OpSchema] = {
         "all",
         (Input("x", "[..,C]"),),
         ("[..,1]",),
-        (Attribute("kind", "string", True, " (sum, mean, max)"),),
+        (Attribute("kind", "string", values=("sum", "mean", "max")),),
         ", rank up to 4",
     ),
     "cast_bf16": OpSchema("narrow", "all", (Input("x", "[M,K]"),), ("bf16 [M,K], the row stride even",)),

@@ -74,10 +74,20 @@ enum class WeightLayout {
   blocks16,
   sparse32
 };
-enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
-enum class LinearActivation { none, silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh };  // relu2: relu^2
-enum class ReduceKind { sum, mean, max };
-enum class PoolKind { mean, cls, last, max, weighted };
+
+// The values of attributes. A name here is the name in programs too (registry.cpp).
+#define EW_ACTIVATIONS(value) value(silu) value(gelu) value(gelu_tanh) value(relu) value(sigmoid)
+#define EW_LINEAR_ACTIVATIONS(value) EW_ACTIVATIONS(value) value(relu2) value(tanh)  // relu2: relu^2
+#define EW_REDUCE_KINDS(value) value(sum) value(mean) value(max)
+#define EW_POOL_KINDS(value) value(mean) value(cls) value(last) value(max) value(weighted)
+
+#define EW_ENUMERATOR(name, ...) name,
+enum class Activation { EW_ACTIVATIONS(EW_ENUMERATOR) };
+enum class LinearActivation { none, EW_LINEAR_ACTIVATIONS(EW_ENUMERATOR) };
+enum class ReduceKind { EW_REDUCE_KINDS(EW_ENUMERATOR) };
+enum class PoolKind { EW_POOL_KINDS(EW_ENUMERATOR) };
+enum class ElementwiseFn { EW_ELEMENTWISE_FUNCTIONS(EW_ENUMERATOR, EW_ENUMERATOR, EW_ENUMERATOR) };
+#undef EW_ENUMERATOR
 
 // Integers that a weight's 4 bits stand for, each + 128: those of GGUF's IQ4, and twice those of e2m1 (FP4).
 // runtime/shared/weight_formats.py has them without the 128.
@@ -92,10 +102,6 @@ struct Epilogue {
   const float* residual = nullptr;  // [M, N] or null; may be y itself. Grouped linears have none
   int64_t residual_stride = 0;
 };
-
-#define EW_ENUMERATOR(name, ...) name,
-enum class ElementwiseFn { EW_ELEMENTWISE_FUNCTIONS(EW_ENUMERATOR, EW_ENUMERATOR, EW_ENUMERATOR) };
-#undef EW_ENUMERATOR
 
 namespace {  // no symbols: these are also compiled for wider instruction sets (see kernels.h)
 

@@ -182,39 +182,37 @@ bool parse(const Entry (&entries)[N], const char* name, E* out) {
   return false;
 }
 
-constexpr Name<Activation> kActivations[] = {
-    {"silu", Activation::silu}, {"gelu", Activation::gelu},       {"gelu_tanh", Activation::gelu_tanh},
-    {"relu", Activation::relu}, {"sigmoid", Activation::sigmoid},
-};
-
-constexpr Name<LinearActivation> kLinearActivations[] = {{"silu", LinearActivation::silu},
-                                                         {"gelu", LinearActivation::gelu},
-                                                         {"gelu_tanh", LinearActivation::gelu_tanh},
-                                                         {"relu", LinearActivation::relu},
-                                                         {"relu2", LinearActivation::relu2},
-                                                         {"sigmoid", LinearActivation::sigmoid},
-                                                         {"tanh", LinearActivation::tanh}};
-constexpr Name<ReduceKind> kReduceKinds[] = {
-    {"sum", ReduceKind::sum}, {"mean", ReduceKind::mean}, {"max", ReduceKind::max}};
-constexpr Name<PoolKind> kPoolKinds[] = {{"mean", PoolKind::mean},
-                                         {"cls", PoolKind::cls},
-                                         {"last", PoolKind::last},
-                                         {"max", PoolKind::max},
-                                         {"weighted", PoolKind::weighted}};
-
-#define EW_NAME(name, ...) {#name, ElementwiseFn::name},
-constexpr Name<ElementwiseFn> kFunctions[] = {EW_ELEMENTWISE_FUNCTIONS(EW_NAME, EW_NAME, EW_NAME)};
-#undef EW_NAME
-
 }  // namespace
 
-bool parse_activation(const char* name, Activation* out) { return parse(kActivations, name, out); }
-bool parse_linear_activation(const char* name, LinearActivation* out) {
-  return parse(kLinearActivations, name, out);
+#define EW_NAME(name, ...) {#name, Kind::name},
+
+bool parse_activation(const char* name, Activation* out) {
+  using Kind = Activation;
+  static constexpr Name<Kind> kNames[] = {EW_ACTIVATIONS(EW_NAME)};
+  return parse(kNames, name, out);
 }
-bool parse_reduce(const char* name, ReduceKind* out) { return parse(kReduceKinds, name, out); }
-bool parse_pool(const char* name, PoolKind* out) { return parse(kPoolKinds, name, out); }
+bool parse_linear_activation(const char* name, LinearActivation* out) {
+  using Kind = LinearActivation;
+  static constexpr Name<Kind> kNames[] = {EW_LINEAR_ACTIVATIONS(EW_NAME)};
+  return parse(kNames, name, out);
+}
+bool parse_reduce(const char* name, ReduceKind* out) {
+  using Kind = ReduceKind;
+  static constexpr Name<Kind> kNames[] = {EW_REDUCE_KINDS(EW_NAME)};
+  return parse(kNames, name, out);
+}
+bool parse_pool(const char* name, PoolKind* out) {
+  using Kind = PoolKind;
+  static constexpr Name<Kind> kNames[] = {EW_POOL_KINDS(EW_NAME)};
+  return parse(kNames, name, out);
+}
+bool parse_elementwise(const char* name, ElementwiseFn* out) {
+  using Kind = ElementwiseFn;
+  static constexpr Name<Kind> kNames[] = {EW_ELEMENTWISE_FUNCTIONS(EW_NAME, EW_NAME, EW_NAME)};
+  return parse(kNames, name, out);
+}
 bool parse_kv_format(const char* name, KvFormat* out) { return parse(kKvFormats, name, out); }
-bool parse_elementwise(const char* name, ElementwiseFn* out) { return parse(kFunctions, name, out); }
+
+#undef EW_NAME
 
 }  // namespace ew

@@ -98,6 +98,7 @@ NORM = {"eps": 1e-5, "has_weight": False}
         (step("rms_norm", 1, **NORM, has_bias=True), "it has no attribute has_bias"),
         (step("top_k", 1, 2, k=1.0), "attribute k is not an integer"),
         (step("reduce", 1, kind=1), "attribute kind is not a string"),
+        (step("reduce", 1, kind="min"), "attribute kind is 'min', and none of sum, mean, max"),
         (step("linear", 2), None),
         (step("linear", 5, has_residual=True), None),
         (step("linear", 1), "it has 1 inputs and 1 outputs, and takes 2 to 4 and 1"),
