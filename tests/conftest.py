@@ -348,11 +348,11 @@ def tiny_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def pooled_bundles(shared_folder: Path) -> dict[str, Path]:
-    """A tiny encoder's f32 bundle for the cpu target of each kind: "embed", "rerank" and "classify"."""
+    """A tiny encoder's f32 bundle for the cpu target of each kind, a key of ``CLASSES`` in tests/text_models.py."""
     from enginewright.optimizer.export import export
-    from tests.text_models import save_text_model
+    from tests.text_models import CLASSES, save_text_model
 
-    bundles = {kind: shared_folder / f"tiny-{kind}.bundle" for kind in ("embed", "rerank", "classify")}
+    bundles = {kind: shared_folder / f"tiny-{kind}.bundle" for kind in CLASSES}
     with _only_one(shared_folder / "tiny-encoders.lock"):
         for kind, bundle in bundles.items():
             if not bundle.exists():

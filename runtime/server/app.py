@@ -58,7 +58,7 @@ _OF_TOKENS = "vectors of single tokens and sparse vectors aren't served: /v1/emb
 _CHANGES = "models aren't changed by requests: `optimize export` makes a bundle, and `optimize serve` serves it"
 
 NOT_SERVED: Mapping[str, str] = {
-    **dict.fromkeys(("/embed_all", "/embed_sparse", "/pooling"), _OF_TOKENS),
+    **dict.fromkeys(("/embed_all", "/embed_sparse"), _OF_TOKENS),
     **dict.fromkeys(("/api/create", "/api/copy", "/api/pull", "/api/push", "/api/delete"), _CHANGES),
 }
 """Reasons why paths that clients may ask for answer with 404."""

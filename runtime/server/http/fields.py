@@ -48,11 +48,11 @@ HINTS = frozenset(
 class Fields(msgspec.Struct, kw_only=True):
     """A body. Its fields are in one of three tables: honoured (the class's own), refused, and harmless.
 
-    ``of_kind`` is the kind of bundles that the body is for. ``bounds`` has limits of fields that replace those of
+    ``of_kinds`` has the kinds of bundles that the body is for. ``bounds`` has limits of fields that replace those of
     ``BOUNDS``.
     """
 
-    of_kind: ClassVar[Kind] = GENERATE
+    of_kinds: ClassVar[tuple[Kind, ...]] = (GENERATE,)
     bounds: ClassVar[Mapping[str, Bound]] = {}
 
     refused: ClassVar[Mapping[str, Only]] = {}

@@ -94,14 +94,16 @@ class Front:
         self.intake.options = self.tenants.options = self.options
         return now, later
 
-    def model(self, name: str | None, kind: Kind = GENERATE) -> Model:
-        """Returns the model of a name or an alias; None names the first of the kind, or else the first.
+    def model(self, name: str | None, *kinds: Kind) -> Model:
+        """Returns the model of a name or an alias; None names the first of the kinds, or else the first.
+
+        ``kinds``: by default that of models that write text.
 
         Raises ApiError for an unknown name.
         """
         name = self.options.aliases.get(name or "", name)
         if name is None or self.options.any_model:
-            fitting = (one for one in self.models.values() if kind_of(one.model) == kind)
+            fitting = (one for one in self.models.values() if kind_of(one.model) in (kinds or (GENERATE,)))
             return self.models.get(name or "") or next(fitting, next(iter(self.models.values())))
         if name not in self.models:
             values = {"model": name[:80], "models": ", ".join(self.models)}
@@ -117,14 +119,14 @@ class Front:
         """Returns the model's name for an answer: the alias, if ``asked``, the name in the request, is one."""
         return asked if asked is not None and asked in self.options.aliases else model.name
 
-    def sizes(self, name: Any, kind: Kind) -> Sizes:
+    def sizes(self, name: Any, *kinds: Kind) -> Sizes:
         """Returns the sizes of the model that a body names; ``name`` is any JSON. Raises ApiError if unknown.
 
-        ``kind``: the kind of bundles that the body is for, by which the model is chosen if ``name`` is None.
+        ``kinds``: the kinds of bundles that the body is for, by which the model is chosen if ``name`` is None.
         """
         if name is not None and not isinstance(name, str):
             return LARGEST  # what is wrong with the name is said where its type is checked
-        about = self.model(name if name is None or name in self.names else name.removesuffix(_LATEST), kind).model
+        about = self.model(name if name is None or name in self.names else name.removesuffix(_LATEST), *kinds).model
         return Sizes(about.vocab_size, about.context_length)
 
     async def body(self, request: Request, kind: type[B]) -> tuple[B, list[str], Charge]:
@@ -138,7 +140,7 @@ class Front:
         def sizes(name: Any) -> Sizes:
             if isinstance(name, str):
                 request.state.log["model"] = name[:_MOST_NAME]
-            return self.sizes(name, kind.of_kind)
+            return self.sizes(name, *kind.of_kinds)
 
         try:
             work = partial(decoded, data, kind, sizes, self.options.unknown_fields == "ignore")
@@ -169,18 +171,17 @@ class Front:
             await model.wait_for_start()
         return model
 
-    async def ready(self, name: str | None, kind: Kind) -> Model:
-        """Returns the model of a name, loaded, for a body that is for bundles of this kind; see ``model``.
+    async def ready(self, name: str | None, *kinds: Kind) -> Model:
+        """Returns the model of a name, loaded, for a body that is for bundles of these kinds; see ``model``.
 
         Raises RequestError if the model is of another kind, and UnavailableError if it doesn't answer now.
         """
-        model = self.model(name, kind)
-        if (other := kind_of(model.model)) != kind:
-            fitting = [each for each, one in self.models.items() if kind_of(one.model) == kind]
-            hint = (
-                f"Name one that is: {', '.join(fitting)}." if fitting else f"Serve a bundle of the kind {kind!r} too."
-            )
-            raise RequestError(f"model: {model.name!r} is of the kind {other!r}, and this is for {kind!r}", hint=hint)
+        model = self.model(name, *kinds)
+        if (other := kind_of(model.model)) not in kinds:
+            fitting = [each for each, one in self.models.items() if kind_of(one.model) in kinds]
+            these = " or ".join(map(repr, kinds))
+            hint = f"Name one that is: {', '.join(fitting)}." if fitting else f"Serve a bundle of the kind {these} too."
+            raise RequestError(f"model: {model.name!r} is of the kind {other!r}, and this is for {these}", hint=hint)
         await self.loaded(model)
         model.check()
         return model

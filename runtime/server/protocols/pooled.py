@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -29,6 +29,8 @@ from .work import BodyJob, Work
 
 _TEXTS, _CHARACTERS = 64, 1 << 16
 """The most texts of a portion, and their most characters unless a single text has more."""
+_NUMBERS = 1 << 21
+"""The most numbers of an answer for tokens. An answer with a number for each text has few."""
 _OPEN = 2
 """The most portions of a body in the engine: while it computes one, the next one is there already."""
 
@@ -68,7 +70,7 @@ class PooledJob(BodyJob):
 
     def span_fields(self) -> tuple[str, dict[str, Any]]:
         """Returns the name of the operation, which has no further attributes."""
-        return {"embed": "embeddings"}.get(self.body.of_kind, self.body.of_kind), {}
+        return {"embed": "embeddings"}.get(self._pooling.task, self._pooling.task), {}
 
     async def whole(self) -> Any:
         """Returns the whole answer."""
@@ -85,13 +87,13 @@ class PooledJob(BodyJob):
         portions = list(self._portions())
         rows: list[Any] = []
         waiting: deque[asyncio.Future[Ended]] = deque()
-        self.charge.tokens, waited = 0, 0.0
+        self.charge.tokens, self._numbers, waited = 0, 0, 0.0
         try:
             for i in range(len(portions) + _OPEN):
                 if len(waiting) == _OPEN or (waiting and i >= len(portions)):
                     ended = await waiting[0]
                     waited = waited or ended.metrics.times[0]
-                    rows += map(self.body.row, ended.result)
+                    rows += await self._rows(ended.result)
                     waiting.popleft()
                 if i < len(portions):
                     waiting.append(asyncio.ensure_future(self._portion(portions[i], alone=len(portions) == 1)))
@@ -106,8 +108,25 @@ class PooledJob(BodyJob):
         self._count(texts=len(rows))
         self.ended(self.charge.tokens, 0, metrics, ["stop"])
         name = self.front.name(self.body.named, self.model)
+        return self.body.response(rows, Sums(name, self.charge.tokens, metrics))
+
+    async def _rows(self, results: Sequence[Any]) -> list[Any]:
+        """Returns the rows of the answer for the results of a portion. Raises RequestError if the answer would have
+        too many numbers: those of tokens aren't known before."""
         labels = self._pooling.labels or [str(i) for i in range(self._pooling.dimensions)]
-        return self.body.response(rows, Sums(name, self.charge.tokens, metrics, labels))
+
+        def rows() -> list[Any]:
+            return [self.body.row(one, labels) for one in results]
+
+        if self._pooling.task != "token_classify":
+            return rows()
+        self._numbers += sum(one.size for one in results)
+        if self._numbers > _NUMBERS:
+            name = [*self._order.names.values()][-1]
+            hint = "Send fewer texts at a time."
+            raise RequestError(f"{name}: the scores of its tokens are more than {_NUMBERS:,} numbers", hint=hint)
+        of_tokens: list[Any] = await self.front.in_thread(self.tenant.name, rows, self.charge.size)
+        return of_tokens
 
     def _portions(self) -> Iterator[range]:
         """Yields the indices of the texts of each portion."""
@@ -164,7 +183,7 @@ def add_pooled(routes: Routes, front: Front) -> None:
         async def ask(request: Request) -> Response:
             body, ignored, charge = await front.body(request, kind)
             with charge:
-                model = await front.ready(body.named, kind.of_kind)
+                model = await front.ready(body.named, *kind.of_kinds)
                 job = PooledJob(front, charge, model, request, body, ignored)
                 await job.prepare()
                 charge.handed_on = True

@@ -2,7 +2,7 @@
 
     embeddings    OpenAI's /v1/embeddings, Ollama's /api/embed and /api/embeddings, TEI's /embed
     scores        Cohere's and Jina's /v1/rerank, /v2/rerank and /rerank, TEI's /rerank, vLLM's /score
-    classes       vLLM's /classify and /v1/classify, TEI's /predict
+    classes       vLLM's /classify and /v1/classify, TEI's /predict; of tokens: vLLM's /pooling, /predict
 
 TEI is Text Embeddings Inference. Its /rerank and Jina's have one path: TEI's body has ``texts``, Jina's ``documents``.
 """
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+import numpy as np
 
 from ...requests.outputs import RequestMetrics
 from ...requests.request_options import RequestOptions
@@ -40,6 +41,12 @@ _LARGEST = (1 << 63) - 1
 """The largest integer that an engine's process can be sent."""
 _encode = msgspec.json.Encoder().encode
 _RIGHT = Only((None, "right", "Right", "END"), "texts are cut at their end", "Leave it out.")
+_VLLM: Mapping[str, Only] = {
+    "truncation_side": _RIGHT,
+    "add_special_tokens": Only((None, True), "texts have the tokens that the model expects", "Pass token ids."),
+    "embed_dtype": Only((None, "float32"), "numbers are 32-bit floats", "Leave it out."),
+    "endianness": Only((None, "native", "little"), "base64 has little-endian floats", "Leave it out."),
+}
 _INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("query", "search_query"), ("query", "search_query", "s2p_query", "web_search_query")),
     **dict.fromkeys(("document", "passage", "search_document"), ("document", "passage", "search_document")),
@@ -72,13 +79,11 @@ class Sums:
         name: the model's name for the answer.
         tokens: tokens of all its texts.
         metrics: its times, from the body to the last result.
-        labels: the names of the model's classes.
     """
 
     name: str
     tokens: int
     metrics: RequestMetrics
-    labels: Sequence[str] = ()
 
     @property
     def usage(self) -> dict[str, int]:
@@ -94,6 +99,7 @@ class PooledBody(Fields, kw_only=True):
 
     model: str | None = None
     truncate: bool | str | None = None
+    truncate_prompt_tokens: int | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     request_class: str | None = None
 
@@ -113,8 +119,8 @@ class PooledBody(Fields, kw_only=True):
         """
         raise NotImplementedError
 
-    def row(self, result: Any) -> Any:
-        """Returns the result of one text as the answer has it."""
+    def row(self, result: Any, labels: Sequence[str]) -> Any:
+        """Returns the result of one text as the answer has it. ``labels``: the names of the model's classes."""
         raise NotImplementedError
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
@@ -127,13 +133,16 @@ class PooledBody(Fields, kw_only=True):
 
     def cuts(self) -> bool:
         """Returns True if texts that are too long are cut. Raises RequestError for other ways than at the end."""
+        if self.truncate_prompt_tokens not in (None, -1):
+            hint = "Pass -1, or truncate."
+            raise RequestError("truncate_prompt_tokens: texts are cut to the model's own length alone", hint=hint)
         if isinstance(self.truncate, str):
             choice = self.truncate.upper()
             if choice not in ("NONE", "END"):
                 hint = 'Pass "END" or "NONE", or true or false.'
                 raise RequestError(f"truncate: {shown(self.truncate)}: texts are cut at their end", hint=hint)
-            return choice == "END"
-        return bool(self.truncate)
+            return choice == "END" or self.truncate_prompt_tokens == -1
+        return bool(self.truncate) or self.truncate_prompt_tokens == -1
 
 
 def listed(name: str, value: Any) -> list[Text]:
@@ -162,7 +171,7 @@ def listed(name: str, value: Any) -> list[Text]:
 class EmbeddingBody(PooledBody, kw_only=True):
     """The common part of bodies that ask for a vector of each text."""
 
-    of_kind: ClassVar[Kind] = "embed"
+    of_kinds: ClassVar[tuple[Kind, ...]] = ("embed",)
 
     dimensions: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None = None
     normalize: bool | None = None
@@ -195,9 +204,14 @@ class EmbeddingBody(PooledBody, kw_only=True):
         by_name = {name.lower(): name for name in prompts}
         return next((by_name[name] for name in names if name in by_name), None)
 
-    def row(self, result: FloatArray) -> Any:
+    def row(self, result: FloatArray, labels: Sequence[str]) -> Any:
         """Returns a vector, [E], as JSON."""
         return msgspec.Raw(_encode(result.tolist()))
+
+
+def _base64(values: FloatArray) -> str:
+    """Returns base64 of little-endian 32-bit floats."""
+    return base64.b64encode(values.astype("<f4", copy=False).tobytes()).decode()
 
 
 class EmbeddingsBody(EmbeddingBody, kw_only=True):
@@ -205,33 +219,18 @@ class EmbeddingsBody(EmbeddingBody, kw_only=True):
 
     summary: ClassVar[str] = "Returns a vector for each text, in OpenAI's format."
     bounds: ClassVar[Mapping[str, Bound]] = {"input": MANY_TEXTS}
-    refused: ClassVar[Mapping[str, Only]] = {
-        "truncation_side": _RIGHT,
-        "add_special_tokens": Only((None, True), "texts have the tokens that the model expects", "Pass token ids."),
-        "embed_dtype": Only((None, "float32"), "vectors are of 32-bit floats", "Leave it out."),
-        "endianness": Only((None, "native", "little"), "base64 has little-endian floats", "Leave it out."),
-    }
+    refused: ClassVar[Mapping[str, Only]] = _VLLM
 
     input: Texts
     encoding_format: Literal["float", "base64"] = "float"
-    truncate_prompt_tokens: int | None = None
 
     def texts(self) -> tuple[str, list[Text]]:
         """Returns the name of the field with the texts, and the texts. Raises RequestError naming the field."""
         return "input", listed("input", self.input)
 
-    def cuts(self) -> bool:
-        """Returns True if texts that are too long are cut. Raises RequestError for other ways than at the end."""
-        if self.truncate_prompt_tokens not in (None, -1):
-            hint = "Pass -1, or truncate."
-            raise RequestError("truncate_prompt_tokens: texts are cut to the model's own length alone", hint=hint)
-        return super().cuts() or self.truncate_prompt_tokens == -1
-
-    def row(self, result: FloatArray) -> Any:
+    def row(self, result: FloatArray, labels: Sequence[str]) -> Any:
         """Returns a vector as a list of numbers, or as base64 of its little-endian 32-bit floats."""
-        if self.encoding_format == "float":
-            return super().row(result)
-        return base64.b64encode(result.astype("<f4", copy=False).tobytes()).decode()
+        return super().row(result, labels) if self.encoding_format == "float" else _base64(result)
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
         """Returns the list of vectors in OpenAI's format."""
@@ -314,7 +313,7 @@ class OllamaEmbeddingsBody(_Ollama, kw_only=True):
 class _RankBody(PooledBody, kw_only=True):
     """The common part of bodies that ask for scores of pairs of texts."""
 
-    of_kind: ClassVar[Kind] = "rerank"
+    of_kinds: ClassVar[tuple[Kind, ...]] = ("rerank",)
 
     def of_pairs(
         self, queries: Sequence[Any], documents: Sequence[Any], names: tuple[str, str], raw: bool = False
@@ -330,7 +329,7 @@ class _RankBody(PooledBody, kw_only=True):
         task = partial(_rank, truncate=self.cuts(), raw_scores=raw)
         return TextOrder(list(zip(queries, documents, strict=True)), task, named)
 
-    def row(self, result: Any) -> float:
+    def row(self, result: Any, labels: Sequence[str]) -> float:
         """Returns a score."""
         return float(result)
 
@@ -434,36 +433,53 @@ class ScoreBody(_RankBody, kw_only=True):
         return _vllm("score", [{"index": i, "object": "score", "score": row} for i, row in enumerate(rows)], sums)
 
 
-class _ClassBody(PooledBody, kw_only=True):
-    """The common part of bodies that ask for the classes of texts."""
-
-    of_kind: ClassVar[Kind] = "classify"
-
-    def row(self, result: FloatArray) -> list[float]:
-        """Returns the scores of the classes of a text, [C]."""
-        scores: list[float] = result.tolist()
-        return scores
-
-
-class ClassifyBody(_ClassBody, kw_only=True):
+class ClassifyBody(PooledBody, kw_only=True):
     """The body of ``/classify`` and ``/v1/classify``."""
 
+    of_kinds: ClassVar[tuple[Kind, ...]] = ("classify",)
     summary: ClassVar[str] = "Returns the class of each text, in vLLM's format."
     bounds: ClassVar[Mapping[str, Bound]] = {"input": MANY_TEXTS}
+    refused: ClassVar[Mapping[str, Only]] = _VLLM
+    renamed: ClassVar[Mapping[str, str]] = dict.fromkeys(("activation", "softmax"), "use_activation")
 
     input: Texts
+    use_activation: bool | None = None
 
     def order(self, pooling: PoolingInfo, ignored: list[str]) -> TextOrder:
         """Returns the request. The arguments are those of `PooledBody.order`."""
-        return TextOrder(listed("input", self.input), partial(Classify, truncate=self.cuts()), {"texts": "input"})
+        task = partial(Classify, truncate=self.cuts(), raw_scores=self.use_activation is False)
+        return TextOrder(listed("input", self.input), task, {"texts": "input"})
+
+    def row(self, result: FloatArray, labels: Sequence[str]) -> Any:
+        """Returns the label and the scores of a text, [C]."""
+        return {"label": labels[int(result.argmax())], "probs": result.tolist(), "num_classes": len(result)}
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
         """Returns the label and the probabilities of each text, in their order."""
-        data = [
-            {"index": i, "label": sums.labels[row.index(max(row))], "probs": row, "num_classes": len(row)}
-            for i, row in enumerate(rows)
-        ]
-        return _vllm("classify", data, sums)
+        return _vllm("classify", [{"index": i, **row} for i, row in enumerate(rows)], sums)
+
+
+class PoolingBody(ClassifyBody, kw_only=True):
+    """The body of ``/pooling``, which here is for the classes of tokens."""
+
+    of_kinds: ClassVar[tuple[Kind, ...]] = ("token_classify",)
+    summary: ClassVar[str] = "Returns the scores of the classes of each token, in vLLM's format."
+    refused: ClassVar[Mapping[str, Only]] = {
+        **_VLLM,
+        "task": Only(
+            (None, "token_classify"), "/pooling is for classes of tokens", "Ask /v1/embeddings, /classify or /score."
+        ),
+    }
+
+    encoding_format: Literal["float", "base64"] = "float"
+
+    def row(self, result: FloatArray, labels: Sequence[str]) -> Any:
+        """Returns the scores of a text's tokens, [S, C], as JSON or as base64 of its little-endian 32-bit floats."""
+        return msgspec.Raw(_encode(result.tolist())) if self.encoding_format == "float" else _base64(result)
+
+    def response(self, rows: Sequence[Any], sums: Sums) -> Any:
+        """Returns the scores of each text, in their order."""
+        return _vllm("pool", [{"index": i, "object": "pooling", "data": row} for i, row in enumerate(rows)], sums)
 
 
 def _vllm(kind: str, data: list[dict[str, Any]], sums: Sums) -> dict[str, Any]:
@@ -478,10 +494,11 @@ def _vllm(kind: str, data: list[dict[str, Any]], sums: Sums) -> dict[str, Any]:
     }
 
 
-class PredictBody(_ClassBody, kw_only=True):
+class PredictBody(PooledBody, kw_only=True):
     """The body of TEI's ``/predict``: a text, a pair of texts, or a list of lists of one or two texts."""
 
-    summary: ClassVar[str] = "Returns all classes of each text with their scores, in the format of TEI."
+    of_kinds: ClassVar[tuple[Kind, ...]] = ("classify", "token_classify")
+    summary: ClassVar[str] = "Returns all classes of each text, or of its tokens, with scores, in the format of TEI."
     bounds: ClassVar[Mapping[str, Bound]] = {"inputs": MANY_TEXTS}
     refused: ClassVar[Mapping[str, Only]] = {"truncation_direction": _RIGHT}
 
@@ -501,13 +518,20 @@ class PredictBody(_ClassBody, kw_only=True):
         task = partial(Classify, truncate=self.cuts(), raw_scores=self.raw_scores)
         return TextOrder(texts, task, {"texts": "inputs"})
 
-    def response(self, rows: Sequence[Any], sums: Sums) -> Any:
-        """Returns all classes of the text, or of each text, those with the highest scores first."""
+    def row(self, result: FloatArray, labels: Sequence[str]) -> Any:
+        """Returns the classes of a text, [C], or of each of its tokens, [S, C], the highest scores first, as JSON."""
+        order = np.argsort(-result, axis=-1, kind="stable")
+        scores = np.take_along_axis(result, order, -1).tolist()
+        rows, places = (scores, order.tolist()) if result.ndim > 1 else ([scores], [order.tolist()])
         classes = [
-            [{"label": sums.labels[i], "score": row[i]} for i in sorted(range(len(row)), key=lambda i: (-row[i], i))]
-            for row in rows
+            [{"label": labels[i], "score": score} for i, score in zip(of_one, row, strict=True)]
+            for of_one, row in zip(places, rows, strict=True)
         ]
-        return classes[0] if self._single else classes
+        return msgspec.Raw(_encode(classes if result.ndim > 1 else classes[0]))
+
+    def response(self, rows: Sequence[Any], sums: Sums) -> Any:
+        """Returns the classes of the text, or of each text."""
+        return rows[0] if self._single else rows
 
 
 def _one_or_two(name: str, value: Any) -> str | tuple[str, str]:
@@ -527,6 +551,7 @@ POOLED: Mapping[str, type[PooledBody]] = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RerankBody),
     **dict.fromkeys(("/v1/score", "/score"), ScoreBody),
     **dict.fromkeys(("/v1/classify", "/classify"), ClassifyBody),
+    "/pooling": PoolingBody,
     "/predict": PredictBody,
 }
 """Endpoint -> the fields of its body."""

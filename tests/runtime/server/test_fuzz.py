@@ -31,6 +31,7 @@ from enginewright.runtime.server.protocols.pooled_bodies import (
     ClassifyBody,
     EmbeddingsBody,
     OllamaEmbedBody,
+    PoolingBody,
     PredictBody,
     RerankBody,
     ScoreBody,
@@ -58,6 +59,7 @@ PATHS: dict[str, tuple[type, dict[str, Any]]] = {
     "/rerank": (RerankBody, {"query": "Hi", "documents": ["a", "b"]}),
     "/score": (ScoreBody, {"text_1": "Hi", "text_2": ["a", "b"]}),
     "/classify": (ClassifyBody, {"input": "Hi"}),
+    "/pooling": (PoolingBody, {"input": [[5, 6], [7]]}),
     "/predict": (PredictBody, {"inputs": "Hi"}),
 }
 VALUES = [

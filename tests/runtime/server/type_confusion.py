@@ -1,7 +1,7 @@
 """Bodies with a value of another type somewhere in them, sent to the application without a socket.
 
     python -m tests.runtime.server.type_confusion BUNDLE --embed BUNDLE --rerank BUNDLE --classify BUNDLE
-        [--count 100000] [--seed 1] [--json FILE]
+        --token-classify BUNDLE [--count 100000] [--seed 1] [--json FILE]
 
 Each body is a rich one of its protocol, in which places at random are replaced: by each type of JSON, by numbers that
 fit nowhere, by lone surrogates, by lists of thousands of levels. Every answer must be 200, a 4xx in the protocol's
@@ -24,6 +24,7 @@ from typing import Any
 
 from tests.runtime.server.conftest import Reply
 from tests.runtime.server.in_process import InProcess
+from tests.text_models import CLASSES
 
 _DEEP, _HUGE = "deep value", "huge number"  # stand for what Python can't write as JSON
 _TOOL = {
@@ -160,6 +161,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     *((path, {"text_1": "a", "text_2": ["b", "c"]}) for path in ("/score", "/v1/score")),
     *((path, {"input": ["a", "b"], "priority": 0}) for path in ("/classify", "/v1/classify")),
     ("/predict", {"inputs": [["a"], ["b", "c"]], "raw_scores": False, "truncate": False}),
+    ("/pooling", {"input": ["a", "b"], "encoding_format": "base64", "use_activation": False}),
 ]
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 7, 0.5, -0.5, 1e300, 1 << 31, 1 << 63, -(1 << 63), 1 << 64, 1 << 70, _HUGE, _DEEP),
@@ -263,14 +265,15 @@ async def run(bundle: Path, pooled: Mapping[str, Path], count: int, seed: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
-    for kind in ("embed", "rerank", "classify"):
-        parser.add_argument(f"--{kind}", type=Path, required=True, metavar="BUNDLE", help=f"of the kind {kind}")
+    for kind in CLASSES:
+        flag = f"--{kind.replace('_', '-')}"
+        parser.add_argument(flag, type=Path, required=True, metavar="BUNDLE", help=f"of the kind {kind}")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     began = time.time()
-    pooled = {kind: getattr(options, kind) for kind in ("embed", "rerank", "classify")}
+    pooled = {kind: getattr(options, kind) for kind in CLASSES}
     statuses = asyncio.run(run(options.bundle, pooled, options.count, options.seed))
     counts_of = {
         "bodies": options.count,

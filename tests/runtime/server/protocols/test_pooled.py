@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +18,10 @@ import openai
 import pytest
 
 from enginewright import LLM
+from enginewright.runtime.server.protocols import pooled as pooled_answers
 from tests.runtime.server.conftest import Reply, Server
+from tests.runtime.server.in_process import InProcess
+from tests.simulator.seeds import first_seed
 from tests.text_models import LABELS, LONGEST, PROMPTS
 
 TEXTS = ["A ship at sea.", "The harbour", "x y " * 12, "é"]
@@ -45,6 +50,12 @@ def embedder(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def ranker(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
     with LLM(pooled_bundles["rerank"]) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def tagger(pooled_bundles: dict[str, Path]) -> Iterator[LLM]:
+    with LLM(pooled_bundles["token_classify"]) as llm:
         yield llm
 
 
@@ -192,6 +203,61 @@ def test_classes(pooled: Server, classifier: LLM) -> None:
     assert pair == ask(pooled, "/predict", inputs=[[TEXTS[0], TEXTS[1]]])[0] != row
     raw = ask(pooled, "/predict", inputs=TEXTS[0], raw_scores=True)
     assert [one["label"] for one in raw] == [one["label"] for one in row] and raw != row
+    for name in ("use_activation", "activation", "softmax"):
+        (row,) = ask(pooled, "/classify", input=TEXTS[0], **{name: False})["data"]
+        assert sorted(row["probs"], reverse=True) == [one["score"] for one in raw]
+
+
+def test_classes_of_tokens(pooled: Server, tagger: LLM) -> None:
+    expected = tagger.classify(TEXTS)
+    tokens = [len(one.token_ids) for one in expected]
+    answer = ask(pooled, "/pooling", input=TEXTS, task="token_classify")
+    assert [row["data"] for row in answer["data"]] == [one.scores.tolist() for one in expected]
+    assert [(row["index"], row["object"]) for row in answer["data"]] == [(i, "pooling") for i in range(len(TEXTS))]
+    assert (answer["object"], answer["model"], answer["id"][:5]) == ("list", "token_classify", "pool-")
+    assert answer["usage"] == {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
+    packed = ask(pooled, "/pooling", model="token_classify", input=TEXTS, encoding_format="base64")
+    for row, one in zip(packed["data"], expected, strict=True):
+        scores = np.frombuffer(base64.b64decode(row["data"]), "<f4").reshape(-1, len(LABELS))
+        np.testing.assert_array_equal(scores, one.scores)
+    (row,) = ask(pooled, "/pooling", input=[list(expected[0].token_ids)], use_activation=False)["data"]
+    assert row["data"] == tagger.classify(TEXTS[0], raw_scores=True)[0].scores.tolist()
+    # TEI's shape: for a text a list of its tokens, each with all classes, the best first
+    rows = ask(pooled, "/predict", model="token_classify", inputs=[[text] for text in TEXTS])
+    assert rows[0] == ask(pooled, "/predict", model="token_classify", inputs=TEXTS[0])
+    for of_text, one in zip(rows, expected, strict=True):
+        assert tuple(classes[0]["label"] for classes in of_text) == one.label
+        for classes, scores in zip(of_text, one.scores.tolist(), strict=True):
+            assert {one["label"]: one["score"] for one in classes} == dict(zip(LABELS, scores, strict=True))
+            assert [one["score"] for one in classes] == sorted(scores, reverse=True)
+    message = refused(pooled.ask("POST", "/pooling", {"input": "a", "task": "embed"}))
+    assert message.startswith("task: /pooling is for classes of tokens")
+
+
+def test_an_answer_for_tokens_is_bounded(
+    tiny_bundle: Path, pooled_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A portion is the most that is computed for nothing. The bound is made small: texts of this model are short."""
+    monkeypatch.setattr(pooled_answers, "_NUMBERS", 64 * 3 * 3)
+    tokens = {"token_classify": pooled_bundles["token_classify"]}
+
+    async def statuses() -> list[tuple[int, str]]:
+        app = InProcess(tiny_bundle, tokens)
+        try:
+            await app.front.loaded(app.front.model("token_classify"))
+            replies = [
+                await app.ask(path, json.dumps({"model": "token_classify", name: value}).encode())
+                for path, name, one in (("/pooling", "input", "a"), ("/predict", "inputs", ["a"]))
+                for value in ([one] * 64, [one] * 65)
+            ]
+            return [(reply.status, reply.body.decode()) for reply in replies]
+        finally:
+            await app.front.close()
+
+    replies = asyncio.run(statuses())
+    assert [status for status, _ in replies] == [200, 400, 200, 400]
+    assert "input: the scores of its tokens are more than 576 numbers" in replies[1][1]
+    assert "inputs: the scores of its tokens are more than 576 numbers" in replies[3][1]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +267,11 @@ def test_classes(pooled: Server, classifier: LLM) -> None:
         ("/api/embed", {"model": "rerank", "input": "a"}, "rerank"),
         ("/v1/rerank", {"model": "embed", "query": "a", "documents": ["b"]}, "embed"),
         ("/classify", {"model": "embed", "input": "a"}, "embed"),
+        ("/v1/embeddings", {"model": "token_classify", "input": "a"}, "token_classify"),
+        ("/classify", {"model": "token_classify", "input": "a"}, "token_classify"),
+        ("/pooling", {"model": "classify", "input": "a"}, "classify"),
+        ("/pooling", {"model": "chat", "input": "a"}, "generate"),
+        ("/predict", {"model": "rerank", "inputs": "a"}, "rerank"),
         ("/v1/chat/completions", {"model": "embed", "messages": [{"role": "user", "content": "a"}]}, "embed"),
         ("/v1/completions", {"model": "classify", "prompt": "a"}, "classify"),
         (
@@ -223,11 +294,13 @@ def test_without_a_name_the_first_model_of_the_kind_answers(pooled: Server) -> N
     assert ask(pooled, "/v1/embeddings", input="a")["model"] == "embed"
     assert ask(pooled, "/v1/rerank", query="a", documents=["b"])["model"] == "rerank"
     assert ask(pooled, "/classify", input="a")["model"] == "classify"
+    assert ask(pooled, "/pooling", input="a")["model"] == "token_classify"
     assert {name: row["kind"] for name, row in pooled.ask("GET", "/props").json["models"].items()} == {
         "chat": "generate",
         "embed": "embed",
         "rerank": "rerank",
         "classify": "classify",
+        "token_classify": "token_classify",
     }
 
 
@@ -265,6 +338,14 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, "inputs: "),
     "no texts": ("/predict", {"inputs": [[]]}, "inputs[0]: "),
     "numbers": ("/predict", {"inputs": [["a", 5]]}, "inputs"),
+    "100,000 texts for tokens": ("/pooling", {"input": ["a"] * 100_000}, "input: there are 100,000 texts"),
+    "a million characters for tokens": ("/pooling", {"input": "a " * 500_000}, "maximum context length is"),
+    "an empty text for tokens": ("/pooling", {"input": ["a", ""]}, "input[1]: it is empty"),
+    "an id outside for tokens": ("/pooling", {"input": [[5], [10_000]]}, "input[1]: token 10000 is outside"),
+    "100,000 documents": ("/rerank", {"query": "a", "documents": ["b"] * 100_000}, "documents: there are 100,000"),
+    "100,000 pairs": ("/score", {"text_1": "a", "text_2": ["b"] * 100_000}, "text_2: there are 100,000 texts"),
+    "100,000 texts for classes": ("/classify", {"input": ["a"] * 100_000}, "input: there are 100,000 texts"),
+    "a long document": ("/rerank", {"query": "a", "documents": ["b", "b " * 500_000]}, "maximum context length is"),
     "null for Ollama": ("/api/embed", {"input": None}, "input: "),
     "texts of Ollama": ("/api/embed", {"input": ["a", 5]}, "input"),
 }
@@ -305,16 +386,28 @@ def test_a_small_body_overtakes_a_large_one(pooled: Server, embedder: LLM) -> No
     assert np.array_equal(vectors_of(large[0]), embedder.embed(texts))
 
 
-def test_vectors_are_the_same_beside_others(pooled: Server, embedder: LLM) -> None:
-    texts = [f"{'ab ' * (i % 20)}{word(i)}" for i in range(200)]
-    expected = embedder.embed(texts)
+def test_numbers_are_the_same_beside_others(
+    pooled: Server, embedder: LLM, ranker: LLM, classifier: LLM, tagger: LLM
+) -> None:
+    """Texts that follow from the commit's hash, for models of all kinds beside chats."""
+    draw = random.Random(first_seed())
+    texts = [" ".join(draw.choices(("ab", "c", "def", "g."), k=draw.randint(1, 15))) for _ in range(300)]
+    vectors, scores = embedder.embed(texts), ranker.score(QUERY, texts)
+    classes, tokens = classifier.classify(texts), tagger.classify(texts)
 
     def one(i: int) -> bool:
+        part = slice(i, i + draw.randint(1, 7))
+        some = texts[part]
         if i % 5 == 0:
             return pooled.chat(texts[i], max_tokens=4).status == 200
-        count = 1 + i % 7
-        answer = ask(pooled, "/v1/embeddings", model="embed", input=texts[i : i + count])
-        return np.array_equal(vectors_of(answer), expected[i : i + count])
+        if i % 5 == 1:
+            return np.array_equal(vectors_of(ask(pooled, "/v1/embeddings", input=some)), vectors[part])
+        if i % 5 == 2:
+            rows = ask(pooled, "/score", text_1=QUERY, text_2=some)["data"]
+            return [row["score"] for row in rows] == scores[part].tolist()
+        path, expected, name = ("/classify", classes, "probs") if i % 5 == 3 else ("/pooling", tokens, "data")
+        rows = ask(pooled, path, input=some)["data"]
+        return [row[name] for row in rows] == [one.scores.tolist() for one in expected[part]]
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(len(texts))))
