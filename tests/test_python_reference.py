@@ -16,8 +16,8 @@ import enginewright
 
 HEAD = """# Python reference
 
-Every public name, from its docstring. [Python API](python-api.md) is the guide. This page is made by
-`tests/test_python_reference.py`, which fails when it is out of date.
+Every public name, from its docstring. [Python API](python-api.md) is the guide. Made by
+`tests/test_python_reference.py`.
 """
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 

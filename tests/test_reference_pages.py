@@ -39,7 +39,7 @@ from enginewright.runtime.server.protocols.ollama import GenerateBody, OllamaCha
 from enginewright.runtime.server.protocols.pooled_bodies import POOLED
 from enginewright.runtime.server.protocols.response_items import ResponsesBody
 
-MADE = "This page is made from the code by `tests/test_reference_pages.py`, which fails when it is out of date."
+MADE = "Made from the code by `tests/test_reference_pages.py`."
 KINDS = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 SHARED = 3
 """Commands that must have an option with one text before the page describes it only once."""
