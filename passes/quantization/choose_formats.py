@@ -40,6 +40,9 @@ WEIGHT_ARGUMENT: dict[Target, int] = {ew.linear.default: 1, ew.grouped_linear.de
 FEWEST_OUTPUTS = 32
 """The rows of a panel. A product with fewer outputs is stored as a whole panel: a narrower format saves little."""
 
+LARGE_TABLE = 16
+"""A table with fewer rows than the largest one by this factor, such as one of positions, isn't rounded to integers."""
+
 LONGEST_SUM = 1 << 16
 """The number of products of any 8-bit integers whose sum fits into an int32, with weights taken as 0 .. 255."""
 
@@ -63,8 +66,10 @@ class ChooseFormats(Pass):
 
     Some weights keep their floats instead of the default: those of a product that decides which experts a token takes
     (a router: rounding it would change which weights are read), of a product with fewer than 32 outputs, and tables
-    that the model computes (the sines of positions, which are exact). An override is applied to these too. Weights
-    that are computed from the inputs, and integers, never have another format.
+    that the model computes (the sines of positions, which are exact). So do tables with less than a 16th of the rows of
+    the largest one (learned positions, token types), if the default is integers: each row is part of many texts. An
+    override is applied to these too. Weights that are computed from the inputs, and integers, never have another
+    format.
 
     A table that is also the weight of a product has the product's format, so that it is stored once. If the groups of a
     weight don't fill whole blocks of scales, it has a float16 for each group. If the default is sparse, tables,
@@ -90,10 +95,14 @@ class ChooseFormats(Pass):
             if formats.embeddings is not None and (is_table or node in heads):
                 default = formats.embeddings
             source_formats = stored.get(node, frozenset())
-            default_format = _as_stored(source_formats) or default
+            stored_format = _as_stored(source_formats)
+            default_format = stored_format or default
             chosen = _overriding(node, formats, default_format, used)
             if chosen is None:
-                reason = _why_not_table(program, node) if is_table else _why_not_product(program, node)
+                if is_table:
+                    reason = _why_not_table(program, node, rounded=stored_format is None and default.stored.integers)
+                else:
+                    reason = _why_not_product(program, node)
                 if reason is None and len(source_formats) > 1:
                     result.rejected.append(_blocks_that_differ(node, source_formats))
                 weight = node.args[WEIGHT_ARGUMENT[node.target]]
@@ -240,13 +249,22 @@ def _why_only_float(program: Program, node: Node) -> str | None:
     return None if weight.dtype.is_floating_point else "its weight holds integers"
 
 
-def _why_not_table(program: Program, node: Node) -> str | None:
+def _why_not_table(program: Program, node: Node, *, rounded: bool) -> str | None:
+    """Returns the reason why a table stays as floats; None if there is none. ``rounded``: the format is integers, and
+    the table isn't stored in it.
+    """
     if (reason := _why_only_float(program, node)) is not None:
         return reason
     weight = program.weight_of(node.args[1])
     assert weight is not None
     computed = all(part.source.startswith(COMPUTED) for part in weight.parts())
-    return "its table is in no checkpoint, the model computes it" if computed else None
+    if computed:
+        return "its table is in no checkpoint, the model computes it"
+    tables = [program.weight_of(one.args[1]) for one in program.nodes_of(ew.embedding.default)]
+    largest = max(table.shape[0] for table in tables if table is not None)
+    if rounded and LARGE_TABLE * weight.shape[0] < largest:
+        return f"it has {weight.shape[0]:,} rows, where the largest table has {largest:,}"
+    return None
 
 
 def _why_not_product(program: Program, node: Node) -> str | None:

@@ -2,7 +2,8 @@
 
 For s > 0, ``linear(x, W)`` equals ``linear(x / s, W * s)``. The factor 1/s is applied to a weight before x, in which x
 must be linear: the weight and bias of a norm, the rows of a linear, the half of a gated activation without the
-function, the values of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
+function, the values of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978). A norm's result that is also
+added to a sum, as in encoders with the norm after the sum, keeps its size: its linears read it multiplied by 1/s.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
 }
 """The numbers of the arguments of a norm that are its weight and bias."""
 
+_SUMS: tuple[Target, ...] = (aten.add.Tensor, ew.add_rms_norm.default, ew.add_layer_norm.default)
+"""Ops that add a residual."""
+
 ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
 
 
@@ -66,7 +70,7 @@ class Producer:
     """The calls that compute a value whose channels can be scaled.
 
     Attributes:
-        folds: the ranges of weights that take 1/s.
+        folds: the ranges of weights that take 1/s; () if the readers read a product with 1/s.
         heads: (Nkv, Nq / Nkv, Dv) for an attention: s is for [Nkv * Dv], and the query heads of a key/value head share
             its part. None if s is for the channels of the value.
         experts: True if each expert has its own s.
@@ -106,15 +110,17 @@ def channels_read_by(program: Program, linears: list[Node], *, again: bool = Fal
     Args:
         program: the program.
         linears: the linears.
-        again: True if weights with known integers may be rounded again, also those that are tables of embeddings.
+        again: True if weights with known integers may be rounded again, also those that are tables of embeddings, and
+            if calls may be added: a multiplication of a norm's result that is a residual too.
     """
     channels = []
     for origin in dict.fromkeys(_origin(n.args[0]) for n in linears):
         readers = tuple(n for n, _ in _users(origin) if n.target in LINEARS)
         try:
-            tables = _check_readers(program, origin, again)
-            producer = _producer(program, origin, readers, again)
-            _check_count(program, producer, readers)
+            residual = again and _is_residual(origin)
+            tables = _check_readers(program, origin, again, _SUMS if residual else ())
+            producer = Producer(()) if residual else _producer(program, origin, readers, again)
+            _check_count(program, origin, producer, readers)
             channels.append(Channels(origin, readers, producer, tables=tables))
         except _NotScalableError as e:
             channels.append(Channels(origin, tuple(n for n in linears if _origin(n.args[0]) is origin), None, str(e)))
@@ -151,12 +157,20 @@ def _users(value: Node) -> Iterator[tuple[Node, Node]]:
             yield user, value
 
 
-def _check_readers(program: Program, origin: Node, again: bool) -> tuple[Node, ...]:
+def _is_residual(origin: Node) -> bool:
+    """Returns True if a value is a norm's result that linears read and a sum adds."""
+    call = origin.args[0] if origin.target is operator.getitem else origin
+    return getattr(call, "target", None) in _NORM_WEIGHTS and any(n.target in _SUMS for n, _ in _users(origin))
+
+
+def _check_readers(program: Program, origin: Node, again: bool, others: tuple[Target, ...]) -> tuple[Node, ...]:
     """Returns the embeddings that share the weight of a reader. Raises _NotScalableError for other readers than
-    linears.
+    linears and ``others``.
     """
     tables: list[Node] = []
     for user, value in _users(origin):
+        if user.target in others:
+            continue
         if user.target not in LINEARS or user.args[0] is not value:
             raise _NotScalableError(f"{origin.name} is also read by {user.name} ({user.target})")
         shared = [n for n in _weight_node(user).users if n.target is ew.embedding.default] if again else []
@@ -165,9 +179,9 @@ def _check_readers(program: Program, origin: Node, again: bool) -> tuple[Node, .
     return tuple(tables)
 
 
-def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]) -> None:
+def _check_count(program: Program, origin: Node, producer: Producer, readers: tuple[Node, ...]) -> None:
     """Raises _NotScalableError if the readers read another number of channels than is scaled."""
-    count = producer.folds[0].stop - producer.folds[0].start
+    count = producer.folds[0].stop - producer.folds[0].start if producer.folds else program.value(origin).shape[-1]
     if producer.heads is not None:
         count *= producer.heads[1]
     for reader in readers:
@@ -364,11 +378,25 @@ def put_weights(program: Program, exprs: dict[tuple[Node, int], WeightExpr], suf
 
 def divide_result(program: Program, table: Node, factors: torch.Tensor) -> None:
     """Divides the result of a table of embeddings, [.., H], by ``factors`` [H]."""
+    result = _quotient(program, table, factors, table.meta[WHERE])
+    table.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
+
+
+def divide_inputs(program: Program, readers: Sequence[Node], factors: torch.Tensor) -> None:
+    """Divides the input [.., K] of linears by ``factors`` [K], once for each value that some of them read."""
+    for value in dict.fromkeys(reader.args[0] for reader in readers):
+        assert isinstance(value, Node)
+        those = [reader for reader in readers if reader.args[0] is value]
+        result = _quotient(program, value, factors, those[0].meta[WHERE])
+        for reader in those:
+            reader.update_arg(0, result)
+
+
+def _quotient(program: Program, value: Node, factors: torch.Tensor, where: tuple[str, ...]) -> Node:
+    """Returns a call that divides a value [.., H] by ``factors`` [H]; ``where``: the modules that it belongs to."""
     inverse = Factors("1/s", 1 / factors)
-    where = table.meta[WHERE]
     name = f"{COMPUTED}1/s of {inverse.digest[:16]}"
     source = Source(name, tuple(factors.shape), torch.float32, lambda: inverse.values)
-    with program.inserting_before(table.next):
+    with program.inserting_before(value.next):
         weight = program.weight(f"{where[0]}.inverse_scales", source, where=where)
-        result = program.call(aten.mul.Tensor, table, weight, where=where)
-    table.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
+        return program.call(aten.mul.Tensor, value, weight, where=where)

@@ -18,7 +18,7 @@ from ..ir.program import Program
 from ..ir.provenance import join_where, where_of
 from ..ir.recovered import before_training
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
-from .scalable_channels import Scaling, channels_read_by, divide_result, put_weights, scaled_weights
+from .scalable_channels import Scaling, channels_read_by, divide_inputs, divide_result, put_weights, scaled_weights
 from .search_scales import ScaledValue, Scales, ScaleSweep, Seen
 
 ALPHAS = (0.0, 0.3, 0.4, 0.5, 0.6)
@@ -35,6 +35,7 @@ class SmoothActivations(Pass):
     3. To an attention's result: in the rows that compute its values; query heads that share values share s.
     4. To the head's input, if a table of embeddings is the head's weight: the table is stored scaled, and the result
        of a lookup is divided.
+    5. To a norm's result that is added to a sum too: by a multiplication before the linears.
 
     A value with other readers, or that no weight before it can scale, is left unchanged, which is recorded. Weights of
     4 bits are left to AWQ if that is the method, and weights whose integers GPTQ chooses are left to GPTQ: it gains
@@ -88,6 +89,8 @@ class SmoothActivations(Pass):
         for scaling in scalings:
             for table in scaling.channels.tables:
                 divide_result(program, table, scaling.factors[0])
+            if scaling.channels.producer is not None and not scaling.channels.producer.folds:
+                divide_inputs(program, scaling.channels.readers, scaling.factors[0])
         return PassResult(len(scalings), rejected, metrics)
 
 

@@ -146,18 +146,18 @@ def test_a_weight_computed_from_the_inputs_stays_float() -> None:
         choose(program, F32, ("*", BF16))
 
 
-def _tables(width: int, source: str, dtype: torch.dtype) -> Program:
-    """Two tables, of tokens and of positions; the second one's source has that name and dtype."""
+def _tables(width: int, source: str, dtype: torch.dtype, rows: int = 67) -> Program:
+    """Two tables, of 67 tokens and of positions; the second one's source has that name, dtype and number of rows."""
 
     def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
         x = ew.embedding(i["ids"], m.tokens) + ew.embedding(i["positions"], m.positions)
         return ew.take_rows(x.float(), i["rows"])
 
     inner = torch.nn.Module()
-    inner.tokens, inner.positions = (torch.nn.Parameter(torch.randn(67, width)) for _ in range(2))
+    inner.tokens, inner.positions = (torch.nn.Parameter(torch.randn(n, width)) for n in (67, rows))
     program = program_from(call, inner)
     (table,) = (n for n in program.graph.nodes if n.op == "get_attr" and n.target == "positions")
-    expr = Source(source, (67, width), dtype, lambda: torch.ones(67, width).to(dtype))
+    expr = Source(source, (rows, width), dtype, lambda: torch.ones(rows, width).to(dtype))
     program.replace(table, program.weight("other", expr))
     return program
 
@@ -180,6 +180,18 @@ def test_tables_that_stay_as_they_are(
     learned = _tables(width, "positions", torch.float32)
     assert choose(learned, default).rejected == ()
     assert [n.meta[FORMAT] for n in learned.nodes_of(ew.embedding.default)] == [default, default]
+
+
+@pytest.mark.parametrize(("rows", "default", "kept"), [(4, INT8, True), (5, INT8, False), (4, BF16, False)])
+def test_tables_with_few_rows_are_not_rounded_to_integers(rows: int, default: WeightFormat, kept: bool) -> None:
+    program = _tables(32, "positions", torch.float32, rows)
+    record = choose(program, default)
+    reasons = ["it has 4 rows, where the largest table has 67"] if kept else []
+    assert [r.reason for r in record.rejected] == reasons
+    assert [n.meta[FORMAT] for n in program.nodes_of(ew.embedding.default)] == [default, F32 if kept else default]
+    program = _tables(32, "positions", torch.float32, rows)
+    choose(program, default, ("*", INT8))
+    assert program.nodes_of(ew.embedding.default)[1].meta[FORMAT] == INT8
 
 
 def test_integers_are_never_rounded() -> None:

@@ -27,6 +27,8 @@ from tests.passes.captured import captured
 
 INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
 INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+POST_NORM = {"do_layer_norm_before": False, "ffn_dim": 96, "word_embed_proj_dim": 64}
+"""Fields of OPT's configuration: norms after the sums, as in most encoders."""
 CHANNEL = WeightFormat(storage="int8", activation="int8")
 
 
@@ -71,6 +73,7 @@ def rounded(program: Program) -> torch.Tensor:
         ("Gemma2", INT8, {}),
         ("Qwen2", CHANNEL, {"hidden_size": 96, "intermediate_size": 136}),
         ("Mixtral", INT8, {}),
+        ("OPT", INT8, POST_NORM),
     ],
 )
 def test_scaling_alone_changes_nothing_but_rounding(family: str, default: WeightFormat, sizes: dict[str, int]) -> None:
@@ -103,6 +106,20 @@ def test_rounding_costs_less_where_channels_are_loud(sizes: dict[str, int]) -> N
     without = (rounded(program) - exact).square().mean()
     smooth(program)
     assert (rounded(program) - exact).square().mean() < 0.5 * without
+
+
+def test_a_norm_that_is_a_residual_too_is_multiplied_before_its_linears() -> None:
+    program = prepared("OPT", INT8, **POST_NORM)
+    assert smooth(program).matched > 0
+    linears = program.nodes_of(torch.ops.ew.linear.default)
+    read = [(n.args[0], n) for n in linears if getattr(n.args[0], "target", None) is torch.ops.aten.mul.Tensor]
+    modules = ["decoder.layers.0.fc1", "decoder.layers.1.self_attn.q_proj", "decoder.layers.1.fc1"]
+    assert [linear.meta["where"][0].removeprefix("model.") for _, linear in read] == modules
+    for _, linear in read:
+        assert isinstance(program.weight_of(linear.args[1]), Scaled)
+    residuals = [name for name in program.weights if "layers.0.final_layer_norm" in name]  # what the sums add stays
+    assert len(residuals) == 2
+    assert not any(isinstance(program.weights[name], Scaled) for name in residuals)
 
 
 def test_a_tied_table_is_stored_scaled_and_its_result_divided() -> None:
