@@ -4,6 +4,7 @@ build.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,9 @@ from .progress import stage_bars
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
+    from enginewright.optimizer.build_budget import Check
     from enginewright.optimizer.check_bundle import BundleCheck
     from enginewright.optimizer.compare_builds import BuildComparison
 
@@ -89,12 +92,8 @@ def command(
     Code that the bundle carries for some targets isn't run: pass --trust code for that.
     Comparing with a source needs the extra: pip install 'enginewright\\[export]'.
     """
-    if against is None:
-        needs_against = {"--budget": budget, "--prompt": prompts, "--junit": junit, "--threads": threads or None}
-        if lonely := [name for name, value in needs_against.items() if value is not None]:
-            raise typer.BadParameter("it is for --against, which is not given", param_hint=lonely[0])
-    elif len(target or ()) > 1:
-        raise typer.BadParameter("--against compares one target", param_hint="--target")
+    of_against = {"--budget": budget, "--prompt": prompts, "--junit": junit, "--threads": threads or None}
+    _check_against(against, of_against, target or ())
     from enginewright.optimizer.capture.hub_id import find_here
     from enginewright.optimizer.check_bundle import check_bundle
 
@@ -144,6 +143,15 @@ def command(
         raise typer.Exit(EXIT_OVER_BUDGET if compared.failed else EXIT_INCONCLUSIVE)
 
 
+def _check_against(against: Path | None, of_against: Mapping[str, object], targets: Sequence[str]) -> None:
+    """Refuses options of --against, by their flags, without it, and --against with several targets."""
+    if against is None:
+        if lonely := [name for name, value in of_against.items() if value is not None]:
+            raise typer.BadParameter("it is for --against, which is not given", param_hint=lonely[0])
+    elif len(targets) > 1:
+        raise typer.BadParameter("--against compares one target", param_hint="--target")
+
+
 def _print_check(found: BundleCheck, *, hint: bool) -> None:
     from enginewright.runtime.shared.memory import format_bytes
 
@@ -167,10 +175,6 @@ def _how(runs_with: dict[str, str | int]) -> str:
 
 def _print_comparison(found: BuildComparison, console: Console, budget: Path | None) -> None:
     """Prints the checks as a table, the reasons of failed ones, and the verdict."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from enginewright.optimizer.build_budget import limit_of, number
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
@@ -185,15 +189,7 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
         return
     prompts = f"{found.prompts} prompts and their answers" if found.prompts > 1 else "a prompt and its answer"
     say(f"{found.tokens:,} tokens of {prompts}; budget: {budget or 'the default'}\n")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("check", "measured", "allowed", "result", ""):
-        table.add_column(heading, overflow="fold")
-    styles = {"passed": "green", "failed": "bold red", "inconclusive": "yellow", "not compared": "dim"}
-    for check in found.checks:
-        measured = "" if check.measured is None else number(check.measured)
-        cells = (check.name, measured, limit_of(check), check.outcome, check.detail)
-        table.add_row(*(Text(cell, styles[check.outcome] if cell == check.outcome else "") for cell in cells))
-    console.print(table)
+    console.print(_table(found.checks))
     if found.layers:
         say("\nKL by what each layer gets, nats a token:")
         shown = [f"{'logits' if one.layer is None else one.layer} {one.kl_mean:.2g}" for one in found.layers]
@@ -211,12 +207,33 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
         for line in found.files[:MOST_PROMPTS]:
             say(f"  {line}")
         say_rest(len(found.files))
-    verdict = "within the budget"
+    say(f"\n{_verdict(found)}")
+
+
+def _table(checks: Sequence[Check]) -> Table:
+    """Returns the table of checks: what was measured, what is allowed, and the results."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from enginewright.optimizer.build_budget import limit_of, number
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("check", "measured", "allowed", "result", ""):
+        table.add_column(heading, overflow="fold")
+    styles = {"passed": "green", "failed": "bold red", "inconclusive": "yellow", "not compared": "dim"}
+    for check in checks:
+        measured = "" if check.measured is None else number(check.measured)
+        cells = (check.name, measured, limit_of(check), check.outcome, check.detail)
+        table.add_row(*(Text(cell, styles[check.outcome] if cell == check.outcome else "") for cell in cells))
+    return table
+
+
+def _verdict(found: BuildComparison) -> str:
     if found.failed:
         names = ", ".join(check.name for check in found.failed)
         compared = sum(check.outcome != "not compared" for check in found.checks)
-        verdict = f"over the budget: {len(found.failed)} of {compared} checks: {names}"
-    elif found.inconclusive:
+        return f"over the budget: {len(found.failed)} of {compared} checks: {names}"
+    if found.inconclusive:
         names = ", ".join(check.name for check in found.inconclusive)
-        verdict = f"inconclusive: times vary too much on this machine: {names}; all else is within the budget"
-    say(f"\n{verdict}")
+        return f"inconclusive: times vary too much on this machine: {names}; all else is within the budget"
+    return "within the budget"
