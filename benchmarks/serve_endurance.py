@@ -3,6 +3,7 @@
     python benchmarks/serve_endurance.py BUNDLE [--clients 200] [--seconds 300] [--kills 10] [--json FILE] [--plot FILE]
     python benchmarks/serve_endurance.py BUNDLE --parts hostile [--seconds 300] [--memory 600] [--json FILE]
     python benchmarks/serve_endurance.py --random qwen3_next --parts answers --clients 100 --seconds 120 [--json FILE]
+    python benchmarks/serve_endurance.py BUNDLE --parts texts --embed BUNDLE --rerank BUNDLE --seconds 120 [--json FILE]
 
 - load: so many clients at a time, of two classes and mixed lengths; one in ten leaves before its answer's end. Then all
   blocks must be free again. Memory of front end and engine is read each second.
@@ -13,6 +14,8 @@
   honest ones; then 20 well-behaved clients that send as many bytes in as many requests, next to the same honest ones.
   All honest answers must come and be right, the longest (p99) be at most twice as long next to hostile clients, and
   the server's memory stay below a limit. See ``hostile_clients``.
+- texts, with ``--embed`` and ``--rerank``: one server of a chat model, an embedding model and a reranker. So many
+  clients ask for vectors, next to some who chat and some who rank. Each request must have its answer, no engine die.
 - day: 24 hours of requests in ``tests/simulator``, at some rate: all must end, all blocks be free.
 
 ``--random`` makes a small random model of a family instead: a folder, which ``optimize export`` compiles.
@@ -77,7 +80,9 @@ tpot = "400ms"
 priority = 1
 """
 PAGE = os.sysconf("SC_PAGE_SIZE")
-PARTS = ("load", "answers", "kills", "hostile", "day")
+PARTS = ("load", "answers", "kills", "hostile", "texts", "day")
+CHATS, RANKS = 8, 4
+"""Clients who chat, and who rank, next to those who ask for vectors."""
 HOSTILE, HONEST, HOSTILE_RATE, SLOWER = 20, 8, 20.0, 2.0
 """Hostile and honest clients; requests a second of the hostile ones together; how much longer honest p99 may be."""
 HOSTILE_KEYS = ("hostile-1", "hostile-2")
@@ -160,14 +165,15 @@ class Server:
         finally:
             connection.close()
 
-    def props(self) -> dict[str, Any]:
-        """The model's entry in ``/props``."""
-        return next(iter(self.ask("GET", "/props")[1]["models"].values()))  # type: ignore[no-any-return]
+    def props(self, model: str = "") -> dict[str, Any]:
+        """A model's entry in ``/props``; "" for the first one's."""
+        models = self.ask("GET", "/props")[1]["models"]
+        return models[model or next(iter(models))]  # type: ignore[no-any-return]
 
-    def idle(self) -> bool:
-        """Waits until no request runs; whether no block is held then."""
+    def idle(self, model: str = "") -> bool:
+        """Waits until no request of a model runs; whether no block is held then."""
         since = time.monotonic()
-        while (state := self.props())["requests"] or state["waiting"] or state["kv_cache_used"]:
+        while (state := self.props(model))["requests"] or state["waiting"] or state.get("kv_cache_used"):
             if state["requests"]:
                 since = time.monotonic()
             elif time.monotonic() - since > 30:
@@ -236,6 +242,64 @@ def answers(server: Server, bundle: Path, options: argparse.Namespace) -> dict[s
         "deaths": about["deaths"],
         "cached": round(tally.cached / max(tally.prompts, 1), 3),
     }
+
+
+def texts(options: argparse.Namespace) -> dict[str, Any]:
+    """Clients of embeddings for so many seconds, next to clients who chat and who rank, by one server."""
+    models = {"chat": options.bundle, "embed": options.embed, "rerank": options.rerank}
+    named = [part for name, path in models.items() for part in ("--model", f"{name}={path}")]
+    server = Server(*named, "--max-waiting", "100000")
+    longest = {name: server.props(name)["context_length"] for name in models}
+    vectors = ("--embed", "--model", "embed", "--texts", "1-8", "--prompt", f"2-{min(longest['embed'] // 8, 128)}")
+    chats = ("--model", "chat", "--prompt", f"10-{min(longest['chat'] // 8, 200)}", "--answer", "8-48")
+    programs = {"embed": (*vectors, "--clients", options.clients), "chat": (*chats, "--clients", CHATS)}
+    command = (
+        sys.executable,
+        "-m",
+        "enginewright",
+        "loadtest",
+        server.url,
+        "--requests",
+        "1000000",
+        "--json",
+        "--quiet",
+    )
+    common = ("--seconds", str(options.seconds), "--timeout", "600s")
+    figures: dict[str, Any] = {"seconds": options.seconds, "load_average": {"before": os.getloadavg()[0]}}
+    with concurrent.futures.ThreadPoolExecutor(RANKS) as pool:
+        running = {
+            name: subprocess.Popen([*command, *common, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+            for name, arguments in programs.items()
+        }
+        ranked = [*pool.map(partial(_ranks, server, options.seconds), range(RANKS))]
+        for name, process in running.items():
+            figures[name] = json.loads(process.communicate()[0])
+    figures["load_average"]["after"] = os.getloadavg()[0]
+    took = [seconds for one, _ in ranked for seconds in one]
+    figures["rerank"] = {
+        "clients": RANKS,
+        "finished": len(took),
+        "errors": [error for _, errors in ranked for error in errors],
+        "end_to_end": {name: _quantile(took, q) for name, q in (("p50", 0.5), ("p99", 0.99))},
+    }
+    figures["all_blocks_free"] = all(server.idle(name) for name in models)
+    figures["deaths"] = sum(server.props(name)["deaths"] for name in models)
+    figures["exit"] = server.stop()
+    return figures
+
+
+def _ranks(server: Server, seconds: float, client: int) -> tuple[list[float], list[str]]:
+    """A client who ranks eight documents again and again. Returns the time of each answer, and what was wrong."""
+    took, wrong = list[float](), list[str]()
+    until = time.monotonic() + seconds
+    while (began := time.monotonic()) < until:
+        documents = [f"{'the tide ' * (1 + i)}{client} {len(took)}"[:40] for i in range(8)]
+        status, answer = server.ask("POST", "/v1/rerank", {"model": "rerank", "query": "tide", "documents": documents})
+        if status == 200 and sorted(row["index"] for row in answer["results"]) == list(range(8)):
+            took.append(time.monotonic() - began)
+        else:
+            wrong.append(f"{status}: {str(answer)[:200]}")
+    return took, wrong
 
 
 @contextmanager
@@ -392,6 +456,8 @@ def main(arguments: list[str] | None = None) -> int:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("bundle", type=Path, nargs="?")
     model.add_argument("--random", metavar="FAMILY", help="a small random model of one of transformers' model types")
+    for kind in ("embed", "rerank"):
+        parser.add_argument(f"--{kind}", type=Path, metavar="BUNDLE", help=f"of the kind {kind}, for the part texts")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     names = [kind.__name__ for kind in hostile_clients.KINDS]
     parser.add_argument("--kinds", nargs="+", choices=names, default=[], help="hostile clients; by default all kinds")
@@ -403,6 +469,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="an SVG file with the times")
     options = parser.parse_args(arguments)
+    if options.embed is None or options.rerank is None:
+        options.parts = [part for part in options.parts if part != "texts"]
     results: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
     with tempfile.TemporaryDirectory() as name:
         if options.random:
@@ -421,6 +489,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "hostile" in options.parts:
             results["hostile"] = hostile(options.bundle, Path(name), options.seconds, options.kinds)
             results["hostile"]["memory"] = options.memory
+        if "texts" in options.parts:
+            results["texts"] = texts(options)
     if options.rate and "day" in options.parts:
         results["day"] = simulated(options.rate)
     if options.json is not None:
@@ -449,10 +519,22 @@ def problems(found: dict[str, Any]) -> list[str]:
             wrong.append("it doesn't answer after the kills")
     if "hostile" in found:
         wrong += _hostile_problems(found["hostile"])
+    if "texts" in found:
+        wrong += _text_problems(found["texts"])
     if found.get("exit"):
         wrong.append("it doesn't end well")
     for line in wrong:
         print(line, file=sys.stderr)
+    return wrong
+
+
+def _text_problems(found: dict[str, Any]) -> list[str]:
+    names = ("embed", "chat", "rerank")
+    wrong = [f"{name}: errors: {found[name]['errors']}" for name in names if found[name]["errors"]]
+    wrong += [f"{name}: requests without an end" for name in names if found[name].get("unfinished")]
+    wrong += [f"{name}: no request had an answer" for name in names if not found[name]["finished"]]
+    if not found["all_blocks_free"] or found["deaths"] or found["exit"]:
+        wrong.append("blocks are lost, an engine died, or it doesn't end well, under clients with texts")
     return wrong
 
 

@@ -36,6 +36,16 @@ def test_all_three_parts(tiny_bundle: Path, tmp_path: Path) -> None:
     assert result_json["day"]["requests"] > 100 and result_json["day"]["ended_after_hours"] > 20
 
 
+def test_vectors_next_to_chats(tiny_bundle: Path, pooled_bundles: dict[str, Path], tmp_path: Path) -> None:
+    models = [part for kind in ("embed", "rerank") for part in (f"--{kind}", str(pooled_bundles[kind]))]
+    small = ["--parts", "texts", "--clients", "4", "--seconds", "2", "--json", str(tmp_path / "found")]
+    assert serve_endurance.main([str(tiny_bundle), *models, *small]) == 0
+    figures = json.loads((tmp_path / "found").read_text())["texts"]
+    assert all(figures[name]["end_to_end"]["p99"] > 0 for name in ("embed", "chat", "rerank"))
+    lost = figures | {"deaths": 1, "embed": figures["embed"] | {"errors": {"closed": [1, ""]}, "unfinished": 1}}
+    assert len(serve_endurance.problems({"texts": lost})) == 3
+
+
 def test_hostile_clients(tiny_bundle: Path, tmp_path: Path) -> None:
     """Each client is there, and honest answers are right; times are left to a quiet machine."""
     figures = serve_endurance.hostile(tiny_bundle, tmp_path, 3.0)
