@@ -10,7 +10,7 @@ import numpy as np
 
 from ..shared.contracts import DOCUMENT, QUERY, FloatArray, PoolingInfo
 from ..shared.errors import ContextError, RequestError
-from ..text.text_batch import TextTokens, encode_texts, first_characters
+from ..text.text_batch import TextTokens, encode_texts, first_characters, longest_text
 from ..text.tokenizer import Tokenizer
 from . import arguments
 from .activation import activated
@@ -72,15 +72,26 @@ def _in_templates(
 ) -> list[int]:
     """Returns the tokens of a query and a document in a decoder's templates, which alone write control tokens.
 
-    A document that is too long is cut, if ``truncate`` says so, and what follows it in the template stays.
+    A document that is too long is cut, if ``truncate`` says so, and what follows it in the template stays. Raises
+    ContextError for other texts that are too long.
     """
     assert pooling.query_template is not None and pooling.document_template is not None
     before, between = pooling.query_template.split(QUERY, 1)
     more, after = pooling.document_template.split(DOCUMENT, 1)
     head = f"{tokenizer.guarded(before)}{query}{tokenizer.guarded(between + more)}"
     tail = tokenizer.guarded(after)
-    encode = tokenizer.encode_guarded
-    document, tokens = first_characters(document, most, lambda part: len(encode(part)))
+    encode, longest = tokenizer.encode_guarded, longest_text(most)
+    if len(query) > longest or (not truncate and len(document) > longest):
+        which, length = ("query", len(query)) if len(query) > longest else (name, len(document))
+        raise ContextError(
+            f"{which}: it has {length:,} characters; a query and a document may have {most:,} tokens",
+            hint="Shorten it." if which == "query" else "Shorten it, or pass truncate=True.",
+            context=most,
+            tokens=most + 1,
+            room=most,
+            exact=False,
+        )
+    document, tokens = first_characters(document[:longest], most, lambda part: len(encode(part)))
     ids = encode(f"{head}{document}{tail}")
     if len(ids) <= most:
         return ids

@@ -16,6 +16,15 @@ from .tokenizer import Tokenizer, what_tokenizers_raises
 
 CHARACTERS_A_TOKEN = 10
 """The characters for each token of room that are tokenized first of a long text: most texts have 2 to 5."""
+_MOST_CHARACTERS = 64
+"""The characters for each token of room that are tokenized at most. A longer text of few tokens is nearly all blanks,
+or a word that the tokenizer doesn't know. Tokenizing megabytes of these would delay other requests for seconds."""
+
+
+def longest_text(most: int) -> int:
+    """Returns the most characters that are tokenized of a text that may have ``most`` tokens."""
+    return _MOST_CHARACTERS * (most + 128)
+
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -61,10 +70,10 @@ def encode_texts(
         texts: the texts.
         names: their names in errors.
         most: the most tokens of a text.
-        truncate: True cuts texts that have more tokens.
+        truncate: True cuts texts that have more tokens, or more characters than ``longest_text(most)``.
 
     Raises:
-        ContextError: a text has too many tokens.
+        ContextError: a text has too many tokens or characters.
         RequestError: a text isn't UTF-8, or the tokenizer has no tokens for it. Each names the text.
     """
     results: list[TextTokens | None] = [None] * len(texts)
@@ -87,9 +96,14 @@ def encode_texts(
 def _of_long_text(tokenizer: Tokenizer, text: Text, name: str, most: int, *, truncate: bool) -> TextTokens | None:
     """Returns the tokens of a text that must be cut, which aren't all computed; None if it may be short enough."""
     for part in _parts(text):
-        beginning, tokens = first_characters(part, most, lambda some: len(_encode(tokenizer, some, name).ids))
-        if tokens and truncate:
+        longest = longest_text(most)
+        beginning, tokens = first_characters(part[:longest], most, lambda some: len(_encode(tokenizer, some, name).ids))
+        if truncate and (tokens or len(part) > longest):
             return _cut(tokenizer, text, most, name)
+        if not tokens and len(part) > longest:
+            _refuse(
+                name, f"it has {len(part):,} characters, of which {longest:,} are tokenized at most", most, most + 1
+            )
         if tokens:
             _refuse(name, f"its first {len(beginning):,} characters have {tokens:,} tokens", most, tokens)
     return None
@@ -118,7 +132,7 @@ def _encode(tokenizer: Tokenizer, text: Text, name: str, *, special: bool = True
 
 def _cut(tokenizer: Tokenizer, text: Text, most: int, name: str) -> TextTokens:
     """Returns the tokens of a text that is cut to at most ``most`` tokens, special ones included."""
-    library, parts = tokenizer.library, _parts(text)
+    library, parts = tokenizer.library, [part[: longest_text(most)] for part in _parts(text)]
     room = most - library.num_special_tokens_to_add(len(parts) > 1) - tokenizer.most_added
     if room < 1:
         raise RequestError(f"{name}: {most} tokens have no room for a text", hint="Open the model with more context.")

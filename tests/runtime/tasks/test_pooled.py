@@ -232,6 +232,9 @@ def test_a_decoder_s_templates_write_control_tokens_alone(opens: Opens) -> None:
     llm.score("a b", ["c " * 10_000], truncate=True)
     ids = executor.steps[1].ids.tolist()
     assert len(ids) == 24 and ids[-2:] == [SEP, VOCABULARY["!"]] and ids.count(VOCABULARY["c"]) == 15
+    for query, document, name in (("a", "a" * 500_000, r"documents\[0\]"), ("a" * 500_000, "a", "query")):
+        with pytest.raises(ContextError, match=rf"^{name}: it has 500,000 characters"):
+            llm.score(query, [document])
     with pytest.raises(ContextError, match=r"documents\[0\]: with the query it has .* tokens"):
         llm.score("a b", ["c " * 24])
     with pytest.raises(ContextError, match=r"documents\[0\]: .* tokens"):

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import ContextError, RequestError
+from enginewright.runtime.text import text_batch
 from enginewright.runtime.text.text_batch import Text, encode_texts
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.runtime.pooled_toy import bert_tokenizer, text_tokenizer
@@ -47,6 +48,30 @@ def test_texts_are_cut_as_transformers_cuts_them(pairs: bool) -> None:
     assert {len(one.ids) for one in ours} > {24}
     alone = [encode_texts(text_tokenizer(), [text], ["text"], 24, truncate=True)[0] for text in texts[:50]]
     assert alone == ours[:50]
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, " " * 999_999 + "a", "ab " * 333_333, "\u6f6e" * 1_000_000])
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_million_characters_are_not_tokenized(text: str, truncate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if they have few tokens, as blanks and unknown words."""
+    encode, count = text_batch._encode, 0
+
+    def counted(tokenizer: Tokenizer, text: Text, name: str, **options: Any) -> tokenizers.Encoding:
+        nonlocal count
+        count += sum(map(len, text_batch._parts(text)))
+        return encode(tokenizer, text, name, **options)
+
+    monkeypatch.setattr(text_batch, "_encode", counted)
+    texts: list[Text] = ["a b", text, ("a", text)]
+    if truncate:
+        results = encode_texts(text_tokenizer(), texts, names(3), 24, truncate=True)
+        assert all(len(one.ids) <= 24 for one in results)
+        assert results[0] == encode_texts(text_tokenizer(), ["a b"], names(1), 24)[0]
+    else:
+        for i in (1, 2):
+            with pytest.raises(ContextError, match=r"^texts\[0\]: it(s first)? .* characters"):
+                encode_texts(text_tokenizer(), texts[i : i + 1], names(1), 24)
+    assert 0 < count <= 8 * text_batch.longest_text(24)
 
 
 def test_a_tokenizer_without_a_token_names_the_text() -> None:

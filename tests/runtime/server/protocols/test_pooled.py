@@ -308,6 +308,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "100,000 texts": ("/v1/embeddings", {"input": ["a"] * 100_000}, "input: there are 100,000 texts"),
     "2,049 lists": ("/v1/embeddings", {"input": [[5]] * 2049}, "input: there are 2,049 texts"),
     "a million characters": ("/v1/embeddings", {"input": "a " * 500_000}, "maximum context length is"),
+    "a word of a million": ("/v1/embeddings", {"input": "a" * 1_000_000}, "maximum context length is"),
+    "a million blanks": ("/v1/embeddings", {"input": " " * 999_999 + "a"}, "maximum context length is"),
     "one of them too long": ("/v1/embeddings", {"input": [*["a"] * 70, "a " * 100]}, "your input[70] resulted in"),
     "too many ids": ("/v1/embeddings", {"input": [5] * 200}, "maximum context length is"),
     "ten million characters": ("/v1/embeddings", {"input": "a" * 10_000_000}, "input: it has more than"),
