@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from enginewright import LLM
 from enginewright.runtime.server.http.engine_options import replica_options
 from enginewright.runtime.server.http.options import ServerOptions
 from enginewright.runtime.shared.errors import RequestError
@@ -80,11 +81,16 @@ class Asked:
         return self._found[0]
 
 
-def frozen_request(server: Server, **body: object) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
-    """A request that a replica has taken whose engine stands still, as the other one's; the rows of both."""
+def frozen_request(
+    server: Server, ask: Callable[[], Reply] | None = None, **body: object
+) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
+    """A request that a replica has taken whose engine stands still, as the other one's; the rows of both.
+
+    ``ask`` sends the request; None sends one for an answer, with ``body``.
+    """
     for row in both(server).values():
         os.kill(row["engine_pid"], signal.SIGSTOP)
-    request_thread = Asked(lambda: server.complete("a", **LONG, **body))
+    request_thread = Asked(ask or (lambda: server.complete("a", **LONG, **body)))
     server.wait(lambda: any(row["requests"] for row in rows(server).values()))
     mine, other = sorted(rows(server).values(), key=lambda row: -row["requests"])
     return request_thread, mine, other
@@ -129,6 +135,41 @@ def test_two_replicas(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.Mon
         below = children(server.process.pid) | {row["engine_pid"] for row in after.values()}
         assert server.stop() == 0, server.errors.read_text()
         wait_until(lambda: not any(map(alive, below)))
+
+
+@pytest.mark.matrix
+@needs_ray
+@pytest.mark.parametrize("kind", ["embed", pytest.param("token_classify", marks=pytest.mark.soak)])
+def test_texts_go_to_replicas(kind: str, pooled_bundles: dict[str, Path], tmp_path: Path) -> None:
+    """The numbers are those of ``LLM``, on every replica, and when one dies that has some of a body's texts."""
+    texts = [f"{'ab ' * (i % 20)}c{i % 7}" for i in range(300)]
+    path, field = {"embed": ("/v1/embeddings", "embedding"), "token_classify": ("/pooling", "data")}[kind]
+    with LLM(pooled_bundles[kind]) as llm:
+        numbers = llm.embed(texts) if kind == "embed" else [one.scores for one in llm.classify(texts)]
+    expected = [one.tolist() for one in numbers]
+    (config := tmp_path / "server.toml").write_text("silence_seconds = 3600.0\n")  # no engine dies of standing still
+    options = ("--replicas", "2", "--threads", "1", "--config", config)
+    with serving(pooled_bundles[kind], *options, errors=tmp_path / "stderr") as server:
+
+        def rows_of(reply: Reply) -> list[Any]:
+            assert reply.status == 200, reply.body
+            return [row[field] for row in reply.json["data"]]
+
+        def ask() -> Reply:
+            return server.ask("POST", path, {"input": texts})
+
+        assert rows_of(ask()) == expected
+        threads = [Asked(ask) for _ in range(4)]
+        assert all(rows_of(thread.reply()) == expected for thread in threads)
+        thread, mine, other = frozen_request(server, ask)
+        kill(mine)
+        server.wait(lambda: server.props()["retried"] > 0)
+        os.kill(other["engine_pid"], signal.SIGCONT)
+        assert rows_of(thread.reply()) == expected
+        both(server)  # Ray Serve has started another one
+        assert rows_of(ask()) == expected
+        message = server.ask("POST", path, {"input": ["a", "ab " * 100]}).json["error"]["message"]
+        assert "input[1]" in message
 
 
 @pytest.fixture(scope="module")
