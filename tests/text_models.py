@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
+from enginewright.runtime.bundle.reader import Bundle
 from tests.runtime.pooled_toy import VOCABULARY, bert_tokenizer
 
 LONGEST = 64
@@ -23,13 +26,12 @@ CLASSES = {
 }
 
 
-def save_text_model(folder: Path, kind: str, *, spoiled: str = "", **config: Any) -> None:
+def save_text_model(folder: Path, kind: str, **config: Any) -> None:
     """Writes the folder of a model of a kind.
 
     Args:
         folder: the folder, which is created.
         kind: a key of ``CLASSES``.
-        spoiled: a letter whose embedding is NaN; "" for none.
         config: fields of BertConfig.
     """
     torch.manual_seed(7)
@@ -48,9 +50,6 @@ def save_text_model(folder: Path, kind: str, *, spoiled: str = "", **config: Any
         }
     )
     model = getattr(transformers, CLASSES[kind])(of_model).eval()
-    if spoiled:
-        with torch.no_grad():
-            model.get_input_embeddings().weight[VOCABULARY[spoiled]] = torch.nan
     model.save_pretrained(folder)
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=bert_tokenizer(),
@@ -63,6 +62,17 @@ def save_text_model(folder: Path, kind: str, *, spoiled: str = "", **config: Any
     ).save_pretrained(folder)
     if kind == "embed":
         _save_modules(folder, of_model.hidden_size)
+
+
+def spoiled_copy(bundle: Path, copy: Path, letter: str) -> Path:
+    """Copies the f32 bundle of such a model, and writes NaN into the embedding of a letter."""
+    shutil.copytree(bundle, copy)
+    index = Bundle.open(bundle).index
+    table = index.tensors["embeddings.word_embeddings.weight"]
+    with (copy / index.blobs[table.blob].file).open("r+b") as file:
+        file.seek(table.offset + VOCABULARY[letter] * table.bytes // len(VOCABULARY))
+        file.write(np.full(table.shape[1], np.nan, np.float32).tobytes())
+    return copy
 
 
 def _save_modules(folder: Path, size: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 import string
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,6 @@ from typer.testing import CliRunner
 
 from enginewright import LLM, ContextError, EnginewrightError, SamplingParams, export
 from enginewright.optimizer.cli.app import app
-from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.server.engines import records
 from enginewright.runtime.server.engines.engine_client import Limits, Model
 from enginewright.runtime.shared.errors import RequestError
@@ -31,7 +29,7 @@ from enginewright.runtime.tasks.embed import Embed
 from enginewright.runtime.tasks.rank import Rank
 from tests.runtime.pooled_toy import VOCABULARY
 from tests.simulator.seeds import first_seed
-from tests.text_models import CLASSES, LABELS, LONGEST, save_text_model
+from tests.text_models import CLASSES, LABELS, LONGEST, save_text_model, spoiled_copy
 
 QUERY = "low tide"
 
@@ -198,15 +196,22 @@ def test_ten_thousand_texts(text_bundle: Any, tiny_bundle: Path, kind: str, reci
     assert_same_bits(kind, text_bundle(kind, recipe)[1], draw_texts(10_000, first_seed() + 1), 2000, tiny_bundle)
 
 
+@pytest.mark.soak
+def test_a_hundred_thousand_texts_in_one_call(text_bundle: Any) -> None:
+    texts = draw_texts(100_000, first_seed(), longest=4)
+    with LLM(text_bundle("embed")[1]) as llm:
+        vectors = llm.embed(texts)
+        assert vectors.shape[0] == len(texts)
+        for i in range(0, len(texts), 997):
+            np.testing.assert_array_equal(llm.embed(texts[i]), vectors[i])
+        with pytest.raises(RequestError, match=r"texts\[99999\]: it is empty"):
+            llm.embed([*texts[:-1], ""])
+
+
 def test_weights_that_are_not_numbers_fail_their_texts_alone(text_bundle: Any, tmp_path: Path) -> None:
     """Texts with a spoiled token share steps with others, whose bits don't change."""
     _, bundle = text_bundle("embed")
-    spoiled = Path(shutil.copytree(bundle, tmp_path / "spoiled.bundle"))
-    index = Bundle.open(bundle).index
-    table = index.tensors["embeddings.word_embeddings.weight"]
-    with (spoiled / index.blobs[table.blob].file).open("r+b") as file:
-        file.seek(table.offset + VOCABULARY["z"] * table.bytes // len(VOCABULARY))
-        file.write(np.full(table.shape[1], np.nan, np.float32).tobytes())
+    spoiled = spoiled_copy(bundle, tmp_path / "spoiled.bundle", "z")
     texts = [*draw_texts(200, longest=6), "z"]
     with LLM(bundle) as one, LLM(spoiled, verify=False) as other:
         expected = one.embed(texts)

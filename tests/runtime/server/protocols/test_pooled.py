@@ -22,7 +22,7 @@ from enginewright.runtime.server.protocols import pooled as pooled_answers
 from tests.runtime.server.conftest import Reply, Server
 from tests.runtime.server.in_process import InProcess
 from tests.simulator.seeds import first_seed
-from tests.text_models import LABELS, LONGEST, PROMPTS
+from tests.text_models import LABELS, LONGEST, PROMPTS, spoiled_copy
 
 TEXTS = ["A ship at sea.", "The harbour", "x y " * 12, "é"]
 WIDTH = 32
@@ -273,6 +273,7 @@ def test_an_answer_for_tokens_is_bounded(
         ("/pooling", {"model": "chat", "input": "a"}, "generate"),
         ("/predict", {"model": "rerank", "inputs": "a"}, "rerank"),
         ("/v1/chat/completions", {"model": "embed", "messages": [{"role": "user", "content": "a"}]}, "embed"),
+        ("/v1/chat/completions", {"model": "rerank", "messages": [{"role": "user", "content": "a"}]}, "rerank"),
         ("/v1/completions", {"model": "classify", "prompt": "a"}, "classify"),
         (
             "/v1/messages",
@@ -317,6 +318,9 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "a negative id": ("/v1/embeddings", {"input": [-1]}, "input: token -1 is outside"),
     "an enormous id": ("/v1/embeddings", {"input": [5, 1 << 70]}, "isn't a token id"),
     "a large id": ("/v1/embeddings", {"input": [[5], [1 << 40]]}, "input[1]: token 1099511627776 is outside"),
+    "another pooling": ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "there is no such field"),
+    "fewer dimensions": ("/v1/embeddings", {"input": "a", "dimensions": 7}, "dimensions: 7 isn't a number to which"),
+    "an id outside for classes": ("/classify", {"input": [[10_000]]}, "input: token 10000 is outside"),
     "floats": ("/v1/embeddings", {"input": [5, 0.5]}, "input"),
     "floats in lists": ("/v1/embeddings", {"input": [[5, 0.5]]}, "input"),
     "texts and ids": ("/v1/embeddings", {"input": ["a", [5]]}, "input[1]: "),
@@ -413,6 +417,29 @@ def test_numbers_are_the_same_beside_others(
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(len(texts))))
+
+
+def test_weights_that_are_not_numbers_fail_their_bodies_alone(
+    make_server: Any, pooled_bundles: dict[str, Path], embedder: LLM, tmp_path: Path
+) -> None:
+    """A spoiled token's bodies share steps with others, whose bits are those of the model that isn't spoiled."""
+    spoiled = spoiled_copy(pooled_bundles["embed"], tmp_path / "spoiled.bundle", "z")
+    (config := tmp_path / "server.toml").write_text("[llm]\nverify = false\n")
+    server = make_server(spoiled, "--config", config)
+    texts = [f"{'ab ' * (i % 9)}c{i % 7}" for i in range(60)]
+    expected = embedder.embed(texts)
+
+    def one(i: int) -> bool:
+        some = texts[i : i + 3]
+        if i % 4 == 0:
+            reply = server.ask("POST", "/v1/embeddings", {"input": [*some, "a z"]})
+            return reply.status == 503 and "the server's log says why" in reply.json["error"]["message"]
+        return np.array_equal(vectors_of(ask(server, "/v1/embeddings", input=some)), expected[i : i + 3])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(57)))
+    assert server.props()["deaths"] == 0
+    assert "NaN or infinite" in server.errors.read_text()
 
 
 def test_a_client_that_leaves_ends_its_requests(pooled: Server) -> None:
