@@ -31,11 +31,17 @@ MANY_PROMPTS = 8
 def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | None = False) -> None:
     """Runs requests and returns when all have ended. If it is interrupted, they are aborted.
 
-    ``progress`` is the argument ``show`` of ``progress_bar``. Raises an engine's error, but not a single request's.
+    ``progress``: True shows a bar; None shows it on a terminal, for many requests. Raises an engine's error, but not a
+    single request's.
     """
-    with progress_bar(len(requests), progress) as advance, closing(_pieces(engine, requests)) as pieces:
-        for piece in pieces:
-            advance(len(piece.token_ids), piece.finish_reason is not None)
+    with closing(_pieces(engine, requests)) as pieces:
+        if not _shows_bar(len(requests), progress):
+            for _ in pieces:
+                pass
+            return
+        with progress_bar(len(requests)) as advance:
+            for piece in pieces:
+                advance(len(piece.token_ids), piece.finish_reason is not None)
 
 
 async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
@@ -145,18 +151,19 @@ def wanted(progress: bool | None, use_tqdm: bool | Callable[..., object] | None)
     return True if callable(shows) else shows  # vLLM takes what makes a bar, too: it gets ours
 
 
-@contextmanager
-def progress_bar(prompts: int, show: bool | None) -> Iterator[Advance]:
-    """Shows a bar of finished prompts with tokens per second; yields the function that advances it.
+def _shows_bar(prompts: int, show: bool | None) -> bool:
+    """Returns True if a bar is shown for ``prompts`` prompts; ``show`` is the argument ``progress`` of ``run_all``."""
+    if show is not None:
+        return show
+    on_terminal = prompts >= MANY_PROMPTS and sys.stderr is not None and sys.stderr.isatty()
+    return on_terminal and importlib.util.find_spec("rich") is not None
 
-    If no bar is shown, the function does nothing. With ``show`` None, a bar is shown for many prompts on a terminal.
+
+@contextmanager
+def progress_bar(prompts: int) -> Iterator[Advance]:
+    """Shows a bar of ``prompts`` prompts, of which finished ones count, with tokens per second; yields the function
+    that advances it.
     """
-    if show is None:
-        on_terminal = sys.stderr is not None and sys.stderr.isatty()
-        show = prompts >= MANY_PROMPTS and on_terminal and importlib.util.find_spec("rich") is not None
-    if not show:
-        yield lambda tokens, ended: None
-        return
     try:
         from rich.console import Console  # 50 ms that nobody else waits for
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

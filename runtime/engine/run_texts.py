@@ -16,6 +16,8 @@ from ..tasks.pooled import PreparedTexts, TextTask
 from .engine_loop import EngineLoop
 from .run_requests import arun_all, run_all
 
+_NO_OPTIONS = RequestOptions()
+
 
 @dataclass(frozen=True)
 class TextCall(Generic[Result]):
@@ -36,7 +38,7 @@ class TextCall(Generic[Result]):
         cls, context: TaskContext, task: TextTask[Result], options: RequestArguments, raise_errors: bool | None
     ) -> TextCall[Result]:
         """Checks a task and makes its requests. Raises RequestError."""
-        prepared = task.prepare(context, RequestOptions(**options))  # type: ignore[arg-type]
+        prepared = task.prepare(context, RequestOptions(**options) if options else _NO_OPTIONS)  # type: ignore[arg-type]
         return cls(prepared, arguments.raises(raise_errors, prepared.single), raise_errors is None)
 
     def run(self, engine: EngineLoop, progress: bool | None) -> PreparedTexts[Result]:

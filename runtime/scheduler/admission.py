@@ -93,7 +93,10 @@ class Admission:
             blocks: cache group -> number of blocks.
         """
         queues = self._queues
-        more = queues.cache.fixed_blocks(sequences_to_come([*queues.running, request]))
+        to_come = sequences_to_come([*queues.running, request])
+        if not to_come:
+            return dict(blocks)
+        more = queues.cache.fixed_blocks(to_come)
         return {name: count + more[name] for name, count in blocks.items()}
 
     def _first_chunk(self, request: Request, tokens_left: int, promised: Mapping[str, int]) -> Chunk | None:

@@ -144,10 +144,13 @@ def step_input(
         outputs: names of the outputs to compute besides those of the requests.
     """
     starts, counts, rows = np.array([(c.start, c.count, c.rows) for c in chunks], np.int32).T  # [B] each
-    ends, row_ends = np.cumsum(counts, dtype=np.int32), np.cumsum(rows, dtype=np.int32)  # [B] each
+    ends = counts.cumsum(dtype=np.int32)  # [B]
     sampled = _SampledRows()
     for chunk in chunks:
         sampled.add(chunk)
+    outputs_at = np.arange(len(sampled.rows), dtype=np.int32)  # [R]
+    if sampled.rows:
+        outputs_at += (ends - rows.cumsum(dtype=np.int32)).repeat(rows)
     tokens = chain.from_iterable((*c.request.tokens[c.start : c.start + c.count], *c.draft) for c in chunks)
     return StepInput.packed(
         ids=np.fromiter(tokens, np.int32, int(ends[-1])),
@@ -155,7 +158,7 @@ def step_input(
         kv_len=starts + counts,
         tables={name: _block_table(chunks, name) for name in groups},
         groups=groups.values(),
-        rows=np.arange(len(sampled.rows), dtype=np.int32) + np.repeat(ends - row_ends, rows),
+        rows=outputs_at,
         more=provided(ports, chunks),
         sampling=sampled.sampling(),
         outputs=tuple(sorted({*outputs, *(name for c in chunks if c.request.scores for name in c.request.outputs)})),

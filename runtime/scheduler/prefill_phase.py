@@ -120,4 +120,4 @@ class PrefillPhase:
 
 
 def _tokens(chunks: Sequence[Chunk]) -> int:
-    return sum(chunk.count for chunk in chunks)
+    return sum([chunk.count for chunk in chunks]) if chunks else 0

@@ -342,9 +342,8 @@ class StepInput:
         lengths = np.asarray(kv_len, np.int32)
         tokens = np.asarray(counts, np.int32)
         starts = np.zeros(len(tokens) + 1, np.int32)
-        np.cumsum(tokens, out=starts[1:])
-        owners = np.repeat(np.arange(len(tokens), dtype=np.int32), tokens)  # [T], the request of a token
-        positions = np.arange(len(owners), dtype=np.int32) + (lengths - starts[1:])[owners]
+        tokens.cumsum(out=starts[1:])
+        positions = np.arange(len(ids), dtype=np.int32) + (lengths - starts[1:]).repeat(tokens)
         arrays: dict[str, Array] = {
             IDS: ids,
             POSITIONS: positions,
@@ -353,6 +352,7 @@ class StepInput:
             ROWS: np.asarray(rows, np.int32),
         }
         for group in groups:
+            owners = np.arange(len(tokens), dtype=np.int32).repeat(tokens)  # [T], the request of a token
             size, table = group.block_size, tables[group.name]
             of_states = group.kind == STATE  # which have slots for snapshots alone
             slots = np.full(len(ids), -1, np.int32) if of_states else _slots(table, owners, positions, size)

@@ -73,8 +73,8 @@ def _token_types(chunks: Sequence[Any]) -> Array:
     types = np.zeros(sum(chunk.count for chunk in chunks), np.int32)
     start = 0
     for chunk in chunks:
-        known = chunk.request.token_types[chunk.start : chunk.start + chunk.count]
-        types[start : start + len(known)] = known
+        if known := chunk.request.token_types[chunk.start : chunk.start + chunk.count]:
+            types[start : start + len(known)] = known
         start += chunk.count
     return types
 
@@ -151,6 +151,7 @@ def layers_of(output: str, names: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted(int(name.partition(":")[2]) for name in names if name.startswith(f"{output}:")))
 
 
+@cache
 def port_of(name: str) -> Port:
     """Returns the port of an array, by the array's name. Raises BundleError for an unknown name."""
     port = PORTS.get(name.partition(":")[0])

@@ -158,7 +158,7 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
     many ids.
     """
     ids, name = list(prompt.ids), prompt.name
-    for place, i in enumerate(ids):
+    for place, i in enumerate(ids) if {*map(type, ids)} != {int} else ():
         if type(i) is int:
             continue
         try:
@@ -177,8 +177,8 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
             context=context,
             tokens=len(ids),
         )
-    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if wrong is not None:
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise RequestError(
             f"{name}: token {shown(wrong)} is outside the vocabulary of {vocab_size}",
             hint="Use the tokenizer of this bundle.",

@@ -14,7 +14,7 @@ from .arguments import check_type
 from .context import Kind, TaskContext
 from .pooled import TextTask, texts_of
 
-_LEAST_LENGTH = 1e-12
+_LEAST_LENGTH = np.float32(1e-12)
 """Shorter vectors are divided by this number, as in PyTorch."""
 
 
@@ -47,10 +47,11 @@ class Embed(TextTask[FloatArray], frozen=True, tag="embed"):
         pooling = context.pooling
         count = pooling.dimensions if self.dimensions is None else self.dimensions
         vectors = np.empty((len(values), count), np.float32)
+        normalizes = pooling.normalize if self.normalize is None else self.normalize
         for vector, value in zip(vectors, values, strict=True):
             vector[:] = value[:count]
-        if pooling.normalize if self.normalize is None else self.normalize:
-            vectors /= np.maximum(lengths(vectors), np.float32(_LEAST_LENGTH))[:, np.newaxis]
+            if normalizes:
+                vector /= max(length(vector), _LEAST_LENGTH)
         return vectors[0] if single else vectors
 
 
@@ -80,12 +81,10 @@ def prompt_of(pooling: PoolingInfo, name: Any) -> str:
     return pooling.prompts[name]
 
 
-def lengths(vectors: FloatArray) -> FloatArray:
-    """Returns the length of each vector, [n, E] -> [n].
+def length(vector: FloatArray) -> np.float32:
+    """Returns the length of a vector, [E].
 
-    Each vector is summed for itself: numpy adds the numbers of one array in an order that depends on their count alone.
-    So a vector's length is the same bits in any batch.
+    It is summed for itself: numpy adds the numbers of one array in an order that depends on their count alone. So the
+    length has the same bits in any batch.
     """
-    squares = np.array([np.add.reduce(vector * vector) for vector in vectors], np.float32)
-    roots: FloatArray = np.sqrt(squares)
-    return roots
+    return np.sqrt(np.add.reduce(vector * vector))  # type: ignore[no-any-return]

@@ -78,9 +78,11 @@ def encode_texts(
     """
     results: list[TextTokens | None] = [None] * len(texts)
     for i, (text, name) in enumerate(zip(texts, names, strict=True)):
+        longest = 0
         for part in _parts(text):
             _check_utf8(part, name)
-        if any(len(part) > CHARACTERS_A_TOKEN * (most + 128) for part in _parts(text)):
+            longest = max(longest, len(part))
+        if longest > CHARACTERS_A_TOKEN * (most + 128):
             results[i] = _of_long_text(tokenizer, text, name, most, truncate=truncate)
     left = [i for i, result in enumerate(results) if result is None]
     encoded = _encode_all(tokenizer, [texts[i] for i in left], [names[i] for i in left])

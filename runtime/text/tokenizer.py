@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import groupby
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -492,21 +493,24 @@ def _damaged(path: str) -> Callable[[BaseException], BundleError]:
     return lambda e: BundleError(f"{path}: {e}", hint="Export the bundle again.")
 
 
-@contextmanager
-def what_tokenizers_raises(error: Callable[[BaseException], EnginewrightError]) -> Iterator[None]:
-    """Raises ``error(e)`` for the errors of `tokenizers`: a bare Exception, or a BaseException when its Rust code
-    panics.
+class what_tokenizers_raises:  # noqa: N801  it is used as a function; a generator's entry and exit cost more
+    """A context that raises ``error(e)`` for the errors of `tokenizers`: a bare Exception, or a BaseException when its
+    Rust code panics.
     """
-    try:
-        yield
-    except EnginewrightError:
-        raise
-    except Exception as e:
-        raise error(e) from e
-    except BaseException as e:
-        if type(e).__name__ != "PanicException":
-            raise
-        raise error(e) from e
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: Callable[[BaseException], EnginewrightError]) -> None:
+        self._error = error
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        if e is None or isinstance(e, EnginewrightError):
+            return
+        if isinstance(e, Exception) or type(e).__name__ == "PanicException":
+            raise self._error(e) from e
 
 
 class Detokenizer:
