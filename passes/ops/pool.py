@@ -10,7 +10,7 @@ from enginewright.runtime.shared.op_schema import OPS
 
 from .library import accumulate_dtype, register
 
-KINDS = next(one.values for one in OPS["pool"].attributes if one.name == "kind")
+KINDS = OPS["pool"].values("kind")
 """The kinds of pooling. cls: the first token's row. weighted: the mean with the weight i + 1 for token i."""
 
 

@@ -90,6 +90,10 @@ class OpSchema:
     state: tuple[tuple[str, int, int], ...] = ()
     state_products: int = 0
 
+    def values(self, attribute: str) -> tuple[str, ...]:
+        """Returns the values that an attribute may have; () for any."""
+        return next(one.values for one in self.attributes if one.name == attribute)
+
     def row(self, name: str) -> str:
         """Returns the op's row of the reference table."""
         inputs = ", ".join(i.row for i in self.inputs) + self.about

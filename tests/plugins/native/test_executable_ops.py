@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.plugins.native.executable import isas
+from enginewright.runtime.shared.op_schema import OPS
 from tests.plugins.native.lowered_builder import LoweredBuilder, R, T, step_input, view
 
 Float = npt.NDArray[np.float32]
@@ -120,7 +121,7 @@ def activate(kind: str, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 @sizes
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "sigmoid"])
+@pytest.mark.parametrize("kind", OPS["gated_activation"].values("kind"))
 def test_gated_activation(isa: str, tokens: int, width: int, kind: str, rng: np.random.Generator) -> None:
     x = values(rng, tokens, 2 * width)
     b = LoweredBuilder()
@@ -239,7 +240,7 @@ def test_copies_concatenate_and_transpose(isa: str, tokens: int, rng: np.random.
 
 
 @sizes
-@pytest.mark.parametrize("kind", ["sum", "mean", "max"])
+@pytest.mark.parametrize("kind", OPS["reduce"].values("kind"))
 def test_reduce(isa: str, tokens: int, width: int, kind: str, rng: np.random.Generator) -> None:
     x = values(rng, tokens, 3, width)
     b = LoweredBuilder()
