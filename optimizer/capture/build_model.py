@@ -159,7 +159,8 @@ def check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] |
     check_own_code(config)
     if not is_decoder(config, model_class):
         kind = architecture(config) if model_class is None else model_class.__name__
-        raise UnsupportedModelError(f"{kind} isn't a decoder-only language model", hint=_hint(config))
+        seq2seq = ": it is an encoder with a decoder" if getattr(config, "is_encoder_decoder", False) else ""
+        raise UnsupportedModelError(f"{kind} isn't a decoder-only language model{seq2seq}", hint=_hint(config))
 
 
 def check_own_code(config: PretrainedConfig) -> None:
@@ -204,7 +205,7 @@ def class_of_part(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 def _hint(config: PretrainedConfig) -> str:
     """Returns the hint for a model that isn't a decoder. It names the model's text part if that can be exported."""
-    hint = "Enginewright compiles decoder-only language models of text."
+    hint = "Enginewright compiles decoders that write text, and encoders that give vectors, scores or classes for it."
     try:
         part = find_text_part(config, architecture(config))
     except (SourceError, UnsupportedModelError):

@@ -27,7 +27,7 @@ from enginewright.runtime.shared.contracts import PooledTask, PoolingInfo
 from enginewright.runtime.shared.errors import RecipeError, SourceError, UnsupportedModelError
 
 from .check_source import CONFIG
-from .sentence_transformers_files import MODULES, SentenceModel, read_sentence_model, transformer_settings
+from .sentence_transformers_files import FOR_SEARCH, MODULES, SentenceModel, read_sentence_model, transformer_settings
 
 Activation = Literal["none", "sigmoid", "softmax"]
 
@@ -45,8 +45,17 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.activation.Softmax": "softmax",
 }
-_OUT = {"t5": "T5 encoders", "umt5": "T5 encoders", "mt5": "T5 encoders", "clip": "CLIP", "siglip": "SigLIP"}
-"""Model types that are often asked for, and can't be compiled."""
+_T5 = "a T5 encoder, whose attention adds a bias to the scores that a layer computes (position_bias)"
+_WITH_IMAGES = "a text encoder whose vectors are compared with those of images"
+_OUT = dict.fromkeys(("t5", "mt5", "umt5"), _T5) | dict.fromkeys(
+    ("clip", "clip_text_model", "siglip", "siglip_text_model", "siglip2_text_model"), _WITH_IMAGES
+)
+"""Model types that are often asked for and can't be compiled, and what they are."""
+
+_INSTEAD = {
+    _T5: "Use an embedding model of another family, such as multilingual-e5 or bge-m3 (XLM-RoBERTa).",
+    _WITH_IMAGES: "Use an embedding model of texts, such as all-MiniLM (BERT); models with images aren't supported.",
+}
 
 _MATRYOSHKA = "matryoshka_dimensions"
 """The field of config.json with the sizes to which vectors may be cut, as in jina-embeddings-v3 and for vLLM."""
@@ -84,8 +93,9 @@ def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSourc
         SourceError: a file of sentence-transformers is wrong.
         UnsupportedModelError: the model is pooled in a way that can't be compiled.
     """
-    sentence = read_sentence_model(directory)
     name = next(iter(getattr(config, "architectures", None) or ()), "")
+    sentence = read_sentence_model(directory)
+    _check_kind(directory, config, name, pooled=sentence is not None)
     head = next((end for end in _HEADS if name.endswith(end)), None)
     if sentence is not None and (sentence.poolings or head is None):
         return _of_modules(directory, sentence, config)
@@ -103,6 +113,27 @@ def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSourc
         "without normalizing it"
     )
     return PooledSource(directory, "embed", class_for(config, MODEL_MAPPING, directory), settings, (assumed,))
+
+
+def _check_kind(directory: Path, config: PretrainedConfig, name: str, *, pooled: bool) -> None:
+    """Raises UnsupportedModelError, with what to use instead, for kinds of models that are out.
+
+    Args:
+        directory: the model's folder.
+        config: the configuration of the transformers model.
+        name: the class in ``architectures``; "" if there is none.
+        pooled: True if the folder has modules.json.
+    """
+    where, kind = directory / CONFIG, config.model_type
+    if kind in _OUT and (pooled or not name.endswith("ForConditionalGeneration")):
+        raise UnsupportedModelError(f"{where}: {name or kind} is {_OUT[kind]}", hint=_INSTEAD[_OUT[kind]])
+    if "colbert" in name.lower():
+        raise UnsupportedModelError(f"{where}: {name} gives a vector for each token (ColBERT)", hint=FOR_SEARCH)
+    if getattr(config, "is_encoder_decoder", False) and (pooled or name.endswith((*_HEADS, "ForQuestionAnswering"))):
+        raise UnsupportedModelError(
+            f"{where}: {name or kind} is an encoder with a decoder, and its result is that of both",
+            hint="Use a model that is an encoder alone, such as ModernBERT or DeBERTa, or a decoder alone.",
+        )
 
 
 def transformer_folder(directory: Path) -> Path:
@@ -189,7 +220,7 @@ def _of_modules(directory: Path, sentence: SentenceModel, config: PretrainedConf
     if not sentence.poolings:
         raise UnsupportedModelError(
             f"{directory / MODULES}: there is no Pooling, so the model gives a vector for each token (ColBERT)",
-            hint="Models that give one vector for a text can be exported.",
+            hint=FOR_SEARCH,
         )
     return PooledSource(sentence.transformer, "embed", class_for(config, MODEL_MAPPING, directory), sentence)
 
@@ -216,9 +247,9 @@ def class_for(config: PretrainedConfig, classes: Any, directory: Path) -> type[P
     name = next(iter(getattr(config, "architectures", None) or ()), "")
     chosen = next((one for one in listed if one is not None and one.__name__ == name), listed[0])
     if chosen is None:
-        what = _OUT.get(config.model_type, f"transformers has no class of that kind for {config.model_type!r}")
         raise UnsupportedModelError(
-            f"{directory / CONFIG}: {what}", hint="Encoders and decoders of text can be exported with a pooling."
+            f"{directory / CONFIG}: transformers has no class of that kind for {config.model_type!r}",
+            hint="Encoders and decoders of text can be exported with a pooling.",
         )
     return chosen  # type: ignore[no-any-return]
 

@@ -42,6 +42,13 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
+_OTHER_KINDS = {
+    "SparseEncoder": "sparse vectors",
+    "MultiVectorEncoder": "a vector for each token (ColBERT)",
+    "ColBERT": "a vector for each token (ColBERT)",
+}
+"""Kinds of models in config_sentence_transformers.json, and what they make."""
+
 _REFUSED = {
     "CLIPModel": "images",
     "StaticEmbedding": "a table of words without a transformer",
@@ -54,6 +61,9 @@ _REFUSED = {
     "Router": "several models for different inputs",
     "Asym": "several models for different inputs",
 }
+FOR_SEARCH = "For a search, use an embedding model with a Pooling, which has a vector for a text, and a reranker."
+"""The hint for a model whose vectors are of another kind."""
+
 _HINT = "Download the model again, or correct the field."
 
 
@@ -133,6 +143,10 @@ def read_sentence_model(directory: Path) -> SentenceModel | None:
         return None
     listed = _read_list(path)
     names = [_module(entry, index, path) for index, entry in enumerate(listed)]
+    settings = _settings(directory)
+    if other := next((name for name, _ in names if name in _REFUSED), None):
+        hint = FOR_SEARCH if "vector" in _REFUSED[other] else ""
+        raise _unsupported(f"{path}: the module {other}, which makes {_REFUSED[other]}, can't be compiled", hint)
     if not names or names[0][0] != "Transformer":
         raise _unsupported(f"{path}: the first module is {names[0][0] if names else 'missing'}, and no Transformer")
     fields: dict[str, Any] = {"transformer": _folder(directory, names[0][1], path)}
@@ -153,11 +167,9 @@ def read_sentence_model(directory: Path) -> SentenceModel | None:
         elif name == "LogitScore" and "answers" not in fields:
             fields["answers"] = _answers(folder)
         elif name != "Dropout":
-            what = f", which makes {_REFUSED[name]}" if name in _REFUSED else ""
-            raise _unsupported(f"{path}: the module {name}{what} can't be compiled")
+            raise _unsupported(f"{path}: the module {name} can't be compiled")
     _check_sizes(fields.get("size"), len(fields.get("poolings", ())), modules)
     fields["modules"] = tuple(modules)
-    settings = _settings(directory)
     if not fields.get("include_prompt", True) and any(settings["prompts"].values()):
         raise _unsupported(
             f"{path}: a pooling without the prompt's tokens (include_prompt) can't be compiled, and the model "
@@ -266,8 +278,9 @@ def _settings(directory: Path) -> dict[str, Any]:
     config = read_json(path) if path.is_file() else {}
     kind = config.get("model_type", "SentenceTransformer")
     if kind not in ("SentenceTransformer", "CrossEncoder"):
-        what = {"SparseEncoder": "sparse vectors", "MultiVectorEncoder": "a vector for each token (ColBERT)"}
-        raise _unsupported(f"{path}: model_type {kind!r:.80}: {what.get(kind, 'this kind of model')} can't be compiled")
+        what = _OTHER_KINDS.get(kind) if isinstance(kind, str) else None
+        message = f"{path}: model_type {kind!r:.80}: {what or 'this kind of model'} can't be compiled"
+        raise _unsupported(message, FOR_SEARCH if what else "")
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise SourceError(f"{path}: prompts must be an object of texts", hint=_HINT)
@@ -328,7 +341,6 @@ def _size(config: Mapping[str, Any], names: tuple[str, ...], path: Path) -> int:
     return value
 
 
-def _unsupported(message: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        message, hint="Vectors of one transformer with pooling, Dense, LayerNorm and Normalize can be exported."
-    )
+def _unsupported(message: str, hint: str = "") -> UnsupportedModelError:
+    exported = "Vectors of one transformer with pooling, Dense, LayerNorm and Normalize can be exported."
+    return UnsupportedModelError(message, hint=hint or exported)

@@ -41,6 +41,7 @@ class PooledRunner:
 
     Attributes:
         task: the model's task.
+        padding: the id of the token with which transformers pads; some models count positions without it.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.
@@ -61,6 +62,7 @@ class PooledRunner:
             raise SourceError(f"{folder} is a model that generates text", hint="Pass the model of the bundle.")
         self._source, config = pooled
         self.task = self._source.task
+        self.padding: int | None = getattr(config, "pad_token_id", None)
         self._model, weights = build_pooled_source(self._source, config, eager=True)
         pooled_context(self._model, self._source, context_length, None)
         self._after, self._functions = modules_after(self._source)

@@ -85,11 +85,12 @@ REFUSED = """
 
 """
 REASONS = {
-    r"isn't a decoder-only": "encoder and decoder, or text and images",
+    r"encoder with a decoder": "an encoder with a decoder",
+    r"isn't a decoder-only": "text and images",
     r"keep tokens apart|the token axis|attention interface": "mixes tokens outside of attention",
     r"attention is called with": "its attention has a mask of its own",
     r"can't run on a text alone": "needs more than a text",
-    r"of the number of tokens T": "assumes a number of tokens",
+    r"of the number of tokens T|fixes the number of tokens": "assumes a number of tokens",
     r"the cpu target has no": "the cpu target lacks an op",
 }
 """Regular expression of a message -> the reason that the page gives."""

@@ -60,6 +60,8 @@ _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 
 # What the rules don't give: sizes that must fit together, and parts that a family is known for.
 _OVERRIDES: dict[str, dict[str, Any]] = {
+    "funnel": {"architectures": ["FunnelModel"], "block_sizes": [1, 1], "n_head": 4, "d_head": 16, "d_inner": 64},
+    "perceiver": {"num_latents": 16, "d_latents": 32, "num_self_attends_per_block": 2, "max_position_embeddings": 64},
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "youtu"), _MLA),
     "deepseek_v2": _MLA | {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "longcat_flash": _MLA,
