@@ -132,7 +132,7 @@ def _check_kind(directory: Path, config: PretrainedConfig, name: str, *, pooled:
     if getattr(config, "is_encoder_decoder", False) and (pooled or name.endswith((*_HEADS, "ForQuestionAnswering"))):
         raise UnsupportedModelError(
             f"{where}: {name or kind} is an encoder with a decoder, and its result is that of both",
-            hint="Use a model that is an encoder alone, such as ModernBERT or DeBERTa, or a decoder alone.",
+            hint="Use a model that is an encoder alone, such as XLM-RoBERTa or ModernBERT, or a decoder alone.",
         )
 
 

@@ -152,7 +152,7 @@ def _product(program: Program, softmax: Node, known: set[Node]) -> Node:
     while node.target not in _PRODUCTS:
         unknown = [a for a in node.all_input_nodes if a not in known]
         if len(unknown) != 1 or not _keeps_places(node):
-            raise _NotAttentionError(f"{node.target} makes scores of more than one product")
+            raise _NotAttentionError(f"{node.target} makes scores of more than one product, as of positions")
         node = unknown[0]
     if not _is_square(program, node):
         raise _NotAttentionError("its scores aren't a product of queries and keys")

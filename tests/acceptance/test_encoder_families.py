@@ -88,6 +88,7 @@ REASONS = {
     r"encoder with a decoder": "an encoder with a decoder",
     r"isn't a decoder-only": "text and images",
     r"keep tokens apart|the token axis|attention interface": "mixes tokens outside of attention",
+    r"scores of more than one product": "adds products of positions to attention's scores",
     r"attention is called with": "its attention has a mask of its own",
     r"can't run on a text alone": "needs more than a text",
     r"of the number of tokens T|fixes the number of tokens": "assumes a number of tokens",

@@ -59,7 +59,10 @@ _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 
 # What the rules don't give: sizes that must fit together, and parts that a family is known for.
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+
 _OVERRIDES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("deberta", "deberta-v2"), _DISENTANGLED),  # as published models have it
     "funnel": {"architectures": ["FunnelModel"], "block_sizes": [1, 1], "n_head": 4, "d_head": 16, "d_inner": 64},
     "perceiver": {"num_latents": 16, "d_latents": 32, "num_self_attends_per_block": 2, "max_position_embeddings": 64},
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "youtu"), _MLA),

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str, Callable[[], PretrainedConfig], str, str]] = {
         "BartForSequenceClassification",
         bart,
         "BartForSequenceClassification is an encoder with a decoder",
-        "an encoder alone, such as ModernBERT or DeBERTa",
+        "an encoder alone, such as XLM-RoBERTa or ModernBERT",
     ),
     "colbert": ("BertModel", BERT, "HF_ColBERT gives a vector for each token", FOR_SEARCH),
     "pylate": ("BertModel", BERT, "'ColBERT': a vector for each token", FOR_SEARCH),
