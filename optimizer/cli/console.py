@@ -341,5 +341,8 @@ def comparison_lines(report: Mapping[str, Any]) -> str:
     line += f"\n  on a text of {text['tokens']:,} tokens{part}: {kind} {text['kl_mean']:.2g}, "
     line += f"top-1 {text['top1_agreement']:.1%}"
     if text["perplexity"] is None:
-        return line
+        from enginewright.optimizer.measure.text_metrics import shown_metrics  # numpy
+
+        figures = shown_metrics(text.get("metrics", {}))
+        return "\n  ".join([line, *([", ".join(f"{label} {value}" for label, value in figures)] if figures else [])])
     return f"{line}, perplexity {text['perplexity']:.3f}, the source's {text['source_perplexity']:.3f} there"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from enginewright.runtime.shared.errors import counted
+from enginewright.runtime.shared.errors import RequestError, counted
 
 from .console import print_json, reported
 from .exported import exported
@@ -15,7 +16,7 @@ from .options import AsJson, ModelPath, ModelRecipe, Running, grouped
 from .progress import stage_bars
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.evaluate import ChoiceReport, EvaluationReport
+    from enginewright.optimizer.evaluate import ChoiceReport, EvaluationReport, TextsReport
 
 NAME = "eval"
 EPILOG = (
@@ -28,8 +29,10 @@ EPILOG = (
     "  optimize eval smollm2.bundle --text book.txt --window 1024 --stride 512\n\n"
     "  optimize eval smollm2.bundle --choices questions.jsonl --json --quiet > figures.json"
 )
-WINDOWS = 3
-"""The windows that are read unless --full is given: seconds on a small model, some 800 scored tokens."""
+WINDOWS, TEXTS = 3, 64
+"""The windows, or texts of a model that computes whole texts, that are read unless --full is given: seconds on a small
+model.
+"""
 
 
 @reported
@@ -39,7 +42,8 @@ def command(
     *,
     recipe: ModelRecipe = None,
     text: Annotated[
-        str, typer.Option(metavar="FILE", help="The text to predict, in UTF-8; built-in is one of some 5,000 words.")
+        str,
+        typer.Option(metavar="FILE", help="The text to predict, or a text a line, in UTF-8; built-in has 5,000 words."),
     ] = "built-in",
     against: Annotated[
         Path | None,
@@ -56,7 +60,7 @@ def command(
         int | None, typer.Option(help="Tokens from a window's start to the next; by default half of the window.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help=f"Read all of the text; by default {WINDOWS} windows, spread over it.")
+        bool, typer.Option("--full", help=f"Read all of the text; by default {WINDOWS} windows, or {TEXTS} lines.")
     ] = False,
     running: Running,
     as_json: AsJson = False,
@@ -64,11 +68,21 @@ def command(
 ) -> None:
     """Perplexity of a text; KL and agreement with another model; accuracy on multiple-choice questions.
 
+    Embedding models, rerankers and classifiers are compared with another model on the lines of the text.
     Comparing with a source model needs the extra: pip install 'enginewright\\[export]'.
     """
     from enginewright.optimizer.evaluate import evaluate
+    from enginewright.runtime.bundle.reader import Bundle
 
     bundle = exported(model, recipe=recipe, quiet=quiet)
+    if (pooling := Bundle.open(bundle, running.trust).model.pooling) is not None:
+        not_for_it = {"choices": choices, "window": window, "stride": stride}
+        compared = _texts(bundle, pooling.task, text, against, not_for_it, full=full, running=running, quiet=quiet)
+        if as_json:
+            print_json(compared.to_json())
+        else:
+            _print_texts(compared)
+        return
     with stage_bars(hidden=quiet, counts=True, remaining=True) as show:
         report = evaluate(
             bundle,
@@ -85,6 +99,56 @@ def command(
         print_json(report.to_json())
     else:
         _print_report(report)
+
+
+def _texts(
+    bundle: Path,
+    task: str,
+    text: str,
+    against: Path | None,
+    not_for_it: Mapping[str, object],
+    *,
+    full: bool,
+    running: Running,
+    quiet: bool,
+) -> TextsReport:
+    """Compares a bundle that computes whole texts. ``not_for_it``: the options for models that generate text.
+
+    Raises RequestError if one of these is given, or no model to compare with.
+    """
+    from enginewright.optimizer.evaluate import evaluate_texts
+    from enginewright.optimizer.evaluate.models import OpenOptions
+
+    for name, value in not_for_it.items():
+        if value is not None:
+            raise RequestError(
+                f"{name}: it is for models that generate text, and {bundle} is for {task}", hint=f"Leave out --{name}."
+            )
+    if against is None:
+        raise RequestError(
+            f"against: {bundle} is a model for {task}, which has no perplexity; it is compared with another model",
+            hint="Pass --against MODEL: its source, or another bundle of it.",
+        )
+    with stage_bars(hidden=quiet, counts=True, remaining=True) as show:
+        return evaluate_texts(
+            bundle,
+            against,
+            text=text,
+            texts=None if full else TEXTS,
+            options=OpenOptions(**vars(running)),
+            progress=show,
+        )
+
+
+def _print_texts(report: TextsReport) -> None:
+    from enginewright.optimizer.measure.text_metrics import shown_metrics
+
+    part = "" if report.texts == report.texts_in_file else f" of {report.texts_in_file:,}; --full reads more"
+    _row("model", f"{report.model} ({report.bundle}), {report.task}")
+    _row("against", report.against)
+    _row("text", f"{report.source}: {report.tokens:,} tokens in {counted(report.texts, 'text')}{part}")
+    for label, value in shown_metrics(report.metrics):
+        typer.echo(f"{label:<28}{value}")
 
 
 def _print_report(report: EvaluationReport) -> None:

@@ -6,5 +6,15 @@ from enginewright.optimizer.measure.texts import BUILT_IN
 
 from .choices import ChoiceReport
 from .evaluate import ComparisonReport, EvaluationReport, TextReport, evaluate
+from .texts import TextsReport, evaluate_texts
 
-__all__ = ["BUILT_IN", "ChoiceReport", "ComparisonReport", "EvaluationReport", "TextReport", "evaluate"]
+__all__ = [
+    "BUILT_IN",
+    "ChoiceReport",
+    "ComparisonReport",
+    "EvaluationReport",
+    "TextReport",
+    "TextsReport",
+    "evaluate",
+    "evaluate_texts",
+]

@@ -42,6 +42,7 @@ class PooledRunner:
     Attributes:
         task: the model's task.
         padding: the id of the token with which transformers pads; some models count positions without it.
+        context_length: the most tokens of a text.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.
@@ -64,7 +65,7 @@ class PooledRunner:
         self.task = self._source.task
         self.padding: int | None = getattr(config, "pad_token_id", None)
         self._model, weights = build_pooled_source(self._source, config, eager=True)
-        pooled_context(self._model, self._source, context_length, None)
+        self.context_length = pooled_context(self._model, self._source, context_length, None)
         self._after, self._functions = modules_after(self._source)
         for name, parameter in self._after.named_parameters():
             parameter.data = weights[f"{AFTER}.{name}"].evaluate()

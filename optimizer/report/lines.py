@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from enginewright.optimizer.measure.text_metrics import shown_metrics
 from enginewright.optimizer.shared.export_records import PassSummary, VerificationReport
 from enginewright.runtime.shared.errors import counted
 from enginewright.runtime.shared.memory import format_bytes
@@ -151,7 +152,10 @@ def _sentence(v: VerificationReport) -> str:
         return f"The bundle computes what the source does: logits differ by {off} at most in {positions}{allowed}"
     if compared.of_vectors:
         limit = f" of {numbers.significant(v.max_kl)} allowed" if v.max_kl is not None else ""
-        return f"The bundle's vectors are the source's but for a {compared.distance}{limit}, in {positions}"
+        least = (
+            "" if v.text is None else "".join(f"; {label} {value}" for label, value in shown_metrics(v.text.metrics))
+        )
+        return f"The bundle's vectors are the source's but for a {compared.distance}{limit}, in {positions}{least}"
     # KL(source || bundle) is the mean of log(p_source / p_bundle) over tokens that the source draws: exp(-KL) is how
     # likely the bundle makes such a token, beside the source, in the geometric mean.
     less = numbers.significant(100 * (1 - math.exp(-max(compared.kl_mean, 0.0))), 2)

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from enginewright.optimizer.measure.text_metrics import shown_metrics
 from enginewright.optimizer.shared.export_records import PassSummary, SourceSpeed
 from enginewright.optimizer.shared.storage import stored_weights
 from enginewright.passes.framework.records import Metric
@@ -247,8 +248,12 @@ def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView
             note = f"of {numbers.significant(v.max_kl)} allowed" if v.max_kl is not None else ""
             name, unit = ("Cosine distance", "") if compared.of_vectors else ("KL", "nats")
             first.append(Tile(f"{name} from the source", numbers.significant(compared.kl_mean), unit, note))
-        same = f"{compared.top1_agreement:.1%}".rstrip("%")
-        first.append(Tile("Same likeliest token", same, "%", f"of {compared.tokens:,} positions"))
+        if v.text is not None and v.text.metrics:
+            note = f"of {v.text.windows:,} texts"
+            first += [Tile(label.capitalize(), value, "", note) for label, value in shown_metrics(v.text.metrics)]
+        else:
+            same = f"{compared.top1_agreement:.1%}".rstrip("%")
+            first.append(Tile("Same likeliest token", same, "%", f"of {compared.tokens:,} positions"))
         if v.text is not None and v.text.perplexity is not None and v.text.source_perplexity is not None:
             ours, theirs = v.text.perplexity, v.text.source_perplexity
             note = f"source {theirs:.2f}; {v.text.windows} of {v.text.windows_in_text} windows"

@@ -48,6 +48,8 @@ class TextComparison(Comparison):
         text: BUILT_IN, the text that comes with the package.
         window, windows, windows_in_text: tokens of a window, windows compared, and windows of the whole text.
         perplexity, source_perplexity: of the compared tokens; None for a model that doesn't predict tokens.
+        metrics: the metrics of a model that computes whole texts, by name, as in measure/text_metrics.py; None for a
+            metric that needs more texts. Empty for other models.
     """
 
     text: str
@@ -56,6 +58,7 @@ class TextComparison(Comparison):
     windows_in_text: int
     perplexity: float | None
     source_perplexity: float | None
+    metrics: dict[str, float | None] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

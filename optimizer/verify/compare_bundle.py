@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from enginewright.optimizer.capture import build_from_source
+from enginewright.optimizer.capture.build_pooled import build_pooled_source, find_pooled, pooled_info
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
@@ -10,6 +13,7 @@ from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.optimizer.shared.export_records import VerificationReport
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.target import Placement
+from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import SourceError, VerificationError
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.text.tokenizer import Tokenizer
@@ -59,9 +63,7 @@ def check_source(bundle: Bundle, source: ModelSource) -> None:
     path = source.path
     if path is None or not path.exists():
         raise SourceError(f"source: {source.model} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
-    model, _ = build_from_source(source)
-    expected = bundle.model
-    info = model_info(model, expected.name, expected.context_length, {}, None)
+    expected, info = bundle.model, _info(bundle, source, path)
     for what in ("architecture", "vocab_size", "parameters"):
         ours, theirs = getattr(expected, what), getattr(info, what)
         if ours != theirs:
@@ -81,6 +83,14 @@ def check_source(bundle: Bundle, source: ModelSource) -> None:
             f"its token {at} on",
             hint=_HINT,
         )
+
+
+def _info(bundle: Bundle, source: ModelSource, path: Path) -> ModelInfo:
+    """Returns the source's description, as a bundle of it would have it. Raises the errors of an export."""
+    name, context = bundle.model.name, bundle.model.context_length
+    if bundle.model.pooling is not None and (pooled := find_pooled(path, recipe_of(bundle).pooling)):
+        return pooled_info(build_pooled_source(*pooled)[0], pooled[0], name, context)
+    return model_info(build_from_source(source)[0], name, context, {}, None)
 
 
 def _shown(value: object) -> str:

@@ -14,6 +14,7 @@ from enginewright.optimizer.capture.model_source import AnySource
 from enginewright.optimizer.measure.distances import divergence_of
 from enginewright.optimizer.measure.pooled_runner import PooledRunner
 from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.optimizer.measure.text_metrics import comparable
 from enginewright.optimizer.shared.export_records import Measurement
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.token_sequences import packed_inputs
@@ -139,14 +140,6 @@ def evaluate(program: Program, sequences: Sequence[torch.Tensor], cache: WeightC
     logits = FastEvaluation(program, cache).evaluate(packed_inputs(program, sequences))[0]
     counts = [1 if program.output_name == POOLED else len(s) for s in sequences]
     return [part.float().numpy() for part in logits.split(counts)]
-
-
-def comparable(values: FloatArray, reference: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns both with a column of zeros if they have a single one: a score is a logit of two classes."""
-    if values.shape[-1] > 1:
-        return values, reference
-    first, second = (np.concatenate([x, np.zeros_like(x)], axis=-1) for x in (values, reference))
-    return first, second
 
 
 def relative_tolerance_of(program: Program) -> float:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.verify.verify_pooled import run_texts
+from enginewright.optimizer.measure.text_results import run_texts
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import make_executor
 from enginewright.runtime.shared.errors import UnsupportedModelError, VerificationError

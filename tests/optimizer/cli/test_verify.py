@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from enginewright.optimizer import compare_builds
 from enginewright.optimizer.build_speed import SpeedPairs
 from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.export import export
 from tests.plugins.steps import tiny_onnx
 from tests.sealed import sealed
 
@@ -31,6 +32,20 @@ def test_what_is_printed(tiny_bundle: Path, tiny_folder: Path) -> None:
     assert "target cpu, compared with the source on 82 random tokens" in out
     assert "pass --source" not in out
     assert run(tiny_bundle, "--quiet")[:2] == (0, "")
+
+
+def test_vectors_are_compared_with_the_source(pooled_bundles: dict[str, Path], tmp_path: Path) -> None:
+    source, bundle = pooled_bundles["embed"].parent / "tiny-embed", tmp_path / "int8.bundle"
+    export(source, bundle, recipe="int8")
+    code, out, err = run(bundle, "--source", source, "--json")
+    assert code == 0, err
+    (target,) = json.loads(out)["targets"]
+    metrics = target["comparison"]["text"]["metrics"]
+    assert set(metrics) == {"cosine_min", "cosine_mean", "spearman", "top10_overlap"}
+    assert 0.9 < metrics["cosine_min"] < metrics["cosine_mean"] < 1
+    assert 1 - metrics["cosine_mean"] == pytest.approx(target["comparison"]["text"]["kl_mean"], rel=1e-6)
+    code, out, _ = run(bundle, "--source", source)
+    assert f"least cosine {metrics['cosine_min']:.6f}" in out
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -1,0 +1,154 @@
+"""Metrics of the results for texts, beside those of a reference: vectors, scores and classes.
+
+``METRICS`` declares them. Reports, commands and budgets have a metric by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.contracts import FloatArray, PooledTask
+
+from .distances import Divergence, divergence_of
+
+NEAREST = 10
+"""The number of results of a search."""
+
+Results = Sequence[FloatArray]
+"""The results of some texts: [1, E] each, a vector or classes or a score, or [S, C] of the S tokens of a text."""
+Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TextMetric:
+    """A metric of the results of some texts, where equal results give the best value.
+
+    Attributes:
+        label: the metric's name for people.
+        tasks: the tasks of models that have it.
+        texts: the least number of texts for which it is defined.
+        compute: returns the value for a model's results and the reference's.
+        form: the form of a value as text, for ``format``.
+        at_most: True if a value may be at most a budget's limit; False if it has to be at least the limit.
+    """
+
+    label: str
+    tasks: tuple[PooledTask, ...]
+    texts: int
+    compute: Callable[[Results, Results], float]
+    form: str
+    at_most: bool = False
+
+
+def measure_texts(task: PooledTask, results: Results, reference: Results) -> dict[str, float | None]:
+    """Returns the metrics of a task by name; None for a metric that needs more texts.
+
+    Args:
+        task: the models' task.
+        results, reference: the results of the same texts, of the same shapes.
+    """
+    return {
+        name: metric.compute(results, reference) if len(results) >= metric.texts else None
+        for name, metric in METRICS.items()
+        if task in metric.tasks
+    }
+
+
+def shown_metrics(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    """Returns the label and the value of each metric as text; metrics of other versions are left out."""
+    known = [(METRICS[name], value) for name, value in values.items() if name in METRICS]
+    return [
+        (metric.label, f"needs {metric.texts} texts" if value is None else format(value, metric.form))
+        for metric, value in known
+    ]
+
+
+def comparable(values: FloatArray, reference: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Returns both with a column of zeros if they have a single one: a score is a logit of two classes."""
+    if values.shape[-1] > 1:
+        return values, reference
+    first, second = (np.concatenate([x, np.zeros_like(x)], axis=-1) for x in (values, reference))
+    return first, second
+
+
+def rank_correlation(a: Float64Array, b: Float64Array) -> float:
+    """Returns Spearman's rank correlation of two arrays [n]; equal values share their mean rank.
+
+    It is 1 if both are constant, and 0 if one is.
+    """
+    first, second = (rank - rank.mean() for rank in (_ranks(a), _ranks(b)))
+    size = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / size if size else float(not first.any() and not second.any())
+
+
+def _ranks(values: Float64Array) -> Float64Array:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Float64Array = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
+
+
+def _unit(results: Results) -> Float64Array:
+    """Returns vectors [n, E] of length 1."""
+    vectors = np.concatenate(results).astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit: Float64Array = vectors / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return unit
+
+
+def _cosines(results: Results, reference: Results) -> Float64Array:
+    cosines: Float64Array = (_unit(results) * _unit(reference)).sum(axis=-1)
+    return cosines
+
+
+def _rank_correlation_of_pairs(results: Results, reference: Results) -> float:
+    pairs = np.triu_indices(len(results), 1)
+    first, second = ((unit @ unit.T)[pairs] for unit in (_unit(results), _unit(reference)))
+    return rank_correlation(first, second)
+
+
+def _nearest(results: Results) -> list[set[int]]:
+    """Returns the numbers of the texts nearest to each text, without itself."""
+    unit = _unit(results)
+    similarities = unit @ unit.T
+    np.fill_diagonal(similarities, -np.inf)
+    order = np.argsort(-similarities, axis=-1, kind="stable")
+    return [set(row[:NEAREST].tolist()) for row in order]
+
+
+def _nearest_overlap(results: Results, reference: Results) -> float:
+    pairs = zip(_nearest(results), _nearest(reference), strict=True)
+    return float(np.mean([len(a & b) / NEAREST for a, b in pairs]))
+
+
+def _divergence(results: Results, reference: Results) -> Divergence:
+    divergence = divergence_of("classify")
+    for values, expected in zip(results, reference, strict=True):
+        divergence.add(*comparable(values, expected))
+    return divergence
+
+
+_SCORES: tuple[PooledTask, ...] = ("rerank", "classify", "token_classify")
+
+METRICS: Mapping[str, TextMetric] = {
+    "cosine_min": TextMetric("least cosine", ("embed",), 1, lambda a, b: float(_cosines(a, b).min()), ".6f"),
+    "cosine_mean": TextMetric("mean cosine", ("embed",), 1, lambda a, b: float(_cosines(a, b).mean()), ".6f"),
+    "spearman": TextMetric("rank correlation of pairs", ("embed",), 3, _rank_correlation_of_pairs, ".5f"),
+    "top10_overlap": TextMetric("same nearest 10", ("embed",), 2 * NEAREST + 1, _nearest_overlap, ".2%"),
+    "spearman_scores": TextMetric(
+        "rank correlation of scores",
+        ("rerank",),
+        3,
+        lambda a, b: rank_correlation(*(np.concatenate(x)[:, 0].astype(np.float64) for x in (a, b))),
+        ".5f",
+    ),
+    "kl_mean": TextMetric("mean KL", _SCORES, 1, lambda a, b: _divergence(a, b).kl_mean, ".3e", at_most=True),
+    "kl_max": TextMetric("largest KL", _SCORES, 1, lambda a, b: _divergence(a, b).kl_max, ".3e", at_most=True),
+    "top1_agreement": TextMetric("same class", _SCORES, 1, lambda a, b: _divergence(a, b).top1_agreement, ".2%"),
+}
+"""Metric -> its definition, in the order in which metrics are shown. The search finds the nearest of the other texts;
+the correlation is Spearman's, of the similarities of all pairs of texts or of the scores of texts.
+"""
