@@ -12,28 +12,28 @@ from transformers import PretrainedConfig, PreTrainedModel
 from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.weights import Cast, WeightExpr
 from enginewright.runtime.shared.contracts import ModelInfo
-from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import RecipeError, SourceError, UnsupportedModelError
 
 from . import huggingface
 from .bind_weights import bind_weights
 from .build_model import build_pooled, check_own_code
+from .check_source import check_file
 from .convert_weights import by_model_names
 from .freeze_rope import freeze_rope, own_context_length
+from .gguf import model as gguf_model
+from .gguf.file import open_gguf
 from .model_info import model_info
 from .pooled_section import with_section
 from .pooled_source import PooledSource, find_pooled_source, named_class, pooling_info, transformer_folder
 from .pooled_step import layers_of, modules_after
 from .quantized.checkpoint import unpacked, without_idle_biases
-from .sentence_transformers_files import DenseModule
+from .sentence_transformers_files import AFTER, DenseModule
 from .text_inputs import text_inputs
 from .tokenizer import gives_types
 
-AFTER = "after"
-"""The name of the modules after the pooling, before their numbers, in names of weights."""
 
-
-def find_pooled(directory: Path, section: PoolingSection | None = None) -> tuple[PooledSource, PretrainedConfig] | None:
-    """Returns the pooled model of a folder and its configuration; None for a model that generates text.
+def find_pooled(path: Path, section: PoolingSection | None = None) -> tuple[PooledSource, PretrainedConfig] | None:
+    """Returns the pooled model of a folder or a GGUF file, and its configuration; None for a model that generates text.
 
     ``section``: the recipe's [pooling]; its answers make a reranker of a model that generates text.
 
@@ -41,14 +41,29 @@ def find_pooled(directory: Path, section: PoolingSection | None = None) -> tuple
         RecipeError: a field of the section isn't for this model.
         The errors of ``read_config`` and ``find_pooled_source``.
     """
-    config = huggingface.read_config(transformer_folder(directory))
-    source = find_pooled_source(directory, config)
+    if path.is_file():
+        return _in_file(path, section)
+    config = huggingface.read_config(transformer_folder(path))
+    source = find_pooled_source(path, config)
     if section is not None:
-        source = with_section(directory, source, section, config)
+        source = with_section(path, source, section, config)
     if source is None:
         return None
     check_own_code(config)
     return replace(source, gives_types=gives_types(source.folder)), config
+
+
+def _in_file(path: Path, section: PoolingSection | None) -> tuple[PooledSource, PretrainedConfig] | None:
+    """Returns the result of ``find_pooled`` for a GGUF file."""
+    check_file(path)
+    found = gguf_model.find_pooled(open_gguf(path))
+    if section is None or (found is None and not section.model_fields_set):
+        return found
+    if found is None or section.answers:
+        what = f"{path} generates text" if found is None else "answers is for models in Hugging Face folders"
+        raise RecipeError(f"[pooling] of the recipe: {what}", hint="Leave it out.")
+    source, config = found
+    return with_section(path, source, section, config) or source, config
 
 
 def build_pooled_source(
@@ -67,8 +82,12 @@ def build_pooled_source(
         SourceError: a tensor is missing, damaged, or has another shape than the configuration states.
         UnsupportedModelError: the model can't be built.
     """
-    directory, pools = source.folder, source.task != "embed"
-    model = build_pooled(config, source.model_class, pools=pools, eager=eager)
+    directory = source.folder
+    model = build_pooled(config, source.model_class, pools=not source.sentence.poolings, eager=eager)
+    if directory.is_file():
+        tensors = gguf_model.read_tensors(open_gguf(directory), model)
+        after = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"{AFTER}.")}
+        return model, bind_weights(model, tensors, source=str(directory)) | after
     tensors = huggingface.read_tensors(directory)
     if (quantized := huggingface.read_quantization(directory)) is not None:
         tensors = unpacked(tensors, quantized)
@@ -92,7 +111,7 @@ def pooled_context(
 
     Raises UnsupportedModelError if ``wanted`` is longer than the model's table of positions.
     """
-    most = own_context_length(model.config) - (text_inputs(layers_of(model, source.task), model).first or 0)
+    most = own_context_length(model.config) - (text_inputs(layers_of(model, source), model).first or 0)
     if wanted is not None and wanted > most:
         raise UnsupportedModelError(
             f"{type(model).__name__} is made for at most {most} tokens, and a context_length of {wanted} was asked for",

@@ -94,20 +94,18 @@ def capture(
     replacement = _tokenizer_of(tokenizer)
     model_source = ModelSource.of(source)
     path, adapters = model_source.path, model_source.adapters
-    if pooling is not None and (path is None or not path.is_dir()):
-        raise RecipeError("[pooling] of the recipe is for models in Hugging Face folders", hint="Leave it out.")
+    if pooling is not None and path is None:
+        raise RecipeError("[pooling] of the recipe is for models in folders and GGUF files", hint="Leave it out.")
     if path is None:
         captured = _capture_module(model_source.model_object, replacement, context_length, part)
-    elif path.is_dir():
-        pooled = find_pooled(path, pooling)
-        if pooled is not None:
-            captured = _capture_pooled(path, adapters, *pooled, replacement, context_length)
-        else:
-            captured = _capture_directory(path, adapters, replacement, context_length, part)
-    elif path.is_file():
-        captured = _capture_gguf(path, adapters, replacement, context_length)
-    else:
+    elif not path.is_dir() and not path.is_file():
         raise SourceError(f"{path} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+    elif (pooled := find_pooled(path, pooling)) is not None:
+        captured = _capture_pooled(path, adapters, *pooled, replacement, context_length)
+    elif path.is_dir():
+        captured = _capture_directory(path, adapters, replacement, context_length, part)
+    else:
+        captured = _capture_gguf(path, adapters, replacement, context_length)
     if adapters:
         described = captured.source.model_copy(update={"adapters": tuple(one.describe() for one in adapters)})
         captured = replace(captured, source=described)
@@ -223,6 +221,7 @@ def build_from_gguf(
 ) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
     """Builds the model of an open GGUF file, with the results of ``build_from_directory``."""
     config, source = gguf_model.read_config(file), str(file.path)
+    gguf_model.check_generates(file)
     model = build_model(config, eager=eager)
     weights = bind_weights(model, gguf_model.read_tensors(file, model), source=source)
     if not adapters:
@@ -299,7 +298,7 @@ def _capture_directory(
 
 
 def _capture_pooled(
-    directory: Path,
+    path: Path,
     adapters: Sequence[Adapter],
     pooled: PooledSource,
     config: PretrainedConfig,
@@ -308,27 +307,35 @@ def _capture_pooled(
 ) -> CapturedModel:
     if adapters:
         raise UnsupportedModelError(
-            f"{directory}: adapters can be merged into language models only, and this is a model for {pooled.task}",
+            f"{path}: adapters can be merged into language models only, and this is a model for {pooled.task}",
             hint="Merge the adapter with peft's merge_and_unload(), and export the merged model.",
         )
     model, weights = build_pooled_source(pooled, config)
-    from_source = tokenizer is None
-    tokenizer = tokenizer or load_tokenizer(pooled.folder)
-    longest = getattr(tokenizer, "model_max_length", None)
+    longest, inside, original = None, None, None
+    if path.is_file():
+        file = _open_gguf(path)
+        inside = file.metadata.get("general.name")
+        files = gguf_model.read_tokenizer(file)[0] if tokenizer is None else tokenizer_files(tokenizer)
+        tokenizer_json = None if files is None or tokenizer is not None else files.tokenizer_json
+    else:
+        tokenizer_json = read_tokenizer_json(pooled.folder) if tokenizer is None else None
+        tokenizer = tokenizer or load_tokenizer(pooled.folder)
+        longest = getattr(tokenizer, "model_max_length", None)
+        files = None if tokenizer is None else tokenizer_files(tokenizer)
     context = pooled_context(model, pooled, context_length, longest if isinstance(longest, int) else None)
-    files = None if tokenizer is None else tokenizer_files(tokenizer)
-    original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
-    if from_source and (tokenizer_json := read_tokenizer_json(pooled.folder)) is not None:
+    if tokenizer_json is not None:
         original = SourceTokenizer.of_json(tokenizer_json)
-    info = pooled_info(model, pooled, model_name(directory), context)
-    warnings = _warnings(info, {}, str(directory), files, original, str(directory))
+    elif tokenizer is not None:
+        original = SourceTokenizer.of_transformers(tokenizer)
+    info = pooled_info(model, pooled, model_name(path, inside), context)
+    warnings = _warnings(info, {}, str(path), files, original, str(path))
     if files is not None and pooled.sentence.lower_case:
         files = in_lower_case(files)
     assert info.pooling is not None
     described, of_template = with_templates(pooled, info.pooling, files)
     program = trace_pooled(model, pooled, weights)
     every = (*pooled.warnings, *of_template, *warnings)
-    return CapturedModel(program, replace(info, pooling=described), files, describe_source(directory), every)
+    return CapturedModel(program, replace(info, pooling=described), files, describe_source(path), every)
 
 
 def _capture_gguf(

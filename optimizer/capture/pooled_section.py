@@ -29,7 +29,7 @@ def with_section(
     """Returns a model with what a recipe's [pooling] states.
 
     Args:
-        directory: the model's folder.
+        directory: the model's folder or GGUF file.
         source: the model as its files describe it; None for one that generates text.
         section: the recipe's [pooling].
         config: the model's configuration.
@@ -53,7 +53,7 @@ def with_section(
         raise _not_for("dimensions", f"models of vectors, and {directory} is for {source.task}")
     if section.template is not None and source.task != "rerank":
         raise _not_for("template", f"rerankers, and {directory} is for {source.task}")
-    return replace(source, dimensions=section.dimensions, template=section.template)
+    return replace(source, dimensions=section.dimensions, template=section.template or source.template)
 
 
 def with_templates(

@@ -66,13 +66,15 @@ class PooledSource:
     """A model that gives a vector, a score or classes for a text.
 
     Attributes:
-        folder: the folder with config.json and the weights.
+        folder: the folder with config.json and the weights, or the GGUF file.
         task: see ``PoolingInfo``.
         model_class: the class of transformers to build.
-        sentence: the contents of sentence-transformers' files; defaults if the folder has none.
+        sentence: the contents of sentence-transformers' files, or the same facts of a GGUF file; defaults if the folder
+            has none. Without poolings, a head of the class makes the numbers.
         warnings: messages about assumptions that were made.
         dimensions: sizes to which vectors may be cut, from a recipe; () takes those of the files.
-        template: the text of a pair with {query} and {document}, from a recipe; None takes that of the chat template.
+        template: the text of a pair with {query} and {document}, from a recipe or a GGUF file; None takes that of
+            the chat template.
         gives_types: True if the tokenizer gives types of tokens to the model.
     """
 

@@ -57,11 +57,12 @@ class PooledStep(torch.nn.Module):
         self.model_, self.inputs = model, inputs
         # A table of one type is looked up at 0, whatever the types; so is any for a tokenizer that gives none.
         self.several_types = source.gives_types and int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
-        self.task, self.poolings = source.task, source.sentence.poolings
+        self.task, self.source, self.poolings = source.task, source, source.sentence.poolings
         self.answers = source.sentence.answers
-        self.parameters_ = frozenset(inspect.signature(layers_of(model, source.task).forward).parameters)
+        self.parameters_ = frozenset(inspect.signature(layers_of(model, source).forward).parameters)
         self.after, self.functions = modules_after(source)
-        if self.task not in ("embed", "token_classify"):
+        self.head: Head | None = None
+        if not self.poolings and self.task != "token_classify":
             self.head = Head(model)
             self.poolings = ("last",) if self.answers is not None else (self.head.pooling(),)
 
@@ -86,10 +87,10 @@ class PooledStep(torch.nn.Module):
         if self.task == "token_classify":
             classes: torch.Tensor = torch.ops.ew.take_rows(self.model_(**arguments).logits[0], rows)
             return classes
-        hidden = layers_of(self.model_, self.task)(**arguments).last_hidden_state[0]  # [T, H]
+        hidden = layers_of(self.model_, self.source)(**arguments).last_hidden_state[0]  # [T, H]
         pooled = [torch.ops.ew.pool(hidden, q_start, kind) for kind in self.poolings]
         vectors = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
-        if self.task != "embed":
+        if self.head is not None:
             result = self.head(vectors[:, None])
             return result if self.answers is None else score_of(result[:, 0], self.answers)
         for module, function in zip(self.after, self.functions, strict=True):
@@ -119,9 +120,9 @@ def score_of(logits: torch.Tensor, answers: tuple[int, int | None]) -> torch.Ten
     return score if no is None else score - logits[:, no : no + 1]
 
 
-def layers_of(model: PreTrainedModel, task: str) -> torch.nn.Module:
+def layers_of(model: PreTrainedModel, source: PooledSource) -> torch.nn.Module:
     """Returns the module that computes hidden states: the whole model unless it has a head that runs later."""
-    return model if task in ("embed", "token_classify") else model.base_model
+    return model if source.sentence.poolings or source.task == "token_classify" else model.base_model
 
 
 class Head:

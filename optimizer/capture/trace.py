@@ -100,7 +100,7 @@ def trace_pooled(model: PreTrainedModel, source: PooledSource, weights: Mapping[
 
     Raises the errors of ``trace``; UnsupportedModelError also for a head that can't run on pooled rows.
     """
-    layers = layers_of(model, source.task)
+    layers = layers_of(model, source)
     program = _trace(PooledStep(model, source, text_inputs(layers, model)), model, layers, weights)
     program.output_name = CLASSES if source.task == "token_classify" else POOLED
     if not (types := program.inputs[TYPES]).users:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from enginewright.optimizer.capture.build_pooled import AFTER, build_pooled_source, find_pooled, pooled_context
+from enginewright.optimizer.capture.build_pooled import build_pooled_source, find_pooled, pooled_context
 from enginewright.optimizer.capture.pooled_step import FUNCTIONS, modules_after
+from enginewright.optimizer.capture.sentence_transformers_files import AFTER
 from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.runtime.shared.contracts import FloatArray, PooledTask
@@ -34,7 +35,7 @@ class PooledRunner:
     """A source model that gives vectors, scores or classes.
 
     Args:
-        folder: the model's folder.
+        folder: the model's folder or GGUF file.
         section: the recipe's [pooling].
         context_length: the longest text for which rotary frequencies are fixed; None takes what the files state.
         keep_bytes: the most bytes of a weight that is read once and kept; larger ones are read again.
@@ -82,7 +83,7 @@ class PooledRunner:
         ids = torch.tensor([list(tokens)])
         with torch.inference_mode():
             result = self._model(input_ids=ids, attention_mask=torch.ones_like(ids))
-            if self.task == "embed":
+            if self._source.sentence.poolings:
                 hidden = result.last_hidden_state[0]
                 values = torch.cat([_POOLINGS[kind](hidden) for kind in self._source.sentence.poolings])[None]
                 for module, function in zip(self._after, self._functions, strict=True):

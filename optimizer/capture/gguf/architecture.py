@@ -8,6 +8,7 @@ from typing import Any
 
 from .file import GgufFile
 from .keys import Keys
+from .pooling import Pooling
 from .rope import Rope
 from .tensors import (
     Place,
@@ -32,6 +33,8 @@ class Description:
         layer_prefix: prefix of the model's names of layers.
         layers: the number of layers.
         skipped: the names of tensors that aren't weights.
+        zeros: the shape of each weight that the class has and the file may leave out, by the model's name.
+        pooling: what the file says about the numbers of a whole text; None for a model that generates text.
     """
 
     model_type: str
@@ -41,6 +44,8 @@ class Description:
     layer_prefix: str
     layers: int
     skipped: tuple[str, ...] = ("rope_freqs.weight",)
+    zeros: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    pooling: Pooling | None = None
 
 
 @dataclass
@@ -52,7 +57,7 @@ class Reading:
         file: the open file.
         blocks: the number of blocks of layers in the file, drafts included.
         layers: the number of the model's layers.
-        fields, ropes, tensors, model_type, skipped: as in ``Description``.
+        fields, ropes, tensors, model_type, skipped, zeros: as in ``Description``.
         heads: the number of query heads.
         head_dim: the width of a head.
         longrope: True if the frequencies have divisors for short and for long contexts.
@@ -70,6 +75,7 @@ class Reading:
     head_dim: int
     skipped: list[str] = field(default_factory=lambda: ["rope_freqs.weight"])
     longrope: bool = False
+    zeros: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Returns True if the file has this tensor."""
@@ -101,6 +107,8 @@ class Architecture:
         experts: the fields for the number of experts, for the number of a token's experts and, if the class has one,
             for an expert's width; () if ``read`` reads the experts, or there are none.
         read: the function that reads the other keys, after those of the fields above; None if there are no others.
+        encoder: True if a token sees those after it, and the model gives numbers for a whole text.
+        head: the activation within the head of a classifier.
     """
 
     model_type: str
@@ -122,6 +130,8 @@ class Architecture:
     tensor_flags: Mapping[str, str] = field(default_factory=dict)
     experts: tuple[str, ...] = ()
     read: Callable[[Reading], None] | None = None
+    encoder: bool = False
+    head: str = "tanh"
 
 
 TOP = {

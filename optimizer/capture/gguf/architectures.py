@@ -13,6 +13,7 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from . import (
     dense_architectures,
+    encoder_architectures,
     gemma_architectures,
     layer_norm_architectures,
     mixture_architectures,
@@ -21,11 +22,13 @@ from . import (
 from .architecture import FULL, NORM, RMS, Architecture, Description, Fields, Reading, read_experts
 from .file import GgufFile
 from .keys import Keys
+from .pooling import KEY, Pooling, read_pooling
 from .rope import Rope, read_rope
 from .tensors import size_of
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dense_architectures.ARCHITECTURES,
+    **encoder_architectures.ARCHITECTURES,
     **gemma_architectures.ARCHITECTURES,
     **layer_norm_architectures.ARCHITECTURES,
     **mixture_architectures.ARCHITECTURES,
@@ -33,20 +36,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 """Each architecture by its name in general.architecture."""
 
-_NO_DECODERS = {
-    **dict.fromkeys(
-        (
-            *("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert"),
-            *("eurobert", "gemma-embedding", "llama-embed", "t5encoder"),
-        ),
-        "an embedding model",
-    ),
+_REFUSED = {
+    **dict.fromkeys(("nomic-bert-moe", "neo-bert"), "an encoder that transformers has no class for"),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "a diffusion model"),
     **dict.fromkeys(("wavtokenizer-dec", "qwen3tts", "pockettts"), "a model of speech"),
     **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), "a draft model, which runs within another"),
-    "t5": "an encoder with a decoder",
+    **dict.fromkeys(("t5", "t5encoder"), "an encoder of T5, whose biases of attention aren't read"),
 }
-"""Architectures that aren't decoders of text, and what they are."""
+"""Architectures that can't be read, and what they are."""
 
 
 def describe(file: GgufFile) -> Description:
@@ -57,10 +54,10 @@ def describe(file: GgufFile) -> Description:
         SourceError: a key is missing or has another type.
     """
     name = file.architecture
-    if (kind := _NO_DECODERS.get(name)) is not None:
+    if (kind := _REFUSED.get(name)) is not None:
         raise UnsupportedModelError(
-            f"{file.path}: general.architecture {name!r} is {kind}, not a decoder-only language model",
-            hint="Pass the GGUF file of a model that generates text.",
+            f"{file.path}: general.architecture {name!r} is {kind}",
+            hint="Pass the GGUF file of a model that generates text, or of an embedding model.",
         )
     known = ARCHITECTURES.get(name)
     if known is None:
@@ -76,6 +73,7 @@ def describe(file: GgufFile) -> Description:
         read_experts(reading, *known.experts)
     if known.read is not None:
         known.read(reading)
+    pooling = _read_pooling(reading, known)
     keys.refuse_unread(known.harmless)
     fields, names = reading.fields, dict(known.names)
     if known.layer_norm:
@@ -91,7 +89,35 @@ def describe(file: GgufFile) -> Description:
         known.layer_prefix,
         reading.layers,
         tuple(reading.skipped),
+        reading.zeros,
+        pooling,
     )
+
+
+def _read_pooling(r: Reading, known: Architecture) -> Pooling | None:
+    """Reads what the file says about whole texts; None for a model that generates text.
+
+    Raises the errors of ``read_pooling``, and UnsupportedModelError for an encoder that is causal, a decoder that isn't
+    and generates text, and a recurrent model with a pooling.
+    """
+    architecture = r.file.architecture
+    causal = r.keys.flag("attention.causal", architecture != "gemma-embedding") and architecture != "gemma-embedding"
+    pooling = read_pooling(r.keys, encoder=known.encoder, causal=causal, size=r.fields["hidden_size"], head=known.head)
+    if pooling is None:
+        if not causal:
+            raise r.keys.refusal("attention.causal", "is false, and the file has no pooling_type")
+        return None
+    if architecture in recurrent_architectures.ARCHITECTURES:
+        raise r.keys.refusal(KEY, "is of a recurrent model")
+    if known.encoder and causal:
+        raise r.keys.refusal("attention.causal", "isn't false, as it is for encoders")
+    if not causal:
+        r.fields["is_causal"] = False
+    if pooling.task != "embed":
+        r.fields["id2label"] = dict(enumerate(pooling.labels or ("score",)))
+    r.tensors |= pooling.tensors
+    r.skipped += ["output.weight", "output.bias"]  # the head of a language model
+    return pooling
 
 
 def _read_common(keys: Keys, known: Architecture) -> Reading:

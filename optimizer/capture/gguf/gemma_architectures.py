@@ -45,7 +45,7 @@ def _read_gemma3(r: Reading) -> None:
     r.fields["query_pre_attn_scalar"] = _query_scale(r, 62)
     r.fields["final_logit_softcapping"] = r.keys.number("final_logit_softcapping", 0.0) or None
     r.fields["attn_logit_softcapping"] = None
-    _rotate_apart(r)
+    rotate_apart(r)
 
 
 def _read_gemma4(r: Reading) -> None:
@@ -63,7 +63,7 @@ def _read_gemma4(r: Reading) -> None:
     if r.fields["enable_moe_block"]:
         read_experts(r, "num_experts", "top_k_experts", "moe_intermediate_size")
     size_of(r.file, "rope_freqs.weight")  # says which frequencies of layers without a window are 0
-    _rotate_apart(r)
+    rotate_apart(r)
 
 
 def _gemma4_kinds(r: Reading) -> list[bool]:
@@ -114,7 +114,7 @@ def _read_gemma4_sharing(r: Reading) -> None:
     r.fields |= {"num_kv_shared_layers": shared, "intermediate_size": widths[0], "use_double_wide_mlp": doubled}
 
 
-def _rotate_apart(r: Reading) -> None:
+def rotate_apart(r: Reading) -> None:
     """Gives layers with a window rotary frequencies of their own."""
     r.ropes[FULL], r.ropes[SLIDING] = r.ropes.pop(None), Rope(read_swa_base(r, 10000.0))
 
@@ -133,19 +133,16 @@ _GEMMA2 = {
     "ffn_norm": Place("pre_feedforward_layernorm", less_one),
     "post_ffw_norm": Place("post_feedforward_layernorm", less_one),
 }
+GEMMA3 = {
+    **_GEMMA2,
+    "attn_q_norm": Place("self_attn.q_norm", less_one),
+    "attn_k_norm": Place("self_attn.k_norm", less_one),
+}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture("gemma", {**_GEMMA, "ffn_norm": Place("post_attention_layernorm", less_one)}),
     "gemma2": Architecture("gemma2", _GEMMA2, read=_read_gemma2),
-    "gemma3": Architecture(
-        "gemma3_text",
-        {
-            **_GEMMA2,
-            "attn_q_norm": Place("self_attn.q_norm", less_one),
-            "attn_k_norm": Place("self_attn.k_norm", less_one),
-        },
-        read=_read_gemma3,
-    ),
+    "gemma3": Architecture("gemma3_text", GEMMA3, read=_read_gemma3),
     "gemma4": Architecture(
         "gemma4_text",
         {

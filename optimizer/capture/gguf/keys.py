@@ -14,6 +14,7 @@ from .file import GgufFile
 from .header import GgufArray, Value
 
 _FOLDER = "Export from the model's Hugging Face directory."
+_AGAIN = "Download or convert the file again."
 
 
 class _Required:
@@ -37,14 +38,13 @@ NEUTRAL: Mapping[str, tuple[Value, ...]] = {
             *("expert_shared_feed_forward_length", "expert_gating_func", "leading_dense_block_count"),
             *("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"),
             *("nextn_predict_layers", "n_deepstack_layers", "embedding_length_per_layer_input"),
-            *("attention.shared_kv_layers", "pooling_type", "swin_norm", "adapters.count", "hash_layer_count"),
+            *("attention.shared_kv_layers", "swin_norm", "adapters.count", "hash_layer_count"),
             *("attention.temperature_scale", "attention.temperature_length", "moe_latent_size"),
         ),
         (0,),
     ),
     **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
     **dict.fromkeys(("moe_every_n_layers", "interleave_moe_layer_step"), (0, 1)),
-    "attention.causal": (True,),
     "expert_weights_norm": (False,),
     "rope.scaling.type": ("none", "linear"),
     "rope.scaling.factor": (0, 1),
@@ -129,6 +129,26 @@ class Keys:
             f"{self.file.path}: {self._prefix}{name} {reason}, which can't be read from GGUF files", hint=_FOLDER
         )
 
+    def name(self, name: str, *, path: bool = True) -> str:
+        """Returns the full name of a key; ``path``: with the file before it, for messages."""
+        full = f"{self._prefix}{name}"
+        return f"{self.file.path}: {full}" if path else full
+
+    def check_number(self, name: str, expected: int, what: str) -> None:
+        """Raises SourceError if a key states another number than ``expected``, of ``what``.
+
+        ``name``: without the architecture, or the whole name of a key of the tokenizer. The key may be missing.
+        """
+        key = name if name.startswith("tokenizer.") else self.name(name, path=False)
+        if (value := self.file.metadata.get(key, expected)) != expected:
+            raise SourceError(
+                f"{self.file.path}: key {key} is {value!r:.80}, and there are {expected} {what}", hint=_AGAIN
+            )
+
+    def mark_read(self, name: str) -> None:
+        """Notes that the key has been read."""
+        self._read.add(name)
+
     def value(self, name: str) -> Value | None:
         """Returns the value of a key as it is stored, without marking the key as read."""
         return self.file.metadata.get(f"{self._prefix}{name}")
@@ -142,11 +162,6 @@ class Keys:
             neutral = NEUTRAL.get(name, ())
             if not isinstance(value, GgufArray) and any(value == item for item in neutral):
                 continue
-            if name == "pooling_type":
-                raise UnsupportedModelError(
-                    f"{self.file.path}: {full} is {value}: it is an embedding model, which isn't supported",
-                    hint="Pass the GGUF file of a model that generates text.",
-                )
             shown = f"an array of {value.count}" if isinstance(value, GgufArray) else value
             raise self.refusal(name, f"is {shown!s:.80}")
 
@@ -154,9 +169,7 @@ class Keys:
         self._read.add(name)
         value = self.file.metadata.get(f"{self._prefix}{name}", default)
         if isinstance(value, _Required):
-            raise SourceError(
-                f"{self.file.path}: key {self._prefix}{name} is missing", hint="Download or convert the file again."
-            )
+            raise SourceError(f"{self.file.path}: key {self._prefix}{name} is missing", hint=_AGAIN)
         return value
 
     def _item(self, name: str, item: int | float | bool | str) -> int:
@@ -168,5 +181,5 @@ class Keys:
         shown = f"an array of {value.count}" if isinstance(value, GgufArray) else f"{value!r:.80}"
         return SourceError(
             f"{self.file.path}: key {self._prefix}{name} is {shown}, and {what}",
-            hint="Download or convert the file again.",
+            hint=_AGAIN,
         )

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, PretrainedConfig, PreTrainedModel
 
+from enginewright.optimizer.capture.pooled_source import PooledSource
 from enginewright.optimizer.shared.config_sizes import check_sizes
-from enginewright.passes.ir.weights import WeightExpr
+from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
@@ -21,6 +22,7 @@ from .architecture import Description
 from .architectures import describe
 from .file import GgufFile
 from .header import GgufArray
+from .jina_bert import JinaBertConfig, JinaBertModel
 from .rope import set_frequencies
 from .tensors import place_tensors, values_of
 from .tokenizer import build_files
@@ -40,7 +42,7 @@ def read_config(file: GgufFile) -> PretrainedConfig:
     described = describe(file)
     fields: dict[str, Any] = {**described.fields, **_special_tokens(file)}
     try:
-        config = CONFIG_MAPPING[described.model_type](**fields)
+        config = _config_class(described.model_type)(**fields)
     except _UNUSABLE as e:
         raise SourceError(f"{file.path}: no usable configuration: {e}", hint=_AGAIN) from e
     assert isinstance(config, PretrainedConfig)
@@ -52,6 +54,16 @@ def read_config(file: GgufFile) -> PretrainedConfig:
             hint=_AGAIN,
         )
     return config
+
+
+def check_generates(file: GgufFile) -> None:
+    """Raises UnsupportedModelError if the file's model gives numbers for whole texts, and no text."""
+    pooling = describe(file).pooling
+    if pooling is not None:
+        raise UnsupportedModelError(
+            f"{file.path} is a model for {pooling.task}, and no language model that generates text",
+            hint="Pass the GGUF file of a model that generates text.",
+        )
 
 
 def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr]:
@@ -67,7 +79,7 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
     set_frequencies(
         model, described.ropes, None if divisors is None else torch.from_numpy(divisors.copy()), str(file.path)
     )
-    return place_tensors(
+    tensors = place_tensors(
         file,
         model.config,
         described.tensors,
@@ -75,6 +87,44 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
         layers=described.layers,
         skipped=described.skipped,
     )
+    if described.pooling is None:
+        return tensors
+    # The places are those of a language model, and a model that is pooled is its base.
+    tensors = {name.removeprefix(f"{model.base_model_prefix}."): expr for name, expr in tensors.items()}
+    return tensors | {name: _zeros(name, shape) for name, shape in described.zeros.items()}
+
+
+def _zeros(name: str, shape: tuple[int, ...]) -> WeightExpr:
+    return Source(name, shape, torch.float32, lambda: torch.zeros(shape))
+
+
+def _config_class(model_type: str) -> type[PretrainedConfig]:
+    own: type[PretrainedConfig] = JinaBertConfig
+    return own if model_type == own.model_type else CONFIG_MAPPING[model_type]
+
+
+def find_pooled(file: GgufFile) -> tuple[PooledSource, PretrainedConfig] | None:
+    """Returns the model of a file that gives vectors, scores or classes, and its configuration; None for a model that
+    generates text.
+
+    Raises the errors of ``read_config``.
+    """
+    pooling = describe(file).pooling
+    if pooling is None:
+        return None
+    config = read_config(file)
+    model_class = JinaBertModel if isinstance(config, JinaBertConfig) else MODEL_MAPPING[type(config)]
+    # llama.cpp gives all tokens the type 0.
+    source = PooledSource(
+        file.path,
+        pooling.task,
+        model_class,
+        pooling.sentence,
+        pooling.warnings,
+        gives_types=False,
+        template=pooling.template,
+    )
+    return source, config
 
 
 def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any]]:

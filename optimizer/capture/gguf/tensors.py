@@ -23,7 +23,7 @@ from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.shared.errors import SourceError
 
-from .blocks import GgufTensor, dequantize, format_of, read_codes, rows_of, shape_of
+from .blocks import SIZES, GgufTensor, dequantize, format_of, read_codes, rows_of, shape_of
 from .file import GgufFile
 
 Change = Callable[[Any, PretrainedConfig], Any]
@@ -46,6 +46,8 @@ class Place:
         whole: True if ``name`` needs no suffix.
         flat: True if the joined parts are one matrix for each head, and the heads' rows follow each other.
         negated_exp: True if the file has -exp(w) of the weight w.
+        split: the table's names of the equal parts, along the outermost axis, that the tensor consists of; such a
+            tensor has no ``name``.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Place:
     whole: bool = False
     flat: bool = False
     negated_exp: bool = False
+    split: tuple[str, ...] = ()
 
 
 def heads_apart(heads: str) -> Change:
@@ -201,10 +204,13 @@ def place_tensors(
                 f"{file.path}: tensor {name} has no place in the model that the metadata describes",
                 hint="Export from the model's Hugging Face directory.",
             )
-        target = place.name[1:] if match is None else f"{layer_prefix}.{int(match[1])}.{place.name}"
-        if not place.whole and suffix is not None:
-            target += suffix[0]
-        parts[target].append((tensor, place))
+        pieces = _split(file, tensor, len(place.split)) if place.split else (tensor,)
+        places = [table[part] for part in place.split] or [place]
+        for piece, of_piece in zip(pieces, places, strict=True):
+            target = of_piece.name[1:] if match is None else f"{layer_prefix}.{int(match[1])}.{of_piece.name}"
+            if not of_piece.whole and suffix is not None:
+                target += suffix[0]
+            parts[target].append((piece, of_piece))
     weights = {}
     for target, pairs in parts.items():
         pairs.sort(key=lambda pair: pair[1].part)
@@ -217,6 +223,27 @@ def place_tensors(
                 hint="Download or convert the file again.",
             ) from e
     return weights
+
+
+def _split(file: GgufFile, tensor: GgufTensor, count: int) -> list[GgufTensor]:
+    """Cuts a tensor into ``count`` equal parts along its outermost axis. Raises SourceError if that isn't possible."""
+    rows, size = shape_of(tensor)[0], len(tensor.data) // count
+    values = SIZES[tensor.tensor_type][0] if len(tensor.shape) == 1 else 1
+    if rows % (count * values):
+        raise SourceError(
+            f"{file.path}: tensor {tensor.name} has {rows} rows, which aren't {count} equal parts",
+            hint="Download or convert the file again.",
+        )
+    shape = (*tensor.shape[:-1], rows // count)
+    return [
+        tensor._replace(
+            name=f"{tensor.name}[{i}]",
+            shape=shape,
+            data=tensor.data[i * size : (i + 1) * size],
+            data_offset=tensor.data_offset + i * size,
+        )
+        for i in range(count)
+    ]
 
 
 def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedConfig) -> WeightExpr:
@@ -282,3 +309,9 @@ def size_of(file: GgufFile, name: str) -> int:
     if tensor is None or not len(tensor.shape) or not math.prod(tensor.shape):
         raise SourceError(f"{file.path}: tensor {name} is missing", hint="Download or convert the file again.")
     return shape_of(tensor)[0]
+
+
+def shape_of_tensor(file: GgufFile, name: str) -> tuple[int, ...] | None:
+    """Returns the shape of a tensor, outermost dimension first; None if the file doesn't have it, or it is a scalar."""
+    tensor = file.tensors.get(name)
+    return None if tensor is None or not tensor.shape else shape_of(tensor)
