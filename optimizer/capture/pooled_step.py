@@ -106,7 +106,7 @@ def modules_after(source: PooledSource) -> tuple[torch.nn.ModuleList, list[str]]
             modules.append(torch.nn.Linear(one.inputs, one.outputs, one.bias))
             functions.append(one.activation)
         else:
-            modules.append(torch.nn.LayerNorm(one.size))
+            modules.append(torch.nn.LayerNorm(one.size, one.epsilon, bias=one.bias))
             functions.append("identity")
     return modules.eval().requires_grad_(False), functions
 

@@ -83,10 +83,12 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class NormModule:
-    """A layer norm of pooled vectors: the folder with its weights, and its size."""
+    """A layer norm of pooled vectors: the folder with its weights, its size, and the number added to variances."""
 
     folder: Path
     size: int
+    epsilon: float = 1e-5
+    bias: bool = True
 
 
 @dataclass(frozen=True)

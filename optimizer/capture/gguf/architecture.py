@@ -17,7 +17,6 @@ from .tensors import (
 )
 
 Fields = dict[str, Any]
-RMS, NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 

@@ -19,9 +19,9 @@ from . import (
     mixture_architectures,
     recurrent_architectures,
 )
-from .architecture import FULL, NORM, RMS, Architecture, Description, Fields, Reading, read_experts
+from .architecture import FULL, Architecture, Description, Fields, Reading, read_experts
 from .file import GgufFile
-from .keys import Keys
+from .keys import NORM, RMS, Keys
 from .pooling import KEY, Pooling, read_pooling
 from .rope import Rope, read_rope
 from .tensors import size_of
@@ -111,7 +111,9 @@ def _read_pooling(r: Reading, known: Architecture) -> Pooling | None:
         raise r.keys.refusal(KEY, "is of a recurrent model")
     if known.encoder and causal:
         raise r.keys.refusal("attention.causal", "isn't false, as it is for encoders")
-    if not causal:
+    if not causal and not known.encoder:
+        if r.fields.get("sliding_window"):
+            raise r.keys.refusal("attention.causal", "is false, for a decoder with a sliding window")
         r.fields["is_causal"] = False
     if pooling.task != "embed":
         r.fields["id2label"] = dict(enumerate(pooling.labels or ("score",)))

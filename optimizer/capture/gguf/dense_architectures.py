@@ -15,7 +15,6 @@ from .architecture import (
     HUNYUAN_NORMS,
     MLP,
     NORMS,
-    RMS,
     SLIDING,
     TOP,
     WITHOUT_WINDOW,
@@ -28,6 +27,7 @@ from .architecture import (
     read_swa_base,
     read_window,
 )
+from .keys import RMS
 from .rope import Rope
 from .tensors import Place
 

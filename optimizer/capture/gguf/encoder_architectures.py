@@ -138,6 +138,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "layers",
         names=_WITHOUT_GROUPS,
         layer_norm="layer_norm_eps",
+        fixed={"pad_token_id": 0},  # the class needs one, and no text has padding
         free_heads=False,
         read=_read_types,
         encoder=True,
@@ -204,5 +205,5 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "eurobert": Architecture("eurobert", DENSE, encoder=True),
     "gemma-embedding": Architecture("gemma3_text", GEMMA3, read=_read_gemma_embedding, encoder=True),
-    "llama-embed": replace(dense_architectures.ARCHITECTURES["llama"], encoder=True),
+    "llama-embed": replace(dense_architectures.ARCHITECTURES["llama"], encoder=True, fixed={"is_causal": False}),
 }

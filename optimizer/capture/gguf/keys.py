@@ -17,6 +17,10 @@ _FOLDER = "Export from the model's Hugging Face directory."
 _AGAIN = "Download or convert the file again."
 
 
+RMS, NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+"""The keys of the epsilon of norms, without and with the mean subtracted."""
+
+
 class _Required:
     """The default of a key that must be there."""
 

@@ -9,7 +9,6 @@ from .architecture import (
     ATTENTION_APART,
     DENSE,
     MLP,
-    NORM,
     NORMS,
     TOP,
     Architecture,
@@ -17,6 +16,7 @@ from .architecture import (
     check_swa_base,
     read_window,
 )
+from .keys import NORM
 from .tensors import Place, grouped_heads, less_one, size_of, transposed
 
 

@@ -40,7 +40,7 @@ def read_config(file: GgufFile) -> PretrainedConfig:
         SourceError: metadata is missing or wrong.
     """
     described = describe(file)
-    fields: dict[str, Any] = {**described.fields, **_special_tokens(file)}
+    fields: dict[str, Any] = {**_special_tokens(file), **described.fields}
     try:
         config = _config_class(described.model_type)(**fields)
     except _UNUSABLE as e:

@@ -21,7 +21,7 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 
 from .blocks import shape_of
 from .file import GgufFile
-from .keys import Keys
+from .keys import NORM, Keys
 from .tensors import Place
 
 KEY, OF_HEAD, LABELS = "pooling_type", "classifier.pooling_type", "classifier.output_labels"
@@ -89,7 +89,7 @@ def read_pooling(keys: Keys, *, encoder: bool, causal: bool, size: int, head: st
             hint="Convert the model again, or set the key to 4 (rank).",
         )
     dense = [name for name in _DENSE if f"{name}.weight" in file.tensors]
-    modules = _modules(file, dense, size, {})
+    modules = _modules(keys, dense, size, {})
     _check_widths(keys, dense, modules)
     warning = (
         f"{keys.name(KEY)} is missing, which states how the vectors of tokens become one: their mean is taken, and "
@@ -127,7 +127,7 @@ def _read_head(keys: Keys, *, causal: bool, size: int, activation: str) -> Pooli
     pooling = _EMBEDS.get(kind, "last" if causal else "cls")
     if kind == 0 and file.architecture == "modern-bert":
         pooling = "mean"
-    modules = _modules(file, names, size, {"cls": activation})
+    modules = _modules(keys, names, size, {"cls": activation})
     outputs = [module.outputs for module in modules if isinstance(module, DenseModule)][-1]
     if outputs != max(1, len(labels)):
         raise SourceError(
@@ -157,24 +157,24 @@ def _first_less_second(weight: Any, config: Any) -> Any:
 
 
 def _modules(
-    file: GgufFile, names: list[str], size: int, activations: Mapping[str, str]
+    keys: Keys, names: list[str], size: int, activations: Mapping[str, str]
 ) -> tuple[DenseModule | NormModule, ...]:
     """Returns the modules of tensors with these names, the first of which gets vectors of ``size``.
 
     Raises SourceError naming a tensor that doesn't fit what is before it.
     """
     modules: list[DenseModule | NormModule] = []
+    file = keys.file
     for name in names:
-        shape = shape_of(file.tensors[f"{name}.weight"])
+        shape, bias = shape_of(file.tensors[f"{name}.weight"]), f"{name}.bias" in file.tensors
         if shape[-1:] != (size,) or len(shape) != (1 if name == "cls.norm" else 2):
             raise SourceError(
                 f"{file.path}: tensor {name}.weight has shape {shape}, for vectors of {size} dimensions",
                 hint="Download or convert the file again.",
             )
         if name == "cls.norm":
-            modules.append(NormModule(file.path, size))
+            modules.append(NormModule(file.path, size, keys.number(NORM), bias))
             continue
-        bias = f"{name}.bias" in file.tensors
         modules.append(DenseModule(file.path, size, shape[0], bias, activations.get(name, "identity")))
         size = shape[0]
     return tuple(modules)

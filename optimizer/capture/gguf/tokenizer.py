@@ -172,6 +172,7 @@ def _around(vocabulary: Vocabulary) -> Json | None:
     end = "sep" if vocabulary.model == "bert" else "eos" if vocabulary.add_eos else None
     before = [vocabulary.ids["bos"]] if vocabulary.add_bos else []
     after = [] if end is None else [_id(vocabulary, end)]
+    between = [*after, *([_id(vocabulary, "sep")] if vocabulary.add_sep else [])]
     if not before and not after:
         return None
 
@@ -182,14 +183,14 @@ def _around(vocabulary: Vocabulary) -> Json | None:
     return {
         "type": "TemplateProcessing",
         "single": [*named(before), text, *named(after)],
-        "pair": [*named(before), text, *named(after), *named(before), second, *named(after)],
+        "pair": [*named(before), text, *named(between), second, *named(after)],
         "special_tokens": {
             vocabulary.tokens[index]: {
                 "id": vocabulary.tokens[index],
                 "ids": [index],
                 "tokens": [vocabulary.tokens[index]],
             }
-            for index in (*before, *after)
+            for index in (*before, *between)
         },
     }
 

@@ -99,6 +99,7 @@ class Vocabulary:
         end_ids: tokens that end an answer, the file's own first.
         add_bos: True if texts begin with the start token.
         add_eos: True if texts end with the end token.
+        add_sep: True if a separator is put between the two texts of a pair, after the end token.
         space_prefix: True if a space is put before a text, and after each special token.
         merge_spaces: True if white space is reduced to one space between words.
         lowercase: True if the "bert" model lowers letters.
@@ -120,6 +121,7 @@ class Vocabulary:
     end_ids: Sequence[int]
     add_bos: bool
     add_eos: bool
+    add_sep: bool
     space_prefix: bool
     merge_spaces: bool
     lowercase: bool
@@ -181,6 +183,7 @@ def read_vocabulary(path: Path, keys: Mapping[str, Any]) -> Vocabulary | None:
         end_ids=end_ids,
         add_bos=add_bos or model == "bert" or (pre is not None and pre.always_bos),
         add_eos=reader.flag("add_eos_token", model == "t5"),
+        add_sep=reader.flag("add_sep_token", False),
         space_prefix=reader.flag("add_space_prefix", model == "llama"),
         merge_spaces=reader.flag("remove_extra_whitespaces", False),
         lowercase=lowercase,

@@ -261,11 +261,10 @@ ONE = {"w": np.ones((2, 32))}
         ("controlvector", {"controlvector.layer_count": 2}, {"direction.1": np.ones(32)}, "control vector"),
         ("llama", {}, {"direction.1": np.ones(32)}, "control vector"),
         ("llama", {"tokenizer.ggml.model": "gpt2"}, {}, "vocabulary alone"),
-        ("bert", {}, ONE, "embedding model"),
-        ("nomic-bert", {}, ONE, "embedding model"),
-        ("gemma-embedding", {}, ONE, "embedding model"),
-        ("t5encoder", {}, ONE, "embedding model"),
-        ("t5", {}, ONE, "encoder with a decoder"),
+        ("nomic-bert-moe", {}, ONE, "no class"),
+        ("neo-bert", {}, ONE, "no class"),
+        ("t5encoder", {}, ONE, "encoder of T5"),
+        ("t5", {}, ONE, "encoder of T5"),
         ("dream", {}, ONE, "diffusion model"),
         ("llada", {}, ONE, "diffusion model"),
         ("wavtokenizer-dec", {}, ONE, "model of speech"),
@@ -281,9 +280,3 @@ def test_files_that_are_no_decoders_are_named(
         capture(path)
     assert str(path) in caught.value.message
     assert caught.value.hint
-
-
-def test_a_model_of_embeddings_with_a_decoders_architecture(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "e.gguf", "qwen3", build(CASES["qwen3"]), keys={"pooling_type": 3})
-    with pytest.raises(UnsupportedModelError, match=r"qwen3\.pooling_type is 3: it is an embedding model"):
-        read_config(open_gguf(path))
