@@ -46,6 +46,14 @@ class Oracle:
         answer = self._ask({"path": str(path), "ids": ids, "out": str(self._folder / "logits.npy")})
         return np.load(answer["out"]) if answer is not None and "out" in answer else None
 
+    def pooled(self, path: Path, ids: list[int], pooling: int = -1) -> Array | None:
+        """The vector or the scores of a text, not normalized; None if llama.cpp doesn't take the file.
+
+        ``pooling``: llama.cpp's number of one; -1 is the file's.
+        """
+        answer = self._ask({"path": str(path), "ids": ids, "out": str(self._folder / "pooled.npy"), "pooling": pooling})
+        return np.load(answer["out"]) if answer is not None and "out" in answer else None
+
     def tokens(self, path: Path, texts: Sequence[str]) -> dict[str, Any] | None:
         """The answer of ``tokens_of`` in the worker; None if llama.cpp aborts, or doesn't take the file."""
         answer = self._ask({"path": str(path), "texts": list(texts)})

@@ -1,7 +1,8 @@
 """Runs llama-cpp-python on GGUF files, one line of JSON in and one out for each request.
 
-A request for logits has "path", "ids" and "out", the file for them. A request for tokens has "path" and "texts". The
-process is apart from the tests': llama.cpp aborts on keys and texts that it finds impossible.
+A request for logits has "path", "ids" and "out", the file for them; one for the vector or scores of a text also has
+"pooling". A request for tokens has "path" and "texts". The process is apart from the tests': llama.cpp aborts on keys
+and texts that it finds impossible.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 
-def logits_of(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
-    """The logits [S, V] with keys, values and arithmetic in float32. Raises ValueError if the file isn't loaded."""
+def logits_of(path: str, ids: list[int], pooling: int | None = None) -> npt.NDArray[np.float32]:
+    """The logits [S, V] with keys, values and arithmetic in float32. Raises ValueError if the file isn't loaded.
+
+    With ``pooling``, llama.cpp's number of one, or -1 for that of the file, the vector [E] or the scores of the text.
+    """
     options = llama_cpp.llama_model_default_params()
     options.n_gpu_layers = 0
     options.use_mmap = False
@@ -29,6 +33,8 @@ def logits_of(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
     settings.n_threads = settings.n_threads_batch = 1
     settings.type_k = settings.type_v = 0  # GGML_TYPE_F32
     settings.flash_attn_type = 0  # LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if pooling is not None:
+        settings.embeddings, settings.pooling_type = True, pooling
     context = llama_cpp.llama_init_from_model(model, settings)
     if not context:
         llama_cpp.llama_model_free(model)
@@ -40,6 +46,13 @@ def logits_of(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
     try:
         if llama_cpp.llama_decode(context, batch):
             raise ValueError("not decoded")
+        if pooling is not None:
+            rank = llama_cpp.llama_pooling_type(context) == 4  # LLAMA_POOLING_TYPE_RANK
+            size = llama_cpp.llama_model_n_cls_out(model) if rank else llama_cpp.llama_model_n_embd(model)
+            pointer = llama_cpp.llama_get_embeddings_seq(context, 0)
+            if not pointer:
+                raise ValueError("no vector")
+            return np.ctypeslib.as_array(pointer, (size,)).copy()
         size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         pointer = llama_cpp.llama_get_logits(context)
         return np.ctypeslib.as_array(pointer, (len(ids), size)).copy()
@@ -116,7 +129,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request. Raises ValueError if llama.cpp doesn't take the file."""
     if "texts" in request:
         return tokens_of(request["path"], request["texts"])
-    np.save(request["out"], logits_of(request["path"], request["ids"]))
+    np.save(request["out"], logits_of(request["path"], request["ids"], request.get("pooling")))
     return {"out": request["out"]}
 
 

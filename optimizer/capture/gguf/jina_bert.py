@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 @strict
-class JinaBertConfig(PreTrainedConfig):  # type: ignore[misc]  # untyped base class
+class JinaBertConfig(PreTrainedConfig):
     """The sizes of a model.
 
     Attributes:
@@ -142,7 +142,7 @@ class JinaBertLayer(torch.nn.Module):
         return result
 
 
-class JinaBertModel(PreTrainedModel):  # type: ignore[misc]  # untyped base class
+class JinaBertModel(PreTrainedModel):
     """The hidden states of texts. Weights have the names that the table of GGUF tensors gives them."""
 
     config_class = JinaBertConfig
@@ -157,7 +157,7 @@ class JinaBertModel(PreTrainedModel):  # type: ignore[misc]  # untyped base clas
         self.types = torch.nn.Embedding(config.type_vocab_size, size)
         self.norm = torch.nn.LayerNorm(size, config.layer_norm_eps)
         self.layers = torch.nn.ModuleList(JinaBertLayer(config, i) for i in range(config.num_hidden_layers))
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.words

@@ -113,7 +113,8 @@ def find_pooled(file: GgufFile) -> tuple[PooledSource, PretrainedConfig] | None:
     if pooling is None:
         return None
     config = read_config(file)
-    model_class = JinaBertModel if isinstance(config, JinaBertConfig) else MODEL_MAPPING[type(config)]
+    own = isinstance(config, JinaBertConfig)
+    model_class: Any = JinaBertModel if own else MODEL_MAPPING[type(config)]  # one class for each architecture
     # llama.cpp gives all tokens the type 0.
     source = PooledSource(
         file.path,

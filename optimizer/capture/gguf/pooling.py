@@ -88,6 +88,8 @@ def read_pooling(keys: Keys, *, encoder: bool, causal: bool, size: int, head: st
             "of a classifier",
             hint="Convert the model again, or set the key to 4 (rank).",
         )
+    for name in (OF_HEAD, LABELS):  # of a head that the file doesn't have
+        keys.mark_read(name)
     dense = [name for name in _DENSE if f"{name}.weight" in file.tensors]
     modules = _modules(keys, dense, size, {})
     _check_widths(keys, dense, modules)

@@ -19,7 +19,7 @@ from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.errors import RequestError, SourceError, UnsupportedModelError
 
 from . import gguf_models
-from .gguf_encoders import ENCODERS, SIZES, build, hidden_states, tensors_of, write_encoder
+from .gguf_encoders import ENCODERS, EPSILON, SIZES, build, hidden_states, tensors_of, write_encoder
 
 # Both sides are f32 with sums in another order; a wrong pooling or mask moves a normalized vector by 1e-2 and more.
 TOLERANCE = 1e-5
@@ -231,9 +231,8 @@ def test_modern_bert_s_head(tmp_path: Path) -> None:
     runner = PooledRunner(path)
     for text in TEXTS:
         row = torch.from_numpy(hidden_states(model, text).mean(0) @ tensors["cls.weight"].T)
-        row = torch.nn.functional.layer_norm(
-            torch.nn.functional.gelu(row), (64,), torch.from_numpy(tensors["cls.norm.weight"])
-        )
+        weight = torch.from_numpy(tensors["cls.norm.weight"])
+        row = torch.nn.functional.layer_norm(torch.nn.functional.gelu(row), (64,), weight, eps=EPSILON)
         score = row.numpy() @ tensors["cls.output.weight"].T + tensors["cls.output.bias"]
         np.testing.assert_allclose(runner.rows(text)[0], score, atol=1e-4, rtol=0)
 
