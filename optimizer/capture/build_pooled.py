@@ -21,13 +21,14 @@ from .check_source import check_file
 from .convert_weights import by_model_names
 from .freeze_rope import freeze_rope, own_context_length
 from .gguf import model as gguf_model
-from .gguf.file import open_gguf
+from .gguf.file import GgufFile, open_gguf
+from .gguf.pooling import AFTER, Dense
 from .model_info import model_info
 from .pooled_section import with_section
 from .pooled_source import PooledSource, find_pooled_source, named_class, pooling_info, transformer_folder
 from .pooled_step import layers_of, modules_after
 from .quantized.checkpoint import unpacked, without_idle_biases
-from .sentence_transformers_files import AFTER, DenseModule
+from .sentence_transformers_files import DenseModule, NormModule, SentenceModel
 from .text_inputs import text_inputs
 from .tokenizer import gives_types
 
@@ -56,7 +57,7 @@ def find_pooled(path: Path, section: PoolingSection | None = None) -> tuple[Pool
 def _in_file(path: Path, section: PoolingSection | None) -> tuple[PooledSource, PretrainedConfig] | None:
     """Returns the result of ``find_pooled`` for a GGUF file."""
     check_file(path)
-    found = gguf_model.find_pooled(open_gguf(path))
+    found = _of_file(open_gguf(path))
     if section is None or (found is None and not section.model_fields_set):
         return found
     if found is None or section.answers:
@@ -64,6 +65,37 @@ def _in_file(path: Path, section: PoolingSection | None) -> tuple[PooledSource, 
         raise RecipeError(f"[pooling] of the recipe: {what}", hint="Leave it out.")
     source, config = found
     return with_section(path, source, section, config) or source, config
+
+
+def _of_file(file: GgufFile) -> tuple[PooledSource, PretrainedConfig] | None:
+    pooling = gguf_model.pooling_of(file)
+    if pooling is None:
+        return None
+    modules = tuple(
+        DenseModule(file.path, one.inputs, one.outputs, one.bias, one.activation)
+        if isinstance(one, Dense)
+        else NormModule(file.path, one.size, one.epsilon, one.bias)
+        for one in pooling.modules
+    )
+    sentence = SentenceModel(
+        file.path,
+        poolings=(pooling.kind,),
+        modules=modules,
+        normalize=pooling.task == "embed",
+        max_length=pooling.longest,
+    )
+    config = gguf_model.read_config(file)
+    # llama.cpp gives all tokens the type 0.
+    source = PooledSource(
+        file.path,
+        pooling.task,
+        gguf_model.model_class(config),
+        sentence,
+        pooling.warnings,
+        gives_types=False,
+        template=pooling.template,
+    )
+    return source, config
 
 
 def build_pooled_source(

@@ -66,9 +66,6 @@ FOR_SEARCH = "For a search, use an embedding model with a Pooling, which has a v
 
 _HINT = "Download the model again, or correct the field."
 
-AFTER = "after"
-"""The name of the modules after the pooling, before their numbers, in names of weights."""
-
 
 @dataclass(frozen=True)
 class DenseModule:

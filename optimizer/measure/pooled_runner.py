@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture.build_pooled import build_pooled_source, find_pooled, pooled_context
+from enginewright.optimizer.capture.gguf.pooling import AFTER
 from enginewright.optimizer.capture.pooled_step import FUNCTIONS, modules_after
-from enginewright.optimizer.capture.sentence_transformers_files import AFTER
 from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.runtime.shared.contracts import FloatArray, PooledTask

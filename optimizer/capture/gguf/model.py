@@ -12,7 +12,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, PretrainedConfig, PreTrainedModel
 
-from enginewright.optimizer.capture.pooled_source import PooledSource
 from enginewright.optimizer.shared.config_sizes import check_sizes
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -23,6 +22,7 @@ from .architectures import describe
 from .file import GgufFile
 from .header import GgufArray
 from .jina_bert import JinaBertConfig, JinaBertModel
+from .pooling import Pooling
 from .rope import set_frequencies
 from .tensors import place_tensors, values_of
 from .tokenizer import build_files
@@ -103,29 +103,18 @@ def _config_class(model_type: str) -> type[PretrainedConfig]:
     return own if model_type == own.model_type else CONFIG_MAPPING[model_type]
 
 
-def find_pooled(file: GgufFile) -> tuple[PooledSource, PretrainedConfig] | None:
-    """Returns the model of a file that gives vectors, scores or classes, and its configuration; None for a model that
-    generates text.
+def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """Returns the class of a model that is pooled, for a configuration of ``read_config``."""
+    found: Any = JinaBertModel if isinstance(config, JinaBertConfig) else MODEL_MAPPING[type(config)]
+    return found  # type: ignore[no-any-return]  # one class for each architecture of files
+
+
+def pooling_of(file: GgufFile) -> Pooling | None:
+    """Returns what a file says about the numbers of a whole text; None for a model that generates text.
 
     Raises the errors of ``read_config``.
     """
-    pooling = describe(file).pooling
-    if pooling is None:
-        return None
-    config = read_config(file)
-    own = isinstance(config, JinaBertConfig)
-    model_class: Any = JinaBertModel if own else MODEL_MAPPING[type(config)]  # one class for each architecture
-    # llama.cpp gives all tokens the type 0.
-    source = PooledSource(
-        file.path,
-        pooling.task,
-        model_class,
-        pooling.sentence,
-        pooling.warnings,
-        gives_types=False,
-        template=pooling.template,
-    )
-    return source, config
+    return describe(file).pooling
 
 
 def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any]]:

@@ -9,12 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from enginewright.optimizer.capture.sentence_transformers_files import (
-    AFTER,
-    DenseModule,
-    NormModule,
-    SentenceModel,
-)
 from enginewright.optimizer.recipes.sections import PLACES
 from enginewright.runtime.shared.contracts import DOCUMENT, QUERY, PooledTask
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
@@ -25,14 +19,34 @@ from .keys import NORM, Keys
 from .tensors import Place
 
 KEY, OF_HEAD, LABELS = "pooling_type", "classifier.pooling_type", "classifier.output_labels"
+AFTER = "after"
+"""The name of the modules after the pooling, before their numbers, in names of weights."""
 _EMBEDS = {1: "mean", 2: "cls", 3: "last"}
 _RANK = 4
 _HEAD = ("cls", "cls.norm", "cls.output")
 _DENSE = ("dense_2", "dense_3")
 _RERANK = "tokenizer.chat_template.rerank"
-_SIGMOID, _SOFTMAX = (f"torch.nn.modules.activation.{name}" for name in ("Sigmoid", "Softmax"))
 _ANSWERS = ("yes", "no")
 """The labels of a decoder's two logits of which llama.cpp takes the softmax: the score is that of the first."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear after the pooling, with its sizes, and the activation of its result."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm after the pooling: its size, the number added to variances, and True if it has a bias."""
+
+    size: int
+    epsilon: float
+    bias: bool
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,9 @@ class Pooling:
 
     Attributes:
         task: see ``PoolingInfo``.
-        sentence: the pooling and what follows it, as a folder of sentence-transformers describes them.
+        kind: the kind of ``ew.pool``.
+        longest: the longest text in tokens.
+        modules: what follows the pooling, in order.
         labels: the names of classes.
         tensors: the place of each tensor after the pooling.
         warnings: messages about assumptions.
@@ -49,7 +65,9 @@ class Pooling:
     """
 
     task: PooledTask
-    sentence: SentenceModel
+    kind: str
+    longest: int
+    modules: tuple[Dense | Norm, ...] = ()
     labels: tuple[str, ...] = ()
     tensors: Mapping[str, Place] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -97,10 +115,14 @@ def read_pooling(keys: Keys, *, encoder: bool, causal: bool, size: int, head: st
         f"{keys.name(KEY)} is missing, which states how the vectors of tokens become one: their mean is taken, and "
         "normalized"
     )
-    sentence = SentenceModel(
-        file.path, poolings=(_EMBEDS.get(kind, "mean"),), modules=modules, normalize=True, max_length=_longest(keys)
+    return Pooling(
+        "embed",
+        _EMBEDS.get(kind, "mean"),
+        keys.integer("context_length"),
+        modules,
+        tensors=_places(dense),
+        warnings=() if stated else (warning,),
     )
-    return Pooling("embed", sentence, (), _places(dense), () if stated else (warning,))
 
 
 def _read_head(keys: Keys, *, causal: bool, size: int, activation: str) -> Pooling:
@@ -130,7 +152,7 @@ def _read_head(keys: Keys, *, causal: bool, size: int, activation: str) -> Pooli
     if kind == 0 and file.architecture == "modern-bert":
         pooling = "mean"
     modules = _modules(keys, names, size, {"cls": activation})
-    outputs = [module.outputs for module in modules if isinstance(module, DenseModule)][-1]
+    outputs = [module.outputs for module in modules if isinstance(module, Dense)][-1]
     if outputs != max(1, len(labels)):
         raise SourceError(
             f"{keys.name(LABELS)} has {len(labels)} labels, and the tensors of the classifier give {outputs} numbers",
@@ -139,18 +161,18 @@ def _read_head(keys: Keys, *, causal: bool, size: int, activation: str) -> Pooli
     places = _places(names)
     if answers:
         last = modules[-1]
-        assert isinstance(last, DenseModule)
-        modules, outputs = (DenseModule(file.path, last.inputs, 1, last.bias, "identity"),), 1
+        assert isinstance(last, Dense)
+        modules, outputs = (Dense(last.inputs, 1, last.bias, "identity"),), 1
         places = {"cls.output": Place(f"={AFTER}.0", _first_less_second)}
-    sentence = SentenceModel(
-        file.path,
-        poolings=(pooling,),
-        modules=modules,
-        max_length=_longest(keys),
-        activation=_SIGMOID if outputs == 1 else _SOFTMAX,
+    return Pooling(
+        "rerank" if outputs == 1 else "classify",
+        pooling,
+        keys.integer("context_length"),
+        modules,
+        labels if outputs > 1 else (),
+        places,
+        template=_template(file),
     )
-    task: PooledTask = "rerank" if outputs == 1 else "classify"
-    return Pooling(task, sentence, labels if outputs > 1 else (), places, template=_template(file))
 
 
 def _first_less_second(weight: Any, config: Any) -> Any:
@@ -158,14 +180,12 @@ def _first_less_second(weight: Any, config: Any) -> Any:
     return weight[:1] - weight[1:2]
 
 
-def _modules(
-    keys: Keys, names: list[str], size: int, activations: Mapping[str, str]
-) -> tuple[DenseModule | NormModule, ...]:
+def _modules(keys: Keys, names: list[str], size: int, activations: Mapping[str, str]) -> tuple[Dense | Norm, ...]:
     """Returns the modules of tensors with these names, the first of which gets vectors of ``size``.
 
     Raises SourceError naming a tensor that doesn't fit what is before it.
     """
-    modules: list[DenseModule | NormModule] = []
+    modules: list[Dense | Norm] = []
     file = keys.file
     for name in names:
         shape, bias = shape_of(file.tensors[f"{name}.weight"]), f"{name}.bias" in file.tensors
@@ -175,17 +195,17 @@ def _modules(
                 hint="Download or convert the file again.",
             )
         if name == "cls.norm":
-            modules.append(NormModule(file.path, size, keys.number(NORM), bias))
+            modules.append(Norm(size, keys.number(NORM), bias))
             continue
-        modules.append(DenseModule(file.path, size, shape[0], bias, activations.get(name, "identity")))
+        modules.append(Dense(size, shape[0], bias, activations.get(name, "identity")))
         size = shape[0]
     return tuple(modules)
 
 
-def _check_widths(keys: Keys, names: list[str], modules: tuple[DenseModule | NormModule, ...]) -> None:
+def _check_widths(keys: Keys, names: list[str], modules: tuple[Dense | Norm, ...]) -> None:
     """Raises SourceError if a key states another width of a dense layer than its tensor has."""
     for name, module in zip(names, modules, strict=True):
-        assert isinstance(module, DenseModule)
+        assert isinstance(module, Dense)
         for key, width in ((f"{name}_feat_in", module.inputs), (f"{name}_feat_out", module.outputs)):
             if (found := keys.integer(key, width)) != width:
                 raise SourceError(
@@ -196,10 +216,6 @@ def _check_widths(keys: Keys, names: list[str], modules: tuple[DenseModule | Nor
 
 def _places(names: list[str]) -> dict[str, Place]:
     return {name: Place(f"={AFTER}.{number}") for number, name in enumerate(names)}
-
-
-def _longest(keys: Keys) -> int:
-    return keys.integer("context_length")
 
 
 def _template(file: GgufFile) -> str | None:
