@@ -57,13 +57,13 @@ def find_pooled(path: Path, section: PoolingSection | None = None) -> tuple[Pool
 def _in_file(path: Path, section: PoolingSection | None) -> tuple[PooledSource, PretrainedConfig] | None:
     """Returns the result of ``find_pooled`` for a GGUF file."""
     check_file(path)
-    found = _of_file(open_gguf(path))
-    if section is None or (found is None and not section.model_fields_set):
-        return found
-    if found is None or section.answers:
-        what = f"{path} generates text" if found is None else "answers is for models in Hugging Face folders"
+    pooled = _of_file(open_gguf(path))
+    if section is None or (pooled is None and not section.model_fields_set):
+        return pooled
+    if pooled is None or section.answers:
+        what = f"{path} generates text" if pooled is None else "answers is for models in Hugging Face folders"
         raise RecipeError(f"[pooling] of the recipe: {what}", hint="Leave it out.")
-    source, config = found
+    source, config = pooled
     return with_section(path, source, section, config) or source, config
 
 

@@ -99,14 +99,13 @@ def _zeros(name: str, shape: tuple[int, ...]) -> WeightExpr:
 
 
 def _config_class(model_type: str) -> type[PretrainedConfig]:
-    own: type[PretrainedConfig] = JinaBertConfig
-    return own if model_type == own.model_type else CONFIG_MAPPING[model_type]
+    return JinaBertConfig if model_type == JinaBertConfig.model_type else CONFIG_MAPPING[model_type]
 
 
 def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     """Returns the class of a model that is pooled, for a configuration of ``read_config``."""
-    found: Any = JinaBertModel if isinstance(config, JinaBertConfig) else MODEL_MAPPING[type(config)]
-    return found  # type: ignore[no-any-return]  # one class for each architecture of files
+    chosen: Any = JinaBertModel if isinstance(config, JinaBertConfig) else MODEL_MAPPING[type(config)]
+    return chosen  # type: ignore[no-any-return]  # one class for each architecture of files
 
 
 def pooling_of(file: GgufFile) -> Pooling | None:

@@ -51,7 +51,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Pooling:
-    """What a file says about the numbers of a whole text.
+    """The pooling that a file states, and what follows it.
 
     Attributes:
         task: see ``PoolingInfo``.
@@ -207,9 +207,9 @@ def _check_widths(keys: Keys, names: list[str], modules: tuple[Dense | Norm, ...
     for name, module in zip(names, modules, strict=True):
         assert isinstance(module, Dense)
         for key, width in ((f"{name}_feat_in", module.inputs), (f"{name}_feat_out", module.outputs)):
-            if (found := keys.integer(key, width)) != width:
+            if (stated := keys.integer(key, width)) != width:
                 raise SourceError(
-                    f"{keys.name(key)} is {found}, and the tensor {name}.weight has {width}",
+                    f"{keys.name(key)} is {stated}, and the tensor {name}.weight has {width}",
                     hint="Download or convert the file again.",
                 )
 

@@ -105,9 +105,9 @@ def test_blocks_of_8_bits_are_kept(architecture: str, tmp_path: Path) -> None:
             parameter.data.copy_(
                 parameter.new_tensor(gguf.dequantize(gguf.quantize(parameter.numpy(force=True), q8), q8))
             )
-    kept = vectors(path, "gguf")
+    rounded_again = vectors(path, "gguf")
     # The recipe rounds activations to 8 bits.
-    np.testing.assert_allclose(kept, expected(model, 1), atol=2e-2, rtol=0)
+    np.testing.assert_allclose(rounded_again, expected(model, 1), atol=2e-2, rtol=0)
     np.testing.assert_allclose(vectors(path), expected(model, 1), atol=TOLERANCE, rtol=0)
     assert (tmp_path / "tiny.bundle").is_dir()
 
@@ -132,8 +132,8 @@ def head(outputs: int, norm: bool = False) -> dict[str, Any]:
         "cls.output.weight": (outputs, 64),
         "cls.output.bias": (outputs,),
     }
-    made = {name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in tensors.items()}
-    return made | ({"cls.norm.weight": random.normal(1, 0.2, 64).astype(np.float32)} if norm else {})
+    tensors = {name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in tensors.items()}
+    return tensors | ({"cls.norm.weight": random.normal(1, 0.2, 64).astype(np.float32)} if norm else {})
 
 
 WORDS = ("tide", "low", "high", "six", "beach")
@@ -158,7 +158,7 @@ def ids_of(*texts: str) -> list[int]:
 
 
 def logits(model: Any, tensors: dict[str, Any], texts: Sequence[Sequence[int]]) -> Any:
-    """What ``head`` gives for the first token of each text."""
+    """The results of ``head`` for the first token of each text."""
     rows = np.stack([hidden_states(model, text)[0] for text in texts])
     rows = np.tanh(rows @ tensors["cls.weight"].T + tensors["cls.bias"])
     return rows @ tensors["cls.output.weight"].T + tensors["cls.output.bias"]
