@@ -1,7 +1,7 @@
 """Runs what others wrote to test a server of this kind against ``optimize serve``, and writes each test's outcome.
 
-    python benchmarks/conformance.py BUNDLE [--embed BUNDLE --rerank BUNDLE --classify BUNDLE] [--only SUITE ...]
-        [--seconds 60] [--json FILE]
+    python benchmarks/conformance.py BUNDLE [--embed BUNDLE --rerank BUNDLE --classify BUNDLE --token-classify BUNDLE]
+        [--only SUITE ...] [--seconds 60] [--json FILE]
 
 - openai: the tests that come with OpenAI's own client (its source package), of chat, completions, models and
   responses; with ``--embed`` also of embeddings.
@@ -16,8 +16,8 @@
 - lm-eval: log-likelihoods by ``local-completions``, compared with ``LLM``'s and with those of ``optimize eval``.
 - schemathesis: requests made at random from /openapi.json, for ``--seconds``.
 - clients: what docs/use/clients.md has for each client, tools in two rounds, a structured answer, and a prompt that is
-  too long (``clients/``). The table in the notes is made of the JSON file that has these: ``--page
-  benchmarks/notes/conformance.md``.
+  too long (``clients/``). The tables in the notes are made of JSON files that have these, or pooled and openai:
+  ``--page benchmarks/notes/conformance.md``.
 - agents: coding agents do a task of five turns (``agents.py``).
 
 pip downloads what is needed into ``--folder``: packages into environments of their own, tests beside them. None of it
@@ -53,8 +53,8 @@ from pathlib import Path
 from typing import Any
 
 import agents
+from conformance_tables import CASES, put
 from peers.machine import commit, machine
-from peers.marked_table import MarkedTable, line
 
 from enginewright.optimizer.loadtest.own_server import start, stop
 
@@ -97,7 +97,7 @@ POOLED = (
 )
 LM_EVAL = ("lm-eval[api]==0.4.13",)
 
-KINDS = ("embed", "rerank", "classify")
+KINDS = ("embed", "rerank", "classify", "token_classify")
 """Kinds of further bundles, which are the names of their models."""
 LOOPBACK_ORIGINS = [
     f"http://{name}{port}" for name in ("localhost", "127.0.0.1", "[::1]") for port in ("", ":3000", ":8080")
@@ -130,7 +130,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("bundle", type=Path)
     for kind in KINDS:
         parser.add_argument(
-            f"--{kind}", type=Path, metavar="BUNDLE", help=f"a bundle of the kind {kind}, served as well"
+            f"--{kind.replace('_', '-')}",
+            type=Path,
+            metavar="BUNDLE",
+            help=f"a bundle of the kind {kind}, served as well",
         )
     parser.add_argument("--only", nargs="+", choices=suites, default=list(suites))
     parser.add_argument("--seconds", type=int, default=60, help="how long schemathesis asks")
@@ -138,13 +141,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "conformance")
     parser.add_argument("--json", type=Path, help="where the outcomes go; what it has of other suites stays")
     parser.add_argument(
-        "--page", type=Path, help="a page to put the table of clients on, by the JSON file; runs nothing"
+        "--page", type=Path, help="a page to put the tables of clients on, by the JSON file; runs nothing"
     )
     options = parser.parse_args(words)
     if options.embed is None or options.rerank is None:
         options.only = [name for name in options.only if name != "pooled"]
     if options.page is not None:
-        TABLE.put(options.page, clients_table(json.loads(options.json.read_text())))
+        put(options.page, json.loads(options.json.read_text()))
         return 0
     options.bundle, options.folder = options.bundle.resolve(), options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -572,18 +575,10 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "AI SDK": ("ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
 }
 """Client -> its packages, of PyPI or of npm."""
-CASES = {
-    "first": "first script",
-    "tools": "tools, two rounds",
-    "structured": "structured answer",
-    "overflow": "too long",
-}
-NOT_RUN = ("Open WebUI", "VS Code")
 PAGE = REPOSITORY / "docs" / "use" / "clients.md"
 """The page with each client's first script."""
 NOTES = REPOSITORY / "benchmarks" / "notes" / "conformance.md"
-"""The page with the table of outcomes."""
-TABLE = MarkedTable("conformance.py")
+"""The page with the tables of outcomes."""
 
 
 def client_scripts(options: argparse.Namespace) -> Row:
@@ -650,27 +645,6 @@ def agent_tasks(options: argparse.Namespace) -> Row:
         row: Row = {"name": f"{name}: a task of five turns", "outcome": "passed" if outcome["done"] else "failed"}
         tests.append(row | ({} if outcome["done"] else {"reason": json.dumps(outcome["turns"])[-2000:]}))
     return {"of": "benchmarks/agents.py", "packages": dict(agents.AGENTS), "tests": tests}
-
-
-def clients_table(found: Row) -> str:
-    """The table of clients and agents in the notes."""
-    words = {"passed": "yes", "failed": "no"}
-    lines = [line(["client", "version", *CASES.values()]), line(["---"] * (2 + len(CASES)))]
-    outcomes = {row["name"]: words[row["outcome"]] for name in ("clients", "agents") for row in found[name]["tests"]}
-    for name, packages in found["clients"]["packages"].items():
-        cells = [outcomes.get(f"{name}: {title}", "not run") for title in CASES.values()]
-        anchor = name.lower().replace(" ", "-")
-        lines.append(line([f"[{name}](../../docs/use/clients.md#{anchor})", _versions(packages), *cells]))
-    lines += ["", line(["agent", "version", "a task of five turns"]), line(["---"] * 3)]
-    for name, packages in found["agents"]["packages"].items():
-        lines.append(line([f"`{name}`", _versions(packages), outcomes[f"{name}: a task of five turns"]]))
-    lines += [line([name, "", "not run"]) for name in NOT_RUN]
-    return "\n".join(lines)
-
-
-def _versions(packages: list[str]) -> str:
-    """Packages with their versions, as a cell of a table."""
-    return ", ".join(re.sub(r"(==|(?<=.)@)(?=[\d.]+$)", " ", one) for one in packages)
 
 
 def connect(url: str) -> Any:

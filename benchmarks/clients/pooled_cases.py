@@ -78,6 +78,11 @@ def test_llama_index_tei(vectors: list[list[float]]) -> None:
     assert same(model.get_text_embedding_batch(TEXTS), vectors)
 
 
+def test_cohere_v2(order: list[int]) -> None:
+    result = cohere.ClientV2(base_url=URL, api_key="none").rerank(model="rerank", query=QUERY, documents=TEXTS, top_n=1)
+    assert [row.index for row in result.results] == order[:1]
+
+
 def test_cohere_v1(order: list[int]) -> None:
     result = cohere.Client(base_url=URL, api_key="none").rerank(
         model="rerank", query=QUERY, documents=TEXTS, top_n=2, return_documents=True

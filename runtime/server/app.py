@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from ..shared.errors import EnginewrightError, RequestError, meant
 from ..tasks.arguments import encode_within
@@ -221,10 +221,10 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _no_method(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
     problem = ApiError(405, f"{request.url.path[:80]} doesn't take {request.method[:20]}")
-    methods = dict(error.headers or {}).get("Allow", "").split(", ")
-    problem.headers["allow"] = ", ".join(methods + ["HEAD"] * ("GET" in methods and "HEAD" not in methods))
+    # Starlette's own list has the methods of the path's first route alone.
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    problem.headers["allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
     return error_response(request.scope, problem)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import agents
 import conformance
+import conformance_tables
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -122,8 +123,19 @@ CLIENTS = sorted((conformance.REPOSITORY / "benchmarks" / "results").glob("clien
 
 def test_the_table_of_the_notes_is_that_of_the_last_run() -> None:
     page = conformance.NOTES.read_text(encoding="utf-8")
-    table = conformance.clients_table(json.loads(CLIENTS[-1].read_text(encoding="utf-8")))
-    assert f"{conformance.TABLE.begin}\n\n{table}\n\n<!-- end of table -->" in page
+    table = conformance_tables.clients_table(json.loads(CLIENTS[-1].read_text(encoding="utf-8")))
+    assert f"{conformance_tables.TABLE.begin}\n\n{table}\n\n<!-- end of table -->" in page
+
+
+def test_the_table_of_clients_of_texts_is_that_of_the_last_run() -> None:
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in RESULTS]
+    last = [one for one in results if "pooled" in one][-1]
+    table = conformance_tables.table_of_texts(last)
+    begin = conformance_tables.TABLE_OF_TEXTS.begin
+    assert f"{begin}\n\n{table}\n\n<!-- end of table -->" in conformance.NOTES.read_text(encoding="utf-8")
+    last["pooled"]["tests"][0]["outcome"] = "failed"
+    with pytest.raises(SystemExit, match="no place in the table for"):
+        conformance_tables.table_of_texts(last)
 
 
 def test_each_client_has_a_section_and_its_scripts() -> None:
@@ -135,7 +147,7 @@ def test_each_client_has_a_section_and_its_scripts() -> None:
         if suffix == ".py":
             compile(first, name, "exec")
         assert conformance.script_of(name, suffix).is_file(), name
-    for name in (*agents.AGENTS, *conformance.NOT_RUN):
+    for name in (*agents.AGENTS, *conformance_tables.NOT_RUN):
         assert f"\n## {name.partition(' --')[0]}\n" in page, name
 
 
@@ -152,7 +164,7 @@ def test_the_table_says_what_was_run() -> None:
             "tests": [{"name": "codex: a task of five turns", "outcome": "passed"}],
         },
     }
-    table = conformance.clients_table(results).splitlines()
+    table = conformance_tables.clients_table(results).splitlines()
     assert table[2] == "| [openai](../../docs/use/clients.md#openai) | openai 1.2.3 | yes | yes | yes | no |"
     ai_sdk = "| [AI SDK](../../docs/use/clients.md#ai-sdk) | ai 6.0.1, @ai-sdk/x 2.0.1 |"
     assert table[3] == f"{ai_sdk} not run | not run | not run | not run |"

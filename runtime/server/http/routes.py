@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .errors import ApiError
+from .fields import Fields
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Routes:
 
         return add
 
-    def openapi(self, version: str, bodies: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
+    def openapi(self, version: str, bodies: Mapping[str, type[Fields]]) -> dict[str, Any]:
         """Returns an OpenAPI 3.1 description of the routes. ``bodies``: the class of each path's POST body."""
         paths: dict[str, dict[str, Any]] = {}
         for route in self.all:
@@ -81,14 +82,21 @@ _RESPONSES = {
 }
 
 
-def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Returns the JSON schema of a body, without references to other schemas."""
+def body_schema(kind: type[Fields]) -> dict[str, Any]:
+    """Returns the JSON schema of a body, without references to other schemas.
+
+    A field that may be left out may be null instead.
+    """
     (schema,), parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     name = schema["$ref"].rpartition("/")[2]
     inlined: dict[str, Any] = parts.pop(name)
     inlined.pop("title", None)
     for part, definition in parts.items():
         inlined = _inlined(inlined, f"#/components/schemas/{part}", definition)
+    null, fields = {"type": "null"}, inlined["properties"]
+    for field in set(fields) - set(inlined.get("required", ())) - kind.needed:
+        if null not in fields[field].get("anyOf", ()):
+            fields[field] = {"anyOf": [fields[field], null]}
     return inlined
 
 

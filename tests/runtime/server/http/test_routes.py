@@ -39,6 +39,11 @@ def test_openapi_describes_each_route(server: Server) -> None:
         schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert schema["type"] == "object" and schema["properties"], path
     assert not [value for key, value in values(document) if key == "$ref"]
+    fields = document["paths"]["/api/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"type": "null"} in fields["properties"]["raw"]["anyOf"], "null is as good as a field that is left out"
+    for field, kind in (("input", "/api/embed"), ("input", "/v1/embeddings")):
+        schema = document["paths"][kind]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert {"type": "null"} not in schema["properties"][field]["anyOf"], "there it isn't"
 
 
 def test_every_route_that_is_described_is_there(server: Server) -> None:

@@ -68,8 +68,13 @@ def test_errors_have_ollama_s_shape(server: Server, body: object, status: int, s
 
 
 def test_a_method_that_is_not_taken_says_which_are(server: Server) -> None:
-    for path, methods in (("/v1/models", "GET, HEAD"), ("/v1/chat/completions", "POST"), ("/ping", "GET, HEAD, POST")):
-        reply = server.ask("DELETE", path)
+    for path, methods in (
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/chat/completions", "POST"),
+        ("/ping", "GET, HEAD, POST"),
+        ("/v1/responses/none", "DELETE, GET, HEAD"),
+    ):
+        reply = server.ask("PUT", path)
         assert reply.status == 405 and sorted(reply.headers["allow"].split(", ")) == methods.split(", ")
 
 

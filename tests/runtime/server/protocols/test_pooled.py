@@ -216,6 +216,8 @@ def test_classes_of_tokens(pooled: Server, tagger: LLM) -> None:
     assert [(row["index"], row["object"]) for row in answer["data"]] == [(i, "pooling") for i in range(len(TEXTS))]
     assert (answer["object"], answer["model"], answer["id"][:5]) == ("list", "token_classify", "pool-")
     assert answer["usage"] == {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
+    ids = ask(pooled, "/tokenize", model="token_classify", prompt=TEXTS[0])["tokens"]
+    assert ids == list(expected[0].token_ids)
     packed = ask(pooled, "/pooling", model="token_classify", input=TEXTS, encoding_format="base64")
     for row, one in zip(packed["data"], expected, strict=True):
         scores = np.frombuffer(base64.b64decode(row["data"]), "<f4").reshape(-1, len(LABELS))
