@@ -19,7 +19,8 @@ from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.carried_kernels import read_by_stem
 from enginewright.plugins.gpu.cuda_driver import Device
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
-from enginewright.plugins.gpu.sampling import lacks_of, missing_kernels
+from enginewright.plugins.gpu.sampling import missing_kernels
+from enginewright.plugins.gpu.specs import SamplingKernel
 from enginewright.plugins.gpu.tiles import GpuLimits, gpu_of, number_of
 
 
@@ -100,9 +101,9 @@ class Rehearsal:
         """A launcher that only looks kernels up, unless they are interpreted."""
         return LookedUp(folder, self.gpu.capability, interpreted=self._interpreted)
 
-    def lacks(self, folder: Path) -> tuple[str, ...]:
-        """Sampling parameters whose kernels are missing from a bundle."""
-        return lacks_of(missing_kernels(folder, self.gpu.capability))
+    def missing(self, folder: Path) -> tuple[SamplingKernel, ...]:
+        """Sampling kernels that a bundle lacks."""
+        return missing_kernels(folder, self.gpu.capability)
 
 
 @contextmanager

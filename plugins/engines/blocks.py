@@ -67,8 +67,7 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
             folder = bundle.path / target_folder(self._target) / KERNELS_FOLDER
             rows = min(self._limits.rows, self._limits.requests)
             sampler = open_sampler(device, folder, rows, vocab, ())
-            if sampler.sampler is not None:
-                self.caps = replace(self.caps, lacks=sampler.sampler.lacks)
+            self.caps = replace(self.caps, lacks=sampler.lacks, masks=sampler.masks)
             return PackedSteps(
                 memory,
                 self._program(bundle, section, memory),

@@ -106,7 +106,7 @@ class EngineSlots:
     ) -> None:
         slots, capacity = sizes.slots, sizes.capacity
         self.length = capacity
-        self._sampler = sampler
+        self.sampler = sampler
         self.graph_launches = 0
         self._device = device
         self._engines = engines
@@ -139,23 +139,13 @@ class EngineSlots:
             logits[rows] = self._download(len(rows), dtype)
         return logits
 
-    @property
-    def draws(self) -> bool:
-        """True if tokens can be drawn here."""
-        return self._sampler.sampler is not None
-
-    @property
-    def lacks(self) -> tuple[str, ...]:
-        """Sampling parameters that tokens can't be drawn with here."""
-        return () if self._sampler.sampler is None else self._sampler.sampler.lacks
-
     def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
         """Draws the tokens of a run. Implements `slot_steps.Draws`, if there is a sampler."""
-        assert self._sampler.sampler is not None
+        assert self.sampler.sampler is not None
         tokens = np.empty(len(run.wanted), np.int32)
         logit_rows = np.empty((len(run.wanted), self._vocab), np.float32) if logits else None
         for rows, dtype in self._parts(run):
-            tokens[rows] = self._sampler.sampler.draw(self._small[LOGITS], chosen_rows(sampling, run.order[rows]))
+            tokens[rows] = self.sampler.sampler.draw(self._small[LOGITS], chosen_rows(sampling, run.order[rows]))
             if logit_rows is not None:
                 logit_rows[rows] = self._download(len(rows), dtype)
         return tokens, logit_rows
@@ -191,7 +181,7 @@ class EngineSlots:
         """Returns notes on how the engines ran, by name."""
         return {
             "graph_launches": self.graph_launches,
-            "sampling": self._sampler.where,
+            "sampling": self.sampler.where,
             **describe_engines(self._engines),
         }
 

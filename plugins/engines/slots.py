@@ -69,8 +69,8 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
             )
 
         self._start(load)
-        draws = self._engines if self._engines.draws else None
-        self.caps = replace(self.caps, lacks=self._engines.lacks)
+        draws = None if self._engines.sampler.sampler is None else self._engines
+        self.caps = replace(self.caps, lacks=self._engines.sampler.lacks, masks=self._engines.sampler.masks)
         self._steps = SlotSteps(self._engines, self.cache_groups, slots, self._threads, draws=draws)
 
     def _run(self, step: StepInput) -> StepOutput:

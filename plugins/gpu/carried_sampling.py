@@ -31,6 +31,7 @@ from .sampling import (
     option_words,
     packed_lists,
     places_of,
+    write_masks,
     write_options,
 )
 from .sampling_calls import Drawing, SamplingMemory, sampling_calls
@@ -54,6 +55,7 @@ class GpuSampler:
 
     Attributes:
         lacks: sampling parameters that can't be used, because the older bundle lacks their kernels.
+        masks: True if the bundle has the kernel for masks of allowed tokens.
 
     Raises:
         BundleError: a kernel is missing or damaged.
@@ -66,13 +68,14 @@ class GpuSampler:
         self._rows = -(-rows // 4) * 4  # parts begin at multiples of 16 bytes
         self._kernels = CarriedKernels(device, folder, capability)
         missing = missing_kernels(folder, capability)
-        self.lacks = lacks_of(missing)
+        self.lacks, self.masks = lacks_of(missing), "mask" not in missing
         for call in each_sampling_call(DeviceArray(0, _FLOAT32, (self._rows, vocab))):
             if call.kernel not in missing:
                 self._kernels.bind(call)
         self._memory = SamplingMemory(self._rows, vocab, self._new)
         words = places_of(option_words(self._rows))[1]
         self._staged, self._options = device.pinned(4 * words), device.allocate(4 * words)
+        self._staged_masks = device.pinned(4 * self._memory.masks.shape[0])
         self._lists = self._new((256,), "int32")
         self._bound: OrderedDict[tuple[int, int, Drawing], list[Callable[[], object]]] = OrderedDict()
 
@@ -100,6 +103,9 @@ class GpuSampler:
         drawing = drawing_of(sampling)
         if drawing.penalties or drawing.edits:
             self._upload_lists(*packed_lists(sampling))
+        if drawing.masks and sampling.masks is not None:  # the step is on the stream while they are computed
+            words = write_masks(self._staged_masks.view(np.int32), sampling.masks)
+            self._device.upload_pinned(self._memory.masks.address, self._staged_masks[: 4 * words])
         key = (logits.address, rows, drawing)
         if key not in self._bound:
             options = {**option_arrays(self._options, places, rows), "lists": self._lists}
@@ -141,6 +147,16 @@ class OpenedSampler:
 
     sampler: GpuSampler | None
     where: str
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The sampling parameters that tokens can't be drawn with here."""
+        return () if self.sampler is None else self.sampler.lacks
+
+    @property
+    def masks(self) -> bool:
+        """True if tokens can be drawn with masks of allowed tokens, as the CPU always does."""
+        return self.sampler is None or self.sampler.masks
 
 
 def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: Iterable[np.dtype[Any]]) -> OpenedSampler:

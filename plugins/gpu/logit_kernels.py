@@ -146,3 +146,24 @@ def edit_kernel(
             x = tl.load(out + of + token, mask=there, other=0.0)
             y = _finite(_finite(x - tl.load(frequency + row) * count) - tl.load(presence + row))
             tl.store(out + of + token, tl.where(x == float("-inf"), x, y), mask=there)
+
+
+@triton.jit
+def mask_kernel(
+    tokens: tl.tensor, mask_rows: tl.tensor, bits: tl.tensor, out: tl.tensor, V: tl.constexpr, PIECE: tl.constexpr
+) -> None:
+    """Sets the logits of tokens that a row's mask doesn't allow to -infinity in ``out`` float32 [R, V]; grid (R, C).
+
+    ``bits`` is int32 [masks, ceil(V / 32)]: bit i % 32 of word i / 32 is for token i. ``mask_rows`` [R] has the index
+    of each row's mask, -1 for none. Rows whose ``tokens`` is negative are skipped.
+    """
+    row = tl.program_id(0)
+    mask = tl.load(mask_rows + row)
+    if (mask >= 0) & (tl.load(tokens + row) >= 0):
+        token = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+        words = bits + mask.to(tl.int64) * ((V + 31) // 32)
+        word = tl.load(words + token // 32, mask=token < V, other=-1)
+        banned = ((word >> (token % 32)) & 1) == 0
+        tl.store(
+            out + row.to(tl.int64) * V + token, tl.full([PIECE], float("-inf"), tl.float32), mask=banned & (token < V)
+        )

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS, Int32Array, SamplingBatch
+from enginewright.runtime.shared.contracts import (
+    SAMPLING_LISTS,
+    SAMPLING_OPTIONS,
+    Int32Array,
+    SamplingBatch,
+    StepMasks,
+)
 from enginewright.runtime.shared.errors import RequestError
 
 from .call import Call, DeviceArray, Operand
@@ -25,6 +31,7 @@ _CARRIED_LATER: Mapping[SamplingKernel, tuple[str, ...]] = {
         *("frequency_penalty", "presence_penalty", "logit_bias"),
         *("allowed_token_ids", "bad_words", "min_tokens", "dry_multiplier"),
     ),
+    "mask": (),  # without it, executors get lists of the tokens that masks allow
     "spread": ("typical_p",),
     "nearest": ("typical_p",),
 }
@@ -35,7 +42,7 @@ _NO_KERNELS = ("top_n_sigma", "xtc_probability")
 
 _TYPES: Mapping[str, str] = {
     **{"top_k": "int32", "seed": "int64", "counter": "int64"},
-    **dict.fromkeys(SAMPLING_LISTS, "int32"),
+    **dict.fromkeys((*SAMPLING_LISTS, "mask_rows"), "int32"),
 }
 """The types of options that aren't float32, by torch's and numpy's name. Kernels take 64 bits with a sign: their bits
 are the same."""
@@ -69,7 +76,7 @@ def option_words(rows: int) -> dict[str, int]:
     """Returns the number of 4-byte words that each option takes for ``rows`` rows. Starts of lists have one more
     entry.
     """
-    words = {name: rows * option_type(name).itemsize // 4 for name in SAMPLING_OPTIONS}
+    words = {name: rows * option_type(name).itemsize // 4 for name in (*SAMPLING_OPTIONS, "mask_rows")}
     return words | dict.fromkeys(SAMPLING_LISTS, rows + 1)
 
 
@@ -93,8 +100,10 @@ def each_sampling_call(logits: Operand) -> Iterator[Call]:
     options = option_arrays(0, places_of(option_words(rows))[0], rows) | {"lists": new((1,), "int32")}
     for flags in product((False, True), repeat=5):
         yield from sampling_calls(logits, options, memory, Drawing(*flags))
-    # What else these two bring are the kernels that penalties do.
-    yield from sampling_calls(logits, options, memory, Drawing(True, True, True, True, True, edits=True, typical=True))
+    # What else these three bring are the kernels that penalties do.
+    yield from sampling_calls(
+        logits, options, memory, Drawing(True, True, True, True, True, edits=True, typical=True, masks=True)
+    )
 
 
 def write_options(staged: Int32Array, places: Mapping[str, int], sampling: SamplingBatch | None, rows: int) -> None:
@@ -116,6 +125,23 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
             starts[: len(offsets)] = offsets + begins[name]
             starts[len(offsets) :] = starts[len(offsets) - 1]
         staged[places[name] : places[name] + rows + 1] = starts
+    mask_rows = np.full(rows, -1, np.int32)
+    if sampling is not None and sampling.masks is not None:
+        has_mask = sampling.masks.rows >= 0
+        mask_rows[np.flatnonzero(has_mask)] = np.arange(has_mask.sum())
+    staged[places["mask_rows"] : places["mask_rows"] + rows] = mask_rows
+
+
+def write_masks(staged: Int32Array, masks: StepMasks) -> int:
+    """Waits for the masks of a step, and writes those of its rows to ``staged``, in the order of the rows.
+
+    Returns the number of words that were written.
+    """
+    masks.wait()
+    of_rows, words = masks.rows[masks.rows >= 0], masks.bits.shape[1]
+    to = staged[: len(of_rows) * words].reshape(len(of_rows), words)
+    np.take(masks.bits.view(np.int32), of_rows, axis=0, out=to, mode="clip")  # by default numpy makes a copy first
+    return to.size
 
 
 def packed_lists(sampling: SamplingBatch) -> tuple[Int32Array, int]:
@@ -156,6 +182,7 @@ def drawing_of(sampling: SamplingBatch) -> Drawing:
         ),
         typical=sampling.typical_p is not None and bool((sampling.typical_p[random] < 1).any()),
         dry=sampling.dry is not None and len(sampling.dry) > 0,
+        masks=sampling.masks is not None and bool((sampling.masks.rows >= 0).any()),
     )
 
 
@@ -172,7 +199,10 @@ def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> Samplin
         for name in names:
             whole = getattr(sampling, name)
             cut[name] = np.concatenate([whole[:0], *(whole[i:j] for i, j in zip(begins, ends, strict=True))])
-    return SamplingBatch(**cut, logprobs=sampling.logprobs)
+    for name in ("scored", "top_allowed"):
+        cut[name] = None if (array := getattr(sampling, name)) is None else array[rows]
+    masks = None if sampling.masks is None else sampling.masks.chosen(rows)
+    return SamplingBatch(**cut, masks=masks, logprobs=sampling.logprobs)
 
 
 def option_type(name: str) -> np.dtype[Any]:

@@ -28,6 +28,7 @@ class Drawing:
         top_k, top_p, min_p, typical: True if a row with a temperature above 0 has this option.
         edits: True if a row has biases, bans, allowed tokens, or penalties by count.
         dry: True if a row has tokens that DRY penalizes; then ``edits`` is True as well.
+        masks: True if a row has a mask of allowed tokens.
     """
 
     penalties: bool = False
@@ -38,6 +39,12 @@ class Drawing:
     edits: bool = False
     typical: bool = False
     dry: bool = False
+    masks: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """True if logits are changed before tokens are drawn."""
+        return self.penalties or self.edits or self.typical or self.masks
 
 
 class SamplingMemory(Generic[Memory]):
@@ -57,6 +64,7 @@ class SamplingMemory(Generic[Memory]):
         self.counts, self.weights = new((2 * count * 16,), "int32"), new((2 * count * 16,), "float64")
         self.state = new((rows * (_NEAREST_PASSES + 1) * 3,), "float64")
         self.cut_keys, self.cut_tokens = new((2 * rows,), "int64"), new((2 * rows,), "int32")
+        self.masks = new((rows * -(-vocab // 32),), "int32")
         self.no_lists = new((rows + 1,), "int32")  # stays 0: where lists begin that no row has
         self._wide: Memory | None = None
 
@@ -78,7 +86,8 @@ def sampling_calls(
     Args:
         logits: on the device.
         options: arrays on the device, by the names of ``contracts.SAMPLING_OPTIONS`` and SAMPLING_LISTS; seed and
-            counter are int64 [R]. ``lists`` is int32 and has all lists (see logit_kernels.py).
+            counter are int64 [R]. ``lists`` is int32 and has all lists (see logit_kernels.py). ``mask_rows`` has the
+            index of each row's mask in ``memory.masks``, -1 for none.
         memory: the kernels' memory.
         drawing: the options in use.
     """
@@ -87,7 +96,7 @@ def sampling_calls(
         return []
     pieces, room = memory.pieces, power_of_2(memory.pieces)
     calls: list[Call] = []
-    if drawing.penalties or drawing.edits or drawing.typical:
+    if drawing.changes:
         calls += _changed(logits, options, memory, drawing)
         logits = memory.wide
     calls += _largest(logits, rows, memory)
@@ -138,16 +147,16 @@ def sampling_calls(
 def _changed(
     logits: Operand, options: Mapping[str, Operand], memory: SamplingMemory[Memory], drawing: Drawing
 ) -> list[Call]:
-    """Returns the calls that write the logits to ``memory.wide`` as float32, changed by the lists of tokens."""
+    """Returns the calls that write the logits to ``memory.wide`` as float32, changed by lists of tokens and masks."""
     rows, vocab = logits.shape
     sized: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
     calls = [Call("widen", {"logits": logits, "out": memory.wide}, sized, (rows, memory.pieces, 1))]
+    if drawing.edits or drawing.masks:  # rows that nothing can be drawn from are found before anything is banned
+        calls += _largest(logits, rows, memory)
     if drawing.edits:
         edited: dict[str, Argument] = {"logits": logits, "tokens": memory.tokens, "lists": options["lists"]}
         edited |= {name: options[name] for name in ("allowed_start", "biased_start", "seen_start", "counted_start")}
         edited |= {name: options[f"{name}_penalty"] for name in ("repetition", "frequency", "presence")}
-        # Rows that nothing can be drawn from are found before anything is banned.
-        calls += _largest(logits, rows, memory)
         calls.append(Call("edit", {**edited, "out": memory.wide}, sized, (rows, 1, 1)))
         if drawing.dry:  # biases once more, after the penalties
             edited |= dict.fromkeys(("allowed_start", "seen_start", "counted_start"), memory.no_lists)
@@ -157,6 +166,11 @@ def _changed(
         penalized: dict[str, Argument] = {"logits": logits, "seen": options["lists"]}
         penalized |= {"seen_start": options["seen_start"], "penalties": options["repetition_penalty"]}
         calls.append(Call("penalize", {**penalized, "out": memory.wide}, sized, (rows, 1, 1)))
+    if drawing.masks:  # a banned token stays banned, whatever else changes logits
+        masked: dict[str, Argument] = {"tokens": memory.tokens, "mask_rows": options["mask_rows"], "bits": memory.masks}
+        calls.append(
+            Call("mask", {**masked, "out": memory.wide}, {"V": vocab, "PIECE": PIECE}, (rows, memory.pieces, 1))
+        )
     return calls
 
 

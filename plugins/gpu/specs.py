@@ -27,10 +27,11 @@ from .tiles import (
     width_of,
 )
 
-SamplingKernel = Literal[
-    "penalize", "widen", "edit", "largest", "choose_largest", "sums", "narrow", "cut", "spread", "nearest", "draw"
-]
-SAMPLING_KERNELS: tuple[SamplingKernel, ...] = get_args(SamplingKernel)
+SamplingKernel = (
+    Literal["penalize", "widen", "edit", "mask", "largest", "choose_largest"]
+    | Literal["sums", "narrow", "cut", "spread", "nearest", "draw"]
+)
+SAMPLING_KERNELS: tuple[SamplingKernel, ...] = tuple(name for of in get_args(SamplingKernel) for name in get_args(of))
 KernelName = (
     Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
     | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack"]
@@ -387,6 +388,7 @@ _MODULES: Mapping[KernelName, str] = {
     "penalize": "logit_kernels",
     "widen": "logit_kernels",
     "edit": "logit_kernels",
+    "mask": "logit_kernels",
     "spread": "typical_kernels",
     "nearest": "typical_kernels",
 }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from enginewright.runtime.shared.contracts import (
     NO_TOKEN,
-    SAMPLING_OPTIONS,
     FloatArray,
     Int32Array,
     SamplingBatch,
@@ -65,12 +64,8 @@ class RowSampler:
         if sampling.logprobs is None:
             return output
         assert logits is not None
-        kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
-        off: dict[str, Any] = {
-            name: np.full(len(tokens), of, kinds.get(name, np.float32)) for name, of in SAMPLING_OPTIONS.items()
-        }
         scored = tokens if sampling.scored is None else np.where(sampling.scored == NO_TOKEN, tokens, sampling.scored)
-        scores = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs, scored=scored))
+        scores = self.sample(logits, replace(sampling, temperature=np.zeros_like(sampling.temperature), scored=scored))
         assert scores.token_logprobs is not None
         output.token_logprobs = np.where(tokens == NO_TOKEN, np.float32(np.nan), scores.token_logprobs)
         output.top_ids, output.top_logprobs = scores.top_ids, scores.top_logprobs

@@ -402,10 +402,17 @@ class Masks:
         """Waits until the masks are computed. Raises the error of the thread."""
         self._work.result()
 
+    def chosen(self, rows: npt.NDArray[np.int64]) -> Masks:
+        """Returns the masks of some rows, in their order."""
+        return self._with_rows(self.rows[rows])
+
     def longer(self, more: int) -> Masks:
         """Returns the masks with ``more`` additional rows, which have no mask."""
+        return self._with_rows(np.concatenate([self.rows, np.full(more, -1, np.int32)]))
+
+    def _with_rows(self, rows: npt.NDArray[np.int32]) -> Masks:
         other = copy(self)
-        other.rows = np.concatenate([self.rows, np.full(more, -1, np.int32)])
+        other.rows = rows
         return other
 
     def lists(self) -> list[npt.NDArray[np.int32]]:

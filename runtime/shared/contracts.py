@@ -173,6 +173,9 @@ class StepMasks(Protocol):
     def wait(self) -> None:
         """Waits until all masks are computed."""
 
+    def chosen(self, rows: npt.NDArray[np.int64]) -> StepMasks:
+        """Returns the masks of some rows, in their order."""
+
     def longer(self, more: int) -> StepMasks:
         """Returns the masks with ``more`` additional rows, which have no mask."""
 

@@ -31,6 +31,7 @@ from ...gpu.cuda_driver import Device, InstalledGpu, load_cuda
 from ...gpu.health import GpuHealth, WatchedStep
 from ...gpu.jit_launcher import JitLauncher
 from ...gpu.sampling import check_options, lacks_of, missing_kernels
+from ...gpu.specs import SamplingKernel
 from ...gpu.tiles import GPUS, gpu_of
 from ...steps.packed_steps import StepLimits
 from ...steps.paged_section import KERNELS_FOLDER
@@ -94,11 +95,13 @@ class CudaExecutor:
         kernels = bundle.path / target_folder(target) / KERNELS_FOLDER
         limits, exchange = limits_of(section, self.cache_groups, context), None if part is None else part.exchange
         try:
+            missing = self._place.missing(kernels)
             self.caps = ExecutorCaps(
                 max_tokens=section.chunk,
                 max_requests=section.requests,
                 shared_blocks=True,
-                lacks=self._place.lacks(kernels),
+                masks="mask" not in missing,
+                lacks=lacks_of(missing),
                 ports=program.ports,
                 outputs=tuple(program.taps) if part is None else (),
             )
@@ -202,7 +205,7 @@ class _Interpreted:
     def launcher(self, folder: object, section: object) -> Launcher:
         return JitLauncher()
 
-    def lacks(self, folder: object) -> tuple[str, ...]:
+    def missing(self, folder: object) -> tuple[SamplingKernel, ...]:
         """Returns (): kernels of this version are interpreted, so none is missing."""
         return ()
 
@@ -248,9 +251,9 @@ class _OnGpu:
     def launcher(self, folder: Any, section: CudaSection) -> Launcher:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)
 
-    def lacks(self, folder: Path) -> tuple[str, ...]:
-        """Returns the sampling parameters whose kernels an older bundle lacks."""
-        return lacks_of(missing_kernels(folder, self.gpu.capability))
+    def missing(self, folder: Path) -> tuple[SamplingKernel, ...]:
+        """Returns the sampling kernels that an older bundle lacks."""
+        return missing_kernels(folder, self.gpu.capability)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Captures work as a graph. All graphs share temporary memory, so only one may run at a time."""

@@ -21,7 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import NO_TOKEN, STATE, Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.contracts import (
+    NO_TOKEN,
+    STATE,
+    Int32Array,
+    SamplingBatch,
+    StepInput,
+    StepMasks,
+    StepOutput,
+)
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.shared.step_arrays import part_of, tokens_of
 from enginewright.runtime.shared.step_schema import LOGITS, port_of
@@ -33,6 +41,7 @@ from ...gpu.sampling import (
     option_words,
     packed_lists,
     places_of,
+    write_masks,
     write_options,
 )
 from ...gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
@@ -58,8 +67,11 @@ class Graph(Protocol):
         """Runs the work again, on the same memory."""
 
 
-_LOGPROB_PIECES = 16
+_LOGPROB_PIECES = 32
 """Pieces that logprobs are made of: of each there are floats, and keys of twice the size."""
+
+Logprobs = tuple[Tensor, Tensor, Tensor]
+"""Of each row the logprob of its token [R]; the most likely tokens [R, n] int32, and their logprobs [R, n]."""
 
 Result = TypeVar("Result")
 
@@ -110,6 +122,9 @@ class CudaSteps:
         self._sums = _Float32Sums()
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
         self._lists = torch.zeros(256, dtype=torch.int32, device=program.device)
+        pinned = program.device.type == "cuda"
+        self._staged_masks = torch.zeros(len(self._memory.masks), dtype=torch.int32, pin_memory=pinned)
+        self._masks_copied = torch.cuda.Event() if pinned else None
         self._bound: OrderedDict[tuple[StepShape, bool], _Bound] = OrderedDict()
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
@@ -171,9 +186,8 @@ class CudaSteps:
         self._run(bound, shape)
         outputs = {name: output[: len(step.rows)] for name, output in bound.outputs.items()}
         if step.sampling is not None and len(step.rows):
-            self._draw(bound, step.sampling)
-            return self._started(step, outputs, self._memory.tokens[: len(step.rows)])
-        return self._started(step, outputs, None)
+            return self._started(step, outputs, *self._draw(bound, step.sampling))
+        return self._started(step, outputs)
 
     def check(self, step: StepInput) -> None:
         """Raises RequestError for an invalid step, before any of it runs."""
@@ -186,7 +200,13 @@ class CudaSteps:
                 hint="Plan requests by the executor's context.",
             )
 
-    def _started(self, step: StepInput, outputs: Mapping[str, Tensor], drawn: Tensor | None) -> _Started:
+    def _started(
+        self,
+        step: StepInput,
+        outputs: Mapping[str, Tensor],
+        drawn: Tensor | None = None,
+        logprobs: Logprobs | None = None,
+    ) -> _Started:
         """Returns the started step: starts the download of the ids, and copies outputs that the next step would
         overwrite.
         """
@@ -198,11 +218,8 @@ class CudaSteps:
             if drawn.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record()
-        names = set(step.outputs)
-        if step.sampling is not None and step.sampling.logprobs is not None:
-            names.add(LOGITS)
-        copies = {name: output.to(torch.float32, copy=True) for name, output in outputs.items() if name in names}
-        return _Started(step, copies, tokens, ready, self._with_memory)
+        copies = {name: output.to(torch.float32, copy=True) for name, output in outputs.items() if name in step.outputs}
+        return _Started(copies, tokens, logprobs, ready)
 
     def _in_parts(self, step: StepInput) -> _Started:
         """Runs a step with too many tokens or requests as several steps, and combines their outputs."""
@@ -213,7 +230,7 @@ class CudaSteps:
                 if name not in outputs:
                     outputs[name] = torch.empty((len(step.rows), rows.shape[1]), dtype=rows.dtype, device=rows.device)
                 outputs[name][torch.from_numpy(order).to(rows.device)] = rows
-        return self._started(step, outputs, self._draw_apart(outputs.get(LOGITS), step.sampling))
+        return self._started(step, outputs, *self._draw_apart(outputs.get(LOGITS), step.sampling))
 
     def _by_rows(self, step: StepInput) -> _Started:
         """Runs a step with too many rows of logits as several steps of adjacent tokens, and combines their outputs.
@@ -228,7 +245,7 @@ class CudaSteps:
         if len(rows) < len(order) or (np.diff(order) < 0).any():
             places = torch.from_numpy(order).to(self._device)
             outputs = {name: output.index_select(0, places) for name, output in outputs.items()}
-        return self._started(step, outputs, self._draw_apart(outputs.get(LOGITS), step.sampling))
+        return self._started(step, outputs, *self._draw_apart(outputs.get(LOGITS), step.sampling))
 
     def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
         tokens, requests, rows = len(step.ids), len(step.kv_len), max(len(step.rows), 1)
@@ -319,23 +336,38 @@ class CudaSteps:
         staged = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return places, staged, torch.zeros(count, dtype=torch.int32, device=self._device)
 
-    def _draw(self, bound: _Bound, sampling: SamplingBatch) -> None:
-        """Starts the sampling of a step on the stream, for all its rows, with padding."""
-        drawing = drawing_of(sampling)
+    def _draw(self, bound: _Bound, sampling: SamplingBatch) -> tuple[Tensor, Logprobs | None]:
+        """Starts the sampling of a step on the stream, for all its rows, with padding. Returns the tokens [R], in
+        memory that the next step overwrites, and their logprobs.
+
+        It waits for the masks of forms, which are computed while the step runs.
+        """
+        drawing, rows = drawing_of(sampling), len(sampling.temperature)
         if drawing.penalties or drawing.edits:
             self._upload_lists(*packed_lists(sampling))
+        if drawing.masks and sampling.masks is not None:
+            self._upload_masks(sampling.masks)
         if drawing not in bound.draws:
             options = {**bound.options, "lists": self._lists}
             calls = sampling_calls(bound.outputs[LOGITS], options, self._memory, drawing)
             bound.draws[drawing] = [self._launcher.bind(call) for call in calls]
         for work in bound.draws[drawing]:
             work()
+        tokens = self._memory.tokens[:rows]
+        if sampling.logprobs is None:
+            return tokens, None
+        changed = self._memory.wide[:rows] if drawing.changes else None
+        return tokens, logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed)
 
-    def _draw_apart(self, logits: Tensor | None, sampling: SamplingBatch | None) -> Tensor | None:
-        """Draws tokens [R] from logits that were combined from several steps; returns None without sampling."""
+    def _draw_apart(
+        self, logits: Tensor | None, sampling: SamplingBatch | None
+    ) -> tuple[Tensor | None, Logprobs | None]:
+        """Draws tokens [R] from logits that were combined from several steps, as ``_draw``; returns None for both
+        without sampling.
+        """
         if sampling is None or logits is None or not len(logits):
-            return None
-        tokens = []
+            return None, None
+        tokens, scores = [], []
         for start in range(0, len(logits), self._limits.rows):
             rows = logits[start : start + self._limits.rows]
             row_options = chosen_rows(sampling, np.arange(start, start + len(rows)))
@@ -344,9 +376,22 @@ class CudaSteps:
             uploaded.copy_(staged)
             works: list[Work] = []
             options = option_views(uploaded, places, len(rows))
-            self._draw(_Bound(places, staged, uploaded, works, {LOGITS: rows}, None, options), row_options)
-            tokens.append(self._memory.tokens[: len(rows)].clone())
-        return torch.cat(tokens)
+            drawn, logprobs = self._draw(
+                _Bound(places, staged, uploaded, works, {LOGITS: rows}, None, options), row_options
+            )
+            tokens.append(drawn.clone())
+            scores += [] if logprobs is None else [logprobs]
+        joined = [torch.cat(parts) for parts in zip(*scores, strict=True)]
+        return torch.cat(tokens), (joined[0], joined[1], joined[2]) if joined else None
+
+    def _upload_masks(self, masks: StepMasks) -> None:
+        """Waits for the masks of a step's rows and for the last upload of masks, and uploads them."""
+        if self._masks_copied is not None:
+            self._masks_copied.synchronize()
+        words = write_masks(self._staged_masks.numpy(), masks)
+        self._memory.masks[:words].copy_(self._staged_masks[:words], non_blocking=True)
+        if self._masks_copied is not None:
+            self._masks_copied.record()
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
         """Uploads the packed lists; if their memory must grow to ``words``, work that was bound to the old memory is
@@ -432,11 +477,10 @@ class _Float32Sums:
 class _Started:
     """A step that is running."""
 
-    step: StepInput
     outputs: dict[str, Tensor]
     tokens: Tensor | None
+    logprobs: Logprobs | None
     ready: torch.cuda.Event | None
-    with_memory: Callable[[Callable[[], None]], None]
     _done: StepOutput | None = None
 
     def result(self) -> StepOutput:
@@ -446,16 +490,13 @@ class _Started:
         return self._done
 
     def _finish(self) -> StepOutput:
-        step, sampling = self.step, self.step.sampling
-        outputs = {name: self.outputs[name].cpu().numpy() for name in step.outputs if name in self.outputs}
-        if self.tokens is None or sampling is None:
-            return StepOutput(tokens=None, outputs=outputs)
+        output = StepOutput(None, {name: rows.cpu().numpy() for name, rows in self.outputs.items()})
         if self.ready is not None:
             self.ready.synchronize()
-        tokens = self.tokens.numpy()
-        output = StepOutput(tokens=tokens, outputs=outputs)
-        if sampling.logprobs is not None and (rows := self.outputs.get(LOGITS)) is not None:
-            self.with_memory(lambda: add_logprobs(output, rows, tokens, sampling))
+        if self.tokens is not None:
+            output.tokens = self.tokens.numpy()
+        if self.logprobs is not None:
+            output.token_logprobs, output.top_ids, output.top_logprobs = (of.cpu().numpy() for of in self.logprobs)
         return output
 
 
@@ -467,41 +508,56 @@ def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict
     }
 
 
-def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, sampling: SamplingBatch) -> None:
-    """Adds to ``output`` the logprobs of the tokens [R], or of the tokens in ``sampling.scored``, and each row's top
-    logprobs.
+def logprobs_of(logits: Tensor, tokens: Tensor, sampling: SamplingBatch, changed: Tensor | None = None) -> Logprobs:
+    """Returns the logprobs of tokens [R], or of the tokens in ``sampling.scored``, and each row's top logprobs.
 
-    It processes some rows at a time, and takes at most a fifth of the logits' memory.
+    It processes some rows at a time, and takes at most a fifth of the memory of float32 logits.
+
+    Args:
+        logits: [R, V] of any float type, as the model computed them.
+        tokens: int32 [R] on their device; rows with NO_TOKEN get NaN.
+        sampling: the options of the rows.
+        changed: the logits float32 [R, V] that tokens were drawn from, if rules changed them. Rows with
+            ``sampling.top_allowed`` have their top logprobs from these.
     """
-    count = min(sampling.logprobs or 0, logits.shape[1])
-    there = torch.from_numpy(tokens).to(logits.device)
-    bad = there == NO_TOKEN
+    count, device = min(sampling.logprobs or 0, logits.shape[1]), logits.device
+    bad = tokens == NO_TOKEN
     if sampling.scored is not None:
-        scored = torch.from_numpy(sampling.scored).to(logits.device)
-        there = there.where(scored == NO_TOKEN, scored)
-    token_logprobs = torch.empty(len(logits), device=logits.device)
-    values = torch.empty((len(logits), count), device=logits.device)
-    ids = torch.empty((len(logits), count), dtype=torch.int32, device=logits.device)
+        scored = torch.from_numpy(sampling.scored).to(device)
+        tokens = tokens.where(scored == NO_TOKEN, scored)
+    chosen = tokens.clamp(min=0).long().unsqueeze(1)
+    allowed = None
+    if changed is not None and sampling.top_allowed is not None:
+        allowed = torch.from_numpy(sampling.top_allowed).to(device).ne(0).unsqueeze(1)
+    token_logprobs = torch.empty(len(logits), device=device)
+    values = torch.empty((len(logits), count), device=device)
+    ids = torch.empty((len(logits), count), dtype=torch.int32, device=device)
     size = max(1, len(logits) // _LOGPROB_PIECES)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
-        logprobs = logits[rows].log_softmax(-1)
-        token_logprobs[rows] = logprobs.gather(1, there[rows].clamp(min=0).long()[:, None])[:, 0]
-        ids[rows] = _most_likely(logprobs, count)
-        values[rows] = logprobs.gather(1, ids[rows].long())
-    output.token_logprobs = token_logprobs.masked_fill(bad, float("nan")).cpu().numpy()
-    output.top_ids = ids.masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
-    output.top_logprobs = values.masked_fill(bad[:, None], float("nan")).cpu().numpy()
+        row_logits = logits[rows].float()
+        sums = row_logits.logsumexp(-1, keepdim=True)
+        token_logprobs[rows] = (row_logits.gather(1, chosen[rows]) - sums)[:, 0]
+        if allowed is not None and changed is not None:
+            row_logits = torch.where(allowed[rows], changed[rows], row_logits)
+        ids[rows] = _largest(row_logits, count)
+        values[rows] = row_logits.gather(1, ids[rows].long()) - sums
+    nan, bad_rows = float("nan"), bad.unsqueeze(1)
+    return (
+        token_logprobs.masked_fill_(bad, nan),
+        ids.masked_fill_(bad_rows, NO_TOKEN),
+        values.masked_fill_(bad_rows, nan),
+    )
 
 
-def _most_likely(logprobs: Tensor, count: int) -> Tensor:
-    """Returns the ``count`` tokens with the greatest logprobs in each row, best first; in a tie the lower id, unlike
-    ``topk``.
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Returns the columns of the ``count`` greatest values in each row, greatest first; in a tie the lower one first,
+    unlike ``topk``.
 
-    A logprob isn't positive: the smaller its bits without the sign, the greater it is.
+    Bits of floats, as integers, have the order of the floats once those of negative ones are inverted.
     """
-    keys = logprobs.view(torch.int32).long()
-    keys.bitwise_and_(0x7FFFFFFF).bitwise_left_shift_(32)
-    keys.add_(torch.arange(logprobs.shape[1], device=logprobs.device))
-    least = keys.topk(count, dim=-1, largest=False).values
-    return least.bitwise_and_(0xFFFFFFFF).int()
+    bits = values.add(0.0).view(torch.int32)  # which makes -0 equal to 0
+    bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))
+    keys = bits.long().neg_().bitwise_left_shift_(32)
+    keys.add_(torch.arange(values.shape[1], device=values.device))
+    return keys.topk(count, dim=-1, largest=False).values.bitwise_and_(0xFFFFFFFF).int()

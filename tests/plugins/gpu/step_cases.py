@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from enginewright.plugins.gpu.sampling import (
     option_words,
     packed_lists,
     places_of,
+    write_masks,
     write_options,
 )
 from enginewright.plugins.gpu.sampling_calls import SamplingMemory, sampling_calls
@@ -34,7 +36,7 @@ from enginewright.plugins.gpu.step_calls import (
 )
 from enginewright.plugins.gpu.tiles import GPUS
 from enginewright.plugins.native.sampling import RowSampler
-from enginewright.runtime.shared.contracts import SAMPLING_LISTS, FloatArray, SamplingBatch
+from enginewright.runtime.shared.contracts import SAMPLING_LISTS, FloatArray, Int32Array, SamplingBatch
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 GPU = GPUS[80]
@@ -260,6 +262,52 @@ def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]
     return drawings
 
 
+@dataclass
+class FewMasks:
+    """Masks of allowed tokens that are computed when they are waited for."""
+
+    rows: Int32Array
+    bits: np.ndarray[Any, np.dtype[np.uint32]]
+    computed: np.ndarray[Any, np.dtype[np.uint32]]
+
+    def wait(self) -> None:
+        self.bits[:] = self.computed
+
+    def chosen(self, rows: np.ndarray[Any, Any]) -> FewMasks:
+        return replace(self, rows=self.rows[rows])
+
+
+def with_masks(rng: np.random.Generator, batch: SamplingBatch, vocab: int) -> None:
+    """Gives four of six rows a mask, in any order; of the last row no token is allowed."""
+    words = -(-vocab // 32)
+    bits = rng.integers(0, 2**32, (4, words), dtype=np.uint32) & rng.integers(0, 2**32, (4, words), dtype=np.uint32)
+    bits[1] = 0
+    masks = FewMasks(np.array([2, -1, 3, 0, -1, 1], np.int32), np.zeros((4, words), np.uint32), bits)
+    batch.masks = masks  # type: ignore[assignment]
+
+
+def drawn_with_masks(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """Sampled tokens of rows with masks, alone and together with lists of tokens and typical_p."""
+    rng, drawings, rows = np.random.default_rng(300 + seed), [], 6
+    for lists in (False, True):
+        logits = np.round(rng.standard_normal((rows, vocab)) * 6).astype(np.float32) / 2
+        logits[2, 9] = float("nan")
+        batch = some_options(rng, rows)
+        with_masks(rng, batch, vocab)
+        if lists:
+            batch.typical_p = rng.choice([1, 0.9, 0.5], rows).astype(np.float32)
+            batch.repetition_penalty = np.full(rows, 1.3, np.float32)
+            batch.seen_start = np.arange(0, 5 * rows + 1, 5, dtype=np.int32)
+            batch.seen = rng.integers(0, vocab, 5 * rows).astype(np.int32)
+            batch.biased_start = np.arange(rows + 1, dtype=np.int32)
+            batch.biased = rng.integers(0, vocab, rows).astype(np.int32)
+            batch.bias = np.full(rows, 20, np.float32)
+            batch.allowed_start = np.array([0, *[vocab // 2] * rows], np.int32)
+            batch.allowed = np.arange(vocab // 2, dtype=np.int32)
+        drawings.append(tokens_of(logits, batch))
+    return drawings
+
+
 def typical(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
     """Sampled tokens of rows with typical_p alone or with another cut, at low temperatures and high ones."""
     rng, drawings, rows = np.random.default_rng(200 + seed), [], 6
@@ -301,6 +349,8 @@ def tokens_of(logits: Tensor | FloatArray, batch: SamplingBatch) -> tuple[list[i
     options = option_views(uploaded, places, rows) | {"lists": torch.zeros(size, dtype=torch.int32)}
     options["lists"][: len(lists)] = torch.from_numpy(lists)
     memory = SamplingMemory(rows, vocab, lambda shape, of: torch.zeros(shape, dtype=getattr(torch, of)))
+    if batch.masks is not None:
+        write_masks(memory.masks.numpy(), batch.masks)
     before = tensor.clone()
     for call in sampling_calls(tensor, options, memory, drawing_of(batch)):
         run(call)

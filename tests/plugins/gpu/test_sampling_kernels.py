@@ -31,7 +31,7 @@ def test_a_bundle_has_the_kernels_of_any_rows(vocab: int) -> None:
     for flags in product((False, True), repeat=len(fields(Drawing))):
         needed = {call.spec(90) for call in sampling_calls(logits, options, memory, Drawing(*flags))}
         assert needed <= carried
-    assert sum(spec.kernel in ("edit", "spread", "nearest") for spec in carried) == 3
+    assert sum(spec.kernel in ("edit", "mask", "spread", "nearest") for spec in carried) == 4
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -47,6 +47,14 @@ def test_lists_and_typical_tokens(vocab: int, seed: int, interpreter: ProcessPoo
     for ours, expected in interpreter.submit(cases.drawn_with_lists, vocab, seed).result():
         assert ours == expected
         assert expected[1:3] == [-1, -1]  # a NaN, an infinity
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("vocab", [300, 2500])
+def test_masks_of_forms(vocab: int, seed: int, interpreter: ProcessPoolExecutor) -> None:
+    for ours, expected in interpreter.submit(cases.drawn_with_masks, vocab, seed).result():
+        assert ours == expected
+        assert (expected[2], expected[5]) == (-1, -1)  # a NaN; no token is allowed
 
 
 @pytest.mark.matrix

@@ -33,7 +33,7 @@ from enginewright.plugins.cuda.serve import ops
 from enginewright.plugins.cuda.serve import program as program_module
 from enginewright.plugins.cuda.serve import steps as steps_module
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, Place, lay_narrow, step_memory
-from enginewright.plugins.cuda.serve.steps import add_logprobs
+from enginewright.plugins.cuda.serve.steps import logprobs_of
 from enginewright.plugins.gpu import step_calls, tiles
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
@@ -41,7 +41,7 @@ from enginewright.plugins.gpu.tiles import GPUS
 from enginewright.plugins.native.sampling import RowSampler
 from enginewright.plugins.steps.packed_steps import StepLimits, StepShape, input_shapes
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
-from enginewright.runtime.shared.contracts import NO_TOKEN, StepOutput
+from enginewright.runtime.shared.contracts import NO_TOKEN
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import Affine
 from tests.passes.small_programs import Steps, random_sequences
@@ -815,27 +815,32 @@ def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_scored_token_s_logprob_is_given_in_place_of_the_drawn_one_s() -> None:
-    logits, tokens = torch.randn(4, 20, generator=torch.Generator().manual_seed(1)), np.array([3, NO_TOKEN, 5, 6])
-    output = StepOutput(tokens=tokens.astype(np.int32))
-    add_logprobs(output, logits, tokens.astype(np.int32), sampling_batch([PLAIN] * 4, (), 2, {0: [7, 8]}))
-    expected = logits.log_softmax(-1).numpy()
-    assert output.token_logprobs is not None and np.isnan(output.token_logprobs[1])
-    np.testing.assert_array_equal(output.token_logprobs[[0, 2, 3]], expected[[0, 2, 3], [7, 5, 6]])
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(1))
+    tokens = torch.tensor([3, NO_TOKEN, 5, 6], dtype=torch.int32)
+    scores, *_ = logprobs_of(logits, tokens, sampling_batch([PLAIN] * 4, (), 2, {0: [7, 8]}))
+    expected = logits.log_softmax(-1)
+    assert scores[1].isnan()
+    torch.testing.assert_close(scores[[0, 2, 3]], expected[[0, 2, 3], [7, 5, 6]])
 
 
-def test_logprobs_are_those_of_a_whole_sort() -> None:
-    """Equal ones are in the order of their tokens, as on the cpu target; also those of tokens that can't be."""
+@pytest.mark.parametrize("changed", [False, True])
+def test_top_logprobs_are_those_of_a_whole_sort(changed: bool) -> None:
+    """Equal ones are in the order of their tokens, as on the cpu target; also those of tokens that can't be. Rows of
+    a beam search with a form have theirs from the changed logits: there they may be positive."""
     random = torch.Generator().manual_seed(2)
     logits = torch.randn(37, 300, generator=random).mul(4).round() / 2  # many are equal
-    logits[5] = 0.0
+    logits[5], logits[8] = 0.0, -0.0
+    logits[8, 7::3] = 0.0
     logits[6, 3:] = -torch.inf
-    logits[7] = logits[7].bfloat16().float()
-    tokens, output = np.arange(37, dtype=np.int32), StepOutput(tokens=np.arange(37, dtype=np.int32))
-    before = logits.clone()
-    add_logprobs(output, logits, tokens, sampling_batch([PLAIN] * 37, (), 20))
-    values, ids = logits.log_softmax(-1).sort(dim=-1, descending=True, stable=True)
-    np.testing.assert_array_equal(output.top_ids, ids[:, :20].numpy())
-    np.testing.assert_array_equal(output.top_logprobs, values[:, :20].numpy())
+    before, sampling, drawn_from, of_top = logits.clone(), sampling_batch([PLAIN] * 37, (), 20), None, logits
+    if changed:
+        sampling.top_allowed = (np.arange(37) % 2).astype(np.int32)
+        drawn_from = torch.where(torch.rand(37, 300, generator=random) < 0.5, logits + 20, -torch.inf)
+        of_top = torch.where(torch.from_numpy(sampling.top_allowed)[:, None] != 0, drawn_from, logits)
+    _, top_ids, top = logprobs_of(logits, torch.arange(37, dtype=torch.int32), sampling, drawn_from)
+    values, ids = of_top.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(top_ids.long(), ids[:, :20])
+    torch.testing.assert_close(top, values[:, :20] - logits.logsumexp(-1, keepdim=True))
     torch.testing.assert_close(logits, before, rtol=0, atol=0)
 
 
@@ -861,11 +866,14 @@ class _Allocated(TorchDispatchMode):
         return result
 
 
-def test_logprobs_take_a_fifth_of_the_logits_memory() -> None:
-    logits, tokens = torch.randn(256, 4096), np.zeros(256, np.int32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprobs_take_a_fifth_of_the_logits_memory(dtype: torch.dtype) -> None:
+    logits, tokens = torch.randn(256, 4096).to(dtype), torch.zeros(256, dtype=torch.int32)
+    sampling = sampling_batch([PLAIN] * 256, (), 20)
+    sampling.top_allowed, changed = np.ones(256, np.int32), logits.float()
     with _Allocated() as allocated:
-        add_logprobs(StepOutput(tokens=tokens), logits, tokens, sampling_batch([PLAIN] * 256, (), 20))
-    assert 0 < allocated.most <= 0.25 * logits.nbytes
+        logprobs_of(logits, tokens, sampling, changed)
+    assert 0 < allocated.most <= 0.25 * 4 * logits.numel()
 
 
 @pytest.mark.parametrize("case", ["DeepseekV3", "Llama"])
@@ -963,7 +971,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     path = tmp_path_factory.mktemp("cuda") / "tiny.bundle"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CudaEmitter, "_kernels", lambda *given: {})
-        export(tiny_folder, path, recipe="f32", targets=("cuda",), gpus=["8.0"])
+        export(tiny_folder, path, recipe="f32", targets=("cuda", "cpu"), gpus=["8.0"])
     return path
 
 
@@ -999,6 +1007,31 @@ def test_a_server_starts_another_engine_where_the_gpu_is_lost(
     assert server.complete(**request).text == before.text
     assert server.engines() != [old]
     assert "the engine ends: the GPU is lost to this process" in server.errors.read_text()
+
+
+def answers_with_forms(bundle: str, target: str) -> list[list[list[int]]]:
+    """Tokens of the sequences of each request: with forms, some beside plain ones, and of beam searches with forms."""
+    from enginewright import LLM, SamplingParams
+
+    form = {"regex": "[a-f]{2}(cat|dog|dot)[0-9]+"}
+    options = {"target": target, "trust": "code", "context": 64, "max_requests": 8, "memory": "2MiB"}
+    with LLM(bundle, **options) as llm:
+        params = [
+            SamplingParams(max_tokens=8, temperature=t, seed=n, structured_outputs=form if n % 3 else None, logprobs=2)
+            for n, t in enumerate((0, 0, 0.9, 1.3, 0.8))
+        ]
+        results = llm.generate([[5, 6, 7 + n] for n in range(5)], params, progress=False)
+        answers = [[list(output.token_ids) for output in result.outputs] for result in results]
+        search = SamplingParams(num_beams=3, n=3, max_tokens=6, structured_outputs=form)
+        beams = llm.generate([[5, 6, 7], [9, 8]], search, progress=False)
+        return [*answers, *([list(output.token_ids) for output in result.outputs] for result in beams)]
+
+
+@pytest.mark.matrix
+def test_forms_have_the_cpu_target_s_tokens_also_with_beams(bundle: Path, interpreter: ProcessPoolExecutor) -> None:
+    ours, theirs = (interpreter.submit(answers_with_forms, str(bundle), target).result() for target in ("cuda", "cpu"))
+    assert ours == theirs
+    assert [len(sequences) for sequences in ours[-2:]] == [3, 3]
 
 
 def in_its_stream(bundle: str) -> tuple[list[bool], list[str]]:
