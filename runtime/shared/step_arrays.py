@@ -40,32 +40,6 @@ def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDA
     return part, order
 
 
-def tokens_of(step: StepInput, first: int, end: int) -> StepInput:
-    """Returns a step with the tokens from ``first`` to before ``end``, and with their rows.
-
-    Steps of adjacent tokens, one after another, compute what the whole step does, if no token sees later ones. Copies
-    and clears of blocks aren't included.
-    """
-    starts = step.q_start
-    requests = np.flatnonzero((starts[:-1] < end) & (starts[1:] > first))
-    rows = np.flatnonzero((step.rows >= first) & (step.rows < end))
-
-    def cut(port: Port, array: Array) -> Array:
-        if port.check == "starts":
-            return (np.clip(array[[*requests, requests[-1] + 1]], first, end) - first).astype(np.int32)
-        if port.check == "segments":
-            return (np.clip(array, first, end) - first).astype(np.int32)
-        if port.check == "lengths":
-            return array[requests] - np.maximum(starts[requests + 1] - end, 0)
-        if port.check == "row":
-            return array[rows] - first
-        axis = port.shape[0]
-        return array[first:end] if axis == "T" else array[requests] if axis == "B" else array
-
-    arrays = {name: cut(port_of(name), array) for name, array in step.arrays.items()}
-    return StepInput(arrays, sampling=step.sampling, outputs=step.outputs)
-
-
 def with_padding(step: StepInput, padding: Mapping[str, Array], rows: int) -> dict[str, Array]:
     """Returns the arrays of a step with requests of padding after its own.
 

@@ -96,7 +96,7 @@ def specs_of(
             name: torch.empty(size, dtype=TORCH_DTYPES[port_of(name).dtype], device=_META)
             for name, size in input_shapes(bound.groups, shape, program.ports).items()
         }
-        _, outputs = bound.bound(shape, inputs)
+        outputs = bound.bound(shape, inputs).outputs
     if (logits := outputs.get(LOGITS)) is not None:
         for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
             for call in each_sampling_call(of_any_step):

@@ -76,9 +76,9 @@ class States:
     of: Tensor
 
 
-Room = Literal["sent", "received", "queries", "keys", "values", "results", "unpacked"]
-"""Memory for what a rank sends, what it receives, attention's operands where kernels need them in other places, and
-weights that were made floats."""
+Room = Literal["sent", "received", "queries", "keys", "values", "results", "unpacked", "kept"]
+"""Memory for what a rank sends, what it receives, attention's operands where kernels need them in other places,
+weights that were made floats, and what steps by row read where they run more than once."""
 
 
 class Binder(Protocol):

@@ -6,14 +6,15 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from functools import partial
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from enginewright.runtime.shared.contracts import STATE, CacheGroup
-from enginewright.runtime.shared.dtypes import DTYPES, Dtype
+from enginewright.runtime.shared.dtypes import DTYPES, Dtype, stored_bytes
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step, WeightUse
@@ -54,6 +55,21 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     name: torch.uint8 if DTYPES[name].bits == 4 else getattr(torch, DTYPES[name].torch) for name in get_args(Dtype)
 }
 """The torch types of buffers, weights and caches; values of 4 bits are two to a byte."""
+
+
+class BoundStep(NamedTuple):
+    """A step of one size that is bound to memory.
+
+    Attributes:
+        works: the functions that run it, in order.
+        outputs: its outputs by name, [R, width].
+        by_row: those of the functions that compute something for each sampled row, R. If the step keeps what they
+            read, they can run again with other rows.
+    """
+
+    works: list[Work]
+    outputs: dict[str, Tensor]
+    by_row: list[Work]
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,7 @@ class CudaProgram:
         self.groups = program.cache_groups
         self.pools = {group.name: _new_pools(group, blocks[group.name], self.device) for group in self.groups}
         self.caches = {
-            f"{group.name}/{layer}": _cache_of(group, [pool[number] for pool in self.pools[group.name]])
+            f"{group.name}/{layer}": _cache_of(group, [pool.select(0, number) for pool in self.pools[group.name]])
             for group in self.groups
             for number, layer in enumerate(group.layers)
         }
@@ -129,6 +145,7 @@ class CudaProgram:
         self._sizes = (0, 0, 0)
         self._decodes = self._mixed = False
         self._inputs: Mapping[str, Tensor] = {}
+        self._kept: dict[Operand, Tensor] = {}
 
     @property
     def nbytes(self) -> int:
@@ -138,15 +155,15 @@ class CudaProgram:
         return weights + self.arena.nbytes + self._scratch.nbytes + rooms
 
     def bound(
-        self, shape: StepShape, inputs: Mapping[str, Tensor], *, taps: bool = False
-    ) -> tuple[list[Work], dict[str, Tensor]]:
-        """Returns the functions that run a step of these sizes, in order, and its outputs [R, width]; a rank may have
-        no outputs.
+        self, shape: StepShape, inputs: Mapping[str, Tensor], *, taps: bool = False, keeps: bool = False
+    ) -> BoundStep:
+        """Returns a step of these sizes; a rank may have no outputs.
 
         Args:
             shape: the step's sizes.
             inputs: the step's inputs at fixed addresses, by the names in ``runtime.shared.step_schema``.
             taps: True to add hidden states to the outputs.
+            keeps: True to keep what ``BoundStep.by_row`` reads.
 
         Raises BundleError for a program with an op that the target doesn't have.
         """
@@ -156,37 +173,58 @@ class CudaProgram:
         works: list[Work] = []
         outputs = {name: self._view(output) for name, output in self.program.outputs.items()}
         tapped = {place: name for name, place in self.program.taps.items()} if taps else {}
+        of_rows: list[Work] = []
+        self._kept, kept = {}, set(kept_for_rows(self.program) if keeps else ())
         for index, step in enumerate(self.program.steps):
+            by_row = _is_by_row(step)
+            if by_row:
+                works += [self._keep(of) for of in dict.fromkeys(step.inputs) if of in kept and of not in self._kept]
             handler = HANDLERS.get(step.op)
             if handler is None:
                 raise BundleError(
                     f"step {index} ({step.op} at {step.where}): the cuda target has no such op",
                     hint="Export the bundle again, with this version of Enginewright.",
                 )
-            works += handler(self, step, *self._operands(step))
+            step_works = handler(self, step, *self._operands(step))
+            works += step_works
+            of_rows += step_works if by_row else ()
             for slot, output in enumerate(step.outputs):
                 if (name := tapped.get((index, slot))) is not None:
-                    outputs[name] = self._tap(name, output)
-                    works.append(self._take_rows(output, outputs[name]))
-        return works, outputs
+                    values = self._view(output)
+                    outputs[name] = self._tap(name, output, self.limits.rows)[: shape.rows]
+                    if keeps and not by_row:
+                        whole = self._tap(f"{name}, of all tokens", output, self.limits.tokens)[: shape.tokens]
+                        works.append(partial(whole.copy_, values))
+                        values = whole
+                    works.append(self._take_rows(values, outputs[name], by_row))
+                    of_rows.append(works[-1])
+        return BoundStep(works, outputs, of_rows)
 
-    def _tap(self, name: str, output: Operand) -> Tensor:
-        """Returns memory for the rows of a tap, [R, width]; steps of all sizes share it."""
+    def _tap(self, name: str, output: Operand, count: int) -> Tensor:
+        """Returns memory for rows of a tap, [count, width]; steps of all sizes share it."""
         if name not in self._taps:
-            shape = (self.limits.rows, output.shape[1].constant)
+            shape = (count, output.shape[1].constant)
             self._taps[name] = torch.empty(shape, dtype=TORCH_DTYPES[output.dtype], device=self.device)
-        return self._taps[name][: self._sizes[2]]
+        return self._taps[name]
 
-    def _take_rows(self, source: Operand, to: Tensor) -> Work:
-        """Returns a function that copies the step's sampled rows of a value to ``to``."""
-        values, rows = self._view(source), self._inputs[ROWS]
-        if source.shape[0] == Affine(r=1):
+    def _take_rows(self, values: Tensor, to: Tensor, by_row: bool) -> Work:
+        """Returns a function that copies the step's sampled rows of a value to ``to``; ``by_row``: it has no others."""
+        if by_row:
             return lambda: to.copy_(values)
+        rows = self._inputs[ROWS]
         return lambda: to.copy_(values.index_select(0, rows))
+
+    def _keep(self, operand: Operand) -> Work:
+        """Returns a function that copies a value. Operands that are bound from now on are the copy."""
+        values = self._view(operand)
+        begin = sum(-(-of.nbytes // 16) * 16 for of in self._kept.values())
+        memory = self.room("kept", (begin + values.nbytes,), torch.uint8)[begin:]
+        copy = self._kept[operand] = memory.view(values.dtype).view(values.shape)
+        return partial(copy.copy_, values)
 
     def close(self) -> None:
         """Frees all memory, weights too."""
-        self._weights, self._inputs = {}, {}
+        self._weights, self._inputs, self._kept = {}, {}, {}
         for held in (self.caches, self.pools, self._typed, self._biases, self._lists, self._rooms, self._taps):
             held.clear()
         self.arena = self._scratch = torch.empty(0, device=self.device)
@@ -227,6 +265,8 @@ class CudaProgram:
             return self.caches[operand.name]
         if operand.kind == "input":
             return self._inputs[operand.name]
+        if operand in self._kept:
+            return self._kept[operand]
         return self._view(operand)
 
     def _view(self, operand: Operand) -> Tensor:
@@ -319,6 +359,19 @@ class CudaProgram:
         return self._mixed
 
 
+def _is_by_row(step: Step) -> bool:
+    """Returns True if a step computes something for each sampled row, R."""
+    return any(output.shape[:1] == (Affine(r=1),) for output in step.outputs)
+
+
+def kept_for_rows(program: LoweredProgram) -> list[Operand]:
+    """Returns the values of other steps that steps by row read."""
+    by_row = [step for step in program.steps if _is_by_row(step)]
+    written = {output.name for step in by_row for output in step.outputs}
+    operands = dict.fromkeys(operand for step in by_row for operand in step.inputs)
+    return [operand for operand in operands if operand.kind == "buffer" and operand.name not in written]
+
+
 def _linked(step: Step) -> frozenset[str]:
     """Returns the names of the buffers between stages that a send or receive step uses."""
     operands = {"send": step.outputs, "receive": step.inputs}.get(step.op, ())
@@ -359,6 +412,9 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
             continue
         for name, size in needed.items():
             rooms[name] = max(size, rooms.get(name, 0))
+    for operand in kept_for_rows(program):
+        count = math.prod(size.evaluate(*sizes) for size in operand.shape)
+        rooms["kept"] = rooms.get("kept", 0) + -(-stored_bytes(operand.dtype, count) // 16) * 16
     return rooms
 
 

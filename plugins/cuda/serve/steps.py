@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ from enginewright.runtime.shared.contracts import (
     StepOutput,
 )
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
-from enginewright.runtime.shared.step_arrays import part_of, tokens_of
+from enginewright.runtime.shared.step_arrays import part_of
 from enginewright.runtime.shared.step_schema import LOGITS, port_of
 
 from ...gpu.sampling import (
@@ -70,8 +71,8 @@ class Graph(Protocol):
 _LOGPROB_PIECES = 32
 """Pieces that logprobs are made of: of each there are floats, and keys of twice the size."""
 
-Logprobs = tuple[Tensor, Tensor, Tensor]
-"""Of each row the logprob of its token [R]; the most likely tokens [R, n] int32, and their logprobs [R, n]."""
+TOKENS = "tokens"
+"""The name of drawn tokens among a step's results."""
 
 Result = TypeVar("Result")
 
@@ -88,6 +89,7 @@ class _Bound:
     uploaded: Tensor
     works: list[Work]
     outputs: dict[str, Tensor]
+    by_row: list[Work]
     copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
     options: dict[str, Tensor]
     draws: dict[Drawing, list[Work]] = field(default_factory=dict)
@@ -125,7 +127,7 @@ class CudaSteps:
         pinned = program.device.type == "cuda"
         self._staged_masks = torch.zeros(len(self._memory.masks), dtype=torch.int32, pin_memory=pinned)
         self._masks_copied = torch.cuda.Event() if pinned else None
-        self._bound: OrderedDict[tuple[StepShape, bool], _Bound] = OrderedDict()
+        self._bound: OrderedDict[tuple[StepShape, bool, bool], _Bound] = OrderedDict()
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
         """Returns the most tokens and the most requests of a step."""
@@ -167,27 +169,56 @@ class CudaSteps:
             self._program.clear(name, cleared.tolist())
         for name, pairs in step.copies.items():
             self._program.copy(name, pairs.tolist())
-        if len(step.ids) > self._limits.tokens or len(step.kv_len) > self._limits.requests:
-            return self._in_parts(step)
-        if len(step.rows) > self._limits.rows:
-            return self._by_rows(step)
-        shape = self._shape_of(step, _blocks_of(step))
-        bound = self._bound_for(shape, taps=not {LOGITS}.issuperset(step.outputs))
-        arrays = padded(step, step.rows, self._program.groups, shape, self._program.program.ports)
+        results = _Results(step)
+        if len(step.ids) <= self._limits.tokens and len(step.kv_len) <= self._limits.requests:
+            self._compute(step, np.arange(len(step.rows)), step.sampling, results)
+        else:
+            for members in parts(step.counts, self):
+                part, order = part_of(step, members)
+                self._compute(part, order, step.sampling, results)
+        return _Started(results)
+
+    def _compute(
+        self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, results: _Results
+    ) -> None:
+        """Puts a step's results, at the rows ``order``, into those of a whole step with the options ``sampling``.
+
+        If there are more rows of logits than memory for them, what is computed by row runs several times, and all else
+        once.
+        """
+        rows, most = len(step.rows), self._limits.rows
+        shape = self._shape_of(step, _blocks_of(step), min(rows, most))
+        bound = self._bound_for(shape, taps=not {LOGITS}.issuperset(step.outputs), keeps=rows > most)
+        for start in range(0, max(rows, 1), most):
+            some = slice(start, start + most)
+            options = None if sampling is None or not rows else self._options_of(sampling, order[some])
+            self._upload(bound, shape, step, step.rows[some], options)
+            if start == 0:
+                self._run(bound, shape)
+            else:
+                for work in bound.by_row:
+                    work()
+            count = min(rows - start, most)
+            values = {name: bound.outputs[name][:count] for name in step.outputs if name in bound.outputs}
+            results.put(order[some], values | (self._draw(bound, options) if options is not None else {}))
+
+    def _options_of(self, sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
+        return sampling if len(rows) == len(sampling.temperature) else chosen_rows(sampling, rows)
+
+    def _upload(
+        self, bound: _Bound, shape: StepShape, step: StepInput, rows: Int32Array, options: SamplingBatch | None
+    ) -> None:
+        """Uploads a step's inputs, with some of its rows, and their options."""
+        arrays = padded(step, rows, self._program.groups, shape, self._program.program.ports)
         if bound.copied is not None:
             bound.copied.synchronize()
         staged = bound.staged.numpy()
         for name, array in arrays.items():
             staged[bound.places[name] : bound.places[name] + array.size] = array.reshape(-1).view(np.int32)
-        write_options(staged, bound.places, step.sampling, shape.rows)
+        write_options(staged, bound.places, options, shape.rows)
         bound.uploaded.copy_(bound.staged, non_blocking=True)
         if bound.copied is not None:
             bound.copied.record()
-        self._run(bound, shape)
-        outputs = {name: output[: len(step.rows)] for name, output in bound.outputs.items()}
-        if step.sampling is not None and len(step.rows):
-            return self._started(step, outputs, *self._draw(bound, step.sampling))
-        return self._started(step, outputs)
 
     def check(self, step: StepInput) -> None:
         """Raises RequestError for an invalid step, before any of it runs."""
@@ -200,55 +231,8 @@ class CudaSteps:
                 hint="Plan requests by the executor's context.",
             )
 
-    def _started(
-        self,
-        step: StepInput,
-        outputs: Mapping[str, Tensor],
-        drawn: Tensor | None = None,
-        logprobs: Logprobs | None = None,
-    ) -> _Started:
-        """Returns the started step: starts the download of the ids, and copies outputs that the next step would
-        overwrite.
-        """
-        tokens, ready = None, None
-        if drawn is not None:
-            tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
-            if not drawn.is_meta:  # there only the calls are of interest
-                tokens.copy_(drawn, non_blocking=True)
-            if drawn.is_cuda:
-                ready = torch.cuda.Event()
-                ready.record()
-        copies = {name: output.to(torch.float32, copy=True) for name, output in outputs.items() if name in step.outputs}
-        return _Started(copies, tokens, logprobs, ready)
-
-    def _in_parts(self, step: StepInput) -> _Started:
-        """Runs a step with too many tokens or requests as several steps, and combines their outputs."""
-        outputs: dict[str, Tensor] = {}
-        for members in parts(step.counts, self):
-            part, order = part_of(_unsampled(step), members)
-            for name, rows in self.start(part).outputs.items():
-                if name not in outputs:
-                    outputs[name] = torch.empty((len(step.rows), rows.shape[1]), dtype=rows.dtype, device=rows.device)
-                outputs[name][torch.from_numpy(order).to(rows.device)] = rows
-        return self._started(step, outputs, *self._draw_apart(outputs.get(LOGITS), step.sampling))
-
-    def _by_rows(self, step: StepInput) -> _Started:
-        """Runs a step with too many rows of logits as several steps of adjacent tokens, and combines their outputs.
-
-        Each token is computed once, because a state that was written can't be read as it was before.
-        """
-        rows, order = np.unique(step.rows, return_inverse=True)
-        once = _unsampled(step).changed(rows=rows)
-        ends = [*(int(row) for row in rows[self._limits.rows :: self._limits.rows]), len(step.ids)]
-        pieces = [self.start(tokens_of(once, first, end)).outputs for first, end in zip([0, *ends], ends, strict=False)]
-        outputs = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-        if len(rows) < len(order) or (np.diff(order) < 0).any():
-            places = torch.from_numpy(order).to(self._device)
-            outputs = {name: output.index_select(0, places) for name, output in outputs.items()}
-        return self._started(step, outputs, *self._draw_apart(outputs.get(LOGITS), step.sampling))
-
-    def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
-        tokens, requests, rows = len(step.ids), len(step.kv_len), max(len(step.rows), 1)
+    def _shape_of(self, step: StepInput, blocks: int, rows: int) -> StepShape:
+        tokens, requests = len(step.ids), len(step.kv_len)
         single = step.counts == 1
         decodes = bool(single.all())
         limits = self._limits
@@ -256,14 +240,14 @@ class CudaSteps:
             profile=0,
             tokens=(rounded(tokens, (1, 1, limits.requests)) if decodes else bucketed(tokens, (1, 1, limits.tokens))),
             requests=rounded(requests, (1, 1, limits.requests)),
-            rows=rounded(rows, (1, 1, limits.rows)),
+            rows=rounded(max(rows, 1), (1, 1, limits.rows)),
             blocks=rounded(blocks, (1, 1, limits.blocks)),
             decodes=decodes,
             mixed=not decodes and bool(single.any()),
         )
 
-    def _bound_for(self, shape: StepShape, *, taps: bool) -> _Bound:
-        key = shape, taps
+    def _bound_for(self, shape: StepShape, *, taps: bool, keeps: bool) -> _Bound:
+        key = shape, taps, keeps
         if key in self._bound:
             self._bound.move_to_end(key)
             return self._bound[key]
@@ -274,10 +258,10 @@ class CudaSteps:
         inputs = {name: uploaded.narrow(0, places[name], words[name]).view(size) for name, size in sizes.items()}
         inputs |= {name: inputs[name].view(torch.float32) for name in ports if port_of(name).dtype == "f32"}
         with self._counted("late_binds"):
-            works, outputs = self._program.bound(shape, inputs, taps=taps)
+            works, outputs, by_row = self._program.bound(shape, inputs, taps=taps, keeps=keeps)
         copied = torch.cuda.Event() if staged.is_pinned() else None
         options = option_views(uploaded, places, shape.rows)
-        self._bound[key] = _Bound(places, staged, uploaded, works, outputs, copied, options)
+        self._bound[key] = _Bound(places, staged, uploaded, works, outputs, by_row, copied, options)
         if len(self._bound) > MOST_SHAPES:
             self.synchronize()
             self._bound.popitem(last=False)
@@ -336,9 +320,9 @@ class CudaSteps:
         staged = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return places, staged, torch.zeros(count, dtype=torch.int32, device=self._device)
 
-    def _draw(self, bound: _Bound, sampling: SamplingBatch) -> tuple[Tensor, Logprobs | None]:
+    def _draw(self, bound: _Bound, sampling: SamplingBatch) -> dict[str, Tensor]:
         """Starts the sampling of a step on the stream, for all its rows, with padding. Returns the tokens [R], in
-        memory that the next step overwrites, and their logprobs.
+        memory that the next step overwrites, and the fields of ``StepOutput`` with their logprobs.
 
         It waits for the masks of forms, which are computed while the step runs.
         """
@@ -355,34 +339,9 @@ class CudaSteps:
             work()
         tokens = self._memory.tokens[:rows]
         if sampling.logprobs is None:
-            return tokens, None
+            return {TOKENS: tokens}
         changed = self._memory.wide[:rows] if drawing.changes else None
-        return tokens, logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed)
-
-    def _draw_apart(
-        self, logits: Tensor | None, sampling: SamplingBatch | None
-    ) -> tuple[Tensor | None, Logprobs | None]:
-        """Draws tokens [R] from logits that were combined from several steps, as ``_draw``; returns None for both
-        without sampling.
-        """
-        if sampling is None or logits is None or not len(logits):
-            return None, None
-        tokens, scores = [], []
-        for start in range(0, len(logits), self._limits.rows):
-            rows = logits[start : start + self._limits.rows]
-            row_options = chosen_rows(sampling, np.arange(start, start + len(rows)))
-            places, staged, uploaded = self._upload_memory(option_words(len(rows)))
-            write_options(staged.numpy(), places, row_options, len(rows))
-            uploaded.copy_(staged)
-            works: list[Work] = []
-            options = option_views(uploaded, places, len(rows))
-            drawn, logprobs = self._draw(
-                _Bound(places, staged, uploaded, works, {LOGITS: rows}, None, options), row_options
-            )
-            tokens.append(drawn.clone())
-            scores += [] if logprobs is None else [logprobs]
-        joined = [torch.cat(parts) for parts in zip(*scores, strict=True)]
-        return torch.cat(tokens), (joined[0], joined[1], joined[2]) if joined else None
+        return {TOKENS: tokens} | logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed)
 
     def _upload_masks(self, masks: StepMasks) -> None:
         """Waits for the masks of a step's rows and for the last upload of masks, and uploads them."""
@@ -434,11 +393,6 @@ def _blocks_of(step: StepInput) -> int:
     return max(int(table.shape[1]) for table in step.block_tables.values())
 
 
-def _unsampled(step: StepInput) -> StepInput:
-    """Returns the step without sampling, with logits as an output."""
-    return step.changed(sampling=None, outputs=tuple({LOGITS: None, **dict.fromkeys(step.outputs)}))
-
-
 class _Float32Sums:
     """Makes torch's products add in float32 until the last open object of this class is closed or gone; by default
     cuBLAS may add partial sums in 16 bits.
@@ -473,15 +427,43 @@ class _Float32Sums:
             setattr(torch.backends.cuda.matmul, name, value)
 
 
-@dataclass
-class _Started:
-    """A step that is running."""
+class _Results:
+    """The results of a step's rows on the device: outputs in float32, tokens, and fields of ``StepOutput`` with
+    logprobs.
+    """
 
-    outputs: dict[str, Tensor]
-    tokens: Tensor | None
-    logprobs: Logprobs | None
-    ready: torch.cuda.Event | None
-    _done: StepOutput | None = None
+    def __init__(self, step: StepInput) -> None:
+        self.count, self.outputs = len(step.rows), step.outputs
+        self.values: dict[str, Tensor] = {}
+
+    def put(self, order: npt.NDArray[np.int64], values: Mapping[str, Tensor]) -> None:
+        """Puts results at the rows ``order``. Outputs are copied, as the next step overwrites them."""
+        whole = len(order) == self.count
+        at = None if whole else torch.from_numpy(order)
+        for name, rows in values.items():
+            dtype = torch.float32 if name in self.outputs else rows.dtype
+            if at is None:
+                self.values[name] = rows.to(dtype, copy=name in self.outputs)
+                continue
+            if name not in self.values:
+                self.values[name] = torch.empty((self.count, *rows.shape[1:]), dtype=dtype, device=rows.device)
+            self.values[name].index_copy_(0, at.to(rows.device), rows.to(dtype))
+
+
+class _Started:
+    """A step that is running. The download of its tokens has been started."""
+
+    def __init__(self, results: _Results) -> None:
+        self._results = results
+        self._tokens: Tensor | None = None
+        self._done: StepOutput | None = None
+        if (drawn := results.values.pop(TOKENS, None)) is not None:
+            self._tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
+            if not drawn.is_meta:  # there only the calls are of interest
+                self._tokens.copy_(drawn, non_blocking=True)
+            self._ready = torch.cuda.Event() if drawn.is_cuda else None
+            if self._ready is not None:
+                self._ready.record()
 
     def result(self) -> StepOutput:
         """Waits for the step and returns its output."""
@@ -490,14 +472,13 @@ class _Started:
         return self._done
 
     def _finish(self) -> StepOutput:
-        output = StepOutput(None, {name: rows.cpu().numpy() for name, rows in self.outputs.items()})
-        if self.ready is not None:
-            self.ready.synchronize()
-        if self.tokens is not None:
-            output.tokens = self.tokens.numpy()
-        if self.logprobs is not None:
-            output.token_logprobs, output.top_ids, output.top_logprobs = (of.cpu().numpy() for of in self.logprobs)
-        return output
+        arrays = {name: rows.cpu().numpy() for name, rows in self._results.values.items()}
+        outputs = {name: arrays.pop(name) for name in self._results.outputs if name in arrays}
+        if self._tokens is None:
+            return StepOutput(None, outputs)
+        if self._ready is not None:
+            self._ready.synchronize()
+        return StepOutput(self._tokens.numpy(), outputs, **arrays)
 
 
 def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
@@ -508,8 +489,11 @@ def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict
     }
 
 
-def logprobs_of(logits: Tensor, tokens: Tensor, sampling: SamplingBatch, changed: Tensor | None = None) -> Logprobs:
-    """Returns the logprobs of tokens [R], or of the tokens in ``sampling.scored``, and each row's top logprobs.
+def logprobs_of(
+    logits: Tensor, tokens: Tensor, sampling: SamplingBatch, changed: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Returns the logprobs of tokens [R], or of the tokens in ``sampling.scored``, and each row's top logprobs, by the
+    names of ``StepOutput``'s fields.
 
     It processes some rows at a time, and takes at most a fifth of the memory of float32 logits.
 
@@ -543,11 +527,11 @@ def logprobs_of(logits: Tensor, tokens: Tensor, sampling: SamplingBatch, changed
         ids[rows] = _largest(row_logits, count)
         values[rows] = row_logits.gather(1, ids[rows].long()) - sums
     nan, bad_rows = float("nan"), bad.unsqueeze(1)
-    return (
-        token_logprobs.masked_fill_(bad, nan),
-        ids.masked_fill_(bad_rows, NO_TOKEN),
-        values.masked_fill_(bad_rows, nan),
-    )
+    return {
+        "token_logprobs": token_logprobs.masked_fill_(bad, nan),
+        "top_ids": ids.masked_fill_(bad_rows, NO_TOKEN),
+        "top_logprobs": values.masked_fill_(bad_rows, nan),
+    }
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

@@ -12,7 +12,6 @@ from enginewright.runtime.shared.step_arrays import (
     filled,
     packed_words,
     part_of,
-    tokens_of,
     unpacked_words,
     with_padding,
 )
@@ -71,24 +70,6 @@ def test_a_part(members: list[int]) -> None:
     assert part.arrays[SEGMENTS.name].tolist() == [0, len(before), len(tokens)]
     assert part.arrays[VECTORS.name].tolist() == step.arrays[VECTORS.name][tokens].tolist()
     assert part.block_tables["window"].tolist() == step.block_tables["window"][members].tolist()
-
-
-@pytest.mark.parametrize("ends", [[6], [1, 6], [2, 3, 6], [4, 6], [1, 2, 3, 4, 5, 6]])
-def test_pieces_of_adjacent_tokens(ends: list[int]) -> None:
-    """A piece has as many tokens of a request in the cache as its last token's position says."""
-    step = step_of([2, 1, 3], [5, 9, 3], [5, 0, 2])
-    for first, end in zip([0, *ends], ends, strict=False):
-        piece, tokens = tokens_of(step, first, end), np.arange(first, end)
-        requests = np.unique(step.requests_at(tokens)).tolist()
-        assert piece.ids.tolist() == [100 + t for t in tokens] and piece.q_start[-1] == len(tokens)
-        assert piece.requests_at(tokens - first).tolist() == [requests.index(b) for b in step.requests_at(tokens)]
-        assert piece.kv_len.tolist() == (piece.positions[piece.q_start[1:] - 1] + 1).tolist()
-        assert (piece.rows + first).tolist() == [row for row in step.rows if first <= row < end]
-        assert piece.slots["full"].tolist() == step.slots["full"][first:end].tolist()
-        assert piece.block_tables["window"].tolist() == step.block_tables["window"][requests].tolist()
-        inside = [sum(first <= t < edge for t in tokens) for edge in step.arrays[SEGMENTS.name]]
-        assert piece.arrays[SEGMENTS.name].tolist() == inside
-        assert {array.dtype for name, array in piece.arrays.items() if name != "vectors"} == {np.dtype(np.int32)}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])

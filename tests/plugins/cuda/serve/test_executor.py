@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter
 from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
@@ -37,6 +38,7 @@ from enginewright.plugins.cuda.serve.steps import logprobs_of
 from enginewright.plugins.gpu import step_calls, tiles
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
+from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.gpu.tiles import GPUS
 from enginewright.plugins.native.sampling import RowSampler
 from enginewright.plugins.steps.packed_steps import StepLimits, StepShape, input_shapes
@@ -208,7 +210,7 @@ def mixed_decodes(case: str, cache: str | None, length: int, size: int) -> tuple
 
     plain = cases.steps_of(lowering, 256, blocks=64)
     shape_of = plain._shape_of
-    plain._shape_of = lambda step, blocks: replace(shape_of(step, blocks), mixed=False)
+    plain._shape_of = lambda *given: replace(shape_of(*given), mixed=False)
     mixed = cases.steps_of(lowering, 256, launcher=Noting(), blocks=64)
     for (_, one), (_, other) in zip(plain._program.caches.items(), mixed._program.caches.items(), strict=True):
         for ours, theirs in ((one.of.keys, other.of.keys), (one.of.values, other.of.values)):
@@ -440,7 +442,7 @@ def held_and_left() -> tuple[int, int, list[str]]:
         steps.start(cases.step_input(stepper.step(chunks), sampled)).result()
     executable = steps._program
     memory = [value for value in vars(steps._memory).values() if isinstance(value, torch.Tensor)]
-    held = [executable.arena, executable._scratch, *executable._lists.values(), *memory]
+    held = [executable.arena, executable._scratch, *executable._lists.values(), *executable._rooms.values(), *memory]
     logits = 4 * executable.limits.rows * 256
     # Logits that are changed or given back, and what log-probabilities take of them, are made when they are asked for.
     bytes_held = step_memory(lowering.program, executable.limits, 256) - 2 * logits - logits // 5
@@ -627,10 +629,18 @@ def test_what_is_too_much_for_a_step_runs_in_parts(interpreter: ProcessPoolExecu
     assert interpreter.submit(in_parts).result() <= EXACT * 4
 
 
-def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
-    """Tokens of a step of 12 rows, more than there is room for, with lists; and the cpu target's sampler's."""
+def with_penalties_and_many_rows() -> tuple[list[list[int]], list[list[int]], int, float]:
+    """Tokens, and tokens with the top logprobs, of a step of 12 rows, more than there is room for, with lists; the same
+    by the cpu target's sampler; how often attention ran; and the largest difference of logits from a step with room."""
     program, context = cases.program_of("Llama")
-    steps, stepper = cases.steps_of(cases.lowered(program, context, "f32"), 256, rows=4), Steps(["full"], cases.BLOCKS)
+    lowering, ran = cases.lowered(program, context, "f32"), list[str]()
+
+    class Noting(JitLauncher):
+        def bind(self, call: Call) -> Callable[[], object]:
+            launch = super().bind(call)
+            return lambda: (ran.append(call.kernel), launch())
+
+    steps, stepper = cases.steps_of(lowering, 256, launcher=Noting(), rows=4), Steps(["full"], cases.BLOCKS)
     step = cases.step_input(stepper.step({"a": [3, 9, 40, 7, 5, 6], "b": [1, 2, 3, 4, 5, 6]}, rows=range(12)))
     options = [{"temperature": 0.9 * (i % 3 > 0), "top_k": 7 * (i % 2), "seed": i} for i in range(12)]
     step.sampling = cases.as_options(options)
@@ -642,18 +652,22 @@ def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
     step.sampling.biased, step.sampling.bias = np.arange(30, 42, dtype=np.int32), np.full(12, 2.5, np.float32)
     step.sampling.allowed_start = np.array([0, 30, *[30] * 11], np.int32)  # the first row's
     step.sampling.allowed = np.arange(30, dtype=np.int32)
+    step.sampling.logprobs, step.outputs = 2, ("logits",)
     output = steps.start(step).result()
-    assert output.tokens is not None
     assert output.logits is not None
-    expected = RowSampler(1).sample(output.logits, step.sampling).tokens
-    assert expected is not None
-    return output.tokens.tolist(), expected.tolist()
+    whole = cases.steps_of(lowering, 256).start(step.changed(sampling=None)).result().logits
+    expected = RowSampler(1).sample(output.logits, step.sampling)
+    drawn = [[of.tokens.tolist(), of.top_ids.tolist()] for of in (output, expected)]
+    return *drawn, ran.count("paged_attention"), float(np.abs(whole - output.logits).max())
 
 
 @pytest.mark.matrix
 def test_more_rows_than_there_is_room_for(interpreter: ProcessPoolExecutor) -> None:
-    ours, theirs = interpreter.submit(with_penalties_and_many_rows).result()
+    """What is computed by row runs for some rows at a time, and all else once."""
+    ours, theirs, ran, apart = interpreter.submit(with_penalties_and_many_rows).result()
     assert ours == theirs
+    assert ran == 2  # layers
+    assert apart == 0
 
 
 def after_bad_numbers() -> tuple[list[int], bool, bool]:
@@ -791,7 +805,7 @@ def test_all_that_runs_is_on_the_gpu(case: str, recipe: str, monkeypatch: pytest
                 name: torch.empty(size, dtype=torch.int32, device=device)
                 for name, size in input_shapes(bound.groups, shape).items()
             }
-            works, outputs = bound.bound(shape, inputs)
+            works, outputs, _ = bound.bound(shape, inputs)
             logits = outputs["logits"]
             for work in works:
                 work()
@@ -888,7 +902,7 @@ def test_a_size_that_is_bound_later_allocates_nothing(case: str) -> None:
         sizes = input_shapes(bound.groups, shape, ports).items()
         inputs = {name: torch.zeros(size, dtype=torch.int32) for name, size in sizes}
         with _Allocated() as allocated:
-            works, _ = bound.bound(shape, inputs)
+            works = bound.bound(shape, inputs).works
         return len(works), allocated.total
 
     bind(StepShape(0, 8, 8, 8, 32, True))  # which makes the list of attention's parts
@@ -904,12 +918,12 @@ def out_of_memory(times: int) -> tuple[list[str], int]:
     outcomes, left = [], 0
     draw = steps._draw
 
-    def full(*given: Any) -> None:
+    def full(*given: Any) -> Any:
         nonlocal left
         left -= 1
         if left >= 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.40 GiB.")
-        draw(*given)
+        return draw(*given)
 
     steps._draw = full
     for number in range(3):
@@ -969,9 +983,11 @@ def lost_gpu(bundle: str) -> list[tuple[str, str]]:
 def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """A tiny model for the target, without kernels: interpreted ones aren't compiled."""
     path = tmp_path_factory.mktemp("cuda") / "tiny.bundle"
+    engines = EnginesSection(dtype="f32", requests=8, chunk=64, gpus=("8.0",))
+    recipe = load_recipe("f32").model_copy(update={"engines": engines})
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CudaEmitter, "_kernels", lambda *given: {})
-        export(tiny_folder, path, recipe="f32", targets=("cuda", "cpu"), gpus=["8.0"])
+        export(tiny_folder, path, recipe=recipe, targets=("cuda", "cpu"))
     return path
 
 
