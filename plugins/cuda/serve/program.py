@@ -174,11 +174,11 @@ class CudaProgram:
         outputs = {name: self._view(output) for name, output in self.program.outputs.items()}
         tapped = {place: name for name, place in self.program.taps.items()} if taps else {}
         of_rows: list[Work] = []
-        self._kept, kept = {}, set(kept_for_rows(self.program) if keeps else ())
+        self._kept, shared = {}, set(kept_for_rows(self.program) if keeps else ())
         for index, step in enumerate(self.program.steps):
             by_row = _is_by_row(step)
             if by_row:
-                works += [self._keep(of) for of in dict.fromkeys(step.inputs) if of in kept and of not in self._kept]
+                works += [self._keep(of) for of in dict.fromkeys(step.inputs) if of in shared and of not in self._kept]
             handler = HANDLERS.get(step.op)
             if handler is None:
                 raise BundleError(

@@ -663,7 +663,7 @@ def with_penalties_and_many_rows() -> tuple[list[list[int]], list[list[int]], in
 
 @pytest.mark.matrix
 def test_more_rows_than_there_is_room_for(interpreter: ProcessPoolExecutor) -> None:
-    """What is computed by row runs for some rows at a time, and all else once."""
+    """Steps by row run for some rows at a time, and all else once."""
     ours, theirs, ran, apart = interpreter.submit(with_penalties_and_many_rows).result()
     assert ours == theirs
     assert ran == 2  # layers
