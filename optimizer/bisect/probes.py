@@ -94,9 +94,10 @@ def find_probes(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable)
 def _where_made(
     probe: Probe, calls: Mapping[Hashable, Call], makers: Mapping[Hashable, list[tuple[Call, int]]]
 ) -> Probe:
-    """Returns the probe of an argument as a probe of the result that it is, if one call makes it.
+    """Moves the probe of a call's argument to the call that computes this value, as a probe of its result.
 
-    All readers of a value that is replaced then continue with the replacement, whatever their order.
+    All readers of the value then get the replacement, whatever their order. Other probes are returned unchanged:
+    probes of results, and those of arguments that no call or several calls write, or that are read in another view.
     """
     if not probe.before:
         return probe

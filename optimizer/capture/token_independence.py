@@ -86,13 +86,13 @@ def _problem(program: Program, node: Node) -> str | None:
 
 
 def _problem_of_op(program: Program, node: Node, inputs: list[Node], before: list[int]) -> str | None:
-    """Returns the problem of an op whose results have one token axis; None if there is none.
+    """Returns how an op may mix tokens, as a verb phrase for an error; None if it doesn't mix them.
 
     Args:
         program: the op's program.
-        node: the op's call.
+        node: the op's call, whose results have one token axis each.
         inputs: the tensors among its arguments.
-        before: their token axes.
+        before: the token axes of those inputs that have one.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     packet = node.target.overloadpacket

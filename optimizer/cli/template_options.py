@@ -31,11 +31,13 @@ class Template:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Returns keyword arguments for ``LLM.chat`` from the options of tools and variables.
+        """Returns keyword arguments for ``LLM.chat`` from ``--tools`` and ``--set``.
 
-        A variable's value is parsed if it is JSON (true, 3, [1, 2]), else it is text.
+        A variable's value is parsed if it is JSON (true, 3, [1, 2]); otherwise it is text.
 
-        Raises RequestError naming the file, typer.BadParameter for an option that has no name.
+        Raises:
+            RequestError: the file of tools can't be read, or isn't a list of objects; the message names the file.
+            typer.BadParameter: ``--set`` isn't of the form NAME=VALUE, or its name is an argument of ``LLM.chat``.
         """
         options: dict[str, Any] = {}
         for text in self.variables or []:

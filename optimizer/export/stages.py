@@ -1,4 +1,4 @@
-"""The stages of an export, one function each, in their order; ``export`` calls them and takes the time."""
+"""The stages of an export, one function each, in their order. ``export`` calls them and measures their times."""
 
 from __future__ import annotations
 

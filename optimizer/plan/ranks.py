@@ -261,7 +261,8 @@ def _decode(requests: int, context: int) -> StepSizes:
 
 @dataclass(frozen=True)
 class Collective:
-    """Equal collectives of a step, on the rank that waits longest.
+    """A group of equal collectives in a step: same op, module and sizes. Figures are for the rank of a stage that waits
+    longest.
 
     Attributes:
         op, where: the name of the op, and the module that it belongs to.

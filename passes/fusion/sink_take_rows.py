@@ -1,5 +1,6 @@
-"""Moves ``ew.take_rows`` up to the last op that mixes tokens: ops that only logits need run for the sampled
-rows alone.
+"""Moves ``ew.take_rows`` up, to just after the last op that mixes tokens.
+
+The ops after that compute nothing but logits, so they then run for the sampled rows alone.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Program:
 
     @property
     def logits(self) -> Node:
-        """The node whose value is the result: the logits [R, V], or that of ``output_name``."""
+        """The node whose value is the program's result: logits [R, V], or another output if ``output_name`` says so."""
         result = self.output.args[0]
         first = result[0] if isinstance(result, (tuple, list)) else result
         assert isinstance(first, Node)

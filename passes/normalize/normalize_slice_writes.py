@@ -29,7 +29,7 @@ class _Part:
 
 
 class CopyOver(Rule):
-    """copy(into, x): x as ``into`` has it, spread over its shape and cast to its dtype."""
+    """Replaces copy(into, x) by x, broadcast to the shape of ``into`` and cast to its dtype."""
 
     name = "copy_over"
     pattern = Call(aten.copy.default, Bind("into"), Bind("x"))

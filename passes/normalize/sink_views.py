@@ -229,7 +229,7 @@ def _cat(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _stack(s: _Sinking, node: Node) -> Laid | None:
-    """Sinks a stack along a new last dimension only."""
+    """Moves views below a stack. Returns None unless the stack adds a new last dimension."""
     parts = [s.laid_of(n) for n in node.args[0]]  # type: ignore[union-attr]
     rank = parts[0].rank
     if _dim(bound_arguments(node)["dim"], rank + 1) != rank:

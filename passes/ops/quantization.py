@@ -151,7 +151,7 @@ def quantized_linear(
 
 
 def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c of float32 rounded once: in float64 the product is exact."""
+    """Returns a * b + c of float32. The product is exact in float64; the sum is rounded there, and then to float32."""
     return (a.double() * b.double() + c.double()).float()
 
 

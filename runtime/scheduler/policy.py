@@ -84,8 +84,9 @@ class Policy:
         return None
 
     def begin_step(self, running: Sequence[Request]) -> bool:
-        """Chooses the first waiting request and the paused ones. Returns True if the last running request is preempted
-        for the first waiting one.
+        """Decides, before a step, which waiting request comes first, and which running requests are ``paused``.
+
+        Returns True if the last running request must be preempted for the first waiting one.
         """
         return False
 

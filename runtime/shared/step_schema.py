@@ -178,7 +178,13 @@ def ports_of(groups: Iterable[str], more: Iterable[str] = ()) -> Iterator[tuple[
 
 
 def ports_in(values: Mapping[str, Value], ports: Iterable[str], group: str) -> dict[str, Value]:
-    """Returns port -> value for ``values`` by array name; for ports of cache groups, the value of ``group``."""
+    """Returns the value of each of ``ports``: port -> value.
+
+    Args:
+        values: array name -> value. A port of cache groups has one array for each group.
+        ports: the names of the ports.
+        group: the cache group whose arrays are returned for ports of cache groups.
+    """
     return {port: values[group_port(port, group) if PORTS[port].by_group else port] for port in ports}
 
 

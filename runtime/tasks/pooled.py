@@ -81,7 +81,7 @@ class TextTask(Task[Result], frozen=True):
 
 
 def _take(values: list[FloatArray | None], at: int, name: str, start: int, rows: Mapping[str, FloatArray]) -> None:
-    """Stores the numbers of a text. Raises EnginewrightError if one of them isn't finite."""
+    """Stores the result for a text. Raises EnginewrightError if it has NaN or infinite values."""
     ((output, array),) = rows.items()
     if not np.isfinite(array).all():
         raise EnginewrightError(
@@ -94,7 +94,7 @@ def _take(values: list[FloatArray | None], at: int, name: str, start: int, rows:
 
 @dataclass(frozen=True)
 class PreparedTexts(Prepared[Result]):
-    """A ``TextTask`` with its requests, and the numbers of each text as soon as they are known."""
+    """A ``TextTask`` with its requests, and the result for each text as soon as it is computed."""
 
     task: TextTask[Result]
     context: TaskContext
@@ -119,7 +119,9 @@ class PreparedTexts(Prepared[Result]):
         return self.task.reduce(values, self.context, single=self.single)
 
     def _shape(self, request: Request) -> tuple[int, ...]:
-        """Returns the shape of the numbers of a request."""
+        """Returns the shape of the result for a request's text: [D], or [T, D] if each token has scores; D is
+        ``pooling.dimensions``.
+        """
         pooling = self.context.pooling
         of_tokens = pooling.task == "token_classify"
         return (request.prompt_length, pooling.dimensions) if of_tokens else (pooling.dimensions,)

@@ -76,13 +76,14 @@ class ControlTokens:
         return _with_texts(value, lambda text: self._first.sub("", text))
 
     def guard_composed(self, text: str, neutral: str) -> str:
-        """Returns a text rendered from broken messages as ``guard`` would have made it.
+        """Guards a prompt that was rendered from messages changed by ``break_up``.
 
-        The template's spellings get the secret, and the messages' spellings are restored.
+        Returns the prompt with the secret after each control token that the template wrote. The secret is removed from
+        the texts of the messages, which are thus as the caller wrote them.
 
         Args:
-            text: the rendered text.
-            neutral: the text rendered from neutral messages.
+            text: the prompt, rendered from the results of ``break_up``.
+            neutral: the same prompt, rendered from the results of ``neutral``.
 
         Raises:
             RequestError: ``text`` and ``neutral`` have different control tokens.

@@ -44,33 +44,33 @@ optimize export MODEL
 
 This page lists every family of encoders that transformers has, and says whether an export works. It is made by
 `tests/acceptance/test_encoder_families.py` from tiny random models.
-[Embeddings](embeddings.md) has the use of such bundles.
+[Embeddings](embeddings.md) shows how to use these bundles.
 
 ## What a folder is
 
 | folder | bundle |
 | --- | --- |
-| with `modules.json` of sentence-transformers | vectors as it states; or the scores of a decoder (LogitScore) |
+| with `modules.json` of sentence-transformers | vectors, pooled as it says; scores of pairs if it has LogitScore |
 | `...ForSequenceClassification` in `architectures` of config.json | classes; scores of pairs if there is one label |
 | `...ForTokenClassification` | classes of tokens |
 | `...Model` or `...ForMaskedLM` of an encoder | vectors: the mean of the tokens, with a warning |
 
-A decoder gives vectors if its folder has `modules.json`, such as Qwen3-Embedding and EmbeddingGemma. T5 encoders, CLIP,
-ColBERT and sparse vectors are refused. Recipes work as for other models; where they need tokens and no file is given,
-the package's text is read. `max_kl` limits 1 - cosine of vectors. Sections that search by logits are refused. Other
-targets than cpu are refused by name.
+A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
+T5 encoders, CLIP, ColBERT and sparse vectors are refused. If a recipe needs calibration and no file is given, the
+built-in text is used. `max_kl` limits the cosine distance of vectors. Searches that compare logits, and targets other
+than cpu, are refused.
 
 ## What a recipe states
 
-Sizes to which vectors may be cut are `matryoshka_dimensions` of config.json, and `truncate_dim`. A decoder's query and
-document pass through the chat template, as roles `query` and `document`, if `modality_config` has messages
-(Qwen3-Reranker, zerank-2). Where the files state neither, as those of nomic-embed, mxbai-embed, EmbeddingGemma,
-Qwen3-Embedding and bge-reranker-v2-gemma, a recipe does:
+`matryoshka_dimensions` of config.json, and `truncate_dim`, list the sizes to which vectors may be cut. If
+`modality_config` has messages (Qwen3-Reranker, zerank-2), a decoder's query and document pass through the chat
+template, as roles `query` and `document`. The files of nomic-embed, mxbai-embed, EmbeddingGemma, Qwen3-Embedding and
+bge-reranker-v2-gemma have none of this, so a recipe states it:
 
 ```toml
 [pooling]
 dimensions = [512, 256, 128]
-answers = ["yes", "no"]            # makes a reranker of a decoder: the logit of yes, minus that of no if it is there
+answers = ["yes", "no"]            # turns a decoder into a reranker: logit of yes, minus logit of no if listed
 template = "<|im_start|>user\\nQuery: {query}\\nDocument: {document}<|im_end|>\\n<|im_start|>assistant\\n"
 ```
 
@@ -98,9 +98,9 @@ REASONS = {
     r"isn't a decoder-only": "text and images",
     r"keep tokens apart|the token axis|attention interface": "mixes tokens outside of attention",
     r"scores of more than one product": "adds products of positions to attention's scores",
-    r"attention is called with": "its attention has a mask of its own",
+    r"attention is called with": "its attention needs a special mask",
     r"can't run on a text alone": "needs more than a text",
-    r"of the number of tokens T|fixes the number of tokens": "assumes a number of tokens",
+    r"of the number of tokens T|fixes the number of tokens": "fixes the number of tokens",
     r"the cpu target has no": "the cpu target lacks an op",
 }
 """Regular expression of a message -> the reason that the page gives."""

@@ -67,7 +67,7 @@ class Unjoined:
 
 
 class Collectives:
-    """An exchange by two process groups: all ranks, and the ranks of one stage.
+    """An exchange that uses torch's process groups: one of all ranks, and one of the ranks of a stage.
 
     Its methods raise LostRanksError if other ranks can't be reached.
 

@@ -138,8 +138,9 @@ def over_panels(
 
 
 def along_depth(k: Kernel, start: Expr, stop: Expr) -> Iterator[Expr]:
-    """Yields each index from ``start`` to before ``stop``, in emitted loops that contain the code of the caller's
-    loop.
+    """Emits loops over the indices from ``start`` to before ``stop``, and yields the index within each loop.
+
+    The body of the caller's ``for`` loop emits the code of the loops. It runs several times, since loops are unrolled.
     """
     times = k.schedule.unroll
     if times > 1:

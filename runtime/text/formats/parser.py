@@ -57,7 +57,7 @@ class ChatParser:
         return self._reader.take_deltas()
 
     def finish(self) -> list[Delta]:
-        """Returns the pieces that were held back; no token follows."""
+        """Ends the answer after its last token. Returns the pieces of text that were held back until now."""
         if not self._reader.ended:
             self._reader.end()
             self._advance()

@@ -230,7 +230,7 @@ class AnswerReader:
             self._deltas.append(Delta(call=index, arguments=text))
 
     def add_quoted(self, text: str) -> None:
-        """Adds a piece of a text within the last call's arguments."""
+        """Adds a piece of a string value to the last call's arguments; the piece is escaped for JSON first."""
         self.add_arguments(self.quoted(text))
 
     def end_call(self) -> None:
