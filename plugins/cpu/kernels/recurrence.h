@@ -25,6 +25,8 @@ namespace {
 constexpr int64_t kTile = 16;
 constexpr int64_t kMostTaps = 16;     // of a convolution
 constexpr int64_t kMostState = 1024;  // rows of a tile: S, or D
+// Tokens that share reading and writing a row of a scan: sums, inputs and decays of as many fit in registers.
+constexpr int kScanTokens = kRegisters > 8 ? 4 : 2;
 
 EW_INLINE float* state_of(const StateArgs& s, int64_t request) {
   return s.state + s.block_table[request * s.block_table_stride] * s.stride + s.first;
@@ -95,13 +97,87 @@ void stored_convolution(const StoredConvolutionArgs& a, Workers& pool) {
   });
 }
 
-// 16 lanes of an array [T, N] by head, from channel c on of heads of P channels.
-EW_INLINE F16 by_head(const float* row, int64_t c, int64_t last, int64_t channels_of_head) {
-  const int64_t head = c / channels_of_head;
-  if ((last - 1) / channels_of_head == head) return splat(row[head]);
-  float lanes[kTile] = {};
-  for (int64_t i = 0; c + i < last; ++i) lanes[i] = row[(c + i) / channels_of_head];
-  return load(lanes);
+// Calls fn.template operator()<row % 4>(row) for the rows of a tile in ascending order, so that the sums of
+// every fourth row stay in registers.
+template <class F>
+EW_INLINE void for_rows(int64_t size, const F& fn) {
+  int64_t row = 0;
+  for (; row + 4 <= size; row += 4) {
+    fn.template operator()<0>(row);
+    fn.template operator()<1>(row + 1);
+    fn.template operator()<2>(row + 2);
+    fn.template operator()<3>(row + 3);
+  }
+  if (row < size) fn.template operator()<0>(row);
+  if (row + 1 < size) fn.template operator()<1>(row + 1);
+  if (row + 2 < size) fn.template operator()<2>(row + 2);
+}
+EW_INLINE F16 sum_of(const F16 (&sums)[4]) { return (sums[0] + sums[1]) + (sums[2] + sums[3]); }
+
+// Up to 16 neighbours c .. last-1 of the channels [N, P] of a token.
+struct HeadLanes {
+  int64_t c, last, channels_of_head, head;
+  bool one_head;
+  EW_INLINE HeadLanes(int64_t first, int64_t past, int64_t of_head)
+      : c(first),
+        last(past),
+        channels_of_head(of_head),
+        head(first / of_head),
+        one_head((past - 1) / of_head == head) {}
+
+  // A value of each head.
+  EW_INLINE F16 by_head(const float* row) const {
+    if (one_head) return splat(row[head]);
+    if (channels_of_head == 1) return load_some(row + c, last - c);
+    float lanes[kTile] = {};
+    for (int64_t i = 0; c + i < last; ++i) lanes[i] = row[(c + i) / channels_of_head];
+    return load(lanes);
+  }
+  // A value of each channel; heads are `stride` apart.
+  EW_INLINE F16 by_channel(const float* row, int64_t stride) const {
+    if (together(stride)) return load_some(row + place(c, stride), last - c);
+    float lanes[kTile] = {};
+    for (int64_t i = 0; c + i < last; ++i) lanes[i] = row[place(c + i, stride)];
+    return load(lanes);
+  }
+  EW_INLINE void store_channels(float* row, int64_t stride, F16 v) const {
+    if (together(stride)) return store_some(row + place(c, stride), v, last - c);
+    float lanes[kTile];
+    store(lanes, v);
+    for (int64_t i = 0; c + i < last; ++i) row[place(c + i, stride)] = lanes[i];
+  }
+
+ private:
+  EW_INLINE bool together(int64_t stride) const { return one_head || stride == channels_of_head; }
+  EW_INLINE int64_t place(int64_t channel, int64_t stride) const {
+    return channel / channels_of_head * stride + channel % channels_of_head;
+  }
+};
+
+// kScanTokens tokens, one after the other for each row of the tile, which is read and written once for all.
+// decay: exp(dt a) of each token; b and c: rows [S] of each.
+EW_INLINE void scan_tokens(float* state, int64_t size, const F16 (&input)[kScanTokens],
+                           const F16 (&decay)[kScanTokens], const float* const (&b)[kScanTokens],
+                           const float* const (&c)[kScanTokens], F16 (&result)[kScanTokens]) {
+  F16 sums[kScanTokens][4];
+  for (int64_t first = 0; first < 4; ++first) {  // a sum of each token at a time has room in registers
+    F16 sum[kScanTokens];
+#pragma GCC unroll 4
+    for (int t = 0; t < kScanTokens; ++t) sum[t] = zero();
+    for (int64_t k = first; k < size; k += 4) {
+      F16 row = load(state + k * kTile);
+#pragma GCC unroll 4
+      for (int t = 0; t < kScanTokens; ++t) {
+        row = fma(input[t], splat(b[t][k]), row * decay[t]);
+        sum[t] = fma(row, splat(c[t][k]), sum[t]);
+      }
+      store(state + k * kTile, row);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kScanTokens; ++t) sums[t][first] = sum[t];
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < kScanTokens; ++t) result[t] = sum_of(sums[t]);
 }
 
 // state = state exp(dt a) + (dt x) b;  result = sum over s of state c, four sums of every fourth s.
@@ -110,13 +186,14 @@ void stored_scan(const StoredScanArgs& a, Workers& pool) {
   const int64_t channels = a.heads * a.head_channels, tiles = (channels + kTile - 1) / kTile, size = a.size;
   const int64_t heads_of_group = a.heads / a.groups;
   run_parts(s, tiles, 3 * kTile * size, pool, [&](int64_t request, int64_t tile) {
-    const int64_t c = tile * kTile, n = channels - c, last = n < kTile ? channels : c + kTile;
-    const int64_t group = c / a.head_channels / heads_of_group;
-    const bool one_group = (last - 1) / a.head_channels / heads_of_group == group;
+    const int64_t c = tile * kTile;
+    const HeadLanes lanes(c, std::min(channels, c + kTile), a.head_channels);
+    const int64_t group = lanes.head / heads_of_group;
+    const bool one_group = (lanes.last - 1) / a.head_channels / heads_of_group == group;
     float rates[kMostState * kTile], rows[2 * kMostState * kTile];
     if (a.rates_of_state) {  // [N, S] by lane
       for (int64_t i = 0; i < kTile; ++i) {
-        const float* of_head = a.a + (c + i < last ? (c + i) / a.head_channels : 0) * a.a_stride;
+        const float* of_head = a.a + (c + i < lanes.last ? (c + i) / a.head_channels : 0) * a.a_stride;
         for (int64_t k = 0; k < size; ++k) rates[k * kTile + i] = of_head[k];
       }
     }
@@ -124,40 +201,69 @@ void stored_scan(const StoredScanArgs& a, Workers& pool) {
     if (begins(s, request)) {
       for (int64_t k = 0; k < size; ++k) store(state + k * kTile, zero());
     }
-    for (int64_t t = s.q_start[request]; t < s.q_start[request + 1]; ++t) {
-      const F16 dt = by_head(a.dt.data + t * a.dt.stride0, c, last, a.head_channels);
-      float lanes[kTile] = {};
-      for (int64_t i = 0; c + i < last; ++i)
-        lanes[i] =
-            a.x.data[t * a.x.stride0 + (c + i) / a.head_channels * a.x.stride1 + (c + i) % a.head_channels];
-      const F16 input = dt * load(lanes);
+    const F16 rate = a.rates_of_state ? zero() : lanes.by_head(a.a);
+    const auto step_of = [&](int64_t t) { return lanes.by_head(a.dt.data + t * a.dt.stride0); };
+    const auto input_of = [&](int64_t t) {
+      return lanes.by_channel(a.x.data + t * a.x.stride0, a.x.stride1);
+    };
+    const auto put = [&](int64_t t, F16 result) {
+      lanes.store_channels(a.out.data + t * a.out.stride0, a.out.stride1, result);
+      if (float* snapshot = snapshot_of(s, t)) std::copy_n(state, size * kTile, snapshot + c * size);
+    };
+    int64_t t = s.q_start[request];
+    const int64_t end = s.q_start[request + 1];
+    while (t < end) {
       const float* b = a.b.data + t * a.b.stride0 + group * a.b.stride1;
-      const float* out = a.c.data + t * a.c.stride0 + group * a.c.stride1;
-      if (!one_group) {  // each lane's own rows of b and c
-        for (int64_t i = 0; i < kTile; ++i) {
-          const int64_t own = (c + i < last ? c + i : c) / a.head_channels / heads_of_group;
+      const float* from = a.c.data + t * a.c.stride0 + group * a.c.stride1;
+      int64_t plain = 0;  // tokens before which no snapshot of this run is wanted
+      while (plain < kScanTokens && t + plain < end && (plain == 0 || !snapshot_of(s, t + plain - 1)))
+        ++plain;
+      if (plain == kScanTokens && one_group && !a.rates_of_state) {
+        F16 input[kScanTokens], decay[kScanTokens], result[kScanTokens];
+        const float *into[kScanTokens], *out[kScanTokens];
+        for (int i = 0; i < kScanTokens; ++i) {
+          const F16 dt = step_of(t + i);
+          input[i] = dt * input_of(t + i);
+          decay[i] = exp(dt * rate);
+          into[i] = b + i * a.b.stride0;
+          out[i] = from + i * a.c.stride0;
+        }
+        scan_tokens(state, size, input, decay, into, out, result);
+        for (int i = 0; i < kScanTokens; ++i) put(t + i, result[i]);
+        t += kScanTokens;
+        continue;
+      }
+      const F16 dt = step_of(t), input = dt * input_of(t), decay = exp(dt * rate);
+      F16 sums[4] = {zero(), zero(), zero(), zero()};
+      const auto scan = [&](const auto& kept, const auto& into, const auto& out)
+                            __attribute__((always_inline)) {
+                              for_rows(size, [&]<int I>(int64_t k) __attribute__((always_inline)) {
+                                const F16 row = fma(input, into(k), load(state + k * kTile) * kept(k));
+                                store(state + k * kTile, row);
+                                sums[I] = fma(row, out(k), sums[I]);
+                              });
+                            };
+      const auto scan_with = [&](const auto& kept) __attribute__((always_inline)) {
+        if (one_group)
+          return scan(
+              kept, [&](int64_t k) { return splat(b[k]); }, [&](int64_t k) { return splat(from[k]); });
+        for (int64_t i = 0; i < kTile; ++i) {  // each lane's own rows of b and c
+          const int64_t own = (c + i < lanes.last ? c + i : c) / a.head_channels / heads_of_group;
           for (int64_t k = 0; k < size; ++k) {
             rows[k * kTile + i] = a.b.data[t * a.b.stride0 + own * a.b.stride1 + k];
             rows[(size + k) * kTile + i] = a.c.data[t * a.c.stride0 + own * a.c.stride1 + k];
           }
         }
+        scan(
+            kept, [&](int64_t k) { return load(rows + k * kTile); },
+            [&](int64_t k) { return load(rows + (size + k) * kTile); });
+      };
+      if (a.rates_of_state) {
+        scan_with([&](int64_t k) { return exp(dt * load(rates + k * kTile)); });
+      } else {
+        scan_with([&](int64_t) { return decay; });
       }
-      const F16 decay = a.rates_of_state ? zero() : exp(dt * by_head(a.a, c, last, a.head_channels));
-      F16 sums[4] = {zero(), zero(), zero(), zero()};
-      for (int64_t k = 0; k < size; ++k) {
-        const F16 kept = a.rates_of_state ? exp(dt * load(rates + k * kTile)) : decay;
-        const F16 into = one_group ? splat(b[k]) : load(rows + k * kTile);
-        const F16 from = one_group ? splat(out[k]) : load(rows + (size + k) * kTile);
-        const F16 after = fma(input, into, load(state + k * kTile) * kept);
-        store(state + k * kTile, after);
-        sums[k % 4] = fma(after, from, sums[k % 4]);
-      }
-      store(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
-      for (int64_t i = 0; c + i < last; ++i)
-        a.out
-            .data[t * a.out.stride0 + (c + i) / a.head_channels * a.out.stride1 + (c + i) % a.head_channels] =
-            lanes[i];
-      if (float* snapshot = snapshot_of(s, t)) std::copy_n(state, size * kTile, snapshot + c * size);
+      put(t++, sum_of(sums));
     }
   });
 }
@@ -172,51 +278,101 @@ inline float unit_factor(const float* x, int64_t size) {
   return 1.0f / __builtin_sqrtf(sum_lanes(squares) + 1e-6f);
 }
 
+// A token's rows as the delta rule multiplies by them.
+struct DeltaRows {
+  float keys[kMostState], queries[kMostState],
+      kept[kMostState];  // kept: exp(decay) of each row, or of all in [0]
+};
+
 // state = state exp(decay);  delta = beta (v - state^T k);  state = state + k delta;  result = state^T q.
-// Both sums are four, of every fourth row.
-void stored_delta_rule(const StoredDeltaRuleArgs& a, Workers& pool) {
+// Both sums are four, of every fourth row. The last two parts of a token and the first two of the next go
+// over the state together.
+template <bool DecayOfRows>
+void delta_rule(const StoredDeltaRuleArgs& a, int64_t request, int64_t part) {
   const StateArgs& s = a.state;
   const int64_t tiles = (a.value_size + kTile - 1) / kTile, size = a.key_size;
-  run_parts(s, a.heads * tiles, 4 * kTile * size, pool, [&](int64_t request, int64_t part) {
-    const int64_t head = part / tiles, c = part % tiles * kTile, n = a.value_size - c;
-    const int64_t key_head = head / (a.heads / a.key_heads);
-    const int64_t place = (head * tiles + part % tiles) * size * kTile;
-    float* state = state_of(s, request) + place;
-    if (begins(s, request)) {
-      for (int64_t d = 0; d < size; ++d) store(state + d * kTile, zero());
+  const int64_t head = part / tiles, c = part % tiles * kTile, n = a.value_size - c;
+  const int64_t key_head = head / (a.heads / a.key_heads);
+  const int64_t place = (head * tiles + part % tiles) * size * kTile;
+  float* state = state_of(s, request) + place;
+  if (begins(s, request)) {
+    for (int64_t d = 0; d < size; ++d) store(state + d * kTile, zero());
+  }
+  DeltaRows rows[2];
+  const auto fill = [&](int64_t t, DeltaRows& to) {
+    const float* k = a.k.data + t * a.k.stride0 + key_head * a.k.stride1;
+    const float* q = a.q.data + t * a.q.stride0 + key_head * a.q.stride1;
+    const F16 key_factor = splat(a.normalize ? unit_factor(k, size) : 1.0f);
+    const F16 query_factor = splat(a.normalize ? unit_factor(q, size) * a.scale : a.scale);
+    const float* decay = a.decay.data + t * a.decay.stride0 + head * (DecayOfRows ? a.decay.stride1 : 1);
+    for (int64_t d = 0; d < size; d += kTile) {
+      store_some(to.keys + d, load_some(k + d, size - d) * key_factor, size - d);
+      store_some(to.queries + d, load_some(q + d, size - d) * query_factor, size - d);
+      if (DecayOfRows) store_some(to.kept + d, exp(load_some(decay + d, size - d)), size - d);
     }
-    float keys[kMostState], queries[kMostState], kept[kMostState];
-    for (int64_t t = s.q_start[request]; t < s.q_start[request + 1]; ++t) {
-      const float* k = a.k.data + t * a.k.stride0 + key_head * a.k.stride1;
-      const float* q = a.q.data + t * a.q.stride0 + key_head * a.q.stride1;
-      const F16 key_factor = splat(a.normalize ? unit_factor(k, size) : 1.0f);
-      const F16 query_factor = splat(a.normalize ? unit_factor(q, size) * a.scale : a.scale);
-      const float* decay =
-          a.decay.data + t * a.decay.stride0 + head * (a.decay_of_rows ? a.decay.stride1 : 1);
-      for (int64_t d = 0; d < size; d += kTile) {
-        store_some(keys + d, load_some(k + d, size - d) * key_factor, size - d);
-        store_some(queries + d, load_some(q + d, size - d) * query_factor, size - d);
-        if (a.decay_of_rows) store_some(kept + d, exp(load_some(decay + d, size - d)), size - d);
-      }
-      const F16 whole = exp(splat(decay[0]));
-      F16 sums[4] = {zero(), zero(), zero(), zero()};
-      for (int64_t d = 0; d < size; ++d) {
-        const F16 row = load(state + d * kTile) * (a.decay_of_rows ? splat(kept[d]) : whole);
+    if (!DecayOfRows) store_some(to.kept, exp(splat(decay[0])), 1);
+  };
+  int64_t t = s.q_start[request];
+  const int64_t end = s.q_start[request + 1];
+  DeltaRows *now = &rows[0], *next = &rows[1];
+  F16 known[4];
+  const auto decay_and_sum = [&](const DeltaRows& x) __attribute__((always_inline)) {
+    const F16 whole = splat(x.kept[0]);
+    for (F16& sum : known) sum = zero();
+    for_rows(size, [&]<int I>(int64_t d) __attribute__((always_inline)) {
+      const F16 row = load(state + d * kTile) * (DecayOfRows ? splat(x.kept[d]) : whole);
+      store(state + d * kTile, row);
+      known[I] = fma(row, splat(x.keys[d]), known[I]);
+    });
+  };
+  fill(t, *now);
+  decay_and_sum(*now);
+  for (; t < end; ++t, std::swap(now, next)) {
+    const F16 value = load_some(a.v.data + t * a.v.stride0 + head * a.v.stride1 + c, n);
+    const F16 delta = (value - sum_of(known)) * splat(a.beta.data[t * a.beta.stride0 + head]);
+    float* snapshot = snapshot_of(s, t);
+    const bool together = t + 1 < end && snapshot == nullptr;
+    if (t + 1 < end) fill(t + 1, *next);
+    F16 sums[4] = {zero(), zero(), zero(), zero()};
+    if (together) {
+      const F16 whole = splat(next->kept[0]);
+      for (F16& sum : known) sum = zero();
+      const auto pass = [&](int64_t d, F16& sum, F16& of_next) __attribute__((always_inline)) {
+        F16 row = fma(delta, splat(now->keys[d]), load(state + d * kTile));
+        sum = fma(row, splat(now->queries[d]), sum);
+        row = row * (DecayOfRows ? splat(next->kept[d]) : whole);
         store(state + d * kTile, row);
-        sums[d % 4] = fma(row, splat(keys[d]), sums[d % 4]);
+        of_next = fma(row, splat(next->keys[d]), of_next);
+      };
+      if constexpr (kRegisters > 8) {
+        for_rows(size, [&]<int I>(int64_t d) __attribute__((always_inline)) { pass(d, sums[I], known[I]); });
+      } else {  // two of the eight sums at a time
+        for (int64_t first = 0; first < 4; ++first) {
+          F16 sum = zero(), of_next = zero();
+          for (int64_t d = first; d < size; d += 4) pass(d, sum, of_next);
+          sums[first] = sum, known[first] = of_next;
+        }
       }
-      const F16 known = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-      const F16 value = load_some(a.v.data + t * a.v.stride0 + head * a.v.stride1 + c, n);
-      const F16 delta = (value - known) * splat(a.beta.data[t * a.beta.stride0 + head]);
-      for (F16& sum : sums) sum = zero();
-      for (int64_t d = 0; d < size; ++d) {
-        const F16 row = fma(delta, splat(keys[d]), load(state + d * kTile));
+    } else {
+      for_rows(size, [&]<int I>(int64_t d) __attribute__((always_inline)) {
+        const F16 row = fma(delta, splat(now->keys[d]), load(state + d * kTile));
         store(state + d * kTile, row);
-        sums[d % 4] = fma(row, splat(queries[d]), sums[d % 4]);
-      }
-      store_some(a.out.data + t * a.out.stride0 + head * a.out.stride1 + c,
-                 (sums[0] + sums[1]) + (sums[2] + sums[3]), n);
-      if (float* snapshot = snapshot_of(s, t)) std::copy_n(state, size * kTile, snapshot + place);
+        sums[I] = fma(row, splat(now->queries[d]), sums[I]);
+      });
+    }
+    store_some(a.out.data + t * a.out.stride0 + head * a.out.stride1 + c, sum_of(sums), n);
+    if (snapshot != nullptr) std::copy_n(state, size * kTile, snapshot + place);
+    if (!together && t + 1 < end) decay_and_sum(*next);
+  }
+}
+
+void stored_delta_rule(const StoredDeltaRuleArgs& a, Workers& pool) {
+  const int64_t tiles = (a.value_size + kTile - 1) / kTile;
+  run_parts(a.state, a.heads * tiles, 4 * kTile * a.key_size, pool, [&](int64_t request, int64_t part) {
+    if (a.decay_of_rows) {
+      delta_rule<true>(a, request, part);
+    } else {
+      delta_rule<false>(a, request, part);
     }
   });
 }
