@@ -24,7 +24,7 @@ def roofline(model: str, work: Workload) -> Report:
     bundle = Bundle.open(model)
     decode, prefill = StepSizes((1,), (work.prompt,)), StepSizes((work.prompt,), (work.prompt,))
     many = StepSizes((1,) * max(work.batches), (work.short_prompt,) * max(work.batches))
-    runner = StepRunner(bundle, [prefill, many], threads=work.threads)
+    runner = StepRunner(bundle, [prefill, many], threads=work.threads, isa=work.isa)
     runner.fill_caches()
     profile = profiled(runner, prefill)
     linears = [total for total in profile.by_op() if total.cost.products.get("i8")]

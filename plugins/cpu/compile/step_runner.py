@@ -33,7 +33,7 @@ class StepRunner:
         threads: 0 means one for each core.
         weights: arrays by name that replace the bundle's weights.
         lowered: a program that replaces the bundle's own.
-        tuning: see ``CpuProgram``.
+        tuning, isa: see ``CpuProgram``.
 
     Raises:
         BundleError, CapacityError: as for a program that is opened to be served.
@@ -48,12 +48,13 @@ class StepRunner:
         weights: Mapping[str, npt.NDArray[np.generic]] | None = None,
         lowered: LoweredProgram | None = None,
         tuning: Mapping[str, int] | None = None,
+        isa: str | None = None,
     ) -> None:
         self.lowered = bundle.program("cpu") if lowered is None else lowered
         self.vocabulary = bundle.model.vocab_size
         arrays = weights or {use.name: bundle.weight(use.name) for use in self.lowered.weights}
         blocks = _blocks(self.lowered, sizes)
-        self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads, tuning=tuning)
+        self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads, tuning=tuning, isa=isa)
 
     def caches(self) -> list[npt.NDArray[np.uint8]]:
         """Returns the memory of keys and values, layer by layer."""

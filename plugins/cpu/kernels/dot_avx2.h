@@ -165,9 +165,7 @@ EW_INLINE F16 choose(const float* x, I16 places) {
 
 #if defined(EW_VNNI)
 
-constexpr int kInt4Rows = 2;  // of 2 .. 4 the least time
-constexpr int kUnpackedRows = 0;
-constexpr bool kUnpackNibbles = false;
+constexpr int kInt4Rows = 2;                       // of 2 .. 4 the least time
 constexpr int kInt4Alone = kInt4Rows;              // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 3;                 // of 2 .. 5
 constexpr int64_t kSparseInt4Most = 3;             // beyond, a dense panel is made sooner
@@ -206,8 +204,6 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 
 // 6 accumulators of 16 columns, and more registers for what they meet: of 2 .. 6 the least time.
 constexpr int kInt4Rows = 6;
-constexpr int kUnpackedRows = 6;
-constexpr bool kUnpackNibbles = true;
 constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 4;     // of 2 .. 4
 constexpr int64_t kSparseInt4Most = 4;
@@ -234,6 +230,19 @@ EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
   const __m256i ones = _mm256_set1_epi16(1);
   return lanes(_mm256_add_epi32(low(sum), _mm256_madd_epi16((__m256i)dots.lo, ones)),
                _mm256_add_epi32(high(sum), _mm256_madd_epi16((__m256i)dots.hi, ones)));
+}
+
+#define EW_SHORT_SUMS  // linear_short.h
+// 6 rows of 16 columns: 12 sums, 2 weights, a value and a product of 16 registers.
+constexpr int kShortRows = 6, kShortVectors = 1;
+// Two lanes of 16 bits for each of 16 columns, which begin at the halves of *start, or at 0.
+EW_INLINE ShortSum begin_short(const int32_t* start) {
+  const __m256i both = start == nullptr ? _mm256_setzero_si256() : _mm256_set1_epi32(*start);
+  return {(__v16hi)both, (__v16hi)both};
+}
+EW_INLINE I16 pairs_of(ShortSum dots) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return lanes(_mm256_madd_epi16((__m256i)dots.lo, ones), _mm256_madd_epi16((__m256i)dots.hi, ones));
 }
 
 // 6 accumulators of 16 columns, 2 weights and their magnitudes; of 2 .. 6 the least time.

@@ -135,8 +135,6 @@ EW_INLINE __m512i chosen_bits(const uint16_t* x, PairPlaces places) {
 
 #if defined(EW_VNNI)
 
-constexpr int kUnpackedRows = 0;  // rows of a block whose panel is made bytes; 0: none is
-constexpr bool kUnpackNibbles = false;
 constexpr int kInt4Rows = 6;                       // of 4 .. 10: the least time with offsets and without
 constexpr int kInt4Alone = 8;                      // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 10;                // of 6 .. 12
@@ -172,8 +170,6 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) { return lanes(_mm512_dpbusd_epi32(b
 
 #else
 
-constexpr int kUnpackedRows = 8;
-constexpr bool kUnpackNibbles = true;
 constexpr int kInt4Rows = 6;            // of 4 .. 8
 constexpr int kInt4Alone = kInt4Rows;   // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 8;      // of 6 .. 10
@@ -186,14 +182,28 @@ struct ShortSum {
 EW_INLINE ShortSum begin_dots(I16) { return {__v32hi{}}; }
 // maddubs can't saturate here: two products of 15 * 128 at most. kNibbleDots of its results have room too.
 EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
-  return {acc.v + (__v32hi)_mm512_maddubs_epi16(w.v, x.v)};
+  acc.v += (__v32hi)_mm512_maddubs_epi16(w.v, x.v);
+  asm volatile("" : "+v"(acc.v));  // now: many products at once would not fit in registers
+  return acc;
 }
 EW_INLINE ShortSum first_dot(ShortSum, Nibbles w, Bytes x) {
-  return {(__v32hi)_mm512_maddubs_epi16(w.v, x.v)};
+  ShortSum acc = {(__v32hi)_mm512_maddubs_epi16(w.v, x.v)};
+  asm volatile("" : "+v"(acc.v));
+  return acc;
 }
 EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
   const __m512i pairs = _mm512_madd_epi16((__m512i)dots.v, _mm512_set1_epi16(1));
   return lanes(_mm512_add_epi32(bits(sum), pairs));
+}
+
+#define EW_SHORT_SUMS  // linear_short.h
+constexpr int kShortRows = 8, kShortVectors = 2;
+// Two lanes of 16 bits for each of 16 columns, which begin at the halves of *start, or at 0.
+EW_INLINE ShortSum begin_short(const int32_t* start) {
+  return {start == nullptr ? __v32hi{} : (__v32hi)_mm512_set1_epi32(*start)};
+}
+EW_INLINE I16 pairs_of(ShortSum dots) {
+  return lanes(_mm512_madd_epi16((__m512i)dots.v, _mm512_set1_epi16(1)));
 }
 
 constexpr int kManyRows = 0;

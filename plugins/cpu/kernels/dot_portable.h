@@ -18,13 +18,11 @@
 namespace ew {
 namespace {
 
-constexpr int kInt8Rows = 1;            // most rows of an int8 microkernel
-constexpr int kManyRows = 0;            // most rows of a block in linear_many.h; 0: none are
-constexpr int kTileBlocks = 4;          // most blocks of such rows that share a tile along K; 1: none do
-constexpr int kInt4Rows = 1;            // of one for int4
-constexpr int kUnpackedRows = 0;        // of one whose panel is made bytes for many rows; 0: none is
-constexpr bool kUnpackNibbles = false;  // whether that goes for 4 bits too
-constexpr int kInt4Alone = kInt4Rows;   // rows in one block, if they are all
+constexpr int kInt8Rows = 1;           // most rows of an int8 microkernel
+constexpr int kManyRows = 0;           // most rows of a block in linear_many.h; 0: none are
+constexpr int kTileBlocks = 4;         // most blocks of such rows that share a tile along K; 1: none do
+constexpr int kInt4Rows = 1;           // of one for int4
+constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 // Of one for int4 in sparse32 that is spread in registers, and most rows that it is spread anew for.
 constexpr int kSparseInt4Rows = 1;
 constexpr int64_t kSparseInt4Most = 1;

@@ -33,8 +33,7 @@
 // Bytes are taken apart in registers, for as many rows as these hold at a time. Every instruction
 // set has the same integers; the order of the float sums is docs/inside/numerics.md's.
 //
-// For many rows a panel's values are made bytes once for all rows of a task, in memory of the workspace. The
-// sums and their order are the same.
+// Many rows are for linear_many.h and linear_short.h.
 //
 // A weight in sparse32 (sparse_panel.h) is spread to halves of bytes in registers for up to kSparseInt4Most
 // rows, in blocks that may have more rows than those of a dense one, since they share the work; for more it
@@ -48,6 +47,9 @@
 #include "group_scales.h"
 #include "kernels.h"
 #include "linear_many.h"
+#if defined(EW_SHORT_SUMS)
+#include "linear_short.h"
+#endif
 #include "linear_tasks.h"
 #include "parallel.h"
 #include "sparse_panel.h"
@@ -140,37 +142,7 @@ struct SparseNibbles {
   }
 };
 
-constexpr int64_t kUnpackFrom = 64;  // rows; with 48 it takes as long either way
-// Of the values of a task's rows, where panels are unpacked.
-constexpr int64_t kUnpackedBytes = int64_t{1} << 18;
-
-// A panel whose values are a byte each, in the order of panel32x4.
-template <int Bits>
-struct UnpackedPanel {
-  static constexpr int kBits = Bits, kOctets = 1, kBytes = kPanel * 8, kLines = (Bits + 1) / 2;
-  const uint8_t* w;
-  Ahead ahead;            // of the panel as it is stored
-  const float* products;  // of the block's rows, where weights have offsets: sums(m, g) * xs(m, g)
-  template <bool Fetch>
-  EW_INLINE void next() {
-    if constexpr (Fetch) {
-#pragma GCC unroll 3
-      for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.at + i * 64);
-      ahead.at += ahead.step * Bits / 4;
-    }
-    at = w;
-    w += kBytes;
-  }
-  template <int O, int C>
-  EW_INLINE Nibbles low() const {
-    return load_bytes(at + C * 64);
-  }
-  template <int O, int C>
-  EW_INLINE Nibbles high() const {
-    return load_bytes(at + kPanel * 4 + C * 64);
-  }
-  const uint8_t* at = nullptr;
-};
+// The values of a panel as bytes, in the order of panel32x4.
 template <class Source>
 void unpack_panel(Source source, int64_t k, uint8_t* out) {
   for (int64_t left = k / 8; left > 0; left -= Source::kOctets) {
@@ -180,7 +152,7 @@ void unpack_panel(Source source, int64_t k, uint8_t* out) {
       store_bytes(out + 64, source.template low<O, 1>());
       store_bytes(out + 128, source.template high<O, 0>());
       store_bytes(out + 192, source.template high<O, 1>());
-      out += UnpackedPanel<Source::kBits>::kBytes;
+      out += kPanel * 8;
     };
     octet.template operator()<0>();
     if constexpr (Source::kOctets == 2) octet.template operator()<1>();
@@ -188,15 +160,14 @@ void unpack_panel(Source source, int64_t k, uint8_t* out) {
 }
 
 // Octet O of what source.next() came to, for R rows of values and V vectors of columns from C on.
-template <int R, int O, int C, int V, bool First = false, class Source>
+template <int R, int O, int C, int V, class Source>
 EW_INLINE void dot_octet(const Source& source, const int8_t* values, int64_t stride, ShortSum (&dots)[R][V]) {
   const Nibbles low[2] = {source.template low<O, C>(), source.template low<O, C + V - 1>()};
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     const Bytes x = splat_bytes(values + r * stride + 8 * O);
 #pragma GCC unroll 2
-    for (int c = 0; c < V; ++c)
-      dots[r][c] = First ? first_dot(dots[r][c], low[c], x) : dot(dots[r][c], low[c], x);
+    for (int c = 0; c < V; ++c) dots[r][c] = dot(dots[r][c], low[c], x);
   }
   const Nibbles high[2] = {source.template high<O, C>(), source.template high<O, C + V - 1>()};
 #pragma GCC unroll 12
@@ -241,11 +212,6 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
           for (int c = 0; c < V; ++c) dots[r][c] = begin_dots(sum[r][c]);
         }
         const int8_t* const end = values + 8 * (left < kMostOctets<kBits> ? left : kMostOctets<kBits>);
-        if constexpr (requires { source.products; }) {
-          source.template next<V == 2>();
-          dot_octet<R, 0, C, V, true>(source, values, a.values_stride, dots);
-          values += 8;
-        }
         for (; values < end; values += 8 * kOctets) {
           source.template next<V == 2>();
           dot_octet<R, 0, C, V>(source, values, a.values_stride, dots);
@@ -262,12 +228,7 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F16 x = splat(scales[r * a.scales_stride + group]);
-        F16 values_sum;
-        if constexpr (Offsets && requires { source.products; }) {
-          values_sum = splat(source.products[r * groups + group]);
-        } else {
-          values_sum = to_float(splat_int(sums[r * a.sums_stride + group])) * x;
-        }
+        const F16 values_sum = to_float(splat_int(sums[r * a.sums_stride + group])) * x;
 #pragma GCC unroll 2
         for (int c = 0; c < V; ++c) {
           acc[r][C + c] = fma(to_float(sum[r][c]), ws[c] * x, acc[r][C + c]);
@@ -291,48 +252,33 @@ EW_INLINE void with_bits(int64_t bits, const F& fn) {
   fn.template operator()<6, DensePlanes<6>>();
 }
 
-// Rows of a task whose panels are unpacked: as many as stay in the second-level cache, if there are panels
-// enough for all threads.
-inline int64_t unpacked_task_rows(const LinearInt4Args& a, Workers& pool) {
-  const int64_t rows = kUnpackedBytes / a.k, panels = (a.n + kPanel - 1) / kPanel;
-  return rows < kTaskRows || panels < 4 * pool.size() ? kTaskRows : rows;
-}
-
 inline void linear_int4(const LinearInt4Args& a, Workers& pool) {
   if (a.m <= 0 || a.n <= 0) return;
-  const int64_t dense_bytes = a.k * a.bits / 8 * kPanel;
+  const int64_t dense_bytes = a.k * a.bits / 8 * kPanel, groups = a.k / a.group;
   const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt4, a.k) : dense_bytes;
-  const bool unpacked = kUnpackedRows > 0 && !a.sparse && a.m >= kUnpackFrom && a.k > 0 &&
-                        a.workspace != nullptr && (a.bits != 4 || kUnpackNibbles);
-  const int64_t task_rows =
-      tuned(pool.tuning().task_rows, unpacked ? unpacked_task_rows(a, pool) : kTaskRows);
-  const int64_t groups = a.k / a.group, products_of_task = unpacked && a.weight_offsets != nullptr
-                                                               ? std::min(task_rows, a.m) * groups
-                                                               : 0;
+  const auto unpack = [&](int64_t panel, int64_t group, int64_t count, uint8_t* to) {
+    const uint8_t* w = a.weight + panel * panel_bytes + group * (dense_bytes / groups);
+    with_bits(a.bits, [&]<int, class Source>() { unpack_panel(Source{w, {}}, count * a.group, to); });
+  };
+#if defined(EW_SHORT_SUMS)
+  const ShortLinear many_short(a);
+  if (many_short.fits(pool)) return many_short.run(pool, unpack);
+#endif
   const int32_t zero = a.weight_offsets == nullptr ? 1 << (a.bits - 1) : 0;
   ManyRows many = {a.group, groups, zero, true, panel_bytes};
   if (a.sparse || a.workspace == nullptr || !many.fits(a.m, a.k)) many.groups = 0;
-  const int64_t spare_bytes = std::max(many.groups > 0 ? many.spare(std::min(task_rows, a.m)) : 0,
-                                       unpacked ? a.k * kPanel + products_of_task * 4 : dense_bytes);
+  const int64_t task_rows = std::min(a.m, tuned(pool.tuning().task_rows, kTaskRows));
+  const int64_t spare_bytes = std::max(many.groups > 0 ? many.spare(task_rows) : 0, dense_bytes);
   uint8_t* spare = nullptr;
-  if (unpacked || many.groups > 0 || (a.sparse && a.m > kSparseInt4Most))
+  if (many.groups > 0 || (a.sparse && a.m > kSparseInt4Most))
     spare = static_cast<uint8_t*>(a.workspace->reserve(pool.size() * spare_bytes));
   const auto task = [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
     uint8_t* const own = spare == nullptr ? nullptr : spare + worker * spare_bytes;
     const auto open = [&](int64_t p, uint8_t* to) -> const uint8_t* {
-      with_bits(a.bits,
-                [&]<int, class Source>() { unpack_panel(Source{a.weight + p * panel_bytes, {}}, a.k, to); });
+      unpack(p, 0, groups, to);
       return to;
     };
     if (many_rows(a, many, panel, panel_end, row, row_end, own, open)) return;
-    const bool as_bytes = unpacked && evenly<kUnpackedRows>(row_end - row);
-    float* const products =
-        products_of_task > 0 && as_bytes ? reinterpret_cast<float*>(own + a.k * kPanel) : nullptr;
-    for (int64_t r = 0; products != nullptr && r < row_end - row; ++r) {
-      const float* scales = a.scales + (row + r) * a.scales_stride;
-      const int32_t* sums = a.sums + (row + r) * a.sums_stride;
-      for (int64_t g = 0; g < groups; ++g) products[r * groups + g] = static_cast<float>(sums[g]) * scales[g];
-    }
     for (int64_t p = panel; p < panel_end; ++p) {
       const uint8_t *stored = a.weight + p * panel_bytes, *dense = stored;
       const auto block = [&]<int R>(int64_t first, const auto& source) {
@@ -347,21 +293,6 @@ inline void linear_int4(const LinearInt4Args& a, Workers& pool) {
           int4_block<R, false>(a, first, p, SparseNibbles{stored});
         });
         continue;
-      }
-      if constexpr (kUnpackedRows > 0) {
-        if (as_bytes) {
-          with_bits(a.bits, [&]<int Bits, class Source>() {
-            unpack_panel(Source{stored, {}}, a.k, own);
-            for_even_blocks_of<kUnpackedRows>(
-                row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
-                  const Ahead ahead = ahead_of(stored, panel_bytes, i, blocks);
-                  const float* const of_block =
-                      products == nullptr ? nullptr : products + (first - row) * groups;
-                  block.template operator()<R>(first, UnpackedPanel<Bits>{own, ahead, of_block});
-                });
-          });
-          continue;
-        }
       }
       if (a.sparse) {
         spread_panel(SparsePanel<kSparseInt4>{stored}, a.k / 8, own);
@@ -379,7 +310,7 @@ inline void linear_int4(const LinearInt4Args& a, Workers& pool) {
       }
     }
   };
-  linear_tasks(pool, a.m, a.n, a.k, panel_bytes, task, many.groups > 0 ? kManyBlock : 1, task_rows);
+  linear_tasks(pool, a.m, a.n, a.k, panel_bytes, task, many.groups > 0 ? kManyBlock : 1);
 }
 
 }  // namespace

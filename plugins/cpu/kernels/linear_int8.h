@@ -14,8 +14,8 @@
 // Per group of 32 and row VNNI takes 16 instructions, and the scales 4 more that need the same units: so four
 // fifths of the peak are all there is.
 //
-// A weight of places in a table (`codes`) is in panel32x8, as linear_int4.h draws it, and is looked up in
-// registers.
+// A weight of places in a table (`codes`) is in panel32x8, as linear_int4.h draws it. It is looked up in
+// registers, or for many rows a panel at a time for all rows of a task.
 //
 // A weight in sparse32 (sparse_panel.h) is spread to the same bytes: in registers for a few rows, which wait
 // for memory, else a panel at a time for all rows of a task.
@@ -219,7 +219,10 @@ inline void linear_int8(const LinearInt8Args& a, Workers& pool) {
   uint8_t* spare = nullptr;
   int64_t spare_of = 0;  // bytes of a worker
   if (many.groups > 0) spare_of = many.spare(std::min(a.m, tuned(pool.tuning().task_rows, kTaskRows)));
-  if (a.sparse && a.m > kInt8Rows && spare_of < spread_bytes) spare_of = spread_bytes;
+  // Panels that are made bytes once for all rows of a task.
+  const bool spread =
+      a.sparse ? a.m > kInt8Rows : a.codes != nullptr && many.groups == 0 && a.m >= kManyLeast;
+  if (spread && spare_of < spread_bytes) spare_of = spread_bytes;
   if (sums_bytes + spare_of > 0)
     spare = static_cast<uint8_t*>(a.workspace->reserve(sums_bytes + pool.size() * spare_of));
   if (g.values_last) {
@@ -231,6 +234,13 @@ inline void linear_int8(const LinearInt8Args& a, Workers& pool) {
   const int64_t group_bytes = g.quads * kPanel * 4 / halved;
   const bool full = g.count * g.quads == quads;  // no group is shorter than the others
   const KTile all = {0, g.count};
+  const auto make_bytes = [&](const uint8_t* stored, uint8_t* to) {
+    if (a.sparse) {
+      spread_panel(SparsePanel<kSparseInt8>{stored}, quads, to);
+    } else {
+      look_up_panel(stored, a.codes, quads, to);
+    }
+  };
   linear_tasks(
       pool, a.m, a.n, a.k, panel_bytes,
       [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
@@ -238,15 +248,11 @@ inline void linear_int8(const LinearInt8Args& a, Workers& pool) {
         const auto open = [&](int64_t p, uint8_t* to) -> const uint8_t* {
           const uint8_t* const stored = a.weight + p * panel_bytes;
           if (!many.opened) return stored;
-          if (a.sparse) {
-            spread_panel(SparsePanel<kSparseInt8>{stored}, quads, to);
-          } else {
-            look_up_panel(stored, a.codes, quads, to);
-          }
+          make_bytes(stored, to);
           return to;
         };
         if (many_rows(a, many, panel, panel_end, row, row_end, own, open)) return;
-        if (!a.sparse && full && tiled_along_k<kInt8Rows>(g.count, row, row_end)) {
+        if (!a.sparse && !spread && full && tiled_along_k<kInt8Rows>(g.count, row, row_end)) {
           return sweep_tiles<kInt8Rows>(
               a, a.weight, g.count, group_bytes, panel, panel_end, row, row_end,
               [&]<int R>(int64_t first, int64_t p, KTile tile, Ahead ahead, float* out) {
@@ -266,15 +272,15 @@ inline void linear_int8(const LinearInt8Args& a, Workers& pool) {
             int8_block<R>(a, g, first, p, all, DenseQuads<2>{w, ahead}, out);
           }
         };
-        if (!a.sparse)
+        if (!a.sparse && !spread)
           return sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, panel, panel_end, row, row_end, dense);
         const auto sparse = [&]<int R>(int64_t first, int64_t p, Ahead, float* out) {
           int8_block<R>(a, g, first, p, all, SparseQuads{{a.weight + p * panel_bytes}}, out);
         };
-        if (row_end - row <= kInt8Rows)
+        if (a.sparse && row_end - row <= kInt8Rows)
           return sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, panel, panel_end, row, row_end, sparse);
         for (int64_t p = panel; p < panel_end; ++p) {
-          spread_panel(SparsePanel<kSparseInt8>{a.weight + p * panel_bytes}, quads, own);
+          make_bytes(a.weight + p * panel_bytes, own);
           sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, p, p + 1, row, row_end,
                                   [&]<int R>(int64_t first, int64_t, Ahead ahead, float* out) {
                                     int8_block<R>(a, g, first, p, all, DenseQuads<2>{own, ahead}, out);

@@ -136,7 +136,7 @@ struct LinearInt4Args {
   int64_t group = 0;
   int64_t bits = 4;                // of a weight's value: 2 .. 6
   int64_t scale_block = 0;         // groups that share an f16, 8 or 16: group_scales.h; 0: each has one
-  const int8_t* values = nullptr;  // [M, K]
+  const int8_t* values = nullptr;  // [M, K], above -128
   int64_t values_stride = 0;
   const float* scales = nullptr;  // [M, K/group]
   int64_t scales_stride = 0;

@@ -111,8 +111,9 @@ void bits_and_blocks() {
   }
 }
 
-// Rows of prompts (linear_many.h): those with which blocks of two sizes begin, and several tasks; groups of
-// each size; in sweeps of several panels and of one.
+// Rows of prompts (linear_many.h, linear_short.h): those with which blocks of two sizes begin, and several
+// tasks; groups of each size, of one sum of 16 bits and of several; in sweeps of several panels and of one; a
+// K of several chunks, the last of them shorter.
 void many_rows() {
   for (const int64_t m : {29, 30, 36, 59, 100, 203}) {
     for (const int64_t group : {16, 32, 64, 128}) {
@@ -124,6 +125,26 @@ void many_rows() {
     }
   }
   check({31, 161, 12288, 32, true, true, 5});
+  for (const int64_t group : {48, 80, 1040}) {
+    for (const bool offsets : {false, true}) check({66, 70, 3 * group, group, offsets, true});
+  }
+}
+
+// Tasks of fewer rows than a call has, also too few for blocks of one size.
+void many_rows_of_tuned_tasks() {
+  for (const int64_t rows : {16, 64, 97}) {
+    for (const bool offsets : {false, true}) {
+      Linear linear({200, 161, 576, 32, offsets, true});
+      linear.args.workspace = &linear.workspace;
+      const auto fused = linear.run([](const LinearInt4Args& a) { reference::linear_int4(a, true); });
+      for_all(
+          [&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+            const auto y = linear.run<&KernelTable::linear_int4>(kernels, pool);
+            CHECK(std::string(kernels.isa) == "portable" || same_bits(y, fused)) << what << " rows " << rows;
+          },
+          {.task_rows = rows});
+    }
+  }
 }
 
 // Of sizes on both sides of what 16-bit sums take at a time.
@@ -137,19 +158,21 @@ void group_sizes() {
 
 // The largest products there are, of one sign: the sums of 16 bits that AVX-512, AVX2 and portable keep come
 // as near to their end as they can.
-void largest_sums_of(int64_t bits, int64_t rows) {
+void largest_sums_of(int64_t bits, int64_t rows, uint8_t weight) {
+  const int64_t largest = (1 << bits) - 1, half = 1 << (bits - 1);
   for (const int64_t group : {32, 64, 4096}) {
-    for (const int8_t value : {int8_t{-128}, int8_t{127}}) {
+    for (const int8_t value : {int8_t{-127}, int8_t{127}}) {
       for (const bool offsets : {false, true}) {
         Linear linear({rows, 40, group, group, offsets, false, bits});
         linear.args.workspace = &linear.workspace;
         std::fill(linear.values.begin(), linear.values.end(), value);
-        std::fill(linear.weight.begin(), linear.weight.end(), uint8_t{0xff});
+        std::fill(linear.weight.begin(), linear.weight.end(), weight);
         std::fill(linear.scales.begin(), linear.scales.end(), 1.0f);
         linear.weight_scales.assign(linear.weight_scales.size(), 0x3c00);  // 1
         linear.weight_offsets.assign(linear.weight_offsets.size(), 0);
         linear.add_up();
-        const float expected = static_cast<float>(value * group * ((1 << (offsets ? bits : bits - 1)) - 1));
+        const int64_t product = value * ((weight == 0 ? 0 : largest) - (offsets ? 0 : half));
+        const float expected = static_cast<float>(product * group);
         for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
           const auto y = linear.run<&KernelTable::linear_int4>(kernels, pool);
           CHECK(y[0] == expected && y[39] == y[0] && y[40] == -7) << what << " " << y[0];
@@ -161,14 +184,17 @@ void largest_sums_of(int64_t bits, int64_t rows) {
 
 // Enough work for several tasks.
 void largest_sums() {
-  for (const int64_t bits : {2, 3, 4, 5, 6}) largest_sums_of(bits, 12), largest_sums_of(bits, 64);
+  for (const int64_t bits : {2, 3, 4, 5, 6}) {
+    for (const uint8_t weight : {0, 0xff})
+      largest_sums_of(bits, 12, weight), largest_sums_of(bits, 64, weight);
+  }
 }
 
 void deep_and_wide() {
   check({30, 330, 2560, 32, false, true});
   check({30, 330, 2560, 64, true, true});
   check({200, 96, 1536, 32, true, false});
-  check({460, 290, 576, 64, true, false, 5});  // more rows to a task than usual, where panels are unpacked
+  check({460, 290, 576, 64, true, false, 5});  // more rows to a task than usual
 }
 
 void row_alone_equals_row_in_batch() {
@@ -222,6 +248,7 @@ int main() {
   RUN(every_number_of_rows);
   RUN(group_sizes);
   RUN(many_rows);
+  RUN(many_rows_of_tuned_tasks);
   RUN(bits_and_blocks);
   RUN(largest_sums);
   RUN(deep_and_wide);
