@@ -32,6 +32,7 @@ from tests.plugins.engines.fake_tensorrt import fake_tensorrt
 from tests.plugins.steps import tiny_onnx as tiny
 
 from .fake_driver import ADA, KERNELS, FakeCuda, FakeDevice
+from .step_cases import FewMasks
 
 _TYPES = {"*fp32": "float32", "*i32": "int32", "*i64": "int64", "*fp64": "float64"}
 NO_KERNELS = "on the CPU: the bundle has no kernels for it on 8.9"
@@ -158,7 +159,9 @@ def refused(form: str, params: list[dict[str, Any]], without: Sequence[str]) -> 
 
 
 def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """Rows of a sampler that takes four at once, whose lists of seen tokens grow: its tokens, and the host's."""
+    """Rows of a sampler that takes four at once, whose lists of seen tokens grow, most of them with masks: its tokens,
+    and the host's.
+    """
     know_kernels()
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -188,6 +191,9 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
                 allowed_start=np.array([0] * rows + [200], np.int32),  # of the last row
                 allowed=np.arange(200).astype(np.int32),
             )
+            bits = rng.integers(0, 2**32, (rows, -(-vocab // 32)), dtype=np.uint32)
+            mask_rows = np.where(np.arange(rows) % 3 == 1, -1, rng.permutation(rows)).astype(np.int32)
+            options.masks = FewMasks(mask_rows, np.zeros_like(bits), bits)  # type: ignore[assignment]
             address = device.allocate(logits.nbytes)
             device.upload(address, logits)
             expected = RowSampler(1).sample(logits, options).tokens

@@ -6,12 +6,15 @@ Sampling's kernels are interpreted; engines, attention and the driver are in mem
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from enginewright.plugins.gpu.carried_sampling import GpuSampler
 from tests.plugins.gpu import sampling_cases as cases
+from tests.plugins.gpu.fake_driver import ADA, FakeDevice
 from tests.plugins.steps import tiny_onnx as tiny
 from tests.triton_interpreter import interpreter as interpreter
 
@@ -66,6 +69,16 @@ def test_an_older_bundle_refuses_what_it_has_no_kernels_for(form: str, interpret
     assert messages == [*(f"{name}{reason}" for name in names), "2 tokens", "on the GPU"]
     messages = interpreter.submit(cases.refused, form, requests[:1] + requests[3:4], ("nearest",)).result()
     assert messages == ["2 tokens", f"typical_p{reason}", "on the GPU"]
+
+
+def test_an_older_bundle_takes_lists_instead_of_masks(tmp_path: Path) -> None:
+    for without, masks in (((), True), (("mask",), False)):
+        folder = tmp_path / str(masks)
+        folder.mkdir()
+        for name, data in cases.kernel_files(300, 80, without).items():
+            (folder / name).write_bytes(data)
+        sampler = GpuSampler(FakeDevice(ADA), folder, 80, 3, 300)
+        assert (sampler.masks, sampler.lacks) == (masks, ("top_n_sigma", "xtc_probability"))
 
 
 @pytest.mark.parametrize(("vocab", "seed"), [(300, 0), (1100, 1)])  # of one piece, and of two
