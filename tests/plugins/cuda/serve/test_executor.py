@@ -783,7 +783,12 @@ def test_all_that_runs_is_on_the_gpu(case: str, recipe: str, monkeypatch: pytest
     def copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         return torch.ops.aten.copy_.default(to, source, non_blocking)
 
-    monkeypatch.setattr(torch.Tensor, "copy_", copy)  # the method asks for a CUDA that this torch may lack
+    def contiguous(x: torch.Tensor) -> torch.Tensor:
+        return x.clone(memory_format=torch.contiguous_format)
+
+    # These methods ask for a CUDA that this torch may lack.
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    monkeypatch.setattr(torch.Tensor, "contiguous", contiguous)
     program, context = cases.program_of(case, recipe)
     lowered = cases.lowered(program, context, "bf16").program
     device = torch.device("cuda", 0)
