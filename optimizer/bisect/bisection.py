@@ -123,7 +123,7 @@ class _Run:
         last = stages[-1].program
         check_same_cache(last.cache_groups, source.name, bundle.program(target).cache_groups, given.name)
         sequences = self._tokens(bundle.model, bundle.tokenizer_files)
-        run = self._source(source, bundle.model.context_length)
+        run = self._source(source, bundle.model, recipe)
         lowering = lower_program(last)
         self.tensors = compare_with_export(lowering, bundle, target, self.options.layers, self.progress)
         if self.tensors.differing:
@@ -166,7 +166,7 @@ class _Run:
             progress=self.progress,
         )
         sequences = self._tokens(info, lambda: captured.tokenizer_files)
-        run = self._source(source, info.context_length)
+        run = self._source(source, info, recipe)
         search = self._search(run, stages, sequences, recipe)
         name = f"{source.name} through the passes of recipe {recipe.name}"
         report = self._first_pass(search, source.name, name, sequences)
@@ -215,7 +215,7 @@ class _Run:
         check_same_model(infos[0], a.name, infos[1], b.name)
         context = min(info.context_length for info in infos)
         sequences = self._tokens(infos[0], lambda: captured[0].tokenizer_files)
-        runs = [self._source(one, context) for one in (a, b)]
+        runs = [self._source(one, replace(infos[0], context_length=context)) for one in (a, b)]
         values_a, values_b = self._each(runs, sequences)
         tolerance = self._tolerance(exact=True)
         compared = compare(runs[0], runs[1], values_a, values_b, tolerance, self.options.layers)
@@ -237,8 +237,18 @@ class _Run:
         self.progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
         return captured
 
-    def _source(self, source: Given, context_length: int) -> SourceRun:
-        run = SourceRun(source.what, source.name, context_length=context_length)
+    def _source(self, source: Given, info: ModelInfo, recipe: Recipe | None = None) -> SourceRun:
+        run = SourceRun(
+            source.what,
+            source.name,
+            context_length=info.context_length,
+            texts=info.pooling is not None,
+            section=None if recipe is None else recipe.pooling,
+        )
+        if info.pooling is not None:
+            self.notes.append(
+                f"a model for {info.pooling.task}: values of tokens are compared, not those of whole texts"
+            )
         check_layers(self.options.layers, run.leaves)
         return run
 

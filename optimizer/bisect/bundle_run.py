@@ -23,6 +23,7 @@ from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array, StepInput
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step
+from enginewright.runtime.shared.step_schema import CLASSES, LOGITS, POOLED, TYPES
 from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.shared.weight_formats import SCALED
 
@@ -39,7 +40,8 @@ class BundleRun:
     """A run of one target of a bundle.
 
     Sequences are run in the way in which they are served: a chunk of each, the rest without the last token, then a
-    decode step. So keys and values of earlier tokens are read from the cache.
+    decode step. So keys and values of earlier tokens are read from the cache. A program without caches computes all
+    sequences in one step.
 
     Args:
         bundle: an open bundle.
@@ -73,7 +75,7 @@ class BundleRun:
         self.calls = calls_of(self.program, bundle)
         paths = (path for call in self.calls for path in call.where)
         self.leaves = leaves_of(paths) if leaves is None else leaves
-        self.probes = find_probes(self.calls, self.leaves, self.program.outputs["logits"].name)
+        self.probes = find_probes(self.calls, self.leaves, self.program.outputs[_result(self.program)].name)
 
     @property
     def value_names(self) -> Collection[ValueName]:
@@ -174,7 +176,9 @@ class _Plan:
         """
         tables = self._tables()
         first = np.cumsum([0, *self.lengths])  # of each sequence, in the run
-        ends = [sorted({0, -(-n // 2), n - 1, n} - {0}) for n in self.lengths]
+        whole = not self.program.cache_groups
+        ends = [[n] if whole else sorted({0, -(-n // 2), n - 1, n} - {0}) for n in self.lengths]
+        types = any(o.name == TYPES for step in self.program.steps for o in step.inputs if o.kind == "input")
         for number in range(max(len(e) for e in ends)):
             bounds = [[0, *e][number : number + 2] for e in ends]
             active = [b for b, bound in enumerate(bounds) if len(bound) == 2]
@@ -189,8 +193,15 @@ class _Plan:
                     tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
                     groups=self.program.cache_groups,
                     rows=np.arange(len(tokens)),
+                    more={TYPES: np.zeros(len(tokens), np.int32)} if types else None,
+                    outputs=(_result(self.program),),
                 ),
             )
+
+
+def _result(program: LoweredProgram) -> str:
+    """Returns the name of a program's result."""
+    return next(name for name in (LOGITS, POOLED, CLASSES) if name in program.outputs)
 
 
 @dataclass

@@ -79,7 +79,7 @@ def replay(
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError, RequestError: as for an export.
     """
-    passes, required = choose_passes(recipe.passes)
+    passes, required = choose_passes(recipe.passes, caches=captured.model_info.pooling is None)
     chosen = [("", p) for p in passes] + [(target, p) for p in left_on(TARGETS[target].emitter.passes(), recipe.passes)]
     program = captured.program
     stages = [Stage(CAPTURE, "", True, program.copy())]

@@ -20,7 +20,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from enginewright.optimizer.measure.pooled_runner import PooledRunner
 from enginewright.optimizer.measure.source_runner import SourceRunner, has_interface
+from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.value_name import LOGITS, ValueName, What
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import UnsupportedModelError
@@ -41,6 +43,8 @@ class SourceRun:
     Args:
         source: a Hugging Face folder, a GGUF file, or a transformers model.
         context_length: tokens; rotary frequencies that depend on the longest position are those of this length.
+        texts: True for a model that computes whole texts.
+        section: the [pooling] of the recipe of such a model.
 
     Attributes:
         leaves: paths of the modules without modules of their own.
@@ -50,9 +54,20 @@ class SourceRun:
         SourceError, UnsupportedModelError: as for an export.
     """
 
-    def __init__(self, source: Path | PreTrainedModel, name: str, *, context_length: int | None = None) -> None:
-        self.name = name
-        self.model = SourceRunner(source, context_length=context_length).model
+    def __init__(
+        self,
+        source: Path | PreTrainedModel,
+        name: str,
+        *,
+        context_length: int | None = None,
+        texts: bool = False,
+        section: PoolingSection | None = None,
+    ) -> None:
+        self.name, self._texts = name, texts
+        if texts and isinstance(source, Path):
+            self.model = PooledRunner(source, section, context_length=context_length).model
+        else:
+            self.model = SourceRunner(source, context_length=context_length).model
         ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, eager_mask)
         if has_interface(self.model):
@@ -74,8 +89,11 @@ class SourceRun:
         for ids in sequences:
             watch = _Forward(recording, np.arange(start, start + len(ids)), self._paths)
             with _watching(self.model, watch), torch.no_grad():
-                logits = self.model(input_ids=ids[None].long(), use_cache=False).logits
-            recording.see(LOGITS, to_rows(logits[0], 0), watch.tokens)
+                if self._texts:  # its result isn't one of each token
+                    self.model(input_ids=ids[None].long(), attention_mask=torch.ones_like(ids[None]))
+                else:
+                    logits = self.model(input_ids=ids[None].long(), use_cache=False).logits
+                    recording.see(LOGITS, to_rows(logits[0], 0), watch.tokens)
             start += len(ids)
         return recording.values
 

@@ -42,6 +42,7 @@ class PooledRunner:
 
     Attributes:
         task: the model's task.
+        model: the transformers model.
         padding: the id of the token with which transformers pads; some models count positions without it.
         context_length: the most tokens of a text.
 
@@ -65,24 +66,24 @@ class PooledRunner:
         self._source, config = pooled
         self.task = self._source.task
         self.padding: int | None = getattr(config, "pad_token_id", None)
-        self._model, weights = build_pooled_source(self._source, config, eager=True)
-        self.context_length = pooled_context(self._model, self._source, context_length, None)
+        self.model, weights = build_pooled_source(self._source, config, eager=True)
+        self.context_length = pooled_context(self.model, self._source, context_length, None)
         self._after, self._functions = modules_after(self._source)
         for name, parameter in self._after.named_parameters():
             parameter.data = weights[f"{AFTER}.{name}"].evaluate()
         inside = {name: expr for name, expr in weights.items() if not name.startswith(f"{AFTER}.")}
         self._kept: Mapping[str, WeightExpr] = {}
-        if weight_bytes(self._model) <= keep_bytes:
-            load_weights(self._model, inside)
+        if weight_bytes(self.model) <= keep_bytes:
+            load_weights(self.model, inside)
             self._kept = inside
         else:
-            bring_weights_lazily(self._model, inside)
+            bring_weights_lazily(self.model, inside)
 
     def rows(self, tokens: Sequence[int]) -> FloatArray:
         """Returns the vector, score or classes of a text as [1, E], or the classes of each token as [S, C]."""
         ids = torch.tensor([list(tokens)])
         with torch.inference_mode():
-            result = self._model(input_ids=ids, attention_mask=torch.ones_like(ids))
+            result = self.model(input_ids=ids, attention_mask=torch.ones_like(ids))
             if self._source.sentence.poolings:
                 hidden = result.last_hidden_state[0]
                 values = torch.cat([_POOLINGS[kind](hidden) for kind in self._source.sentence.poolings])[None]
@@ -99,6 +100,6 @@ class PooledRunner:
 
     def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:
         """Yields the expression and the value of each weight that is kept in memory."""
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             if name in self._kept:
                 yield self._kept[name], parameter.data

@@ -378,25 +378,40 @@ def put_weights(program: Program, exprs: dict[tuple[Node, int], WeightExpr], suf
 
 def divide_result(program: Program, table: Node, factors: torch.Tensor) -> None:
     """Divides the result of a table of embeddings, [.., H], by ``factors`` [H]."""
-    result = _quotient(program, table, factors, table.meta[WHERE])
+    where = table.meta[WHERE]
+    result = _quotient(program, table, factors, where, where[0])
     table.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
 
 
 def divide_inputs(program: Program, readers: Sequence[Node], factors: torch.Tensor) -> None:
-    """Divides the input [.., K] of linears by ``factors`` [K], once for each value that some of them read."""
+    """Divides the input [.., K] of linears by ``factors`` [K], once for each value that some of them read.
+
+    The division belongs to the module around the first linear, so that a comparison of values by module sees it before
+    the linear's input.
+    """
     for value in dict.fromkeys(reader.args[0] for reader in readers):
         assert isinstance(value, Node)
         those = [reader for reader in readers if reader.args[0] is value]
-        result = _quotient(program, value, factors, those[0].meta[WHERE])
+        path = those[0].meta[WHERE][0]
+        result = _quotient(program, value, factors, (path.rpartition(".")[0],), path)
         for reader in those:
             reader.update_arg(0, result)
 
 
-def _quotient(program: Program, value: Node, factors: torch.Tensor, where: tuple[str, ...]) -> Node:
-    """Returns a call that divides a value [.., H] by ``factors`` [H]; ``where``: the modules that it belongs to."""
+def _quotient(program: Program, value: Node, factors: torch.Tensor, where: tuple[str, ...], name: str) -> Node:
+    """Returns a call that divides a value [.., H].
+
+    Args:
+        program: the program.
+        value: the value.
+        factors: [H].
+        where: the modules that the call belongs to.
+        name: the path by which the weight is named.
+    """
     inverse = Factors("1/s", 1 / factors)
-    name = f"{COMPUTED}1/s of {inverse.digest[:16]}"
-    source = Source(name, tuple(factors.shape), torch.float32, lambda: inverse.values)
+    source = Source(
+        f"{COMPUTED}1/s of {inverse.digest[:16]}", tuple(factors.shape), torch.float32, lambda: inverse.values
+    )
     with program.inserting_before(value.next):
-        weight = program.weight(f"{where[0]}.inverse_scales", source, where=where)
+        weight = program.weight(f"{name}.inverse_scales", source, where=where)
         return program.call(aten.mul.Tensor, value, weight, where=where)

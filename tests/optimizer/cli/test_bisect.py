@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.cli.bisect import EXIT_DIFFERS
+from enginewright.optimizer.export import export
 from tests.optimizer.bisect.planting import Planting, scale_rows
 
 CLI = CliRunner()
@@ -28,6 +29,22 @@ def test_runs_that_agree(tiny_bundle: Path) -> None:
     done = CLI.invoke(app, ["bisect", str(tiny_bundle), "--isa-b", "portable", "--text", "Hello there"])
     assert done.exit_code == 0, done.output
     assert "they agree" in done.stdout and "11 tokens in 1 sequence\n" in done.stdout
+
+
+def test_encoders(pooled_bundles: dict[str, Path], tmp_path: Path) -> None:
+    """int8 scales the inputs of linears after norms that are residuals: values before and after agree."""
+    bundle, rounded = pooled_bundles["embed"], tmp_path / "int8.bundle"
+    source = bundle.parent / "tiny-embed"
+    export(source, rounded, recipe="int8")
+    for b in (bundle, rounded):
+        done = CLI.invoke(app, ["bisect", str(source), str(b), "--quiet"])
+        assert done.exit_code == 0, done.output
+        assert "a model for embed: values of tokens are compared" in done.stdout and "they agree" in done.stdout
+    planting = Planting(bundle, tmp_path / "changed.bundle")
+    scale_rows(planting, "encoder.layer.1.attention.self.query+key+value.weight", 64, 96)
+    done = CLI.invoke(app, ["bisect", str(source), str(planting.folder), "--quiet", "--json"])
+    assert done.exit_code == EXIT_DIFFERS, done.output
+    assert json.loads(done.stdout)["parting"]["point"] == "output of encoder.layer.1.attention.self.value"
 
 
 def test_runs_that_differ(tiny_folder: Path, changed: Path) -> None:
