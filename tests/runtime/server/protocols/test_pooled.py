@@ -394,12 +394,13 @@ def test_a_small_body_overtakes_a_large_one(pooled: Server, embedder: LLM) -> No
     assert np.array_equal(vectors_of(large[0]), embedder.embed(texts))
 
 
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_numbers_are_the_same_beside_others(
-    pooled: Server, embedder: LLM, ranker: LLM, classifier: LLM, tagger: LLM
+    pooled: Server, embedder: LLM, ranker: LLM, classifier: LLM, tagger: LLM, count: int
 ) -> None:
     """Texts that follow from the commit's hash, for models of all kinds beside chats."""
     draw = random.Random(first_seed())
-    texts = [" ".join(draw.choices(("ab", "c", "def", "g."), k=draw.randint(1, 15))) for _ in range(300)]
+    texts = [" ".join(draw.choices(("ab", "c", "def", "g."), k=draw.randint(1, 15))) for _ in range(count)]
     vectors, scores = embedder.embed(texts), ranker.score(QUERY, texts)
     classes, tokens = classifier.classify(texts), tagger.classify(texts)
 
@@ -455,14 +456,15 @@ def test_a_client_that_leaves_ends_its_requests(pooled: Server) -> None:
     assert ask(pooled, "/v1/embeddings", input="a")["data"]
 
 
-def test_metrics_and_the_log(pooled: Server) -> None:
+@pytest.mark.parametrize(("model", "path"), [("embed", "/v1/embeddings"), ("token_classify", "/pooling")])
+def test_metrics_and_the_log(pooled: Server, model: str, path: str) -> None:
     def value(name: str) -> float:
         page = pooled.ask("GET", "/metrics").body.decode()
-        lines = [line for line in page.splitlines() if line.startswith(name) and 'model_name="embed"' in line]
+        lines = [line for line in page.splitlines() if line.startswith(name) and f'model_name="{model}"' in line]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     before = [value("enginewright_prompt_tokens_total"), value("vllm:request_success_total")]
-    tokens = ask(pooled, "/v1/embeddings", input=TEXTS)["usage"]["total_tokens"]
+    tokens = ask(pooled, path, input=TEXTS)["usage"]["total_tokens"]
     assert [value("enginewright_prompt_tokens_total"), value("vllm:request_success_total")] == [
         before[0] + tokens,
         before[1] + 1,
