@@ -223,8 +223,10 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _no_method(request: Request, error: Exception) -> Response:
     problem = ApiError(405, f"{request.url.path[:80]} doesn't take {request.method[:20]}")
     # Starlette's own list has the methods of the path's first route alone.
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    problem.headers["allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
+    routes = request.app.routes
+    path = next(route.path for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    methods = {method for route in routes if route.path == path for method in route.methods}
+    problem.headers["allow"] = ", ".join(sorted(methods))
     return error_response(request.scope, problem)
 
 

@@ -73,6 +73,7 @@ def test_a_method_that_is_not_taken_says_which_are(server: Server) -> None:
         ("/v1/chat/completions", "POST"),
         ("/ping", "GET, HEAD, POST"),
         ("/v1/responses/none", "DELETE, GET, HEAD"),
+        ("/v1/responses/input_tokens", "POST"),
     ):
         reply = server.ask("PUT", path)
         assert reply.status == 405 and sorted(reply.headers["allow"].split(", ")) == methods.split(", ")
