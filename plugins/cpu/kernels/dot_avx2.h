@@ -33,6 +33,9 @@ EW_INLINE int32_t sum_lanes(I16 a) {
   s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
   return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 1);
 }
+EW_INLINE void sum_lanes(const I16 (&vectors)[16], int32_t (&sums)[16]) {
+  for (int i = 0; i < 16; ++i) sums[i] = sum_lanes(vectors[i]);
+}
 EW_INLINE void store_bytes(int8_t* p, I16 a, int64_t n) {
   const __m256i words =
       _mm256_permute4x64_epi64(_mm256_packs_epi32(low(a), high(a)), 0xd8);  // in order again

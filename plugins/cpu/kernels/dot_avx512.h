@@ -24,6 +24,15 @@ EW_INLINE I16 operator+(I16 a, I16 b) { return lanes(_mm512_add_epi32(bits(a), b
 EW_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(bits(a))}; }
 EW_INLINE I16 nearest_int(F16 a) { return lanes(_mm512_cvtps_epi32(a.v)); }
 EW_INLINE int32_t sum_lanes(I16 a) { return _mm512_reduce_add_epi32(bits(a)); }
+EW_INLINE void sum_lanes(const I16 (&vectors)[16], int32_t (&sums)[16]) {
+  __m512 v[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) v[i] = _mm512_castsi512_ps(bits(vectors[i]));
+  const auto add = [](__m512 a, __m512 b) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  };
+  _mm512_storeu_ps(sums, reduce_lanes(v, add));
+}
 EW_INLINE void store_bytes(int8_t* p, I16 a, int64_t n) {
   _mm_mask_storeu_epi8(p, first_lanes(n).v, _mm512_cvtepi32_epi8(bits(a)));
 }

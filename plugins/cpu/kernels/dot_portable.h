@@ -73,6 +73,10 @@ EW_INLINE int32_t sum_lanes(I16 a) {
   const I4 s = (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
   return (s[0] + s[2]) + (s[1] + s[3]);
 }
+// The sum of each vector's lanes.
+EW_INLINE void sum_lanes(const I16 (&vectors)[16], int32_t (&sums)[16]) {
+  for (int i = 0; i < 16; ++i) sums[i] = sum_lanes(vectors[i]);
+}
 // The first n lanes (0 .. 16), each in -128 .. 127, as bytes.
 EW_INLINE void store_bytes(int8_t* p, I16 a, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = static_cast<int8_t>(a.v[i / 4][i % 4]);

@@ -10,6 +10,9 @@
 //
 // Panels are bytes in the order of panel32x4. Where a weight isn't stored so, each sweep of panels is opened
 // once for all rows of the task.
+//
+// A few blocks go over each panel one after the other, while it is in the first-level cache; more go over the
+// panels of a sweep, so that a block's values are.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +26,10 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kManyLeast = 30;                         // rows
+constexpr int64_t kManyLeast = 10;                         // rows
+constexpr int64_t kOpenedLeast = 30;                       // where panels aren't stored as bytes
 constexpr int kManyBlock = kManyRows > 0 ? kManyRows : 2;  // most rows of a block
+constexpr int64_t kTogether = 24 / kManyBlock;             // most blocks that share a panel at a time
 
 // What the formats come to.
 struct ManyRows {
@@ -34,7 +39,8 @@ struct ManyRows {
   int64_t stored = 0;            // bytes of one as it is stored
 
   bool fits(int64_t m, int64_t k) const {
-    return kManyRows > 0 && m >= kManyLeast && evenly<kManyBlock>(m) &&
+    const int64_t blocks = (m + kManyBlock - 1) / kManyBlock;
+    return kManyRows > 0 && m >= (opened ? kOpenedLeast : kManyLeast) && m >= blocks * (kManyBlock - 1) &&
            (size == 16 || size == 32 || size == 64 || size == 128) && groups > 0 && groups * size == k;
   }
   int64_t panel() const { return groups * size * kPanel; }  // bytes
@@ -119,32 +125,45 @@ void many_of(const Linear& a, const ManyRows& t, int64_t panel, int64_t panel_en
       to[g] = Offsets ? bits_as<int32_t>(static_cast<float>(sums[g]) * scales[g]) : -t.zero * sums[g];
   }
   uint8_t* const bytes = own + t.numbers(row_end - row);
-  float sums[kManyBlock * kSweepColumns];
+  float sums[kTogether * kManyBlock * kSweepColumns];
   const int64_t fit = kSweepBytes / t.panel(), most = fit < 1 ? 1 : fit < kSweep ? fit : kSweep;
   const int64_t panels = panel_end - panel, sweeps = (panels + most - 1) / most;
   const int64_t blocks = (row_end - row + kManyBlock - 1) / kManyBlock, stored = t.stored;
   const int64_t of_scales = scales_of_panel(t.groups, a.scale_block);
+  const bool together = blocks <= kTogether;
   for (int64_t s = 0; s < sweeps; ++s) {
     const int64_t begin = panel + panels * s / sweeps, end = panel + panels * (s + 1) / sweeps;
     const uint8_t* at[kSweep];
     for (int64_t p = begin; p < end; ++p) at[p - begin] = open(p, bytes + (p - begin) * t.panel());
-    // All blocks together fetch the next sweep.
-    const int64_t step = s + 1 < sweeps ? (stored / t.groups / 64 + blocks - 1) / blocks * 64 : 0;
-    const char* ahead = reinterpret_cast<const char*>(a.weight) + (end - begin) * stored;
-    for_even_blocks_of<kManyBlock>(row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
+    // All blocks together fetch the next sweep, or the next panel.
+    const int64_t step = together || s + 1 < sweeps ? (stored / t.groups / 64 + blocks - 1) / blocks * 64 : 0;
+    const char* ahead = reinterpret_cast<const char*>(a.weight) + (together ? 1 : end - begin) * stored;
+    const auto block = [&]<int R>(int64_t first, int64_t p, const char* fetched, float* to) {
       const ManyValues x = {a.values + first * a.values_stride,
                             a.scales + first * a.scales_stride,
                             numbers + (first - row) * t.groups,
                             a.values_stride,
                             a.scales_stride,
                             t.groups};
+      const uint16_t* const scales = a.weight_scales + p * of_scales;
+      const uint16_t* offsets = nullptr;
+      if constexpr (Offsets) offsets = a.weight_offsets + p * of_scales;
+      many_block<R, Size, Offsets>(x, t.groups, at[p - begin], scales, offsets, a.scale_block,
+                                   fetched + p * stored, step, to);
+    };
+    if (together) {
       for (int64_t p = begin; p < end; ++p) {
-        const uint16_t* const scales = a.weight_scales + p * of_scales;
-        const uint16_t* offsets = nullptr;
-        if constexpr (Offsets) offsets = a.weight_offsets + p * of_scales;
-        many_block<R, Size, Offsets>(x, t.groups, at[p - begin], scales, offsets, a.scale_block,
-                                     ahead + p * stored, step, sums + (p - begin) * kPanel);
+        for_even_blocks_of<kManyBlock>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t) {
+          float* to = sums + (first - row) * kSweepColumns + (p - begin) * kPanel;
+          block.template operator()<R>(first, p, ahead + i * t.groups * step, to);
+        });
       }
+      store_rows(a, row, row_end - row, begin * kPanel, (end - begin) * kPanel, sums, kSweepColumns);
+      continue;
+    }
+    for_even_blocks_of<kManyBlock>(row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
+      for (int64_t p = begin; p < end; ++p)
+        block.template operator()<R>(first, p, ahead, sums + (p - begin) * kPanel);
       ahead += t.groups * step;
       store_rows(a, first, R, begin * kPanel, (end - begin) * kPanel, sums, kSweepColumns);
     });

@@ -40,6 +40,15 @@ inline void pack_keys(const float* k, int64_t stride, int64_t tokens, int64_t si
 // The same as bf16, of an even number of channels: [size/2][32][2].
 inline void pack_key_pairs(const float* k, int64_t stride, int64_t tokens, int64_t size, uint16_t* to) {
   for (int64_t slot = 0; slot < kBlock; slot += 16) {
+    if (slot >= tokens) {  // all 16 are the last key
+      const float* last = k + (tokens - 1) * stride;
+      for (int64_t d = 0; d < size; d += 2) {
+        const uint16_t first = float_to_bf16(last[d]), second = float_to_bf16(last[d + 1]);
+        uint16_t* at = to + (d * kBlock / 2 + slot) * 2;
+        for (int64_t i = 0; i < 16; ++i) at[2 * i] = first, at[2 * i + 1] = second;
+      }
+      continue;
+    }
     const float* rows[16];
     for (int64_t i = 0; i < 16; ++i) rows[i] = k + clamp(slot + i, 0, tokens - 1) * stride;
     const auto put = [&](int64_t d, const float* first, const float* second) {

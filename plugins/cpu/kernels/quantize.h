@@ -57,19 +57,66 @@ EW_INLINE void quantize_group(const float* x, int64_t size, int8_t* values, floa
   *sum = sum_lanes(total);
 }
 
+// As quantize_group, for up to 16 groups of a multiple of 16 values, whose lanes are reduced together; false
+// if one of them is all zero or has a NaN or an infinity, and then nothing is written.
+EW_INLINE bool quantize_groups(const float* x, int64_t size, int64_t count, int8_t* values, float* scales,
+                               int32_t* sums) {
+  F16 largest[16], special = zero();
+  for (int64_t g = 0; g < 16; ++g) largest[g] = splat(1.0f);
+  for (int64_t g = 0; g < count; ++g) {
+    F16 most = zero();
+    for (int64_t k = 0; k < size; k += 16) {
+      const F16 v = load(x + g * size + k);
+      most = max(abs(v), most);
+      special = fma(v, zero(), special);
+    }
+    largest[g] = most;
+  }
+  const F16 most = max_lanes(largest), factor = splat(127.0f) / most;
+  const float nan = sum_lanes(special);
+  if (nan != nan || !(max_lanes(factor) < __builtin_inff())) return false;
+  float factors[16];
+  store(factors, factor);
+  I16 totals[16];
+  for (int64_t g = 0; g < 16; ++g) totals[g] = splat_int(0);
+  for (int64_t g = 0; g < count; ++g) {
+    const F16 by = splat(factors[g]);
+    I16 total = splat_int(0);
+    for (int64_t k = 0; k < size; k += 16) {
+      const I16 v = nearest_int(load(x + g * size + k) * by);
+      total = total + v;
+      store_bytes(values + g * size + k, v, 16);
+    }
+    totals[g] = total;
+  }
+  int32_t total[16];
+  sum_lanes(totals, total);
+  store_some(scales, most / splat(127.0f), count);
+  __builtin_memcpy(sums, total, static_cast<size_t>(count) * sizeof(int32_t));
+  return true;
+}
+
 // x [K] as row m.
 EW_INLINE void quantize_row(const QuantizeActivationArgs& a, int64_t m, const float* x) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.k;
   int8_t* values = a.values + m * a.values_stride;
-  for (int64_t k = 0, g = 0; k < a.k; k += size, ++g) {
-    quantize_group(x + k, a.k - k < size ? a.k - k : size, values + k, a.scales + m * a.scales_stride + g,
-                   a.sums + m * a.sums_stride + g);
+  float* scales = a.scales + m * a.scales_stride;
+  int32_t* sums = a.sums + m * a.sums_stride;
+  const int64_t groups = size > 0 ? (a.k + size - 1) / size : 0;
+  const int64_t together = size % 16 == 0 && size <= 128 && a.k % size == 0 ? 16 : 1;
+  for (int64_t g = 0; g < groups; g += together) {
+    const int64_t past = g + together < groups ? g + together : groups, k = g * size;
+    if (past - g > 1 && quantize_groups(x + k, size, past - g, values + k, scales + g, sums + g)) continue;
+    for (int64_t i = g; i < past; ++i) {
+      const int64_t at = i * size, count = a.k - at < size ? a.k - at : size;
+      quantize_group(x + at, count, values + at, scales + i, sums + i);
+    }
   }
   for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
 }
 
 inline void quantize_activation(const QuantizeActivationArgs& a, Workers& pool) {
-  run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
+  run_rows(pool, a.m, 4 * a.k, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) quantize_row(a, m, a.x + m * a.x_stride);
   });
 }
@@ -104,17 +151,29 @@ EW_INLINE int few_bits_at(const uint8_t* panel, int64_t bits, int64_t column, in
 inline void embedding_int8(const EmbeddingInt8Args& a, Workers& pool) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.hidden, quads = (a.hidden + 3) / 4;
   const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
-  run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
+  const auto column_of = [&](int64_t id) {
+    return a.weight + (id / kPanel * quads * kPanel + id % kPanel) * 4;
+  };
+  run_rows(pool, a.tokens, 16 * a.hidden, [&](int64_t begin, int64_t end) {  // most of it waits for memory
     for (int64_t t = begin; t < end; ++t) {
       const int64_t id = a.ids[t];
-      const uint8_t* column = a.weight + (id / kPanel * quads * kPanel + id % kPanel) * 4;
+      const uint8_t* column = column_of(id);
+      if (a.codes == nullptr && t + 1 < end) {  // each four values are in another line of the cache
+        const uint8_t* next = column_of(a.ids[t + 1]);
+        for (int64_t q = 0; q < quads; ++q) __builtin_prefetch(next + q * kPanel * 4);
+      }
       const uint8_t* halves = a.weight + id / kPanel * (a.hidden / 2 * kPanel);  // with codes
       const RowScales scales(a.scales, groups, a.scale_block, id);
       float* out = a.out + t * a.out_stride;
       for (int64_t g = 0; g < groups; ++g) {
         const float scale = scales[g];
         const int64_t past = (g + 1) * size < a.hidden ? (g + 1) * size : a.hidden;
-        for (int64_t i = g * size; i < past; ++i) {
+        int64_t i = g * size;
+        for (; a.codes == nullptr && size % 4 == 0 && i + 4 <= past; i += 4) {
+          const uint8_t* four = column + i * kPanel;
+          for (int j = 0; j < 4; ++j) out[i + j] = static_cast<float>(four[j] - 128) * scale;
+        }
+        for (; i < past; ++i) {
           const int byte = a.codes == nullptr ? column[i / 4 * kPanel * 4 + i % 4]
                                               : a.codes[few_bits_at(halves, 4, id % kPanel, i)];
           out[i] = static_cast<float>(byte - 128) * scale;

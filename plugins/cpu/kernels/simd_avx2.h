@@ -123,6 +123,11 @@ EW_INLINE float max_lanes(F16 a) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
+EW_INLINE F16 max_lanes(const F16 (&vectors)[16]) {
+  float greatest[16];
+  for (int i = 0; i < 16; ++i) greatest[i] = max_lanes(vectors[i]);
+  return load(greatest);
+}
 
 }  // namespace
 }  // namespace ew

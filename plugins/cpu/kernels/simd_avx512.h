@@ -92,6 +92,28 @@ EW_INLINE float max_lanes(F16 a) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
+// Reduces 16 vectors by an `op` whose order doesn't matter: lane i of the result is that of vector i's lanes.
+template <class Op>
+EW_INLINE __m512 reduce_lanes(__m512 (&v)[16], const Op& op) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    v[i] = op(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
+    v[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto fold = [&](__m512 a, __m512 b) __attribute__((always_inline)) {
+    return op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return fold(fold(v[0], v[1]), fold(v[2], v[3]));
+}
+EW_INLINE F16 max_lanes(const F16 (&vectors)[16]) {
+  __m512 v[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) v[i] = vectors[i].v;
+  return {reduce_lanes(v, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); })};
+}
 
 }  // namespace
 }  // namespace ew

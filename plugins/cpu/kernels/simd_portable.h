@@ -149,6 +149,12 @@ EW_INLINE float max_lanes(F16 a) {
   }
   return lane[0];
 }
+// The greatest of each vector's lanes.
+EW_INLINE F16 max_lanes(const F16 (&vectors)[16]) {
+  float greatest[16];
+  for (int i = 0; i < 16; ++i) greatest[i] = max_lanes(vectors[i]);
+  return load(greatest);
+}
 
 }  // namespace
 }  // namespace ew

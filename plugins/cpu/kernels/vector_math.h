@@ -31,11 +31,9 @@ EW_INLINE F16 nearest(F16 a) {
   return (a + magic) - magic;
 }
 
-// e^x within 2 ulp (4 without fma): x = n ln 2 + r, e^x = 2^n e^r. Exactly 1 at 0, exactly 0 below -110 and
-// at -inf.
-EW_INLINE F16 exp(F16 x) {
-  x = max(splat(-110.0f), min(splat(89.0f), x));  // in this order a NaN stays
-  const F16 n = nearest(x * splat(1.44269504f));
+// e^r where x = n ln 2 + r, so that e^x is 2^n times that. -110 <= x <= 89, or NaN.
+EW_INLINE F16 exp_fraction(F16 x, F16& n) {
+  n = nearest(x * splat(1.44269504f));
   F16 r =
       fnma(n, splat(0.693359375f), x);  // ln 2 = 0.693359375 (10 bits: the product is exact) - 2.12194440e-4
   r = fma(n, splat(2.12194440e-4f), r);
@@ -44,7 +42,13 @@ EW_INLINE F16 exp(F16 x) {
   p = fma(p, r, splat(0.041666206f));
   p = fma(p, r, splat(0.166665182f));
   p = fma(p, r, splat(0.5f));
-  p = fma(p * r, r, r) + splat(1.0f);
+  return fma(p * r, r, r) + splat(1.0f);
+}
+
+// e^x within 2 ulp (4 without fma). Exactly 1 at 0, exactly 0 below -110 and at -inf.
+EW_INLINE F16 exp(F16 x) {
+  F16 n;
+  const F16 p = exp_fraction(max(splat(-110.0f), min(splat(89.0f), x)), n);  // in this order a NaN stays
   const F16 half =
       nearest(n * splat(0.5f));  // in two steps, so that 2^128 and subnormal results come out right
   return p * pow2(half) * pow2(n - half);
@@ -80,7 +84,9 @@ EW_INLINE F16 erf(F16 x) {
   q = fma(q, a, splat(-0.637965024f));
   q = fma(q, a, splat(-1.12720227f));
   q = fma(q, a, splat(-0.000312469754f));
-  return select(a < splat(1.0f), p * x, copysign(splat(1.0f) - exp(q), x));
+  F16 n;  // q is in [-19, 0], where a single product with a power of 2 has the bits of exp
+  const F16 far = exp_fraction(q, n);
+  return select(a < splat(1.0f), p * x, copysign(splat(1.0f) - times_pow2(far, n), x));
 }
 
 EW_INLINE F16 sigmoid(F16 x) { return splat(1.0f) / (splat(1.0f) + exp(neg(x))); }

@@ -72,12 +72,15 @@ void ties_to_even() {
 // groups as if nothing were there.
 void special_groups() {
   for (const float special : {kNaN, -kNaN, kInf, -kInf}) {
-    for (int64_t place = 0; place < 36; ++place) {
-      Quantize q(2, 108, 36, 0);
-      q.x[static_cast<size_t>(36 + place)] = special;
-      check(q);
-      CHECK(std::isnan(q.scales[1]) && q.sums[1] == 0 && q.values[36] == 0 && q.values[71] == 0);
-      CHECK(q.scales[0] > 0 && q.scales[2] > 0 && q.scales[4] > 0);
+    for (const int64_t group : {32, 36}) {  // lanes of several groups are reduced together, or not
+      for (int64_t place = 0; place < group; ++place) {
+        Quantize q(2, 3 * group, group, 0);
+        q.x[static_cast<size_t>(group + place)] = special;
+        check(q);
+        CHECK(std::isnan(q.scales[1]) && q.sums[1] == 0);
+        CHECK(q.values[static_cast<size_t>(group)] == 0 && q.values[static_cast<size_t>(2 * group - 1)] == 0);
+        CHECK(q.scales[0] > 0 && q.scales[2] > 0 && q.scales[4] > 0);
+      }
     }
   }
   for (const float tiny : {0.0f, -0.0f, 1e-40f, 1e-38f, 3e-37f}) {
