@@ -120,13 +120,13 @@ class LinearIo(Record, frozen=True, kw_only=True):
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The files there are, the fastest on a CPU last."""
+        """The variants that the target has, the fastest on a CPU last."""
         narrow: tuple[Variant, ...] = () if self.narrow is None else (self.narrow.dtype,)
         beside = (name for name, beside in self._beside.items() if beside is not None and beside.file)
         return (*narrow, self.variant, *beside)
 
     def fastest(self, *, operators: bool) -> Variant:
-        """Returns the fastest of ``variants`` on a CPU. ``operators``: True if there is the library for "kernels"."""
+        """Returns the fastest of ``variants`` on a CPU. ``operators``: True if the library of "kernels" is there."""
         return next((v for v in reversed(self.variants) if v != "kernels" or operators), self.variant)
 
     @property
@@ -148,12 +148,12 @@ class LinearIo(Record, frozen=True, kw_only=True):
 
 
 def mask_name(window: int) -> str:
-    """Returns the name of the mask of layers that see ``window`` tokens back; 0 for all."""
+    """Returns the name of the mask of layers whose window has ``window`` tokens; 0 means no window."""
     return f"mask_w{window}" if window else "mask"
 
 
 def cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Returns a layer's (past, present) names of its keys, then of its values."""
+    """Returns the names of a layer's caches: (past, present) of the keys, then (past, present) of the values."""
     key, value = ((f"past_{kind}_{layer}", f"present_{kind}_{layer}") for kind in ("key", "value"))
     return key, value
 

@@ -47,7 +47,7 @@ class StepLimits:
 
 
 class HoldsSteps(Protocol):
-    """Something that runs steps up to a size."""
+    """A program or engine that runs steps up to a maximum size."""
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
         """Returns the maximum tokens and requests of a step; ``decodes``: True for steps with one token for each
@@ -61,7 +61,7 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
 
     Args:
         counts: tokens of each request in the step, [B].
-        program: has the limits of its profiles.
+        program: the program, whose profiles limit the groups.
     """
     members: list[list[int]] = []
     for decodes in (True, False):
@@ -138,5 +138,5 @@ def input_shapes(
 
 
 def input_sizes(groups: Sequence[CacheGroup], limits: StepLimits | StepShape) -> dict[str, int]:
-    """Elements of each input, at its largest or in a step, in the order of ``padded``."""
+    """Returns the number of elements of each input, at most or in a step of one shape, in the order of ``padded``."""
     return {name: math.prod(shape) for name, shape in input_shapes(groups, limits).items()}

@@ -79,7 +79,7 @@ class PagedSection(Record, frozen=True, kw_only=True):
 
 
 class CacheTensor(NamedTuple):
-    """A tensor [P, K, *``of_slot``] of a layer's cache: an input, and the output that is its memory."""
+    """A tensor [P, K, *``of_slot``] of a layer's cache: an input, and the output that shares its memory."""
 
     name: str
     written: str

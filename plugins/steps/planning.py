@@ -143,10 +143,10 @@ class StepModel(Protocol):
         """Predicts the seconds of a step of the engine."""
 
     def around(self, sizes: StepSizes) -> float:
-        """Predicts the seconds of a step outside of kernels: the engine's between two steps."""
+        """Predicts the seconds of a step outside of kernels, in which the engine works between two steps."""
 
     def bound(self, sizes: StepSizes) -> str:
-        """Returns the limit of most of a step's time."""
+        """Returns the name of the limit that decides most of a step's time, such as "memory"."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Planning:
         timed: returns the seconds of a step of one size, faster than ``model``.
         formats: returns a program's formats that need instructions of GPUs.
         scratch: returns the bytes of a step besides the program's arena; arguments: program, requests, tokens of each.
-        meeting: measures the seconds in which a number of ranks meet in shared memory; None if there are no ranks.
+        meeting: measures the seconds of a barrier of a number of ranks in shared memory; None if there are no ranks.
     """
 
     gpus: bool

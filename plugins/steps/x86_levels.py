@@ -48,12 +48,12 @@ class Level:
 
     @property
     def owner(self) -> str:
-        """The owner of the kernels, for messages."""
+        """The name of the target whose kernels these are, for messages."""
         return "the tvm target on a GPU" if self.grid else "the tvm target"
 
     @property
     def without(self) -> str:
-        """A hint on how to do without a kernel."""
+        """A hint for errors: what to do if a kernel is missing."""
         if self.grid:
             return "Leave `cuda` out of the recipe's [tvm], or take --target cuda."
         return "Use --target cpu, or a recipe that doesn't need it."
@@ -68,7 +68,7 @@ LEVELS: Mapping[str, Level] = {
         Level("v4-vnni", "x86-64-v4", ("-prefer-256-bit", "+avx512vnni"), 12, 2, vnni=True),
     )
 }
-"""The plainest first; every one runs on the processors of those behind it."""
+"""Levels in order: a library of one level also runs on the processors of later levels."""
 
 
 def levels_in_order(value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:

@@ -57,7 +57,10 @@ _CLOCK = os.sysconf("SC_CLK_TCK")
 
 
 def limits(times: int = 1) -> LLParserLimits:
-    """Returns the limits of a grammar's steps: ``times`` the limits of a trial, which answers thus don't reach."""
+    """Returns llguidance's limits of work for each step of a grammar.
+
+    ``times`` multiplies the limits of a trial, so that answers don't reach limits that a trial has passed.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(

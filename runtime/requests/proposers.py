@@ -22,7 +22,7 @@ class ProposalKind:
 
     Attributes:
         source: the name of the proposer.
-        rank: the order of a request's proposals that cost no time: the one with the highest rank becomes the draft.
+        rank: decides among proposals that cost no time: a request's proposal with the highest rank becomes the draft.
         expected: the expected acceptance rate of a token after accepted ones, until the rate is measured.
     """
 
@@ -43,7 +43,7 @@ NOTHING = Proposal((), ProposalKind("", 0, 0.0))
 
 
 class Proposer(ABC):
-    """A source of proposals. Only a ``TimedProposer`` takes time that counts.
+    """A source of proposals. Its own time is ignored, unless it is a ``TimedProposer``.
 
     Attributes:
         name: the proposer's name in ``LLM.info`` and in metrics.
@@ -81,7 +81,7 @@ class Proposer(ABC):
         return
 
     def release(self, request: Request) -> None:
-        """Frees the memory for a request that has ended, or that begins again later."""
+        """Frees the memory for a request that has ended, or is preempted and will start again."""
         return
 
     def forget(self, tenant: str | None) -> None:
@@ -94,7 +94,7 @@ class Proposer(ABC):
 
 
 class TimedProposer(Proposer):
-    """A proposer that computes for so long that its time is estimated. It never raises: after an error it proposes
+    """A proposer whose time matters, and is therefore estimated. It never raises: after an error it proposes
     nothing, and ``off`` says why.
 
     Attributes:
@@ -116,7 +116,7 @@ class TimedProposer(Proposer):
         return 0.0
 
     def takes(self, request: Generation) -> bool:
-        """Returns False for a request for which it can't propose anything."""
+        """Returns True if the proposer can propose tokens for a request."""
         return True
 
     def describe(self) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class _End:
 
 
 class Repeats:
-    """The tokens of one request, and for each position the length of the repetition: how many tokens up to there equal
-    the last.
+    """The tokens of one request, and for each position the number of tokens, up to that position, that equal the last
+    tokens of the text.
 
     ``push`` replaces its arrays, so that a shallow copy can continue independently.
 

@@ -49,7 +49,7 @@ class Identity(TypedDict, total=False):
 
 
 class Common(Identity, total=False):
-    """The arguments of `Request` that all kinds have."""
+    """The arguments of `Request` that all kinds of requests have."""
 
     prompt_text: str | None
     request_class: RequestClass
@@ -59,7 +59,7 @@ class Common(Identity, total=False):
 class Request:
     """A prompt with the state of its computation. Only the scheduler and the engine loop change it.
 
-    Attributes that only a generation needs are None or 0 in other kinds, so that the scheduler needs no distinction.
+    Attributes that only a generation needs are None or 0 in other kinds, so the scheduler treats all kinds alike.
 
     Args:
         prompt: token ids, at least one.

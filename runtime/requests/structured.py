@@ -369,7 +369,7 @@ class Compiled:
 
 
 class Guided(NamedTuple):
-    """Rows of a step that a grammar limits: ``row``, and one more for each token of the draft."""
+    """The rows of a step that one grammar limits: ``row``, then a row for each token of the draft."""
 
     grammar: Grammar
     row: int
@@ -488,7 +488,8 @@ class Grammars:
         engine's.
 
         Raises:
-            RequestError: the form can't be met, isn't supported, or takes too much time or memory to compile.
+            RequestError: no answer can have this form, or it isn't supported, or compiling takes too much time or
+                memory.
             OverloadError: the grammar is slow to compile and others wait, or the grammars of running requests take too
                 much memory.
             MissingDependencyError: llguidance isn't installed.
@@ -560,7 +561,8 @@ class Grammars:
         the grammar.
 
         Args:
-            places: for each grammar, the index of its mask, and the draft, whose tokens have the masks after it.
+            places: for each grammar, the index of its mask in ``bits``, and the draft. The masks of the draft's tokens
+                follow it.
             bits: [masks, ceil(V / 32)], the result.
         """
         sound = [place for place in places if place[0].error is None]

@@ -34,9 +34,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Only:
-    """A rule: only some values are accepted. ``why`` is the reason for the message, ``hint`` says what to do
-    instead.
-    """
+    """A rule: only some values are accepted. The error for other values says ``why``, and has the ``hint``."""
 
     values: tuple[object, ...]
     why: str

@@ -54,7 +54,7 @@ class ChatFormat:
     """A format of a model's answers, returned by ``Tokenizer.chat_format``.
 
     Attributes:
-        spelling: its entry of the table.
+        spelling: the format's entry of ``formats.table.FORMATS``.
     """
 
     spelling: Spelling
@@ -152,7 +152,7 @@ class ChatFormat:
         )
 
     def limits_reasoning(self, tokenizer: Vocabulary) -> bool:
-        """Returns True if a grammar can limit the tokens of the reasoning: its marks begin with tokens."""
+        """Returns True if a grammar can limit the tokens of the reasoning: its markers begin with special tokens."""
         reasoning = self.spelling.reasoning
         if reasoning is None or self._has_channels:
             return False
@@ -177,9 +177,9 @@ class ChatFormat:
 def choose_format(tokenizer: Templates, chat_template: str | None = None) -> ChatFormat:
     """Returns the format of a model's answers: the one with the markers that the chat template writes around a call.
 
-    The template renders a conversation with a tool, a call and its result. Without a known format of calls, only
-    markers of reasoning are searched for; without these the answers are plain text. If the model has a
-    ``response_template`` that can be converted, that decides first.
+    The template renders a conversation with a tool, a call and its result. If the format of calls is unknown, only
+    markers of reasoning are searched for; if there are none, answers are plain text. A ``response_template`` of the
+    model is used instead, if it can be converted.
     """
     source = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_templates.get("default")
     if chat_template is not None:

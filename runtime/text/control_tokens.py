@@ -54,7 +54,7 @@ class ControlTokens:
         self._guarded: tuple[tokenizers.Tokenizer, dict[int, int]] | None = None
 
     def guard(self, text: str) -> str:
-        """Returns a text of the model (a template or one of its variables) with the secret after each spelling."""
+        """Returns a text of the model (a template or one of its variables) with the secret after each control token."""
         return self._plain.sub(lambda found: found[0] + self._secret, text)
 
     def unguard(self, text: str) -> str:
@@ -62,7 +62,7 @@ class ControlTokens:
         return text.replace(self._secret, "")
 
     def break_up(self, value: Any) -> Any:
-        """Puts the secret into each spelling in a message's texts, and into the beginning of one at a text's end."""
+        """Inserts the secret into each control token in a message's texts, and into a partial one at a text's end."""
 
         def broken(text: str) -> str:
             for pattern in (self._plain, self._begun):
@@ -72,7 +72,7 @@ class ControlTokens:
         return _with_texts(value, broken)
 
     def neutral(self, value: Any) -> Any:
-        """Returns a message's value without the first character of each spelling, so that it has no control tokens."""
+        """Returns a message's value without the characters with which control tokens begin, so that it has none."""
         return _with_texts(value, lambda text: self._first.sub("", text))
 
     def guard_composed(self, text: str, neutral: str) -> str:
@@ -121,7 +121,7 @@ class ControlTokens:
         return [ids.get(index, index) for index in encoded]
 
     def spelled(self, text: str) -> bool:
-        """Returns True if a guarded text has a control token's spelling that isn't the template's own."""
+        """Returns True if a guarded text has a control token that the template didn't write."""
         rest = self._own.sub("\0", text)
         if self._plain.search(rest):
             return True

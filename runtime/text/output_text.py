@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Detokenizing(Protocol):
-    """Gives text for tokens: a ``Detokenizer``."""
+    """The methods of a ``Detokenizer``, which converts tokens to text."""
 
     def push(self, token: Any) -> str:
         """Returns the text that ``token`` completes; may be empty."""
@@ -40,11 +40,11 @@ class OutputText:
         self.stopped_by: str | None = None
 
     def push(self, token: Any) -> bool:
-        """Takes a new token; True if it is clear now where the text is cut."""
+        """Appends a new token. Returns True if a stop string has ended the text."""
         return self._add(self._detokenizer.push(token))
 
     def finish(self) -> bool:
-        """Releases all text that was held back, as no token follows. Returns True if a stop string ended the text."""
+        """Releases the text that was held back, after the last token. Returns True if a stop string ended the text."""
         if self._add(self._detokenizer.flush()):
             return True
         if self._cut_at(_first_of(self._stop, self._held), self._held):

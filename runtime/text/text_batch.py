@@ -40,8 +40,8 @@ class TextTokens(NamedTuple):
 def first_characters(text: str, most: int, count_tokens: Callable[[str], int]) -> tuple[str, int]:
     """Returns the beginning of a text that has more than twice ``most`` tokens, or else the whole text.
 
-    Tokenizing megabytes takes seconds. So of a long text, first a prefix is tokenized, and more while it may have too
-    few tokens. The rest of the text could only change how the last word of the prefix is split.
+    Tokenizing megabytes takes seconds. So a prefix of a long text is tokenized first, and a longer one while it
+    may have too few tokens. The rest of the text could only change how the last word of the prefix is split.
 
     Args:
         text: the text.

@@ -282,7 +282,8 @@ class Tokenizer:
         """True if the chat template only appends: a longer conversation's text begins with that of a shorter one.
 
         Then a prefix cache can reuse all but the last turn. A template that drops the reasoning of earlier answers, or
-        moves the tools, doesn't append. A few conversations decide. None if there is no template, or it refuses them.
+        moves the tools, doesn't append. The result comes from a few sample conversations.
+        None if there is no template, or it refuses them.
         """
         messages = [{"role": role, "content": f"-{i}-"} for i, role in enumerate(("user", "assistant") * 2 + ("user",))]
         try:
@@ -373,7 +374,7 @@ class Tokenizer:
 
     @property
     def special_names(self) -> list[str]:
-        """Variables of the chat template that are the model's own: bos_token, eos_token, ..."""
+        """The model's special tokens, as variables of the chat template: bos_token, eos_token, ..."""
         return list(self._special_tokens)
 
     def spelled(self, index: int) -> str:
@@ -520,8 +521,8 @@ class Detokenizer:
     are decoded together with those of the piece before them, and a text that ends in U+FFFD is held back until it is
     complete. Special tokens are skipped if ``skip_special_tokens``.
 
-    For bytes that are no text, decoders with byte fallback make U+FFFD of the whole run of bytes, also of good
-    characters before the fault. A stream has already output those characters by then.
+    In invalid UTF-8, decoders with byte fallback turn the whole run of bytes into U+FFFD, also valid characters
+    before the invalid byte. A stream has already output those characters by then.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> None:
