@@ -141,13 +141,14 @@ CONVERSIONS: Mapping[str, Conversion] = {
         "roberta", {"max_position_embeddings": 257}, AutoModelForSequenceClassification, pooling=None
     ),
     "modernbert": Conversion(
-        "modernbert", {"local_attention": 8, "cls_token_id": 1, "sep_token_id": 2}, replaced={"norm_eps": 1e-5}
+        "modernbert", {"local_attention": 8, "cls_token_id": 1, "sep_token_id": 2}, replaced={"layer_norm_eps": 1e-5}
     ),
     "eurobert": Conversion("eurobert", {**_HEADS, "mask_token_id": 3, "classifier_pooling": "mean"}, most=1e-5),
     "gemma": Conversion(
         "gemma3_text",
         {
             **_HEADS,
+            "vocab_size": 263,  # the converter leaves out rows beyond those of its tokenizer's file
             "num_hidden_layers": 6,
             "sliding_window": 8,
             "use_bidirectional_attention": True,

@@ -15,6 +15,7 @@ from .architecture import (
     read_window,
 )
 from .gemma_architectures import GEMMA3, rotate_apart
+from .keys import RMS
 from .tensors import Place, shape_of_tensor
 
 _SPLIT = Place("", split=("attn_q", "attn_k", "attn_v"))
@@ -199,6 +200,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names=_WITHOUT_GROUPS,
         layer_norm="norm_eps",
         free_heads=False,
+        harmless=(RMS,),  # written by the converter beside the other, and not read
         read=_read_modern_bert,
         encoder=True,
         head="gelu",

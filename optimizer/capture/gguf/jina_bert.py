@@ -84,10 +84,9 @@ class JinaBertAttention(torch.nn.Module):
         self.config, self.layer_idx, self.is_causal = config, layer_idx, False
         size = config.hidden_size
         self.query, self.key, self.value, self.dense = (torch.nn.Linear(size, size) for _ in range(4))
-        norms = (
-            (torch.nn.LayerNorm(size, config.layer_norm_eps) for _ in range(2)) if config.head_norms else (None,) * 2
-        )
-        self.query_norm, self.key_norm = norms
+        norms = [torch.nn.LayerNorm(size, config.layer_norm_eps) for _ in range(2)] if config.head_norms else []
+        self.query_norm: torch.nn.LayerNorm | None = norms[0] if norms else None
+        self.key_norm: torch.nn.LayerNorm | None = norms[1] if norms else None
         self.slopes = torch.nn.Buffer(alibi_slopes(config.num_attention_heads), persistent=False)
 
     def forward(self, hidden: torch.Tensor, mask: Any) -> torch.Tensor:

@@ -203,6 +203,7 @@ ENCODERS: Mapping[str, Encoder] = {
         },
         {
             NORM: EPSILON,
+            RMS: 0.5,  # not read
             "rope.freq_base": 1000.0,
             "rope.freq_base_swa": 500.0,
             "attention.sliding_window": 8,

@@ -15,6 +15,7 @@ from enginewright.optimizer.capture.capture_model import build_from_gguf, captur
 from enginewright.optimizer.capture.gguf.file import open_gguf
 from enginewright.optimizer.export import export
 from enginewright.optimizer.measure.pooled_runner import PooledRunner
+from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.errors import RequestError, SourceError, UnsupportedModelError
 
@@ -31,7 +32,9 @@ def vectors(path: Path, recipe: str = "f32", **arguments: Any) -> Any:
     bundle = path.with_suffix(".bundle")
     export(path, bundle, recipe=recipe, overwrite=True)
     with LLM(bundle) as llm:
-        return llm.embed(TEXTS, **arguments)
+        together = llm.embed(TEXTS, **arguments)
+        np.testing.assert_array_equal(llm.embed(TEXTS[2], **arguments), together[2])  # the same bits alone
+    return together
 
 
 def expected(model: Any, pooling: int, texts: Sequence[Sequence[int]] = TEXTS) -> Any:
@@ -109,7 +112,9 @@ def test_blocks_of_8_bits_are_kept(architecture: str, tmp_path: Path) -> None:
     # The recipe rounds activations to 8 bits.
     np.testing.assert_allclose(rounded_again, expected(model, 1), atol=2e-2, rtol=0)
     np.testing.assert_allclose(vectors(path), expected(model, 1), atol=TOLERANCE, rtol=0)
-    assert (tmp_path / "tiny.bundle").is_dir()
+    weights = capture(path).program.weights
+    names = [name for name in weights if name.endswith(("query.weight", "q_proj.weight"))]
+    assert len(names) == 3 and all(isinstance(weights[name], SourceCodes) for name in names)
 
 
 def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
