@@ -158,6 +158,25 @@ def test_dense_layers_prompts_and_sizes(tmp_path: Path) -> None:
     assert pooling.prompts == prompts
 
 
+@pytest.mark.parametrize(("kind", "pooling"), [("qwen3", "lasttoken"), ("gemma3", "mean")])
+def test_prompts_by_name_as_qwen3_embedding_and_embedding_gemma_have_them(
+    kind: str, pooling: str, tmp_path: Path
+) -> None:
+    prompts = {"query": "walk on: query:", "document": "" if kind == "qwen3" else "the beach is home or passage :"}
+    modules = [parts().Pooling(64, pooling_mode=pooling), parts().Normalize()]
+    if kind == "gemma3":
+        identity = torch.nn.Identity()
+        modules[1:1] = [parts().Dense(64, 96, False, identity), parts().Dense(96, 64, False, identity)]
+    reference = sentence_model(tmp_path / "model", *modules, kind=kind, prompts=prompts)
+    vectors_of(tmp_path / "model")
+    with LLM((tmp_path / "model").with_suffix(".bundle")) as llm:
+        query, document, plain = (llm.embed(TEXTS, prompt=name) for name in ("query", "document", None))
+    np.testing.assert_allclose(query, reference.encode_query(TEXTS), atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(document, reference.encode_document(TEXTS), atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(plain, reference.encode(TEXTS), atol=TOLERANCE, rtol=0)
+    assert np.abs(query - plain).max() > 100 * TOLERANCE
+
+
 def test_texts_are_in_lower_case_where_the_file_says_so(tmp_path: Path) -> None:
     reference = sentence_model(tmp_path / "model", parts().Pooling(64), lower=False)
     expected = reference.encode([text.lower() for text in TEXTS])
