@@ -80,8 +80,8 @@ template = "<|im_start|>user\\nQuery: {query}\\nDocument: {document}<|im_end|>\\
 the head of a reranker or classifier (`cls.*`). An encoder without the key is a reranker if it has a head; otherwise its
 mean is taken, with a warning. A decoder without it is a chat model. `attention.causal` and `context_length` apply, and
 vectors are normalized, as in llama.cpp's tools. Token types are 0, as there. Vectors equal those of transformers' model
-within 1e-5, and llama.cpp's within 1e-5, or 5e-4 where it has GELU from a table in float16. A vector for each token (0)
-and recurrent models with a pooling are refused.
+within 1e-5, and llama.cpp's within 1e-5, or 5e-4 where it has GELU from a table in float16. A recipe's `[pooling]` may
+state `dimensions` and `template`. A vector for each token (0) and recurrent models with a pooling are refused.
 """
 WORKS = """
 ## Families that work

@@ -15,9 +15,10 @@ from enginewright.optimizer.capture.capture_model import build_from_gguf, captur
 from enginewright.optimizer.capture.gguf.file import open_gguf
 from enginewright.optimizer.export import export
 from enginewright.optimizer.measure.pooled_runner import PooledRunner
+from enginewright.optimizer.recipes.sections import PoolingSection
 from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.runtime.engine.llm import LLM
-from enginewright.runtime.shared.errors import RequestError, SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import RecipeError, RequestError, SourceError, UnsupportedModelError
 
 from . import gguf_models
 from .gguf_encoders import ENCODERS, EPSILON, SIZES, build, hidden_states, tensors_of, write_encoder
@@ -321,3 +322,15 @@ def test_a_recurrent_model_isn_t_pooled(tmp_path: Path) -> None:
     path = gguf_models.write_model(tmp_path / "tiny.gguf", "lfm2", model, keys={"pooling_type": 1})
     with pytest.raises(UnsupportedModelError, match=r"lfm2\.pooling_type is of a recurrent model"):
         export(path, tmp_path / "tiny.bundle")
+
+
+def test_a_recipe_states_what_a_file_doesn_t(tmp_path: Path) -> None:
+    """Vectors may be cut to sizes that a recipe names; tokens of answers are for folders."""
+    path = write_encoder(tmp_path / "tiny.gguf", "bert", build("bert"))
+    pooling = capture(path, pooling=PoolingSection(dimensions=(32, 16))).model_info.pooling
+    assert pooling is not None and pooling.dimension_choices == (16, 32)
+    with pytest.raises(RecipeError, match="answers is for models in Hugging Face folders"):
+        capture(path, pooling=PoolingSection(answers=("yes",)))
+    chat = gguf_models.write_model(tmp_path / "chat.gguf", "qwen3", gguf_models.build(gguf_models.CASES["qwen3"]))
+    with pytest.raises(RecipeError, match="generates text"):
+        capture(chat, pooling=PoolingSection(dimensions=(32,)))
