@@ -26,6 +26,8 @@ class Budget(Section):
     Attributes:
         tokens_changed: share of the suite's tokens for which the likeliest token changed.
         kl_mean, kl_max: KL divergence in nats: the mean over these tokens, and the worst.
+        cosine_min, cosine_mean, spearman, top10_overlap, spearman_scores, top1_agreement: the least values of metrics
+            of a model that computes whole texts (measure/text_metrics.py); its kl_mean and kl_max are of scores.
         kl_layer: the largest mean KL divergence of one layer.
         layers: False doesn't compare layers.
         size_ratio, memory_ratio, prefill_ratio, decode_ratio: the bundle's bytes or seconds, divided by the other's.
@@ -38,6 +40,12 @@ class Budget(Section):
     tokens_changed: float = Field(default=0.01, ge=0)
     kl_mean: float = Field(default=1e-4, ge=0)
     kl_max: float = Field(default=1e-2, ge=0)
+    cosine_min: float = Field(default=0.9999, le=1)
+    cosine_mean: float = Field(default=0.9999, le=1)
+    spearman: float = Field(default=0.999, le=1)
+    top10_overlap: float = Field(default=0.99, le=1)
+    spearman_scores: float = Field(default=0.999, le=1)
+    top1_agreement: float = Field(default=0.99, le=1)
     layers: StrictBool = True
     kl_layer: float = Field(default=1e-3, ge=0)
     size_ratio: float = Field(default=1.02, gt=0)
@@ -87,7 +95,17 @@ def default_budget(bundle: Bundle, *, source: bool) -> Budget:
     from enginewright.optimizer.verify.verify import max_kl_of  # torch, which a source needs
 
     lossy = max_kl_of(recipe)
-    return Budget(tokens_changed=0.25, kl_mean=lossy or Budget().kl_mean, kl_max=math.inf, kl_layer=math.inf)
+    mean = lossy or Budget().kl_mean
+    unlimited = dict.fromkeys(("cosine_min", "spearman", "top10_overlap", "spearman_scores"), -math.inf)
+    return Budget(
+        tokens_changed=0.25,
+        kl_mean=mean,
+        kl_max=math.inf,
+        kl_layer=math.inf,
+        cosine_mean=1 - mean,
+        top1_agreement=0.75,
+        **unlimited,
+    )
 
 
 Outcome = Literal["passed", "failed", "inconclusive", "not compared"]
@@ -101,6 +119,7 @@ class Check:
         name: the budget's key, or the property.
         outcome: "not compared" if it doesn't apply or the budget disables it; "inconclusive" if times vary too much.
         measured, limit: a number, or a text; an infinite number is None.
+        least: True if the measured number has to be at least the limit, not at most.
         interval: bounds of a measured ratio of times, where an infinite bound is None in JSON; None for other
             properties.
         detail: the problem, or the reason why nothing was compared; "" if there is none.
@@ -112,11 +131,13 @@ class Check:
     limit: float | str | None = None
     detail: str = ""
     interval: tuple[float, float] | None = None
+    least: bool = False
 
 
-def within(name: str, measured: float, limit: float, detail: str = "") -> Check:
-    """Returns a check that a number is at most its limit."""
-    return Check(name, "passed" if measured <= limit else "failed", measured, limit, detail)
+def within(name: str, measured: float, limit: float, detail: str = "", *, least: bool = False) -> Check:
+    """Returns a check that a number is at most its limit; with ``least`` at least."""
+    passed = measured >= limit if least else measured <= limit
+    return Check(name, "passed" if passed else "failed", measured, limit, detail, least=least)
 
 
 def shown(check: Check) -> str:
@@ -130,9 +151,9 @@ def limit_of(check: Check) -> str:
     """Returns the limit in words."""
     if isinstance(check.limit, str) or check.limit is None:
         return check.limit or ""
-    return "no limit" if math.isinf(check.limit) else f"at most {number(check.limit)}"
+    return "no limit" if math.isinf(check.limit) else f"at {'least' if check.least else 'most'} {number(check.limit)}"
 
 
 def number(value: float | str) -> str:
-    """Returns a measured value in words: four digits of a number."""
-    return value if isinstance(value, str) else f"{value:.4g}"
+    """Returns a measured value in words: four digits of a number, and six of one just below 1."""
+    return value if isinstance(value, str) else f"{value:.6g}" if 0.99 < value < 1 else f"{value:.4g}"

@@ -32,7 +32,9 @@ from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.diff_bundles import BundleDiff, diff_bundles
 from enginewright.optimizer.evaluate.models import BundleModel, OpenOptions, ScoredModel, finite_logits
+from enginewright.optimizer.evaluate.texts import evaluate_texts
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.text_metrics import METRICS
 from enginewright.optimizer.measure.texts import BUILT_IN, SuitePrompt, read_prompts
 from enginewright.optimizer.plan.planner import Memory
 from enginewright.optimizer.shared.files import write_output
@@ -40,7 +42,7 @@ from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import CODE, Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.executors.open import choose_target, context_of, target_groups
-from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.contracts import ModelInfo, PooledTask
 from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
@@ -59,7 +61,7 @@ LAYER_TOKENS = 64
 MEMORY_CONTEXT = 4096
 """The longest request whose memory is counted, in tokens."""
 
-_MOST_FILES, _RANDOM_PROMPTS, _RANDOM_TOKENS = 20, 12, 24
+_MOST_FILES, _RANDOM_PROMPTS, _RANDOM_TOKENS, _MOST_TEXTS = 20, 12, 24, 64
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class BuildComparison:
         files: differences of the files, as `optimize diff` lists them with the older bundle as A.
         speed: paired speeds; None if they weren't measured.
         seconds: duration of the comparison.
+        task: the task of models that compute whole texts, whose texts are counted as prompts; None for others.
     """
 
     bundle: str
@@ -113,6 +116,7 @@ class BuildComparison:
     files: tuple[str, ...] = ()
     speed: SpeedPairs | None = None
     seconds: float = 0.0
+    task: PooledTask | None = None
 
     @property
     def equal_files(self) -> bool:
@@ -221,7 +225,8 @@ def compare_builds(
 
     Two bundles with the same files are within every budget; neither is run. Otherwise prompts are tokenized as
     ``against`` does. Both models read these and the greedy answers of ``against`` (for a source, the bundle's answers),
-    so that one changed token doesn't change all later tokens.
+    so that one changed token doesn't change all later tokens. A model that computes whole texts is compared by
+    ``evaluate_texts``, on the lines of the file of prompts.
 
     Args:
         bundle: the new build.
@@ -263,9 +268,15 @@ def compare_builds(
     if diff is not None and diff.equal:
         equal = Check("bytes", "passed", "equal", "equal", "all files are equal")
         return replace(comparison, checks=(equal,), seconds=_since(start))
+    options = OpenOptions(threads, target=name, provider=provider, trust=trust)
+    if new.model.pooling is not None:
+        return replace(
+            _compare_texts(comparison, new, older, prompts, options, progress),
+            files=() if diff is None else _lines_of(diff)[:_MOST_FILES],
+            seconds=_since(start),
+        )
     checks: list[Check] = []
     with ExitStack() as stack:
-        options = OpenOptions(threads, target=name, provider=provider, trust=trust)
         progress(ProgressEvent("load", 0, 2, str(bundle)))
         model = stack.enter_context(closing(BundleModel(bundle, options)))
         progress(ProgressEvent("load", 1, 2, str(against)))
@@ -335,6 +346,39 @@ def compare_builds(
     )
 
 
+def _compare_texts(
+    comparison: BuildComparison,
+    new: Bundle,
+    older: Bundle | None,
+    file: str | Path,
+    options: OpenOptions,
+    progress: Progress,
+) -> BuildComparison:
+    """Compares builds of a model that computes whole texts: its metrics on the lines of a file, files and sizes."""
+    budget = comparison.budget
+    report = evaluate_texts(
+        comparison.bundle, comparison.against, text=file, texts=_MOST_TEXTS, options=options, progress=progress
+    )
+    checks = []
+    for name, value in report.metrics.items():
+        metric = METRICS[name]
+        if value is None:
+            checks.append(Check(name, "not compared", detail=f"it needs {metric.texts} texts"))
+        else:
+            checks.append(within(name, value, getattr(budget, name), metric.label, least=not metric.at_most))
+    if older is None:
+        checks += [Check(key, "not compared", detail="a source is not a build") for key in _OF_BUILDS]
+    else:
+        checks += _of_files(new.tokenizer_files(), older.tokenizer_files(), budget)
+        checks += [
+            _equal("generation", new.model.pooling == older.model.pooling, "prompts, labels or sizes", budget),
+            *_of_sizes(new, older, comparison.target, budget),
+            *(Check(key, "not compared", detail="times are of models that generate") for key in _OF_TIMES),
+            _equal("bytes", False, "some files differ", budget),
+        ]
+    return replace(comparison, prompts=report.texts, tokens=report.tokens, checks=tuple(checks), task=report.task)
+
+
 def _since(start: float) -> float:
     """Returns the seconds since ``start``, a time of ``time.perf_counter``, to the millisecond."""
     return round(time.perf_counter() - start, 3)
@@ -355,7 +399,8 @@ def _lines_of(diff: BundleDiff) -> tuple[str, ...]:
 
 
 _FIRST_FILES = ("weights/weights", "tokenizer/", "manifest.json")
-_OF_BUILDS = ("kv_cache", "size_ratio", "memory_ratio", "prefill_ratio", "decode_ratio", "bytes")
+_OF_TIMES = ("prefill_ratio", "decode_ratio")
+_OF_BUILDS = ("kv_cache", "size_ratio", "memory_ratio", *_OF_TIMES, "bytes")
 
 
 # ---- the suite of prompts

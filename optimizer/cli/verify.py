@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from enginewright.runtime.shared.errors import counted
+
 from .console import comparison_lines, print_json, reported, stdout_console
 from .options import AsJson, BundlePath, Provider, Threads, Trust, known_targets
 from .progress import stage_bars
@@ -188,6 +190,8 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
         say("within the budget: all files are equal, so neither bundle was run, and nothing was timed")
         return
     prompts = f"{found.prompts} prompts and their answers" if found.prompts > 1 else "a prompt and its answer"
+    if found.task is not None:
+        prompts = counted(found.prompts, "text")
     say(f"{found.tokens:,} tokens of {prompts}; budget: {budget or 'the default'}\n")
     console.print(_table(found.checks))
     if found.layers:

@@ -46,6 +46,15 @@ def test_vectors_are_compared_with_the_source(pooled_bundles: dict[str, Path], t
     assert 1 - metrics["cosine_mean"] == pytest.approx(target["comparison"]["text"]["kl_mean"], rel=1e-6)
     code, out, _ = run(bundle, "--source", source)
     assert f"least cosine {metrics['cosine_min']:.6f}" in out
+    code, out, err = run(bundle, "--against", source, "--json")
+    assert code == 0, err
+    checks = {one["name"]: one for one in json.loads(out)["against"]["checks"]}
+    assert checks["cosine_mean"]["limit"] == pytest.approx(0.95) and checks["cosine_min"]["limit"] is None
+    code, out, _ = run(bundle, "--against", pooled_bundles["embed"])
+    assert code == 16
+    assert " tokens of 64 texts; " in out and "at least 0.9999" in out and "times are of models that generate" in out
+    (tmp_path / "budget.toml").write_text("cosine_min = 0.9\ncosine_mean = 0.9\nspearman = 0.9\ntop10_overlap = 0.5\n")
+    assert run(bundle, "--against", pooled_bundles["embed"], "--budget", tmp_path / "budget.toml")[0] == 0
 
 
 @pytest.mark.parametrize("as_json", [True, False])
