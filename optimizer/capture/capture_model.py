@@ -34,7 +34,7 @@ from .merge_adapters import AdapterMerge
 from .model_info import model_info
 from .model_source import Adapter, AnySource, ModelSource
 from .pooled_section import with_templates
-from .pooled_source import PooledSource
+from .pooled_source import PooledSource, is_pooled_class
 from .quantized.checkpoint import unpacked, without_idle_biases
 from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
 from .tokenizer import in_lower_case, load_tokenizer, read_tokenizer_json, tokenizer_files
@@ -252,7 +252,13 @@ def _capture_module(
             f"{type(model).__name__} isn't a transformers model, so its attention can't be found",
             hint="Pass a transformers decoder, a Hugging Face directory or a GGUF file.",
         )
-    if part is not None and not is_decoder(model.config, type(model)):
+    decoder = is_decoder(model.config, type(model))
+    if not decoder and part is None and is_pooled_class(type(model), model.config):
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: an encoder's pooling, prompts and labels are in its folder, not in the object",
+            hint="Save the model and its tokenizer with save_pretrained(), and export the folder.",
+        )
+    if part is not None and not decoder:
         raise UnsupportedModelError(
             f"{type(model).__name__}: a part of a model can be taken of its folder only",
             hint=f"Save the model with save_pretrained(), and export the folder with part={part!r}; "

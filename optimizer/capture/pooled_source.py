@@ -117,6 +117,12 @@ def find_pooled_source(directory: Path, config: PretrainedConfig) -> PooledSourc
     return PooledSource(directory, "embed", class_for(config, MODEL_MAPPING, directory), settings, (assumed,))
 
 
+def is_pooled_class(model_class: type[PreTrainedModel], config: PretrainedConfig) -> bool:
+    """Returns True if a folder with a model of this class would be pooled: an encoder, a classifier or a reranker."""
+    name = model_class.__name__
+    return name.endswith(tuple(_HEADS)) or _is_encoder(config, name)
+
+
 def _check_kind(directory: Path, config: PretrainedConfig, name: str, *, pooled: bool) -> None:
     """Raises UnsupportedModelError, with what to use instead, for kinds of models that are out.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from enginewright.optimizer.capture import capture
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
@@ -64,3 +65,12 @@ def test_a_tied_table_that_was_replaced_is_refused(tiny_model):
 def test_other_modules_are_refused():
     with pytest.raises(UnsupportedModelError, match="Linear isn't a transformers model"):
         capture(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["BertModel", "BertForSequenceClassification"])
+def test_objects_of_encoders_are_refused_with_what_to_do(kind):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = getattr(transformers, kind)(transformers.BertConfig(**sizes, intermediate_size=48))
+    with pytest.raises(UnsupportedModelError, match=f"{kind}: an encoder's pooling") as error:
+        capture(model)
+    assert "export the folder" in error.value.hint
