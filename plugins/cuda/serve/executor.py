@@ -151,11 +151,6 @@ class CudaExecutor:
         with self._running():
             return WatchedStep(self._running, self._steps.start(step))
 
-    def synchronize(self) -> None:
-        """Waits for all submitted steps. Raises EnginewrightError if the GPU is lost."""
-        with self._health.watched():
-            self._place.probe()
-
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Makes the place's stream the current one within the context. Raises the errors of ``GpuHealth.watched``."""

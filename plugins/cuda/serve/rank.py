@@ -15,6 +15,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs
 from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -68,20 +69,18 @@ def open_part(told: bytes, rank: int) -> Opened:
     executor = CudaExecutor(bundle, setting.blocks, setting.context, target=setting.target, part=part)
     groups = [group.name for group in program.cache_groups]
 
-    submitted: SimpleQueue[None] = SimpleQueue()
+    submitted: SimpleQueue[Pending] = SimpleQueue()
 
     def wait_for_steps() -> NoReturn:
         while True:
-            submitted.get()
-            executor.synchronize()
+            submitted.get().result()
 
     def run_steps(store: TCPStore) -> NoReturn:
         collectives.open(store, executor.device)
         end_with(store, rank, wait_for_steps)  # nobody else waits for this rank's GPU, and sees that it is lost
         while True:
             packed, _ = mail.next_step()
-            executor.submit(unpacked_step(groups, packed, program.ports))
-            submitted.put(None)
+            submitted.put(executor.submit(unpacked_step(groups, packed, program.ports)))
 
     return mail, run_steps
 

@@ -176,7 +176,7 @@ class CudaSteps:
             for members in parts(step.counts, self):
                 part, order = part_of(step, members)
                 self._compute(part, order, step.sampling, results)
-        return _Started(results)
+        return _Started(results, self._device)
 
     def _compute(
         self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, results: _Results
@@ -451,9 +451,12 @@ class _Results:
 
 
 class _Started:
-    """A step that is running. The download of its tokens has been started."""
+    """A step that is running. The download of its tokens has been started.
 
-    def __init__(self, results: _Results) -> None:
+    ``result`` waits for an event, since another thread may not wait for a stream that a graph is captured on.
+    """
+
+    def __init__(self, results: _Results, device: torch.device) -> None:
         self._results = results
         self._tokens: Tensor | None = None
         self._done: StepOutput | None = None
@@ -461,9 +464,9 @@ class _Started:
             self._tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
             if not drawn.is_meta:  # there only the calls are of interest
                 self._tokens.copy_(drawn, non_blocking=True)
-            self._ready = torch.cuda.Event() if drawn.is_cuda else None
-            if self._ready is not None:
-                self._ready.record()
+        self._ready = torch.cuda.Event() if device.type == "cuda" else None
+        if self._ready is not None:
+            self._ready.record()
 
     def result(self) -> StepOutput:
         """Waits for the step and returns its output."""
@@ -472,12 +475,12 @@ class _Started:
         return self._done
 
     def _finish(self) -> StepOutput:
+        if self._ready is not None:
+            self._ready.synchronize()
         arrays = {name: rows.cpu().numpy() for name, rows in self._results.values.items()}
         outputs = {name: arrays.pop(name) for name in self._results.outputs if name in arrays}
         if self._tokens is None:
             return StepOutput(None, outputs)
-        if self._ready is not None:
-            self._ready.synchronize()
         return StepOutput(self._tokens.numpy(), outputs, **arrays)
 
 

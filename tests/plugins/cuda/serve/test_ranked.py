@@ -289,11 +289,13 @@ def test_a_rank_that_is_killed_is_named_and_none_stays(bundle: Path, interpreter
 FAULT = """
 import os, sys
 if any("cuda.serve.rank" in word for word in sys.orig_argv):
-    from enginewright.plugins.cuda.serve import executor
-    def probe(place):
+    from enginewright.plugins.cuda.serve import executor, steps
+    def fail(*given):
         if os.path.exists(os.environ["PLANTED"]):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    executor._Interpreted.probe = probe
+    executor._Interpreted.probe = fail
+    finish = steps._Started._finish
+    steps._Started._finish = lambda step: fail() or finish(step)
 """
 
 
