@@ -103,6 +103,7 @@ class CudaProgram:
     Attributes:
         caches: GROUP/LAYER -> a layer's cache, views of ``pools``.
         pools: cache group -> the memory of all its layers: see ``_new_pools``.
+        ranked: True for one of several ranks, whose steps exchange data.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class CudaProgram:
         limits: StepLimits,
         exchange: Exchange | None = None,
     ) -> None:
-        self._exchange = exchange
+        self._exchange, self.ranked = exchange, exchange is not None
         self.program, self.limits, self.gpu = program, limits, place.gpu
         self.device, self.processors = place.device, place.processors
         self._lists: dict[int, Tensor] = {}

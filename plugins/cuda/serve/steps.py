@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -92,7 +93,7 @@ class _Bound:
     by_row: list[Work]
     copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
     options: dict[str, Tensor]
-    draws: dict[Drawing, list[Work]] = field(default_factory=dict)
+    draws: dict[tuple[Drawing, int], list[Work]] = field(default_factory=dict)  # by the words of the lists' memory
     graph: Graph | None = None
 
 
@@ -118,7 +119,7 @@ class CudaSteps:
         self._late_seconds = 0.0
         self._program, self._launcher, self._capture = program, launcher, capture
         self._limits, self._device = program.limits, program.device
-        self._has_states = any(group.kind == STATE for group in program.groups)
+        self._runs_once = program.ranked or any(group.kind == STATE for group in program.groups)
         self._advanced = False
         self._settled: set[StepShape] = set()  # sizes of decode steps for which the libraries have chosen kernels
         self._sums = _Float32Sums()
@@ -139,21 +140,24 @@ class CudaSteps:
         Raises RequestError for an invalid step, and CapacityError if there is no memory even after other sizes were
         dropped.
         """
+        self._advanced = False
         return self._with_memory(lambda: self._start(step))
 
     @torch.inference_mode()
     def _with_memory(self, work: Callable[[], Result]) -> Result:
         """Returns the result of ``work``; if memory runs out, runs it again after dropping the bound sizes.
 
-        Work that may have changed states of recurrent layers isn't run again.
+        Work that may have changed states of recurrent layers, or exchanged data with other ranks, isn't run again.
         """
-        self._advanced = False
+        before, self._advanced = self._advanced, False
         try:
             return work()
         except torch.OutOfMemoryError as e:
             self.late["late_memory"] += 1
             if self._advanced:
                 raise _no_memory(e) from e
+        finally:
+            self._advanced |= before
         self.synchronize()
         self._bound.clear()
         if self._device.type == "cuda":
@@ -200,7 +204,19 @@ class CudaSteps:
                     work()
             count = min(rows - start, most)
             values = {name: bound.outputs[name][:count] for name in step.outputs if name in bound.outputs}
-            results.put(order[some], values | (self._draw(bound, options) if options is not None else {}))
+            # Even if the step can't be run again, this can.
+            self._with_memory(partial(self._put, results, order[some], values, bound, options))
+
+    def _put(
+        self,
+        results: _Results,
+        order: npt.NDArray[np.int64],
+        values: Mapping[str, Tensor],
+        bound: _Bound,
+        options: SamplingBatch | None,
+    ) -> None:
+        """Draws tokens if there are ``options``, and puts them and the outputs ``values`` at the rows ``order``."""
+        results.put(order, {**values, **(self._draw(bound, options) if options is not None else {})})
 
     def _options_of(self, sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
         return sampling if len(rows) == len(sampling.temperature) else chosen_rows(sampling, rows)
@@ -275,7 +291,7 @@ class CudaSteps:
         if bound.graph is None and self._capture is not None and shape in self._settled:
             with self._counted("late_graphs"):
                 bound.graph = self._captured(self._capture, run)
-        self._advanced = self._has_states
+        self._advanced = self._runs_once
         if bound.graph is None:
             run()
             if shape.decodes:
@@ -331,11 +347,12 @@ class CudaSteps:
             self._upload_lists(*packed_lists(sampling))
         if drawing.masks and sampling.masks is not None:
             self._upload_masks(sampling.masks)
-        if drawing not in bound.draws:
+        key = drawing, len(self._lists)
+        if key not in bound.draws:
             options = {**bound.options, "lists": self._lists}
             calls = sampling_calls(bound.outputs[LOGITS], options, self._memory, drawing)
-            bound.draws[drawing] = [self._launcher.bind(call) for call in calls]
-        for work in bound.draws[drawing]:
+            bound.draws[key] = [self._launcher.bind(call) for call in calls]
+        for work in bound.draws[key]:
             work()
         tokens = self._memory.tokens[:rows]
         if sampling.logprobs is None:
@@ -353,14 +370,10 @@ class CudaSteps:
             self._masks_copied.record()
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
-        """Uploads the packed lists; if their memory must grow to ``words``, work that was bound to the old memory is
-        dropped.
-        """
+        """Uploads the packed lists, to larger memory if they need ``words`` that aren't there."""
         if words > len(self._lists):
             self.synchronize()
             self._lists = torch.zeros(1 << (words - 1).bit_length(), dtype=torch.int32, device=self._device)
-            for bound in self._bound.values():
-                bound.draws = {of: works for of, works in bound.draws.items() if not (of.penalties or of.edits)}
         self._lists[: len(lists)].copy_(torch.from_numpy(lists))
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> Tensor:

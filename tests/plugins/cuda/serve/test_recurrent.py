@@ -202,44 +202,56 @@ def test_a_preempted_request_goes_on_with_its_tokens(family: str, interpreter: P
     assert never == 0 < often and tokens == expected
 
 
-def without_memory(family: str, behind: bool) -> tuple[str, int]:
-    """Returns the error of a step whose memory runs out once, before its work or behind it, and how often its work
-    began.
+def without_memory(family: str, place: str) -> tuple[str, int]:
+    """Returns the error of a step whose memory runs out once, and how often its work began. ``place``: "before" its
+    work, "behind" it, or in its "sampling".
     """
     program, context = cases.program_of(family)
     lowering = cases.lowered(program, context, "f32")
     steps = cases.steps_of(lowering, 256)
     runs, failing = [0], [True]
-    run, bound_for = steps._run, steps._bound_for
+    run, bound_for, draw = steps._run, steps._bound_for, steps._draw
+
+    def fail_in(here: str) -> None:
+        if place == here and failing and failing.pop():
+            raise torch.OutOfMemoryError("tried to allocate")
 
     def counted(*given: Any) -> None:
         runs[0] += 1
         run(*given)
-        if behind and failing and failing.pop():
-            raise torch.OutOfMemoryError("tried to allocate")
+        fail_in("behind")
 
     def bound(*given: Any, **more: Any) -> Any:
-        if not behind and failing and failing.pop():
-            raise torch.OutOfMemoryError("tried to allocate")
+        fail_in("before")
         return bound_for(*given, **more)
 
+    def drawn(*given: Any) -> Any:
+        tokens = draw(*given)
+        fail_in("sampling")
+        return tokens
+
     inputs = small_programs.steps_of(lowering.program.cache_groups, cases.BLOCKS).step({"a": [3, 4, 5]})
-    with patch.object(steps, "_run", counted), patch.object(steps, "_bound_for", bound):
+    with patch.multiple(steps, _run=counted, _bound_for=bound, _draw=drawn):
         try:
-            steps.start(cases.step_input(inputs)).result()
+            step = cases.step_input(inputs, cases.greedy(1))
+            step.outputs = ("logits",)
+            output = steps.start(step).result()
+            assert output.tokens is not None and output.logits is not None
+            assert output.tokens.tolist() == output.logits.argmax(-1).tolist()
         except CapacityError as e:
             return e.message, runs[0]
     return "", runs[0]
 
 
 def test_a_step_that_changed_states_is_not_tried_again(interpreter: ProcessPoolExecutor) -> None:
-    """A second run would begin with the states that the first one has written."""
-    for family, behind, error, runs in (
-        ("lfm2", False, "", 1),
-        ("lfm2", True, "memory: the GPU has none left for a step: tried to allocate", 1),
-        ("Llama", True, "", 2),
+    """A second run would begin with the states that the first one has written. Its sampling is tried again."""
+    for family, place, error, runs in (
+        ("lfm2", "before", "", 1),
+        ("lfm2", "behind", "memory: the GPU has none left for a step: tried to allocate", 1),
+        ("lfm2", "sampling", "", 1),
+        ("Llama", "behind", "", 2),
     ):
-        assert interpreter.submit(without_memory, family, behind).result() == (error, runs)
+        assert interpreter.submit(without_memory, family, place).result() == (error, runs)
 
 
 @pytest.mark.matrix
