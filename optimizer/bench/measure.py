@@ -57,11 +57,12 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
         progress: called before each measurement.
 
     Raises:
-        RequestError: a size is out of range, or longer than the bundle's context.
+        RequestError: a size is out of range, or longer than the bundle's context; or the model computes whole texts.
         BundleError, CapacityError, MissingDependencyError: the bundle can't be opened.
     """
     began = time.perf_counter()
     before = rss_bytes()
+    bundle.check_generates("bench")
     target = choose_target(bundle, options.target)
     if options.speculate is not None:
         check_speculation(bundle, target, options.speculate)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from enginewright.optimizer.capture.build_pooled import find_pooled
 from enginewright.optimizer.capture.capture_model import capture_shapes
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.pipeline.pass_context import pass_context
@@ -21,7 +22,7 @@ from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.shared.contracts import ModelInfo
-from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright.runtime.shared.errors import EnginewrightError, UnsupportedModelError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
@@ -46,10 +47,17 @@ def programs_of_model(
         progress: called with the stages of an export.
         targets: the targets whose programs are made.
         listed: the Hub's list of the model's files, if it was requested already; None otherwise.
+
+    Raises UnsupportedModelError for a model that computes whole texts, and the errors of an export.
     """
     with fewer_collections():
         path = find_source(source, weights=False, progress=progress, listed=listed)
         progress(ProgressEvent("capture", 0, 1, path.name))
+        if (pooled := find_pooled(path)) is not None:
+            raise UnsupportedModelError(
+                f"{path} is a model for {pooled[0].task}, and only models that generate text are planned",
+                hint="Export and serve it; `optimize loadtest --embed` measures a server with an embedding model.",
+            )
         program, info = capture_shapes(path)
         programs: list[PlannedProgram] = []
         known: dict[Hashable, int] = {}  # by their steps: of weights' names plans know nothing

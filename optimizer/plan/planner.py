@@ -58,7 +58,7 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
 
     Raises:
         TargetError: a device isn't known, or lacks the formats of the only recipe.
-        RequestError: an option is out of range.
+        RequestError: an option is out of range, or the bundle's model computes whole texts.
         CapacityError: no recipe fits on any of the devices; the hint names devices on which one would.
         BundleError, SourceError, UnsupportedModelError, RecipeError, MissingDependencyError: as for ``planned_model``.
     """
@@ -111,6 +111,7 @@ def planned_model(
 
     Raises:
         BundleError: the bundle has no lowered program, or recipes are named for a bundle.
+        RequestError: the bundle's model computes whole texts.
         SourceError, UnsupportedModelError, RecipeError, MissingDependencyError: as for an export.
     """
     if (Path(source) / MANIFEST_PATH).is_file():
@@ -129,6 +130,7 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
             f"{bundle.path} is a bundle, which has the recipe that it was exported with",
             hint="Leave --recipe out, or pass the model that it was made from.",
         )
+    bundle.check_generates("plan")
     on_gpus, on_this = target_on(gpu=True), target_on(gpu=False)
     here = [name for name in bundle.programs if name != on_gpus]
     names = [on_this] if on_this in here else here[:1]

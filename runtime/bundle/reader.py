@@ -162,6 +162,15 @@ class Bundle:
     def model(self) -> ModelInfo:
         return self.manifest.model.to_info()
 
+    def check_generates(self, command: str) -> None:
+        """Raises RequestError if the model computes whole texts, which ``command`` isn't for."""
+        if (pooling := self.model.pooling) is not None:
+            raise RequestError(
+                f"{command}: {self.path} is a model for {pooling.task}, and only models that generate text have times "
+                "of prompts and tokens",
+                hint="`optimize loadtest --embed` measures a server with an embedding model.",
+            )
+
     def section(self, target: str, kind: type[R], contents: str) -> R:
         """Returns the section of type ``kind`` of a ready target.
 

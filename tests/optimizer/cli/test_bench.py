@@ -76,3 +76,8 @@ def test_a_ctrl_c_ends_it(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--plot", str(plot)])
     assert result.exit_code == 130
     assert not plot.exists()
+
+
+def test_a_model_that_computes_whole_texts_is_refused(pooled_bundles: dict[str, Path]) -> None:
+    result = CliRunner().invoke(app, ["bench", str(pooled_bundles["rerank"]), *SMALL])
+    assert result.exit_code == 8 and "is a model for rerank" in result.stderr, result.output

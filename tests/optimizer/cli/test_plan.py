@@ -115,3 +115,10 @@ def test_a_model_that_is_not_there(command: str, tmp_path: Path) -> None:
     for typed, meant in (("tiny.ggu", "tiny.gguf"), ("lama", "llama")):
         result = CliRunner().invoke(app, [command, str(tmp_path / typed)])
         assert result.exit_code == 3 and f"Did you mean {tmp_path / meant}?" in result.stderr, result.stderr
+
+
+def test_a_model_that_computes_whole_texts_is_refused(pooled_bundles: dict[str, Path]) -> None:
+    bundle = pooled_bundles["embed"]
+    for model, code in ((bundle, 8), (bundle.with_suffix(""), 4)):  # the bundle, and the folder that it is made of
+        result = run(str(model), "--gpu", "h100")
+        assert result.exit_code == code and "is a model for embed" in result.stderr, result.output
