@@ -61,7 +61,7 @@ def _check_dimensions(pooling: PoolingInfo, dimensions: Any) -> None:
     choices = sorted({*pooling.dimension_choices, pooling.dimensions})
     if dimensions is not None and dimensions not in choices:
         raise RequestError(
-            f"dimensions: {dimensions} isn't a number to which this model's vectors may be cut",
+            f"dimensions: {shown(dimensions)} isn't a number to which this model's vectors may be cut",
             hint=f"It has {', '.join(map(str, choices))}.",
         )
 

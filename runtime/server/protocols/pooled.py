@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...requests.outputs import RequestMetrics
-from ...shared.errors import OverloadError, RequestError
+from ...shared.errors import EnginewrightError, OverloadError, RequestError
 from ..engines.engine_client import Model, ReplacedError
 from ..engines.records import Ended
 from ..http.front import Front
@@ -156,15 +156,19 @@ class PooledJob(BodyJob):
             self._running.append(running)
             try:
                 ended = await running.result()
-            except RequestError as e:
-                raise self._named(e, portion) from e
+            except EnginewrightError as e:
+                if (named := self._named(e, portion)) is e:
+                    raise
+                raise named from e
             finally:
                 self._running.remove(running)
             self.charge.tokens += ended.prompt_tokens
             return ended
 
-    def _named(self, error: RequestError, portion: range) -> RequestError:
-        """Returns the error with the name that the text has in the body, in place of its name in the portion."""
+    def _named(self, error: EnginewrightError, portion: range) -> EnginewrightError:
+        """Returns the error with the name that the text has in the body, in place of its name in the portion; the same
+        error if it names no text.
+        """
         names = self._order.names
         match = re.fullmatch(rf"({'|'.join(names)})(?:\[(\d+)\])?(:.*)", error.message, re.DOTALL)
         if match is None:

@@ -442,7 +442,7 @@ def test_weights_that_are_not_numbers_fail_their_bodies_alone(
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(57)))
     assert server.props()["deaths"] == 0
-    assert "NaN or infinite" in server.errors.read_text()
+    assert "input[3]: the model's numbers for it are NaN or infinite" in server.errors.read_text()
 
 
 def test_a_client_that_leaves_ends_its_requests(pooled: Server) -> None:
