@@ -93,7 +93,6 @@ POOLED = (
     ),
     *("langchain-openai==1.7.4", "langchain-tests==1.1.9", "llama-index-embeddings-openai-like==0.4.0"),
     *("llama-index-embeddings-text-embeddings-inference==0.6.0", "llama-index-postprocessor-jinaai-rerank==0.6.0"),
-    "llama-index-llms-openai-like",
     *("numpy", "openai==3.54.0", "pytest-asyncio==1.5.0"),
 )
 LM_EVAL = ("lm-eval[api]==0.4.13",)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
-from llama_index.llms.openai_like import OpenAILike
 from llama_index.postprocessor.jinaai_rerank import JinaRerank
 
 
@@ -33,6 +32,8 @@ def main() -> None:
     for one in best:
         print(f"{one.score:.3f}  {one.node.ref_doc_id}: {one.node.get_content()[:80]}")
     if options.chat:
+        from llama_index.llms.openai_like import OpenAILike
+
         texts = "\n\n".join(one.node.get_content() for one in best)
         chat = OpenAILike(model=options.chat, is_chat_model=True, max_tokens=100, **server)
         print(chat.complete(f"Answer the question from the texts.\n\n{texts}\n\nQuestion: {options.question}").text)

@@ -108,15 +108,17 @@ def test_llama_index_jina(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["langchain", "llamaindex"])
-def test_examples(name: str, tmp_path: Path) -> None:
-    """Each example prints every text, the best one first, as the reranker scores them."""
+def test_examples(name: str, order: list[int], tmp_path: Path) -> None:
+    """Each example prints the files of the three best texts, in the reranker's order.
+
+    No answer is asked for: LlamaIndex's client of chats needs an older version of openai than the other clients here.
+    """
     for i, text in enumerate(TEXTS):
         (tmp_path / f"{i}.md").write_text(text)
     script = Path(__file__).parents[2] / "examples" / f"search_{name}.py"
     command = [sys.executable, str(script), str(tmp_path), QUERY, "--url", URL, "--chat", ""]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    scores = [float(line.split()[0]) for line in lines]
-    assert len(lines) == 3 and scores == sorted(scores, reverse=True) and all(".md: " in line for line in lines)
+    assert [line.split(".md: ")[0].rpartition("/")[2] for line in lines] == [str(i) for i in order[:3]]
 
 
 class TestOpenAIEmbeddings(EmbeddingsIntegrationTests):
