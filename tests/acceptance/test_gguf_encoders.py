@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.verify.verify_pooled import run_texts
+from enginewright.optimizer.measure.text_results import run_texts
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import make_executor
