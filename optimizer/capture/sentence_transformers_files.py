@@ -174,8 +174,9 @@ def read_sentence_model(directory: Path) -> SentenceModel | None:
     fields["modules"] = tuple(modules)
     if not fields.get("include_prompt", True) and any(settings["prompts"].values()):
         raise _unsupported(
-            f"{path}: a pooling without the prompt's tokens (include_prompt) can't be compiled, and the model "
-            "has prompts"
+            f"{directory}: include_prompt of its Pooling is false: a pooling without the prompt's tokens can't be "
+            "compiled, and the model has prompts",
+            "Use a model that pools its prompts too, or remove prompts from config_sentence_transformers.json.",
         )
     return SentenceModel(**fields, **settings, **transformer_settings(fields["transformer"]))
 

@@ -56,9 +56,9 @@ This page lists every family of encoders that transformers has, and says whether
 | `...Model` or `...ForMaskedLM` of an encoder | vectors: the mean of the tokens, with a warning |
 
 A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
-T5 encoders, CLIP, ColBERT and sparse vectors are refused. If a recipe needs calibration and no file is given, the
-built-in text is used. `max_kl` limits the cosine distance of vectors. Searches that compare logits, and targets other
-than cpu, are refused.
+T5 encoders, CLIP, ColBERT, sparse vectors, and poolings without the prompt's tokens are refused. If a recipe needs
+calibration and no file is given, the built-in text is used. `max_kl` limits the cosine distance of vectors. Searches
+that compare logits, and targets other than cpu, are refused.
 
 ## What a recipe states
 
