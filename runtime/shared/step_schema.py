@@ -151,7 +151,6 @@ def layers_of(output: str, names: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted(int(name.partition(":")[2]) for name in names if name.startswith(f"{output}:")))
 
 
-@cache
 def port_of(name: str) -> Port:
     """Returns the port of an array, by the array's name. Raises BundleError for an unknown name."""
     port = PORTS.get(name.partition(":")[0])

@@ -836,7 +836,7 @@ def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scored_token_s_logprob_is_given_in_place_of_the_drawn_one_s() -> None:
     logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(1))
     tokens = torch.tensor([3, NO_TOKEN, 5, 6], dtype=torch.int32)
-    scores, *_ = logprobs_of(logits, tokens, sampling_batch([PLAIN] * 4, (), 2, {0: [7, 8]}))
+    scores = logprobs_of(logits, tokens, sampling_batch([PLAIN] * 4, (), 2, {0: [7, 8]}))["token_logprobs"]
     expected = logits.log_softmax(-1)
     assert scores[1].isnan()
     torch.testing.assert_close(scores[[0, 2, 3]], expected[[0, 2, 3], [7, 5, 6]])
@@ -856,10 +856,10 @@ def test_top_logprobs_are_those_of_a_whole_sort(changed: bool) -> None:
         sampling.top_allowed = (np.arange(37) % 2).astype(np.int32)
         drawn_from = torch.where(torch.rand(37, 300, generator=random) < 0.5, logits + 20, -torch.inf)
         of_top = torch.where(torch.from_numpy(sampling.top_allowed)[:, None] != 0, drawn_from, logits)
-    _, top_ids, top = logprobs_of(logits, torch.arange(37, dtype=torch.int32), sampling, drawn_from)
+    rows = logprobs_of(logits, torch.arange(37, dtype=torch.int32), sampling, drawn_from)
     values, ids = of_top.sort(dim=-1, descending=True, stable=True)
-    assert torch.equal(top_ids.long(), ids[:, :20])
-    torch.testing.assert_close(top, values[:, :20] - logits.logsumexp(-1, keepdim=True))
+    assert torch.equal(rows["top_ids"].long(), ids[:, :20])
+    torch.testing.assert_close(rows["top_logprobs"], values[:, :20] - logits.logsumexp(-1, keepdim=True))
     torch.testing.assert_close(logits, before, rtol=0, atol=0)
 
 

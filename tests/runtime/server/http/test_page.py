@@ -123,7 +123,7 @@ def test_a_message_is_answered_edited_and_answered_again(browser: Browser, serve
     assert (one, reply) == ("Hello", expected)
     assert "24 tokens" in browser.run("document.querySelector('.about').textContent")
     assert browser.run("document.querySelector('#say').value") == ""
-    assert browser.run("document.querySelector('#said').textContent").startswith("tiny said: ")
+    browser.until("document.querySelector('#said').textContent.startsWith('tiny said: ')")
     # A second turn, with a line's end in it.
     browser.run("document.querySelector('#say').focus()")
     browser.type("again")
