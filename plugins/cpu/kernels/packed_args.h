@@ -124,8 +124,9 @@ struct LinearInt8Args {
   float* y = nullptr;                       // [M, N]
   int64_t y_stride = 0;
   Epilogue epilogue = {};
-  bool sparse = false;             // the weight is in sparse32, and K a multiple of 4
-  Workspace* workspace = nullptr;  // never null where weights alone are in groups, or sparse
+  bool sparse = false;  // the weight is in sparse32, and K a multiple of 4
+  // Never null where weights alone are in groups, or sparse, or have codes and 10 rows or more.
+  Workspace* workspace = nullptr;
 };
 
 // y[m, n] = sum over groups of (sum_k values[m, k] * weight[n, k]) * scales[m, g] * weight_scales[n, g] +

@@ -217,6 +217,7 @@ PagedAttentionArgs attention_args(const StepResolver& s) {
           .kv_len = s.in(4).as<int32_t>(),
           .sinks = a.has_sinks ? s.in(5).as<float>() : nullptr,
           .slopes = a.has_slopes ? s.in(a.has_sinks ? 6 : 5).as<float>() : nullptr,
+          .biases = {},
           .scale = a.scale,
           .window = a.window,
           .softcap = a.softcap,
