@@ -221,7 +221,8 @@ inline void linear_int8(const LinearInt8Args& a, Workers& pool) {
   if (many.groups > 0) spare_of = many.spare(std::min(a.m, tuned(pool.tuning().task_rows, kTaskRows)));
   // Panels that are made bytes once for all rows of a task.
   const bool spread =
-      a.sparse ? a.m > kInt8Rows : a.codes != nullptr && many.groups == 0 && a.m >= kManyLeast;
+      a.sparse ? a.m > kInt8Rows
+               : a.codes != nullptr && a.workspace != nullptr && many.groups == 0 && a.m >= kManyLeast;
   if (spread && spare_of < spread_bytes) spare_of = spread_bytes;
   if (sums_bytes + spare_of > 0)
     spare = static_cast<uint8_t*>(a.workspace->reserve(sums_bytes + pool.size() * spare_of));

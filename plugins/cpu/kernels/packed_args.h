@@ -125,7 +125,7 @@ struct LinearInt8Args {
   int64_t y_stride = 0;
   Epilogue epilogue = {};
   bool sparse = false;  // the weight is in sparse32, and K a multiple of 4
-  // Never null where weights alone are in groups, or sparse, or have codes and 10 rows or more.
+  // Never null where weights alone are in groups, or sparse. Tasks of experts have none.
   Workspace* workspace = nullptr;
 };
 
