@@ -17,7 +17,7 @@ from enginewright.runtime.shared.contracts import STATE, CacheGroup
 from enginewright.runtime.shared.dtypes import DTYPES, Dtype, stored_bytes
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
-from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step, WeightUse
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step, WeightUse
 from enginewright.runtime.shared.step_schema import Q_START, ROWS
 
 from ...gpu.call import Call, DeviceArray
@@ -176,8 +176,9 @@ class CudaProgram:
         tapped = {place: name for name, place in self.program.taps.items()} if taps else {}
         of_rows: list[Work] = []
         self._kept, shared = {}, set(kept_for_rows(self.program) if keeps else ())
+        steps_by_row = set(_steps_by_row(self.program))
         for index, step in enumerate(self.program.steps):
-            by_row = _is_by_row(step)
+            by_row = index in steps_by_row
             if by_row:
                 works += [self._keep(of) for of in dict.fromkeys(step.inputs) if of in shared and of not in self._kept]
             handler = HANDLERS.get(step.op)
@@ -360,14 +361,21 @@ class CudaProgram:
         return self._mixed
 
 
-def _is_by_row(step: Step) -> bool:
-    """Returns True if a step computes something for each sampled row, R."""
-    return any(output.shape[:1] == (Affine(r=1),) for output in step.outputs)
+def _steps_by_row(program: LoweredProgram) -> list[int]:
+    """Returns the places of the steps that compute something for each sampled row, R, or from such values, such as
+    the experts of rows."""
+    places, written = list[int](), set[str]()
+    for index, step in enumerate(program.steps):
+        of_rows = any(size.r for output in step.outputs for size in output.shape[:1])
+        if of_rows or any(operand.name in written for operand in step.inputs):
+            places.append(index)
+            written.update(output.name for output in step.outputs)
+    return places
 
 
 def kept_for_rows(program: LoweredProgram) -> list[Operand]:
     """Returns the values of other steps that steps by row read."""
-    by_row = [step for step in program.steps if _is_by_row(step)]
+    by_row = [program.steps[index] for index in _steps_by_row(program)]
     written = {output.name for step in by_row for output in step.outputs}
     operands = dict.fromkeys(operand for step in by_row for operand in step.inputs)
     return [operand for operand in operands if operand.kind == "buffer" and operand.name not in written]
