@@ -245,7 +245,7 @@ def answers(server: Server, bundle: Path, options: argparse.Namespace) -> dict[s
 
 
 def texts(options: argparse.Namespace) -> dict[str, Any]:
-    """Clients of embeddings for so many seconds, next to clients who chat and who rank, by one server."""
+    """Runs clients of embeddings, of chats and of rerankers against one server, for a number of seconds."""
     models = {"chat": options.bundle, "embed": options.embed, "rerank": options.rerank}
     named = [part for name, path in models.items() for part in ("--model", f"{name}={path}")]
     server = Server(*named, "--max-waiting", "100000")

@@ -102,13 +102,9 @@ def evaluate_texts(
                 some = chosen[at : at + BATCH]
                 results += _finite(model, some)
                 expected += _finite(reference, some)
+                if at == 0:
+                    _check_sizes(model, reference, results[0].shape[-1], expected[0].shape[-1])
                 on_progress(ProgressEvent("texts", at + len(some), len(chosen), ""))
-            sizes = results[0].shape[-1], expected[0].shape[-1]
-            if sizes[0] != sizes[1]:
-                raise RequestError(
-                    f"against: {reference.path} gives {sizes[1]} numbers for a text, {model.path} {sizes[0]}",
-                    hint="Compare models of the same size.",
-                )
             return TextsReport(
                 bundle=str(bundle),
                 model=model.name,
@@ -132,6 +128,15 @@ def _same_task(model: BundleTexts, reference: TextModel) -> PooledTask:
             hint="Compare models of one kind.",
         )
     return model.task
+
+
+def _check_sizes(model: BundleTexts, reference: TextModel, size: int, expected: int) -> None:
+    """Raises RequestError if the two models give another number of numbers for a text."""
+    if size != expected:
+        raise RequestError(
+            f"against: {reference.path} gives {expected} numbers for a text, {model.path} {size}",
+            hint="Compare models of the same size.",
+        )
 
 
 def _tokens(model: BundleTexts, reference: TextModel, written: str, text: str | Path) -> list[list[int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ class TextMetric:
         label: the metric's name for people.
         tasks: the tasks of models that have it.
         texts: the least number of texts for which it is defined.
-        compute: returns the value for a model's results and the reference's.
+        compute: returns the value of a comparison.
         form: the form of a value as text, for ``format``.
         at_most: True if a value may be at most a budget's limit; False if it has to be at least the limit.
     """
@@ -39,7 +40,7 @@ class TextMetric:
     label: str
     tasks: tuple[PooledTask, ...]
     texts: int
-    compute: Callable[[Results, Results], float]
+    compute: Callable[[_Compared], float]
     form: str
     at_most: bool = False
 
@@ -51,8 +52,9 @@ def measure_texts(task: PooledTask, results: Results, reference: Results) -> dic
         task: the models' task.
         results, reference: the results of the same texts, of the same shapes.
     """
+    compared = _Compared(results, reference)
     return {
-        name: metric.compute(results, reference) if len(results) >= metric.texts else None
+        name: metric.compute(compared) if len(results) >= metric.texts else None
         for name, metric in METRICS.items()
         if task in metric.tasks
     }
@@ -99,55 +101,72 @@ def _unit(results: Results) -> Float64Array:
     return unit
 
 
-def _cosines(results: Results, reference: Results) -> Float64Array:
-    cosines: Float64Array = (_unit(results) * _unit(reference)).sum(axis=-1)
-    return cosines
+class _Compared:
+    """A model's results and the reference's. Metrics share what several of them need."""
+
+    def __init__(self, results: Results, reference: Results) -> None:
+        self.results, self.reference = results, reference
+
+    @cached_property
+    def units(self) -> tuple[Float64Array, Float64Array]:
+        """The vectors of both with length 1, [n, E]."""
+        return _unit(self.results), _unit(self.reference)
+
+    @cached_property
+    def cosines(self) -> Float64Array:
+        """The cosine of each text's two vectors, [n]."""
+        first, second = self.units
+        cosines: Float64Array = (first * second).sum(axis=-1)
+        return cosines
+
+    @cached_property
+    def similarities(self) -> tuple[Float64Array, Float64Array]:
+        """The cosines of all pairs of texts in each model, [n, n]."""
+        first, second = (unit @ unit.T for unit in self.units)
+        return first, second
+
+    @cached_property
+    def divergence(self) -> Divergence:
+        """The divergence of the scores from the reference's."""
+        divergence = divergence_of("classify")
+        for values, expected in zip(self.results, self.reference, strict=True):
+            divergence.add(*comparable(values, expected))
+        return divergence
 
 
-def _rank_correlation_of_pairs(results: Results, reference: Results) -> float:
-    pairs = np.triu_indices(len(results), 1)
-    first, second = ((unit @ unit.T)[pairs] for unit in (_unit(results), _unit(reference)))
-    return rank_correlation(first, second)
+def _rank_correlation_of_pairs(compared: _Compared) -> float:
+    pairs = np.triu_indices(len(compared.results), 1)
+    return rank_correlation(*(similarities[pairs] for similarities in compared.similarities))
 
 
-def _nearest(results: Results) -> list[set[int]]:
+def _rank_correlation_of_scores(compared: _Compared) -> float:
+    both = compared.results, compared.reference
+    return rank_correlation(*(np.concatenate(x)[:, 0].astype(np.float64) for x in both))
+
+
+def _nearest(similarities: Float64Array) -> list[set[int]]:
     """Returns the numbers of the texts nearest to each text, without itself."""
-    unit = _unit(results)
-    similarities = unit @ unit.T
-    np.fill_diagonal(similarities, -np.inf)
-    order = np.argsort(-similarities, axis=-1, kind="stable")
+    others = np.where(np.eye(len(similarities), dtype=bool), -np.inf, similarities)
+    order = np.argsort(-others, axis=-1, kind="stable")
     return [set(row[:NEAREST].tolist()) for row in order]
 
 
-def _nearest_overlap(results: Results, reference: Results) -> float:
-    pairs = zip(_nearest(results), _nearest(reference), strict=True)
+def _nearest_overlap(compared: _Compared) -> float:
+    pairs = zip(*map(_nearest, compared.similarities), strict=True)
     return float(np.mean([len(a & b) / NEAREST for a, b in pairs]))
-
-
-def _divergence(results: Results, reference: Results) -> Divergence:
-    divergence = divergence_of("classify")
-    for values, expected in zip(results, reference, strict=True):
-        divergence.add(*comparable(values, expected))
-    return divergence
 
 
 _SCORES: tuple[PooledTask, ...] = ("rerank", "classify", "token_classify")
 
 METRICS: Mapping[str, TextMetric] = {
-    "cosine_min": TextMetric("least cosine", ("embed",), 1, lambda a, b: float(_cosines(a, b).min()), ".6f"),
-    "cosine_mean": TextMetric("mean cosine", ("embed",), 1, lambda a, b: float(_cosines(a, b).mean()), ".6f"),
+    "cosine_min": TextMetric("least cosine", ("embed",), 1, lambda c: float(c.cosines.min()), ".6f"),
+    "cosine_mean": TextMetric("mean cosine", ("embed",), 1, lambda c: float(c.cosines.mean()), ".6f"),
     "spearman": TextMetric("rank correlation of pairs", ("embed",), 3, _rank_correlation_of_pairs, ".5f"),
     "top10_overlap": TextMetric("same nearest 10", ("embed",), 2 * NEAREST + 1, _nearest_overlap, ".2%"),
-    "spearman_scores": TextMetric(
-        "rank correlation of scores",
-        ("rerank",),
-        3,
-        lambda a, b: rank_correlation(*(np.concatenate(x)[:, 0].astype(np.float64) for x in (a, b))),
-        ".5f",
-    ),
-    "kl_mean": TextMetric("mean KL", _SCORES, 1, lambda a, b: _divergence(a, b).kl_mean, ".3e", at_most=True),
-    "kl_max": TextMetric("largest KL", _SCORES, 1, lambda a, b: _divergence(a, b).kl_max, ".3e", at_most=True),
-    "top1_agreement": TextMetric("same class", _SCORES, 1, lambda a, b: _divergence(a, b).top1_agreement, ".2%"),
+    "spearman_scores": TextMetric("rank correlation of scores", ("rerank",), 3, _rank_correlation_of_scores, ".5f"),
+    "kl_mean": TextMetric("mean KL", _SCORES, 1, lambda c: c.divergence.kl_mean, ".3e", at_most=True),
+    "kl_max": TextMetric("largest KL", _SCORES, 1, lambda c: c.divergence.kl_max, ".3e", at_most=True),
+    "top1_agreement": TextMetric("same class", _SCORES, 1, lambda c: c.divergence.top1_agreement, ".2%"),
 }
 """Metric -> its definition, in the order in which metrics are shown. The search finds the nearest of the other texts;
 the correlation is Spearman's, of the similarities of all pairs of texts or of the scores of texts.

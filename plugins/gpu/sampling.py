@@ -100,7 +100,7 @@ def each_sampling_call(logits: Operand) -> Iterator[Call]:
     options = option_arrays(0, places_of(option_words(rows))[0], rows) | {"lists": new((1,), "int32")}
     for flags in product((False, True), repeat=5):
         yield from sampling_calls(logits, options, memory, Drawing(*flags))
-    # What else these three bring are the kernels that penalties do.
+    # Each of the other three launches one kernel of its own; their further kernels are those of penalties.
     yield from sampling_calls(
         logits, options, memory, Drawing(True, True, True, True, True, edits=True, typical=True, masks=True)
     )

@@ -124,7 +124,7 @@ class ShortLinear {
   }
 
  private:
-  // What a row's sums begin at, or with offsets the sums of its groups times their scales.
+  // Writes the numbers at which a row's sums begin; with offsets, the sums of its groups times their scales.
   void begin_row(int64_t row, int32_t* to) const {
     const int8_t* values = a_.values + row * a_.values_stride;
     const int32_t* sums = a_.sums + row * a_.sums_stride;

@@ -711,7 +711,7 @@ class _Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_blocks_of_all_layers_are_copied_together(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order: a block that was copied to is copied on. The host uploads one list for all layers, keys and values."""
+    """Copies are made in order, so that a copy may be copied again. One list is uploaded for all layers and planes."""
     monkeypatch.setattr(program_module, "_MOST_COPIED", at_once)
     family, context = cases.program_of("Llama", cache="int8")
     program = cases.steps_of(cases.lowered(family, context, "f32"), 256, launcher=_Devices(cases.CPU))._program
