@@ -9,69 +9,59 @@ import gc
 import os
 import signal
 import sys
-from importlib import metadata
-from types import ModuleType
+from importlib import import_module, metadata
 from typing import Annotated
 
 import typer
 
-from . import (
-    bench,
-    bisect,
-    buckets,
-    build,
-    cache,
-    chat,
-    diff,
-    doctor,
-    embed,
-    export,
-    generate,
-    inspect,
-    loadtest,
-    plan,
-    recipes,
-    recover,
-    report,
-    sbom,
-    serve,
-    trace,
-    tune,
-    verify,
-)
-from . import eval as evaluation
 from .spelling import Commands, command_class
 
-app = typer.Typer(
-    name="optimize",
-    cls=Commands,
-    help="Compiles a language model into a bundle, and runs it.",
-    epilog=(
-        "Examples:\n\n"
-        "  optimize chat model.gguf\n\n"
-        "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
-        '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'
-        "  optimize serve smollm2.bundle"
-    ),
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-_PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Run a model": (chat, embed, generate, serve),
-    "Make a bundle": (export, recipes, recover, buckets, build, cache),
-    "Measure": (evaluation, bench, loadtest, plan, trace, tune),
-    "Check": (verify, diff, bisect, doctor),
-    "Look inside": (inspect, report, sbom),
+_PANELS = {
+    "Run a model": ("chat", "embed", "generate", "serve"),
+    "Make a bundle": ("export", "recipes", "recover", "buckets", "build", "cache"),
+    "Measure": ("eval", "bench", "loadtest", "plan", "trace", "tune"),
+    "Check": ("verify", "diff", "bisect", "doctor"),
+    "Look inside": ("inspect", "report", "sbom"),
 }
-"""The commands by what they are for, as the help shows them."""
+"""The commands by what they are for, as the help shows them. A command is a module of this package by its name."""
 
-for _panel, _modules in _PANELS.items():
-    for _module in _modules:
-        app.command(name=_module.NAME, epilog=_module.EPILOG, cls=command_class(_module), rich_help_panel=_panel)(
-            _module.command
+
+def command_line(name: str | None = None) -> typer.Typer:
+    """Returns the command line with one command, or with all.
+
+    A command starts in less time if the modules of the others aren't imported. An unknown ``name`` means all, for
+    the help and for the message that names the nearest.
+    """
+    app = typer.Typer(
+        name="optimize",
+        cls=Commands,
+        help="Compiles a language model into a bundle, and runs it.",
+        epilog=(
+            "Examples:\n\n"
+            "  optimize chat model.gguf\n\n"
+            "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
+            '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'
+            "  optimize serve smollm2.bundle"
+        ),
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    panels = {command: panel for panel, commands in _PANELS.items() for command in commands}
+    for command in [name] if name in panels else panels:
+        module = import_module(f".{command}", __package__)
+        app.command(name=command, epilog=module.EPILOG, cls=command_class(module), rich_help_panel=panels[command])(
+            module.command
         )
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """Returns ``app``, the command line with all commands, which is made when it is asked for."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return command_line()
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,7 +70,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
@@ -97,7 +86,7 @@ def main() -> None:
     # What libraries make when they are imported isn't garbage: Python would look for some 900 times.
     gc.set_threshold(10_000, 10, 10)
     try:
-        app()
+        command_line(sys.argv[1] if len(sys.argv) > 1 else None)()
     except KeyboardInterrupt:  # before the command has begun; commands have a message of their own
         sys.exit(128 + signal.SIGINT)
     finally:  # all is said and done: a Ctrl-C now ends the process, and isn't an exception in what Python still does

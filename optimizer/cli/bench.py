@@ -24,7 +24,6 @@ from .options import (
 )
 from .progress import stage_bars
 
-NAME = "bench"
 EPILOG = (
     "Examples:\n\n"
     "  optimize bench smollm2.bundle\n\n"

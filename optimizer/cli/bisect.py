@@ -16,7 +16,6 @@ from .progress import stage_bars
 if TYPE_CHECKING:
     from enginewright.optimizer.bisect import BisectReport, FirstDivergence, StoredTensors
 
-NAME = "bisect"
 EXIT_DIFFERS = 13
 """The exit code if the two runs differ."""
 MOST_TENSORS = 10

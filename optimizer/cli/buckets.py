@@ -10,7 +10,6 @@ import typer
 from .console import print_json, reported
 from .options import AsJson
 
-NAME = "buckets"
 EPILOG = (
     "Examples:\n\n"
     "  optimize buckets --histogram lengths.csv --most 8\n\n"

@@ -10,7 +10,6 @@ from .console import print_json, reported
 from .options import AsJson, BundlePath, Trust, known_target
 from .progress import stage_bars
 
-NAME = "build"
 EPILOG = (
     "Examples:\n\n"
     "  optimize build smollm2.bundle --target tensorrt --trust code\n\n"

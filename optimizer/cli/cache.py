@@ -12,7 +12,6 @@ from enginewright.runtime.shared.errors import MissingDependencyError
 from .console import print_json, reported
 from .options import AsJson
 
-NAME = "cache"
 EPILOG = (
     "Examples:\n\n"
     "  optimize cache\n\n"

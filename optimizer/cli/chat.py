@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from enginewright.runtime.requests.sampling import SamplingParams
     from enginewright.runtime.text.chat_format import ChatParser, Message
 
-NAME = "chat"
 EPILOG = (
     "Examples:\n\n"
     "  optimize chat smollm2.bundle\n\n"

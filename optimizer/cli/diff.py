@@ -14,7 +14,6 @@ from .progress import stage_bars
 if TYPE_CHECKING:
     from enginewright.optimizer.diff_bundles import BundleDiff, FileDifference
 
-NAME = "diff"
 EXIT_DIFFERENT = 14
 """The exit code if the bundles differ."""
 EPILOG = (

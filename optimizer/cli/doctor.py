@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from enginewright.plugins.doctor.examine import Examination
     from enginewright.plugins.doctor.machine import Machine
 
-NAME = "doctor"
 EPILOG = (
     "Ends with 0 if a target of the bundle runs here (of those named with --target: all of them), else with 15.\n\n"
     "Examples:\n\n"

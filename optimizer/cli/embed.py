@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from enginewright.optimizer.embed.texts import TextFile
     from enginewright.runtime.shared.contracts import FloatArray
 
-NAME = "embed"
 EPILOG = (
     "Examples:\n\n"
     "  optimize embed minilm.bundle texts.txt -o vectors.npy\n\n"

@@ -18,7 +18,6 @@ from .progress import stage_bars
 if TYPE_CHECKING:
     from enginewright.optimizer.evaluate import ChoiceReport, EvaluationReport, TextsReport
 
-NAME = "eval"
 EPILOG = (
     "Examples:\n\n"
     "  optimize eval smollm2.bundle\n\n"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from enginewright.optimizer.report.bundle_report import BundleReport
     from enginewright.runtime.bundle.reader import Bundle
 
-NAME = "export"
 EPILOG = (
     "Examples:\n\n"
     "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"

@@ -20,7 +20,6 @@ from .streaming import StreamPrinter, conversation, result_row
 from .template_options import Template
 from .terminal import shown
 
-NAME = "generate"
 EPILOG = (
     "Examples:\n\n"
     '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'

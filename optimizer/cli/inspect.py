@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from enginewright.runtime.shared.contracts import PoolingInfo
     from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand
 
-NAME = "inspect"
 REPORT_PATH = "report/report.json"
 POOL = "pool"
 """The op of a lowered program that makes a row of a text's tokens."""

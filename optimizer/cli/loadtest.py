@@ -14,7 +14,6 @@ from .console import print_found, reported
 from .options import AsJson, NoProgress, grouped, named_value
 from .progress import stage_bars
 
-NAME = "loadtest"
 EPILOG = (
     "Examples:\n\n"
     "  optimize loadtest http://127.0.0.1:8000 --clients 16\n\n"

@@ -11,7 +11,6 @@ from .console import print_found, reported
 from .options import AsJson, NoProgress, Threads, numbers
 from .progress import stage_bars
 
-NAME = "plan"
 EPILOG = (
     "Examples:\n\n"
     "  optimize plan SmolLM2-135M-Instruct --gpu l4 --tpot 20ms --ttft 500ms\n\n"

@@ -9,7 +9,6 @@ import typer
 from .console import print_json, reported
 from .options import AsJson
 
-NAME = "recipes"
 EPILOG = "Examples:\n\n  optimize recipes\n\n  optimize recipes int8 > mine.toml\n\n  optimize recipes --json"
 
 

@@ -15,7 +15,6 @@ from .progress import stage_bars
 if TYPE_CHECKING:
     from enginewright.optimizer.recover import RecoveryReport
 
-NAME = "recover"
 EPILOG = (
     "Examples:\n\n"
     "  optimize recover SmolLM2-135M-Instruct -r int4 -o smollm2.recovered --text notes.txt\n\n"

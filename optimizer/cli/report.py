@@ -16,7 +16,6 @@ from .progress import stage_bars
 if TYPE_CHECKING:
     from enginewright.optimizer.report.bundle_report import BundleReport
 
-NAME = "report"
 EPILOG = (
     "Examples:\n\n"
     "  optimize report smollm2.bundle\n\n"

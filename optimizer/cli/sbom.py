@@ -12,7 +12,6 @@ from .console import print_json, reported
 from .options import BundlePath, NoProgress
 from .progress import stage_bars
 
-NAME = "sbom"
 EPILOG = (
     "Examples:\n\n"
     "  optimize sbom smollm2.bundle -o smollm2.cdx.json\n\n"

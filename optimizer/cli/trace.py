@@ -11,7 +11,6 @@ from .console import print_json, reported
 from .options import AsJson, BundlePath, Cut, NoProgress, Ranks, Threads
 from .progress import stage_bars
 
-NAME = "trace"
 EPILOG = (
     "Examples:\n\n"
     "  optimize trace smollm2.bundle\n\n"

@@ -11,7 +11,6 @@ from .console import print_json, reported
 from .options import AsJson, BundlePath, Threads, Trust, known_target
 from .progress import stage_bars
 
-NAME = "tune"
 EPILOG = (
     "Examples:\n\n"
     "  optimize tune smollm2.bundle\n\n"

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from enginewright.optimizer.check_bundle import BundleCheck
     from enginewright.optimizer.compare_builds import BuildComparison
 
-NAME = "verify"
 EXIT_OVER_BUDGET = 16
 """The exit code if a bundle is worse than the model of --against, by more than the budget allows."""
 EXIT_INCONCLUSIVE = 18

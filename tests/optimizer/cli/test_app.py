@@ -98,11 +98,22 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
 
 def test_importing_the_command_loads_nothing_heavy() -> None:
     code = (
-        "import sys, enginewright.optimizer.cli.app\n"
+        "import sys\nfrom enginewright.optimizer.cli.app import app\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'pydantic', 'rich.progress'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_command_imports_no_other() -> None:
+    code = (
+        "import sys; sys.argv = ['optimize', 'recipes', '--help']\n"
+        "from enginewright.optimizer.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n"
+        "    print({'recipes', 'serve', 'loadtest'} & {name.rpartition('cli.')[2] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "{'recipes'}"
 
 
 def test_ctrl_c_while_python_ends_is_quiet() -> None:
