@@ -221,6 +221,7 @@ SPELLED = {
     "runtime/shared/dtypes.py": "names of types in the libraries that some targets are named for",
     "optimizer/bench/measure.py": "the cpu target's executor, which times each step's kernels",
     "optimizer/bench/server.py": "the cpu target's executor, which times each step's kernels",
+    "optimizer/check_engine/check.py": "the driver's version of CUDA",
     "optimizer/cli/doctor.py": "the driver's version of CUDA",
 }
 """Files outside the targets' packages whose code has one of these names, and the reason."""

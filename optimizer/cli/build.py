@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .check_engine import show_check
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Trust, known_target
+from .options import AsJson, Trust, known_target
 from .progress import stage_bars
 
 EPILOG = (
     "Examples:\n\n"
     "  optimize build smollm2.bundle --target tensorrt --trust code\n\n"
-    "  optimize build smollm2.bundle --target tensorrt --trust code --again --json > built.json"
+    "  optimize build smollm2.bundle --target tensorrt --trust code --again --json > built.json\n\n"
+    "  optimize build --target tensorrt --check --json > report.json"
 )
 
 
 @reported
 def command(
-    bundle: BundlePath,
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(metavar="[BUNDLE]", help="A folder that `optimize export` wrote; with --check none is needed."),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option("--target", "-t", callback=known_target, help="The target to build; default: the one that can."),
     ] = None,
     trust: Trust = None,
     again: Annotated[bool, typer.Option("--again", help="Also if it is ready, such as for another GPU.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Then run it, compare its tokens with the cpu target's, and print a report to send. Without a bundle "
+            "a tiny model is exported and built.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:
     """Builds what an export had to leave to a machine with the GPU; touches that target's folder alone."""
+    if check:
+        if again and bundle is not None:
+            raise typer.BadParameter("--again builds, and --check then finds nothing to build; use one after the other")
+        show_check(target, bundle, trust=trust, build=True, as_json=as_json, quiet=quiet)
+        return
+    if bundle is None:
+        raise typer.BadParameter("BUNDLE is missing; only --check works without one")
     from enginewright.optimizer.build_target import build_target
     from enginewright.runtime.shared.memory import format_bytes
 

@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .check_engine import show_check
 from .console import print_json, reported, stdout_console
-from .options import AsJson
+from .options import AsJson, Trust
 
 if TYPE_CHECKING:
     from enginewright.plugins.doctor.examine import Examination
     from enginewright.plugins.doctor.machine import Machine
 
 EPILOG = (
-    "Ends with 0 if a target of the bundle runs here (of those named with --target: all of them), else with 15.\n\n"
+    "Ends with 0 if a target of the bundle runs here (of those named with --target: all of them), else with 15. With "
+    "--run it ends with 11 if a stage fails.\n\n"
     "Examples:\n\n"
     "  optimize doctor\n\n"
     "  optimize doctor smollm2.bundle\n\n"
     "  optimize doctor smollm2.bundle --target tensorrt-rtx && echo ready\n\n"
-    "  optimize doctor smollm2.bundle --json"
+    "  optimize doctor smollm2.bundle --json\n\n"
+    "  optimize doctor smollm2.bundle --run --target cuda --trust code --json > report.json\n\n"
+    "  optimize doctor --run --target cuda"
 )
 
 _STYLES = {"runs": "green", "needs-build": "yellow", "can't": "red"}
@@ -35,9 +39,23 @@ def command(
     target: Annotated[
         list[str] | None, typer.Option("--target", "-t", help="Look at this target alone; may be repeated.")
     ] = None,
+    run: Annotated[
+        bool,
+        typer.Option(
+            "--run",
+            help="Run a GPU's target, compare its tokens with the cpu target's, and print a report to send. Without a "
+            "bundle a tiny model is exported.",
+        ),
+    ] = False,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Says what this machine can run of a bundle, and what is missing for the rest."""
+    if run:
+        if len(target or ()) > 1:
+            raise typer.BadParameter("--run takes one --target")
+        show_check(next(iter(target or ()), None), bundle, trust=trust, as_json=as_json)
+        return
     from enginewright.plugins.doctor.examine import examine
     from enginewright.plugins.doctor.machine import look_at_machine
     from enginewright.runtime.bundle.reader import Bundle

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import TARGETS
-from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.errors import MissingDependencyError, RequestError, TargetError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.targets import part
 
@@ -74,6 +74,25 @@ def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str]
             raise RequestError(f"target: there is no {name!r}", hint=f"Take one of {', '.join(TARGETS)}.")
     names = named or (tuple(TARGETS) if bundle is None else tuple(bundle.targets))
     return Examination(machine, tuple(_finding(machine, bundle, name) for name in dict.fromkeys(names)))
+
+
+def require(machine: Machine, name: str, doing: str, bundle: Bundle | None = None, *, unbuilt: bool = False) -> None:
+    """Raises MissingDependencyError or TargetError with all that a machine lacks for a target.
+
+    Args:
+        machine: the result of ``look_at_machine``.
+        name: the target's name.
+        doing: what can't be done with the target then, such as "compiled".
+        bundle: the bundle with the target, or None.
+        unbuilt: True to accept a target that must be built first and can be built here.
+    """
+    (finding,) = examine(machine, bundle, [name]).findings
+    if finding.verdict == "runs" or (unbuilt and finding.verdict == "needs-build"):
+        return
+    message = f"target {name}: it can't be {doing} on this machine: {'; '.join(finding.reasons)}"
+    hint = " ".join(one.removesuffix(".") + "." for one in finding.todo)
+    missing = any("not installed" in reason for reason in finding.reasons)
+    raise (MissingDependencyError if missing else TargetError)(message, hint=hint)
 
 
 def _finding(machine: Machine, bundle: Bundle | None, name: str) -> Finding:

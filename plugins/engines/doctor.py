@@ -12,9 +12,15 @@ from ..doctor.checks import (
     driver_problem,
     gpu_problem,
 )
+from ..doctor.engine import Engine
 from ..doctor.machine import Machine
 from .checks import FLAVOURS, build_problem, library_problem
 from .section import TensorRtSection
+
+
+def engine_of(name: str) -> Engine:
+    """Returns the engine of a flavour for ``optimize doctor --run``."""
+    return Engine(FLAVOURS[name].name, (FLAVOURS[name].module,))
 
 
 def check_tensorrt(name: str) -> Check:

@@ -77,7 +77,7 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     uses
     Triton as an interpreter.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interprets():
         raise TargetError(
             f"{spec.kernel}: Triton interprets kernels in this process, and compiles none",
             hint="Unset TRITON_INTERPRET and start anew.",
@@ -121,6 +121,11 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
         registers=int(metadata.registers),
         stack=int(metadata.stack),
     )
+
+
+def interprets() -> bool:
+    """Returns True if Triton interprets kernels in this process, by the environment variable that Triton reads."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def check_triton(what: str) -> None:

@@ -18,7 +18,9 @@ Our targets are in ``OWN``; another package declares its own by an entry point o
     compile.build   build(bundle, target, ...), a ``plugins.emit.engine_report.Build``, for ``optimize build``
     compile.plan    PLANNING, a ``plugins.steps.planning.Planning``, for ``optimize plan``
     serve.doctor    check(machine, target), a ``plugins.doctor.checks.Check``: compares the target's
-                    requirements with a machine; look(problems) -> fields of ``plugins.doctor.machine.Machine``
+                    requirements with a machine; look(problems) -> fields of ``plugins.doctor.machine.Machine``;
+                    ENGINE, a ``plugins.doctor.engine.Engine``, for ``optimize doctor --run``
+    compile.check   Opened, for a target with an ENGINE that isn't served: see ``Engine``
 """
 
 from __future__ import annotations

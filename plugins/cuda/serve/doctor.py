@@ -10,13 +10,19 @@ from ...doctor.checks import (
     gpu_problem,
     torch_problems,
 )
+from ...doctor.engine import Engine
 from ...doctor.machine import Machine
+from ...gpu.compile_ahead import interprets
 from ...gpu.cuda_driver import InstalledGpu
 from ...gpu.tiles import machine_code_runs, number_of
 from ..section import CudaSection
 
+ENGINE = Engine("PyTorch and Triton", ("torch", "triton"))
+
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
+    if interprets():
+        return Checked((), ("Triton's interpreter on the CPU, which is for tests",))
     section = target.section(CudaSection) if target is not None else None
     problems = torch_problems(machine, "cuda")  # Triton compiles kernels for an export; a bundle has them
     fitting = [gpu for gpu in machine.gpus if section is None or section.kernels_for(gpu.capability) is not None]

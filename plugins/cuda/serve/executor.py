@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from enginewright.runtime.shared.errors import BundleError, CapacityError, Engin
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import default_budget, format_bytes
 
+from ...gpu.compile_ahead import interprets
 from ...gpu.cuda_driver import Device, InstalledGpu, load_cuda
 from ...gpu.health import GpuHealth, WatchedStep
 from ...gpu.jit_launcher import JitLauncher
@@ -263,12 +263,7 @@ def place_of(section: CudaSection, number: int = 0) -> _Interpreted | _OnGpu:
 
     ``number`` is the index of the GPU among those with kernels in the bundle. Raises TargetError if there is none.
     """
-    return _Interpreted() if _interprets() else _OnGpu(*gpus_for(section, number + 1)[number])
-
-
-def _interprets() -> bool:
-    """Returns True if Triton interprets kernels in this process, by the environment variable that Triton reads."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return _Interpreted() if interprets() else _OnGpu(*gpus_for(section, number + 1)[number])
 
 
 def check_ranks(bundle: Bundle, target: str, how: Partition) -> None:
@@ -276,7 +271,7 @@ def check_ranks(bundle: Bundle, target: str, how: Partition) -> None:
 
     If Triton interprets kernels, it raises nothing.
     """
-    if _interprets():
+    if interprets():
         return
     section = cuda_section(bundle, target)
     if str(how) not in section.partitions:
@@ -334,7 +329,7 @@ def cuda_budget(bundle: Bundle, target: str, context: int, how: Partition = Part
     if nothing is left.
     """
     section, programs = cuda_section(bundle, target), rank_programs(bundle, target, how)
-    if _interprets():
+    if interprets():
         return default_budget()
     gpu, _ = gpus_for(section, how.ranks)[0]
     free, _ = torch.cuda.mem_get_info(gpu.index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from ...engines.doctor import check_tensorrt
+from ...engines.doctor import check_tensorrt, engine_of
 
 check = check_tensorrt("rtx")
+ENGINE = engine_of("rtx")

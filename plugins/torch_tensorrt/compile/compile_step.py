@@ -31,12 +31,12 @@ _RELATIVE = 1e-3
 """The allowed share of the largest logit. Engines sum 32-bit floats in an order of their own, TF32 being off."""
 
 
-def compile_step(program: Program, path: Path) -> None:
+def compile_step(program: Program, path: Path) -> ExportedStep:
     """Compiles a program, writes it as an ExportedProgram, and compares the file's results with the program's.
 
     The comparison has another number of tokens than the example, so that it detects a file of one fixed size.
 
-    Raises VerificationError if they differ.
+    Returns the exported step. Raises VerificationError if the results differ.
     """
     step = exported_step(program)
     inputs = [
@@ -60,6 +60,7 @@ def compile_step(program: Program, path: Path) -> None:
         dynamic_shapes=_dynamic_shapes(compiled, step),
     )
     _compare(torch.export.load(str(path)).module(), program, step)
+    return step
 
 
 def _dynamic_shapes(compiled: torch.nn.Module, step: ExportedStep) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
-from ...doctor.examine import examine
+from ...doctor.examine import require
 from ...doctor.machine import look_at_machine
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
@@ -16,6 +20,9 @@ from ...emit.bundle_writer import BundleWriter
 NAME = "torch-tensorrt"
 STEP_FILE = "step.pt2"
 """The name in the target's folder."""
+
+_INPUTS_FILE = "inputs.json"
+"""The file beside it with the names of its inputs and results, in order."""
 
 
 class TorchTensorRtEmitter:
@@ -41,19 +48,23 @@ class TorchTensorRtEmitter:
         scratch = writer.folder / "scratch"
         scratch.mkdir(exist_ok=True)
         path = scratch / STEP_FILE
-        compile_step(program, path)
+        step = compile_step(program, path)
+        names = {"inputs": step.inputs, "results": step.results}
+        writer.write_text(f"{target_folder(self.name)}/{_INPUTS_FILE}", json.dumps(names, indent=1) + "\n")
         writer.adopt(f"{target_folder(self.name)}/{STEP_FILE}", path)
         progress(ProgressEvent("emit", 1, 1, self.name))
         return TargetManifest()
 
 
+def read_inputs(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the step's inputs, in order. Raises BundleError if a target's folder doesn't have them."""
+    path = folder / _INPUTS_FILE
+    try:
+        return tuple(map(str, json.loads(read_regular(path, most=MOST_JSON_BYTES))["inputs"]))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BundleError(f"{path}: the names of the inputs can't be read: {e}", hint="Export the bundle again.") from e
+
+
 def check_machine() -> None:
     """Raises MissingDependencyError or TargetError that says all that this machine lacks to compile for the target."""
-    (finding,) = examine(look_at_machine(), None, [NAME]).findings
-    if finding.verdict == "runs":
-        return
-    message = f"target {NAME}: it can't be compiled on this machine: {'; '.join(finding.reasons)}"
-    hint = "; ".join(one.removesuffix(".") for one in finding.todo) + "."
-    if any("not installed" in reason for reason in finding.reasons):
-        raise MissingDependencyError(message, hint=hint)
-    raise TargetError(message, hint=hint)
+    require(look_at_machine(), NAME, "compiled")

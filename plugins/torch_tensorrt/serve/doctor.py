@@ -10,7 +10,10 @@ from ...doctor.checks import (
     gpu_problem,
     torch_problems,
 )
+from ...doctor.engine import Engine
 from ...doctor.machine import Machine
+
+ENGINE = Engine("Torch-TensorRT", ("torch", "torch_tensorrt"))
 
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
