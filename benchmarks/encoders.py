@@ -254,9 +254,8 @@ def table(figures: dict[str, Any]) -> list[str]:
         shown = "" if cosine is None else f"{cosine:.7f}"
         lines.append(f"| {name} | {ENGINES[name].precision} | {shown} | {' | '.join(cells)} |")
     for name, shares in figures["shares_of_peak"].items():
-        cells = " | ".join(f"{shares[k]:.0%}" for k in sizes)
-        most = figures["peak_multiply_adds"][name]
-        lines.append(f"| {name}, of {most:,.0f}e9 multiply-adds a second | | | {cells} |")
+        most, row = figures["peak_multiply_adds"][name], " | ".join(f"{shares[k]:.0%}" for k in sizes)
+        lines.append(f"| {name}, of {most:,.0f}e9 multiply-adds a second | | | {row} |")
     return lines + [f"{name} is missing: {reason}" for name, reason in figures["missing"].items()]
 
 
