@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 CharTest = Callable[[str], bool]
@@ -40,6 +41,11 @@ class Chars:
     test: CharTest
     samples: str = ""
     only: str | None = None
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The characters of ``samples`` and ``_ALPHABET`` that are in the set."""
+        return frozenset(filter(self.test, self.samples + _ALPHABET))
 
 
 @dataclass(frozen=True, eq=False)
@@ -516,7 +522,9 @@ def _overlap(automaton: _Automaton, p: int, q: int) -> bool:
         return False
     if one is other:
         return True
-    return any(one.test(c) and other.test(c) for c in (*one.samples, *other.samples, *_ALPHABET))
+    if not one.known.isdisjoint(other.known):
+        return True
+    return any(a.test(c) for a, b in ((one, other), (other, one)) for c in b.known.intersection(b.samples))
 
 
 # ASCII, and a character or two of each general category of Unicode.
