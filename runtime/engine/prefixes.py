@@ -72,11 +72,11 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
     assert cache.index is not None
     size = cache.index.block_size
     match = cache.index.find(request.namespace, request.items, len(request.items))
-    whole = [node for node in match.nodes[: match.tokens // size] if len(node.items) == size]
-    for node in reversed(whole):
+    nodes = [node for at, node in enumerate(match.nodes) if len(node.items) <= min(match.tokens - at * size, size)]
+    for node in reversed(nodes):
         disk.leaving(node, wait=True)
     disk.store.flush()
-    return size * len(disk.known(cache.index.root(request.namespace), request.items[: len(whole) * size], size))
+    return disk.known(cache.index.root(request.namespace), request.items[: match.tokens], size).tokens
 
 
 def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:

@@ -11,6 +11,7 @@ the folder.
     "EWKV0001" | payloads (u32) | bytes of each (u64) | K tokens (i32) | payloads, one per cache group | hash (32 bytes)
 
 The states of recurrent layers after a block of tokens are a record of their own, whose name is a hash of the block's.
+States after the first tokens of a block are in one record with the keys and values of these tokens.
 
 The folder is the user's alone (0700, no link), and one process writes it, which holds a lock; another reads. A file is
 written under another name, then renamed. If the files take more bytes than a limit, the least recently used is deleted;
@@ -40,7 +41,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.requests.block_keys import Item, Namespace, to_bytes, token_ids
+from enginewright.runtime.requests.block_keys import Content, Item, Namespace, to_bytes, token_ids
 
 from ..bundle.regular_file import read_regular
 from ..shared.errors import shown
@@ -148,6 +149,19 @@ class BlockStore:
     def states(self, name: bytes) -> bytes:
         """Returns the name of the record of recurrent states at the end of the block ``name``."""
         return self._hash("states", name)
+
+    def parts(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
+        """Returns the names of the records after the block ``parent`` that end within the next block.
+
+        There is one name for each beginning of ``items``, from one item on; each item adds to one hash.
+        """
+        digest, names = self._keyed("part"), []
+        digest.update(parent)
+        for item in items:
+            placeholder, content = item if isinstance(item, Content) else (item, b"")
+            digest.update(struct.pack("<qq", placeholder, len(content)) + content)
+            names.append(digest.copy().digest())
+        return names
 
     def has(self, name: bytes) -> bool:
         """Returns True if there is a record of this name; it may still turn out to be damaged."""
@@ -274,11 +288,14 @@ class BlockStore:
         return {"folder": str(self.folder), "problem": self.problem, "writes": self.writable} | used
 
     def _hash(self, kind: str, *parts: bytes) -> bytes:
-        digest = hashlib.blake2b(digest_size=_HASH_BYTES, key=self._key, person=b"ew-" + kind.encode())
+        digest = self._keyed(kind)
         for part in parts:
             digest.update(struct.pack("<q", len(part)))
             digest.update(part)
         return digest.digest()
+
+    def _keyed(self, kind: str) -> hashlib.blake2b:
+        return hashlib.blake2b(digest_size=_HASH_BYTES, key=self._key, person=b"ew-" + kind.encode())
 
     def _folder_part(self, tenant: str) -> str:
         """Returns the first part of the names of a tenant's files, a hash that doesn't tell who the tenant is."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from enginewright.runtime.requests.block_keys import Item
 from enginewright.runtime.requests.block_tables import NO_BLOCK
@@ -34,11 +34,25 @@ class BlockMemory(Protocol):
         """Fills a block with memory that ``read_block`` returned."""
 
 
+class Found(NamedTuple):
+    """The records that continue a prefix.
+
+    Attributes:
+        names: the names of whole blocks in their order, and then of the record of a block's first tokens, if there is
+            one.
+        tokens: the number of tokens of all of them.
+    """
+
+    names: list[bytes]
+    tokens: int
+
+
 class DiskTier:
     """Writes evicted blocks of the pools to a folder, and reads blocks that are found there.
 
     A record has the keys and values of a block of tokens. With recurrent layers another record has the states after
-    these tokens, if there is a snapshot at the end of the block.
+    these tokens, if there is a snapshot at the end of the block. A snapshot within a block is one record with the keys
+    and values of the block's first tokens.
 
     Args:
         store: the folder.
@@ -69,59 +83,61 @@ class DiskTier:
             self.seconds_per_token = each if before is None else 0.9 * before + 0.1 * each
 
     def leaving(self, node: Node, *, wait: bool = False) -> None:
-        """Writes the blocks and states of a node, one of whose blocks is about to be evicted, if the node is full.
+        """Writes the blocks of a node, one of which is about to be evicted, if the node is full, and its snapshots.
 
         ``wait``: True waits for room in the store's queue; False writes nothing if there is no room.
         """
-        if len(node.items) < self._block_size or not self.store.writable:
-            return
-        name = self._name(node)
-        for record, blocks, groups in (
-            (name, node.blocks, self._keys),
-            (self.store.states(name), node.states.get(self._block_size, ()), self._states),
-        ):
-            written = [(self._kinds[i].name, blocks[i]) for i in groups if blocks and blocks[i] != NO_BLOCK]
-            if written and len(written) == len(groups) and not self.store.has(record):
-                payloads = [self.memory.read_block(*at) for at in written]
-                self.store.write(record, node.namespace, node.items, payloads, wait=wait)
+        for name, count, blocks in self._named(node) if self.store.writable else ():
+            for record, groups in self._records(name, count):
+                written = [(self._kinds[i].name, blocks[i]) for i in groups if blocks[i] != NO_BLOCK]
+                if written and len(written) == len(groups) and not self.store.has(record):
+                    payloads = [self.memory.read_block(*at) for at in written]
+                    self.store.write(record, node.namespace, node.items[:count], payloads, wait=wait)
 
-    def known(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
-        """Returns the names of the whole blocks of ``items`` after ``parent`` that are stored, ``size`` tokens each.
+    def known(self, parent: Node, items: Sequence[Item], size: int) -> Found:
+        """Returns what is stored of ``items`` after ``parent``: whole blocks of ``size`` tokens.
 
-        With recurrent layers the last one is followed by a record of states.
+        With recurrent layers the last block is followed by a record of states, or by that of a part of a block.
         """
-        names, end, name = list[bytes](), 0, self._name(parent)
+        names, name = list[bytes](), self._name(parent)
         for at in range(0, len(items) - size + 1, size):
             name = self.store.child(name, items[at : at + size])
             if self._keys and not self.store.has(name):
                 break
             names.append(name)
-            if not self._states or self.store.has(self.store.states(name)):
-                end = len(names)
-        return names[:end]
+        if not self._states:
+            return Found(names, len(names) * size)
+        for whole in range(len(names), -1, -1):
+            before = names[:whole]
+            name = before[-1] if before else self._name(parent)
+            if part := self._part(name, items[whole * size : whole * size + size - 1]):
+                return Found([*before, part[-1]], whole * size + len(part))
+            if before and self.store.has(self.store.states(name)):
+                return Found(before, whole * size)
+        return Found([], 0)
 
-    def find(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
-        """Returns the names that `known` returns; none if computing these blocks is faster than reading them."""
-        names = self.known(parent, items, size) if self.store.usable else []
+    def find(self, parent: Node, items: Sequence[Item], size: int) -> Found:
+        """Returns what `known` returns; nothing if computing these tokens is faster than reading them."""
+        stored = self.known(parent, items, size) if self.store.usable else Found([], 0)
         each, computed = self.store.seconds_per_block, self.seconds_per_token
-        records = len(names) * bool(self._keys) + bool(self._states)
-        if names and each is not None and computed is not None and each * records > len(names) * size * computed:
+        records = len(stored.names) * bool(self._keys) + bool(self._states)
+        if stored.names and each is not None and computed is not None and each * records > stored.tokens * computed:
             self.store.seconds_per_block = each * _FADING
-            return []
-        return names
+            return Found([], 0)
+        return stored
 
     def read(self, name: bytes, items: Sequence[Item], blocks: Sequence[int]) -> bool:
-        """Fills blocks from the records of a block of tokens.
+        """Fills blocks from the records of a block of tokens, or of its first tokens.
 
         Args:
-            name: the name that `find` returned for the block of tokens.
-            items: its items.
+            name: the name that `find` returned for these tokens.
+            items: their items.
             blocks: the block of each group to fill; NO_BLOCK for none. A record without blocks to fill isn't read.
 
         Returns:
             False if a record is missing or damaged.
         """
-        for record, groups in ((name, self._keys), (self.store.states(name), self._states)):
+        for record, groups in self._records(name, len(items)):
             filled = [i for i in groups if blocks[i] != NO_BLOCK]
             payloads = self.store.read(record, items, [self._sizes[i] for i in groups]) if filled else []
             if payloads is None:
@@ -133,6 +149,13 @@ class DiskTier:
     def holds(self, node: Node) -> bool:
         """Returns True if the states at the end of a full node are stored."""
         return self.store.usable and self.store.has(self.store.states(self._name(node)))
+
+    def part(self, node: Node, items: Sequence[Item]) -> int:
+        """Returns the number of the first ``items`` after a full node, fewer than a block, whose snapshot is stored.
+
+        It is the largest such number; 0 for none.
+        """
+        return len(self._part(self._name(node), items)) if self.store.usable else 0
 
     def read_states(self, node: Node, blocks: Sequence[int]) -> bool:
         """Fills blocks with the states at the end of a full node, as `read` does."""
@@ -146,6 +169,32 @@ class DiskTier:
         """Returns the entry of ``LLM.info`` for the folder."""
         return self.store.describe()
 
+    def _part(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
+        """Returns the names of all beginnings of ``items`` up to the longest one that has a record."""
+        names = self.store.parts(parent, items)
+        while names and not self.store.has(names[-1]):
+            del names[-1]
+        return names
+
+    def _records(self, name: bytes, count: int) -> list[tuple[bytes, list[int]]]:
+        """Returns the name and the groups of each record of ``count`` tokens: a block's, or the first of a block."""
+        if count < self._block_size:
+            return [(name, [*self._keys, *self._states])]
+        return [(name, self._keys), (self.store.states(name), self._states)]
+
+    def _named(self, node: Node) -> Iterator[tuple[bytes, int, Sequence[int]]]:
+        """Yields the name, the number of tokens and the blocks of each group for what is stored of a node."""
+        nothing = [NO_BLOCK] * len(node.blocks)
+        if len(node.items) == self._block_size:
+            yield self._name(node), self._block_size, _both(node.blocks, node.states.get(self._block_size, nothing))
+        counts = [count for count in node.states if count < self._block_size]
+        # The later tokens of a block that is used in part may have any numbers, but finite ones.
+        keys = [(self._kinds[i].name, node.blocks[i]) for i in self._keys]
+        if counts and node.parent is not None and not (keys and self._kinds[self._keys[0]].holder.doubted(keys)):
+            names = self.store.parts(self._name(node.parent), node.items[: max(counts)])
+            for count in counts:
+                yield names[count - 1], count, _both(node.blocks, node.states[count])
+
     def _name(self, node: Node) -> bytes:
         above = [node]
         while above[-1].name is None and (parent := above[-1].parent) is not None:
@@ -156,3 +205,8 @@ class DiskTier:
                 each.name = self.store.root(each.namespace) if known is None else self.store.child(known, each.items)
         assert node.name is not None
         return node.name
+
+
+def _both(keys: Sequence[int], states: Sequence[int]) -> list[int]:
+    """Returns the block of each group: of keys and values, or of states."""
+    return [key if state == NO_BLOCK else state for key, state in zip(keys, states, strict=True)]

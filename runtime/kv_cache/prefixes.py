@@ -6,12 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from enginewright.runtime.requests.block_keys import common_items
+from enginewright.runtime.requests.block_keys import Item, common_items
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
 from .candidate import Candidate
-from .disk_tier import DiskTier
+from .disk_tier import DiskTier, Found
 from .held_blocks import HeldBlocks
 from .kinds.base import numbers_found_as
 from .prefix_index import Items, Match, Node, PrefixIndex
@@ -178,12 +178,14 @@ class IndexedPrefixes(Prefixes):
         index, held, size = self.index, self.held, self.index.block_size
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.items, len(request.items) - 1)
-        ends = self._ends(match, candidate.disk)
+        ends = self._ends(match, request.items[:-1], candidate.disk)
         if not request.wants_prompt and self._waits(candidate, next(iter(ends))):
             return False
         # A copy pins its whole source, which may be the only block left. Where that can't be, fewer tokens are reused:
         # whole blocks, then none.
         for tokens, states in ends.items():
+            if self._with_states and not states:  # a part of a block is read from the disk
+                tokens -= tokens % size
             sources = self._begin_with(request, match, tokens, states)
             copied = _pins(held, sources)
             doubted = tokens % size > 0 and held.doubted(
@@ -351,8 +353,8 @@ class IndexedPrefixes(Prefixes):
                 self._pools[i].release(blocks[i])
             self.held.changes += 1
 
-    def _ends(self, match: Match, disk: DiskTier | None) -> dict[int, Sequence[int]]:
-        """Returns the numbers of tokens with which a request may begin, the best first; the last is 0.
+    def _ends(self, match: Match, items: Sequence[Item], disk: DiskTier | None) -> dict[int, Sequence[int]]:
+        """Returns the numbers of tokens with which a request of ``items`` may begin, the best first; the last is 0.
 
         Each has the blocks of its snapshot, one per group; none without recurrent layers, or if the snapshot is on a
         disk.
@@ -370,9 +372,13 @@ class IndexedPrefixes(Prefixes):
         if disk is None:
             return ends
         best = next(iter(ends))
-        for end in range(match.tokens // size * size, best, -size):
-            if disk.holds(match.nodes[end // size - 1]) and self._usable(replace(match, tokens=end), 1) == end:
-                return {end: ()} | ends
+        for end in range(match.tokens // size * size, max(best - size, 0), -size):
+            if self._usable(replace(match, tokens=end), 1) < end:
+                continue
+            node = match.nodes[end // size - 1]
+            stored = end + disk.part(node, items[end : end + size - 1])
+            if stored > best and (stored > end or disk.holds(node)):
+                return {stored: ()} | ends
         return ends
 
     def _usable(self, match: Match, least_part: int) -> int:
@@ -473,23 +479,24 @@ class IndexedPrefixes(Prefixes):
             return False
         size, first = self.index.block_size, place.blocks
         items, before = request.items[first * size : len(request.items) - 1], len(request.items)
-        while (names := disk.find(place.node, items, size)) and len(names) < before:
-            if self._read_blocks(request, first, names, disk):
+        most = request.computed - first * size  # tokens of a block that another request has computed
+        while most < (stored := disk.find(place.node, items, size)).tokens < before:
+            if self._read_blocks(request, first, stored, disk):
                 break
-            before = len(names)  # what can't be read isn't found again
+            before = stored.tokens  # what can't be read isn't found again
         else:
             return False
-        node = place.node
-        for at in range(first, first + len(names)):
+        node, place.blocks = place.node, first + stored.tokens // size
+        for at in range(first, place.blocks):
             node = self._add(request, node, at, size)
         node.users += 1
         place.node.users -= 1
-        place.node, place.blocks = node, first + len(names)
-        disk.used(names)
-        request.computed = place.state_at = place.blocks * size
+        place.node = node
+        disk.used(stored.names)
+        request.computed = place.state_at = first * size + stored.tokens
         place.ran = True  # no copy is pending
         self.held.set_capacity(request, 0)
-        self.use.from_disk += len(names) * size
+        self.use.from_disk += stored.tokens
         for kind in self._kinds:
             kind.after_read(request, first)
         return True
@@ -508,29 +515,30 @@ class IndexedPrefixes(Prefixes):
         place.ran, place.state_at = True, request.computed  # no copy is pending
         return True
 
-    def _read_blocks(self, request: Request, first: int, names: Sequence[bytes], disk: DiskTier) -> bool:
+    def _read_blocks(self, request: Request, first: int, stored: Found, disk: DiskTier) -> bool:
         """Reads blocks from a disk into blocks of a request, and states at their end.
 
         Args:
             request: the request, which has its first ``first`` blocks of tokens.
             first: the number of the first block to read.
-            names: the names of the blocks that are read.
+            stored: the blocks that are read.
             disk: the disk.
 
         Returns:
             False if a record is invalid. The request then has the same blocks as before.
         """
-        size, last = self.index.block_size, first + len(names) - 1
-        for at, name in enumerate(names, first):
+        size, last = self.index.block_size, first + len(stored.names) - 1
+        end = first * size + stored.tokens
+        for at, name in enumerate(stored.names, first):
             blocks = []
             for i, kind in enumerate(self._kinds):
                 states = i in self._with_states
-                seen = at == last if states else at >= kind.first_block((last + 1) * size)
+                seen = at == last if states else at >= kind.first_block(end)
                 blocks.append(self.held.allocate(request, kind.name) if seen else NO_BLOCK)
                 if seen or not states:
                     request.tables.extend(kind.name, blocks[-1:])
                 self.held.not_cleared(kind.name, blocks[-1])
-            if not disk.read(name, request.items[at * size : (at + 1) * size], blocks):
+            if not disk.read(name, request.items[at * size : min((at + 1) * size, end)], blocks):
                 self.held.cut(request, {kind.name: 0 if kind.fixed else first for kind in self._kinds})
                 return False
         return True

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from enginewright.runtime.requests.proposers import NOTHING, Proposal
 from enginewright.runtime.requests.request import Generation, Request
 
+from ..kv_cache.disk_tier import Found
 from ..shared.counters import Counters
 from ..shared.helpers import Fallbacks, guarded
 from .step_times import LEAST_SECONDS
@@ -94,9 +95,10 @@ HELPERS: Mapping[str, Fallbacks] = {
     "disk tier": {
         "computed": _nothing,
         "leaving": _nothing,
-        "find": lambda parent, tokens, size: [],
+        "find": lambda parent, tokens, size: Found([], 0),
         "read": lambda name, tokens, blocks: False,
         "holds": lambda node: False,
+        "part": lambda node, items: 0,
         "read_states": lambda node, blocks: False,
         "used": _nothing,
         "describe": lambda: {"problem": "it can't say how it is doing"},

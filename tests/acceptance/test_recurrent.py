@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +89,7 @@ def test_beams_and_samples_have_states_of_their_own(bundle: Path) -> None:
 @pytest.mark.matrix
 def test_a_prompt_resumes_at_the_odd_token_where_two_others_diverged(bundle: Path) -> None:
     """Three prompts share 77 tokens. The counts say how many of the 113 the third one computes: 36 of them."""
-    rng = np.random.default_rng(3)
-    common = rng.integers(3, 250, 77).tolist()
-    texts = [[*common, first, *rng.integers(3, 250, 35).tolist()] for first in (10, 11, 12)]
+    texts = diverging()
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
 
     def generated(**options: Any) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -232,6 +233,60 @@ def test_states_in_a_folder_outlive_the_engine(bundle: Path, tmp_path: Path, mon
     assert tokens == 0 < refused
     monkeypatch.setattr("enginewright.plugins.cpu.serve.executor.NUMERICS_VERSION", 1 << 20)
     assert read() == (0, 0)
+
+
+_LATER = """
+import json, sys
+from enginewright import LLM, SamplingParams
+with LLM(sys.argv[1], threads=1, speculate=None, prefix_folder=sys.argv[2]) as llm:
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
+    for prompt in json.loads(sys.argv[3]):
+        result = llm.generate([prompt], params)[0]
+    use = llm.info()["prefix_cache"]
+    answer = repr((result.outputs[0].token_ids, result.outputs[0].logprobs))
+    print(json.dumps([answer, use["from_disk"], use["disk"]["refused"]]))
+"""
+
+
+def diverging() -> list[list[int]]:
+    """Three prompts of 113 tokens, of which the first 77 are the same."""
+    rng = np.random.default_rng(3)
+    common = rng.integers(3, 250, 77).tolist()
+    return [[*common, first, *rng.integers(3, 250, 35).tolist()] for first in (10, 11, 12)]
+
+
+def in_a_process(bundle: Path, folder: Path, prompts: list[list[int]]) -> tuple[str, int, int]:
+    """Returns the answer to the last of some prompts, tokens read from the folder, and refused records."""
+    command = [sys.executable, "-W", "ignore", "-c", _LATER, str(bundle), str(folder), json.dumps(prompts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer, read, refused = json.loads(done.stdout)
+    return answer, read, refused
+
+
+@pytest.mark.matrix
+def test_a_later_process_resumes_within_a_block(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that are cut off, changed, or in another's place are computed again, and count for the limit."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder, (*before, last) = tmp_path / "kept", diverging()
+    alone = in_a_process(bundle, tmp_path / "empty", [last])[0]
+    assert in_a_process(bundle, folder, before)[1:] == (0, 0)
+    assert in_a_process(bundle, folder, [last]) == (alone, 77, 0), "the snapshot where the two others diverge"
+    contents = {path.name: path.read_bytes() for path in folder.glob("*.kv")}
+
+    def spoiled(change: Callable[[list[bytes]], list[bytes]]) -> None:
+        """Changes the contents of all records; no token of any is read then."""
+        for name, content in zip(contents, change(list(contents.values())), strict=True):
+            (folder / name).write_bytes(content)
+        answer, read, refused = in_a_process(bundle, folder, [last])
+        assert answer == alone and read == 0 < refused
+
+    spoiled(lambda records: [record[: len(record) // 2] for record in records])
+    spoiled(lambda records: [record[:-40] + bytes([record[-40] ^ 1]) + record[-39:] for record in records])
+    spoiled(lambda records: records[1:] + records[:1])
+    largest = max(map(len, contents.values()))
+    with LLM(bundle, prefix_folder=tmp_path / "small", prefix_folder_size=2 * largest, threads=1) as llm:
+        llm.generate(diverging(), PARAMS)
+    assert 0 < sum(path.stat().st_size for path in (tmp_path / "small").glob("*.kv")) <= 2 * largest
 
 
 _RECURRENT = {"qwen3_next": "linear_attention", "granitemoehybrid": "linear_attention", "lfm2": "conv"}

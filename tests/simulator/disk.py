@@ -30,7 +30,7 @@ class SimulatedStore:
         seed: seed of faults, and of delays of writes.
         fails: of 16 reads or writes, the number that fail.
         seconds: duration of a read.
-        took: called with the seconds that a read took.
+        took: called with the seconds and the number of tokens of each read.
         most: most records.
     """
 
@@ -40,7 +40,7 @@ class SimulatedStore:
         seed: int,
         fails: int = 0,
         seconds: float = 1e-4,
-        took: Callable[[float], None] = lambda seconds: None,
+        took: Callable[[float, int], None] = lambda seconds, tokens: None,
         most: int = 64,
     ) -> None:
         self.folder = folder
@@ -64,6 +64,10 @@ class SimulatedStore:
         """Hashes the name of a block, for the states at its end."""
         return hashlib.blake2b(b"states" + name, digest_size=16).digest()
 
+    def parts(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
+        """Hashes the parent's name and each beginning of the items."""
+        return [self.states(self.child(parent, items[: i + 1])) for i in range(len(items))]
+
     def has(self, name: bytes) -> bool:
         """Returns True if a record was written; some waiting writes are done first."""
         self._write_some()
@@ -73,7 +77,7 @@ class SimulatedStore:
         """Reads a record; None if it is missing, another one, or the read fails."""
         if name not in self.folder.records:
             return None
-        self._took(self._seconds)
+        self._took(self._seconds, len(items))
         _, known, payloads = self.folder.records[name]
         if self._failing() or known != tuple(items) or [len(one) for one in payloads] != list(sizes):
             del self.folder.records[name]

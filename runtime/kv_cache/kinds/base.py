@@ -65,6 +65,9 @@ class BlockHolder(Protocol):
     def give_back(self, request: Request, name: str, at: int) -> None:
         """Releases block number ``at`` of the request's table of the group ``name``, and puts NO_BLOCK in its place."""
 
+    def doubted(self, blocks: Sequence[tuple[str, int]]) -> bool:
+        """Returns True if one of these blocks, each with its group's name, may have keys that aren't finite."""
+
 
 class CacheKind:
     """The blocks of one cache group. The base class implements blocks of K tokens each, all of which a request keeps.

@@ -127,7 +127,7 @@ def test_an_error_costs_its_result_alone(
     assert engine.scheduler.counters.helper_errors.get(kind, 0) == len(calls)
     never = {
         *(("policy", "comes_first"), ("step times", "row_tokens"), ("step times", "prompt_within")),
-        *(("step times", "rows_within"), ("disk tier", "holds"), ("disk tier", "read_states")),
+        *(("step times", "rows_within"), ("disk tier", "holds"), ("disk tier", "part"), ("disk tier", "read_states")),
     }
     assert calls or (kind, method) in never
     plain = toy(64, 8)
