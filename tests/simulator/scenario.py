@@ -380,7 +380,7 @@ class _Maker:
         )
 
     def _with_states(self, setup: Setup, beams: int) -> Setup:
-        """Gives some models recurrent layers, and takes the others away from some of those.
+        """Gives some models recurrent layers and a folder, and takes other layers away from some of those.
 
         It draws by itself: what else a seed says is the same with these layers and without.
         """
@@ -394,7 +394,10 @@ class _Maker:
             max(beams, rng.choice((many, many, many + 8, setup.max_requests, setup.max_requests + 1, 2)))
             for _ in range(rng.choice((1, 1, 2)))
         )
-        return replace(setup, states=states, **{"blocks": (), "windows": ()} if rng.random() < 0.15 else {})
+        setup = replace(setup, states=states, **{"blocks": (), "windows": ()} if rng.random() < 0.15 else {})
+        if not setup.prefix_cache or rng.random() < 0.5:
+            return setup
+        return replace(setup, disk=True, disk_fails=rng.choice((0, 0, 0, 2)), disk_seconds=rng.choice((1e-6, 1e-4)))
 
     # Requests
 
