@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import signal
 import socket
@@ -98,7 +99,7 @@ def check_engine(
     """
     opened = None if bundle is None else Bundle.open(bundle, trust)
     name = _chosen(target, opened)
-    machine = look_at_machine()
+    engine, machine = engines()[name], look_at_machine()
     require(machine, name, "checked", opened, unbuilt=build)
     if opened is not None:
         check_code(opened, name)
@@ -110,11 +111,10 @@ def check_engine(
             target=name,
             bundle="" if opened is None else str(opened.path.resolve()),
             folder=folder,
-            gpus=tuple(dict.fromkeys(gpu.capability for gpu in machine.gpus[:1])),
+            gpus=tuple(engine.exported_for(gpu.capability) for gpu in machine.gpus[:1]),
             build=build,
         )
         stages = _run(task, progress)
-    engine = engines()[name]
     packages = {package: machine.packages[package] for package in engine.packages if package in machine.packages}
     report = EngineReport(
         target=name,
@@ -159,24 +159,32 @@ def _run(task: Task, progress: Progress) -> list[dict[str, Any]]:
 
     stages: dict[str, dict[str, Any]] = {}
     running = STAGES[0]
-    with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        assert child.stdin is not None and child.stdout is not None
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile() as log, os.fdopen(reader, encoding="utf-8") as events:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", _CHILD, str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(writer,),
+                text=True,
+            )
+        finally:
+            os.close(writer)
+        assert child.stdin is not None
         try:
             with suppress(BrokenPipeError), child.stdin as stdin:  # it has ended, and its exit status says how
                 stdin.write(json.dumps(task.to_json()) + "\n")
-            with child.stdout as events:
-                for line in events:
-                    if not line.endswith("\n"):
-                        break  # it died within a line
-                    event = json.loads(line)
-                    if "begins" in event:
-                        running = event["begins"]
-                        progress(ProgressEvent("check", STAGES.index(running), len(STAGES), running))
-                    else:
-                        stages[event["stage"]] = event
+            for line in events:
+                if not line.endswith("\n"):
+                    break  # it died within a line
+                event = json.loads(line)
+                if "begins" in event:
+                    running = event["begins"]
+                    progress(ProgressEvent("check", STAGES.index(running), len(STAGES), running))
+                else:
+                    stages[event["stage"]] = event
         except BaseException:
             child.kill()
             raise

@@ -1,4 +1,7 @@
-"""The process of a check: it reads a task from stdin and writes a line of JSON for each event to stdout."""
+"""The process of a check: it reads a task from stdin and writes a line of JSON for each event to a pipe.
+
+Its argument is the pipe's file descriptor. Libraries may write to stdout at any time.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ from .stages import run_stages
 
 
 def main() -> None:
-    """Runs the stages of the task. Libraries' output goes to stderr."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)
+    """Runs the stages of the task."""
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as answers:
 
         def tell(event: dict[str, Any]) -> None:
             print(json.dumps(event, default=str), file=answers, flush=True)

@@ -25,6 +25,7 @@ class CudaSection(Record, frozen=True, kw_only=True):
         requests: the most requests of a step.
         chunk: the most tokens of a step.
         partitions: partitions, such as "tensor=2", whose ranks it has kernels for.
+        families: the capabilities whose machine code was made for their family: "10.0" runs on 10.3, "12.0" on 12.1.
         assemblers: capability -> the CUDA version of the assembler of its machine code, such as "13.4", if known.
     """
 
@@ -33,6 +34,7 @@ class CudaSection(Record, frozen=True, kw_only=True):
     requests: Positive
     chunk: Positive
     partitions: tuple[str, ...] = ()
+    families: tuple[Capability, ...] = ()
     assemblers: dict[Capability, str] = field(default_factory=dict)
 
     def kernels_for(self, capability: str) -> str | None:
@@ -42,7 +44,7 @@ class CudaSection(Record, frozen=True, kw_only=True):
         ``tiles.code_for``.
         """
         numbers = {number_of(c): c for c in self.compute_capabilities}
-        number = code_for(number_of(capability), numbers)
+        number = code_for(number_of(capability), numbers, {number_of(c) for c in self.families})
         return None if number is None else numbers[number]
 
 

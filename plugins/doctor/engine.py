@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,10 +19,12 @@ class Engine:
     Attributes:
         name: the engine's name, for people.
         packages: the Python packages whose versions a report names.
+        exported_for: returns the compute capability, for an export, that suits a GPU of another capability.
     """
 
     name: str
     packages: tuple[str, ...]
+    exported_for: Callable[[str], str] = str
 
 
 class Runs(Protocol):

@@ -54,7 +54,7 @@ def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[
             hint=f"Export again with --gpu {gpu.capability}.",
         )
     why = f"it is for compute capability {spec.capability / 10}, and {gpu.name} has {gpu.capability}"
-    if machine_code_runs(spec.capability, number):
+    if machine_code_runs(spec.capability, number, family=kernel.for_family):
         try:
             return device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory), CUBIN
         except CapacityError:

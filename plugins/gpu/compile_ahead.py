@@ -49,6 +49,7 @@ class CompiledKernel:
         compiler: the name and version of the compiler.
         registers, stack: registers, and bytes of stack in the GPU's memory, of a thread. Registers that don't fit are
             on the stack. Both are 0 if a bundle doesn't have the numbers.
+        architecture: the target of the machine code, such as "sm_100f"; "" if a bundle doesn't have it.
     """
 
     spec: KernelSpec
@@ -59,6 +60,12 @@ class CompiledKernel:
     compiler: str
     registers: int = 0
     stack: int = 0
+    architecture: str = ""
+
+    @property
+    def for_family(self) -> bool:
+        """True if later GPUs of the family run the machine code, too."""
+        return self.architecture.endswith("f")
 
     @property
     def threads(self) -> int:
@@ -120,6 +127,7 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
         compiler=f"triton {triton.__version__}",
         registers=int(metadata.registers),
         stack=int(metadata.stack),
+        architecture=str(metadata.architecture),
     )
 
 
@@ -188,6 +196,9 @@ def _without_scratch(spec: KernelSpec, ptx: str, metadata: Mapping[str, Any]) ->
     return ptx
 
 
+_FAMILY_PTX = "8.8"
+"""The first version of PTX with families (PTX ISA, "Release Notes")."""
+
 _STACK = r"(\d+) bytes stack frame"
 
 
@@ -198,16 +209,23 @@ def _number(pattern: str, said: str) -> int:
 
 
 def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
-    """Returns the machine code, and stores the numbers of registers and stack bytes in ``metadata``."""
-    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+    """Returns the machine code, and stores its target and the numbers of registers and stack bytes in ``metadata``.
 
-    assembler, architecture = get_ptxas(spec.capability).path, sm_arch_from_capability(spec.capability)
+    The PTX of a bundle keeps Triton's target and its old version, for drivers that don't know families.
+    """
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    assembler, architecture = get_ptxas(spec.capability).path, gpu_of(spec.capability).architecture
+    if architecture.endswith("f"):
+        ptx = re.sub(r"^\.version .*$", f".version {_FAMILY_PTX}", ptx, count=1, flags=re.MULTILINE)
+        ptx = re.sub(r"^\.target .*$", f".target {architecture}", ptx, count=1, flags=re.MULTILINE)
     cubin, log = _assemble(spec, ptx, assembler, architecture, "--regAllocOptLevel=2")  # as Triton does
     if _number(_STACK, log):  # it goes for few registers, and may put some on a stack that would have had room
         again, said_again = _assemble(spec, ptx, assembler, architecture)
         if _number(_STACK, said_again) < _number(_STACK, log):
             cubin, log = again, said_again
     metadata |= {"registers": _number(r"Used (\d+) registers", log), "stack": _number(_STACK, log)}
+    metadata["architecture"] = architecture
     return cubin
 
 
@@ -283,6 +301,7 @@ def _metadata(kernel: CompiledKernel) -> str:
         "compiler": kernel.compiler,
         "registers": kernel.registers,
         "stack": kernel.stack,
+        "architecture": kernel.architecture,
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -312,6 +331,7 @@ def read_kernel(
             compiler=document["compiler"],
             registers=document.get("registers", 0),
             stack=document.get("stack", 0),
+            architecture=document.get("architecture", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export the bundle again.") from e

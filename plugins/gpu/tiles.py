@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from itertools import product
@@ -33,6 +33,11 @@ FEWEST_ROWS = 16
 """The fewest rows of a product on tensor cores."""
 
 
+_BOUND_FROM = 90
+"""The first capability whose PTX, sm_90a, sm_100a or sm_120a, only that GPU runs, and whose machine code doesn't run on
+all later GPUs of its major number."""
+
+
 @dataclass(frozen=True)
 class GpuLimits:
     """The limits of one compute capability; 89 is 8.9.
@@ -48,6 +53,12 @@ class GpuLimits:
     shared_memory: int
     fp8: bool
     ptx: int = 84
+    family: tuple[int, ...] = ()
+
+    @property
+    def architecture(self) -> str:
+        """The target of its machine code, such as "sm_100f"."""
+        return f"sm_{self.capability}{'f' if self.family else 'a' if self.capability >= _BOUND_FROM else ''}"
 
     @property
     def portable_memory(self) -> int:
@@ -64,8 +75,8 @@ GPUS = {
         GpuLimits(86, 99 * 1024, fp8=False),
         GpuLimits(89, 99 * 1024, fp8=True),
         GpuLimits(90, 227 * 1024, fp8=True),
-        GpuLimits(100, 227 * 1024, fp8=True, ptx=86),
-        GpuLimits(120, 99 * 1024, fp8=True, ptx=87),
+        GpuLimits(100, 227 * 1024, fp8=True, ptx=86, family=(103,)),
+        GpuLimits(120, 99 * 1024, fp8=True, ptx=87, family=(121,)),
     )
 }
 
@@ -81,25 +92,24 @@ def gpu_of(capability: int) -> GpuLimits:
     return GPUS[capability]
 
 
-_BOUND_FROM = 90
-"""The first capability whose code Triton binds to that GPU alone: it writes sm_90a, sm_100a and sm_120a, PTX too."""
-
-
-def machine_code_runs(made_for: int, on: int) -> bool:
+def machine_code_runs(made_for: int, on: int, *, family: bool = False) -> bool:
     """Returns True if a cubin for capability ``made_for`` runs on ``on``: same major number, not newer; from 9.0 on,
-    equal.
+    equal, or if it was made for the ``family``, in that.
     """
-    return made_for == on or (made_for < _BOUND_FROM and made_for // 10 == on // 10 and made_for <= on)
+    if made_for == on or (family and made_for in GPUS and on in GPUS[made_for].family):
+        return True
+    return made_for < _BOUND_FROM and made_for // 10 == on // 10 and made_for <= on
 
 
-def code_for(on: int, made_for: Iterable[int]) -> int | None:
+def code_for(on: int, made_for: Iterable[int], families: Container[int] = ()) -> int | None:
     """Returns the capability of ``made_for`` whose compiled code is best for a GPU of capability ``on``; None if none
     runs.
 
-    Machine code is preferred to PTX, which a driver translates for newer GPUs.
+    Machine code is preferred to PTX, which a driver translates for newer GPUs. ``families`` are the capabilities whose
+    machine code was made for their family.
     """
     known = [c for c in made_for if c <= on]
-    as_it_is = [c for c in known if machine_code_runs(c, on)]
+    as_it_is = [c for c in known if machine_code_runs(c, on, family=c in families)]
     return max(as_it_is or [c for c in known if c < _BOUND_FROM], default=None)
 
 

@@ -31,7 +31,7 @@ from ...gpu.compile_ahead import check_triton, files_of
 from ...gpu.compile_workers import KernelCompiler
 from ...gpu.formats import check_formats
 from ...gpu.specs import KernelSpec
-from ...gpu.tiles import FloatType
+from ...gpu.tiles import FloatType, gpu_of, number_of
 from ...native.threads import available_threads
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
@@ -70,6 +70,7 @@ class CudaEmitter:
             requests=engines.requests or _REQUESTS,
             chunk=max(engines.chunk or _CHUNK, engines.requests or _REQUESTS),
             partitions=tuple(map(str, _cuts(engines.partitions))),
+            families=tuple(name for name in capabilities if gpu_of(number_of(name)).family),
         )
         write_lowered(lowering, self.name, writer, progress)
         if options.buckets is not None:
@@ -90,7 +91,7 @@ class CudaEmitter:
         from ..serve.kernels import TILES_FILE, SpecCollector, specs_of
 
         cuts = [partition(program, how) for how in _cuts(section.partitions)]
-        numbers = [int(name.replace(".", "")) for name in section.compute_capabilities]
+        numbers = [number_of(name) for name in section.compute_capabilities]
         specs: list[KernelSpec] = []
         made_by: dict[str, str] = {}
         with KernelCompiler(available_threads()) as compiler:

@@ -14,10 +14,17 @@ from ...doctor.engine import Engine
 from ...doctor.machine import Machine
 from ...gpu.compile_ahead import interprets
 from ...gpu.cuda_driver import InstalledGpu
-from ...gpu.tiles import machine_code_runs, number_of
+from ...gpu.tiles import GPUS, code_for, machine_code_runs, number_of
 from ..section import CudaSection
 
-ENGINE = Engine("PyTorch and Triton", ("torch", "triton"))
+
+def _exported_for(capability: str) -> str:
+    """Returns the capability of the kernels that a GPU runs, if all are compiled; its own if none are for it."""
+    number = code_for(number_of(capability), GPUS, GPUS)
+    return capability if number is None else f"{number // 10}.{number % 10}"
+
+
+ENGINE = Engine("PyTorch and Triton", ("torch", "triton"), _exported_for)
 
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
@@ -40,7 +47,7 @@ def _as_ptx(machine: Machine, section: CudaSection, gpu: InstalledGpu) -> tuple[
     """Returns a note for each reason why the driver must translate a bundle's kernels from PTX; () if it needn't."""
     made_for = section.kernels_for(gpu.capability)
     assert made_for is not None
-    if not machine_code_runs(number_of(made_for), number_of(gpu.capability)):
+    if not machine_code_runs(number_of(made_for), number_of(gpu.capability), family=made_for in section.families):
         return (f"kernels as PTX of {made_for}, which the driver translates: export with --gpu {gpu.capability}",)
     by = section.assemblers.get(made_for, "")
     if by and machine.cuda and int(by.partition(".")[0]) > int(machine.cuda.partition(".")[0]):

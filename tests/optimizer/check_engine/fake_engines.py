@@ -16,13 +16,16 @@ from typing import Any
 CHILD = "enginewright.optimizer.check_engine.child"
 
 
-def site(folder: Path, function: str) -> str:
-    """Writes the ``sitecustomize`` to ``folder``; returns the PYTHONPATH that a check's process needs."""
+def site(folder: Path, function: str, *arguments: object) -> str:
+    """Writes the ``sitecustomize`` to ``folder``; returns the PYTHONPATH that a check's process needs.
+
+    ``arguments`` are those of the function.
+    """
     text = f"""
 import sys
 if {CHILD!r} in sys.orig_argv:
     from tests.optimizer.check_engine import fake_engines
-    fake_engines.{function}()
+    fake_engines.{function}(*{arguments!r})
 """
     (folder / "sitecustomize.py").write_text(text)
     return f"{folder}:{Path(__file__).parents[3]}"
@@ -121,3 +124,33 @@ def torch_tensorrt(wrong: bool = False) -> None:
 def wrong_torch_tensorrt() -> None:
     """Torch-TensorRT whose saved step gives other logits when it is loaded again."""
     torch_tensorrt(wrong=True)
+
+
+def tensorrt(bundle: str, wrong: bool = False) -> None:
+    """TensorRT, whose engines numpy computes, for the build of a bundle. ``wrong``: other tokens are the likeliest."""
+    from enginewright.plugins.engines import library
+    from enginewright.plugins.engines.section import TensorRtSection
+    from enginewright.plugins.tensorrt.compile import build
+    from enginewright.runtime.bundle.reader import Bundle
+    from tests.plugins.engines import tiny_paged
+    from tests.plugins.gpu.fake_driver import ADA, FakeCuda
+    from tests.plugins.tensorrt.compile import numpy_tensorrt as fake
+    from tests.plugins.tensorrt.compile.numpy_network import Network
+    from tests.plugins.tensorrt.compile.test_build import READY
+
+    tiny_paged.know_kernels()
+    section = Bundle.open(bundle).targets["tensorrt"].section(TensorRtSection)
+    assert section is not None and section.paged is not None
+    cuda = FakeCuda()
+    fake.install(cuda, {i: (profile,) for i, profile in enumerate(section.paged.profiles * 2)})
+    cuda.open(ADA)  # as TensorRT does it when it builds
+    build.look_at_machine = lambda: READY
+    library.load_cuda = lambda: cuda  # type: ignore[assignment]
+    if wrong:
+        compute = Network.compute
+
+        def reversed_logits(self: Network, feeds: Any) -> Any:
+            results = compute(self, feeds)
+            return results | {"logits": results["logits"][..., ::-1].copy()}
+
+        Network.compute = reversed_logits  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from enginewright.plugins.gpu.call import Call, DeviceArray
 from enginewright.plugins.gpu.carried_kernels import CarriedKernels, assembler_of, resident_programs
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, write_kernels
 from enginewright.plugins.gpu.cuda_driver import InstalledGpu
-from enginewright.plugins.gpu.tiles import GPUS
+from enginewright.plugins.gpu.tiles import GPUS, gpu_of
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, TargetError
 
 from .fake_driver import ADA, FakeDevice
@@ -37,7 +37,8 @@ class Driver(FakeDevice):
 
 def carried(folder: Path, capability: int, shared_memory: int = 64) -> None:
     spec = CALL.spec(capability)
-    write_kernels(folder, [CompiledKernel(spec, "norm_kernel", ".version 8.4", CUBIN, shared_memory, "triton 3.9.0")])
+    kernel = CompiledKernel(spec, "norm_kernel", ".version 8.4", CUBIN, shared_memory, "triton 3.9.0")
+    write_kernels(folder, [replace(kernel, architecture=gpu_of(capability).architecture)])
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ def carried(folder: Path, capability: int, shared_memory: int = 64) -> None:
         (ADA, 80, (), CUBIN, "1 as machine code"),
         (ADA, 89, (b"\x7fELF",), b".version 8.4", "1 as PTX"),
         (replace(ADA, capability="12.1"), 89, (), b".version 8.4", "1 as PTX"),  # machine code isn't tried
+        (replace(ADA, capability="12.1"), 120, (), CUBIN, "1 as machine code"),  # it is for the family
         (replace(ADA, capability="9.0"), 90, (), CUBIN, "1 as machine code"),
     ],
 )

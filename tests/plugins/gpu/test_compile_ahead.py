@@ -42,6 +42,7 @@ def check(kernel: CompiledKernel) -> None:
     assert [of for of, _ in parameters] == expected
     assert [int(i) for _, i in parameters] == list(range(len(expected)))
     assert f".reqntid {kernel.threads}" in kernel.ptx
+    assert kernel.architecture == GPUS[spec.capability].architecture
     assert kernel.cubin[:4] == b"\x7fELF" and struct.unpack_from("<H", kernel.cubin, 18) == (EM_CUDA,)
     assert kernel.shared_memory <= GPUS[spec.capability].shared_memory
     here = str(Path(__file__).resolve().parents[3]).encode()
@@ -127,6 +128,15 @@ def test_every_gpu_s_largest_tile(capability):
 @pytest.mark.parametrize("capability", list(GPUS))
 def test_a_kernel_for_each_gpu(capability):
     check(compile_kernel(attention_spec(SMOLLM2, capability, Tile(1, 16, 32, 4, 2), 512)))
+
+
+@pytest.mark.parametrize("capability", [100, 120])
+def test_machine_code_is_for_the_family_and_ptx_is_not(capability):
+    """Tensor cores of 10.0 are in it; the PTX keeps an old version, for drivers that know no families."""
+    kernel = compile_attention(SMOLLM2, capability, split_keys=0)[0]
+    assert ("tcgen05.mma" in kernel.ptx) == (capability == 100)
+    assert kernel.for_family and f"sm_{capability}f".encode() in kernel.cubin  # the assembler's arguments are in it
+    assert f".target sm_{capability}a" in kernel.ptx
 
 
 def test_an_unknown_gpu_is_refused_with_those_known():

@@ -50,6 +50,9 @@ def test_code_runs_where_it_is_not_bound_to_another_gpu():
         *(None, 80, 86, 86, 90, 100, 86, 120, 86)
     ]
     assert code_for(103, (90, 100)) is None and code_for(90, (80,)) == 80
+    families = (100, 120)  # then 10.3 and 12.1 run machine code; 11.0 is of no family
+    assert [code_for(on, (80, 100, 120), families) for on in (100, 103, 110, 120, 121)] == [100, 100, 80, 120, 120]
+    assert [gpu.architecture for gpu in GPUS.values()] == ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
     assert [gpu.portable_memory // 1024 for gpu in GPUS.values()] == [99, 99, 99, 227, 227, 99]
 
 

@@ -39,9 +39,8 @@ def make_libraries(folder: Path) -> None:
         subprocess.run(command, check=True)
 
 
-@contextmanager
-def bindings_process(folder: Path) -> Iterator[ProcessPoolExecutor]:
-    """The process; ``folder`` takes the libraries. Skips where something is missing."""
+def make_package(folder: Path) -> None:
+    """A package ``tensorrt`` in ``folder``, with its libraries. Skips where something is missing."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
     if importlib.util.find_spec("tensorrt_bindings") is None:
         pytest.skip("TensorRT's bindings are not installed: pip install tensorrt-cu13-bindings")
@@ -50,6 +49,12 @@ def bindings_process(folder: Path) -> Iterator[ProcessPoolExecutor]:
     make_libraries(folder)
     (folder / "tensorrt").mkdir()
     (folder / "tensorrt" / "__init__.py").write_text(PACKAGE)
+
+
+@contextmanager
+def bindings_process(folder: Path) -> Iterator[ProcessPoolExecutor]:
+    """The process; ``folder`` takes the libraries. Skips where something is missing."""
+    make_package(folder)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         with patch.dict(os.environ, LD_LIBRARY_PATH=str(folder)):
             assert pool.submit(os.getenv, "LD_LIBRARY_PATH").result() == str(folder)

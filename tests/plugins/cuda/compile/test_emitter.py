@@ -237,11 +237,13 @@ def test_a_gpu_that_nothing_is_compiled_for_is_refused(tmp_path: Path) -> None:
     [("9.0", "9.0"), ("8.9", "8.6"), ("8.0", "8.0"), ("10.3", "8.6"), ("12.0", "12.0"), ("12.1", "8.6"), ("7.5", None)],
 )
 def test_code_that_is_bound_to_its_gpu_is_taken_for_no_other(capability: str, found: str | None) -> None:
-    """Code for 9.0 and later is sm_90a's, sm_100a's, sm_120a's: 10.3 and 12.1 take the PTX of 8.6."""
+    """Without families code for 9.0 and later is sm_90a's, sm_100a's, sm_120a's: 10.3 and 12.1 take the PTX of 8.6."""
     section = CudaSection(compute_capabilities=("8.0", "8.6", "9.0", "12.0"), dtype="bf16", requests=1, chunk=1)
     assert section.kernels_for(capability) == found
     alone = CudaSection(compute_capabilities=("10.0", "12.0"), dtype="bf16", requests=1, chunk=1)
     assert alone.kernels_for(capability) == (found if found == "12.0" else None)
+    family = alone.model_copy(update={"families": ("10.0", "12.0")})
+    assert family.kernels_for(capability) == {"10.3": "10.0", "12.0": "12.0", "12.1": "12.0"}.get(capability)
 
 
 def test_activations_are_narrow_and_tables_are_not() -> None:
