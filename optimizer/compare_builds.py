@@ -226,7 +226,7 @@ def compare_builds(
     Two bundles with the same files are within every budget; neither is run. Otherwise prompts are tokenized as
     ``against`` does. Both models read these and the greedy answers of ``against`` (for a source, the bundle's answers),
     so that one changed token doesn't change all later tokens. A model that computes whole texts is compared by
-    ``evaluate_texts``, on the lines of the file of prompts.
+    ``evaluate_texts``, on the texts of the file of prompts.
 
     Args:
         bundle: the new build.
@@ -271,7 +271,7 @@ def compare_builds(
     options = OpenOptions(threads, target=name, provider=provider, trust=trust)
     if new.model.pooling is not None:
         return replace(
-            _compare_texts(comparison, new, older, prompts, options, progress),
+            _compare_texts(comparison, new, older, suite_prompts, prompts, options, progress),
             files=() if diff is None else _lines_of(diff)[:_MOST_FILES],
             seconds=_since(start),
         )
@@ -350,14 +350,28 @@ def _compare_texts(
     comparison: BuildComparison,
     new: Bundle,
     older: Bundle | None,
+    prompts: Sequence[SuitePrompt],
     file: str | Path,
     options: OpenOptions,
     progress: Progress,
 ) -> BuildComparison:
-    """Compares builds of a model that computes whole texts: its metrics on the lines of a file, files and sizes."""
+    """Compares builds of a model that computes whole texts: its metrics on a file's prompts, files and sizes.
+
+    With BUILT_IN as file, it reads the lines of the package's text. Raises RequestError if a prompt is a conversation.
+    """
+    if conversation := next((one.where for one in prompts if one.text is None and file != BUILT_IN), None):
+        raise RequestError(
+            f"prompts: {conversation}: this model reads texts, and no messages", hint='A line is {"prompt": "text"}.'
+        )
     budget = comparison.budget
     report = evaluate_texts(
-        comparison.bundle, comparison.against, text=file, texts=_MOST_TEXTS, options=options, progress=progress
+        comparison.bundle,
+        comparison.against,
+        text=file,
+        lines=None if file == BUILT_IN else [one.text for one in prompts if one.text is not None],
+        texts=_MOST_TEXTS,
+        options=options,
+        progress=progress,
     )
     checks = []
     for name, value in report.metrics.items():

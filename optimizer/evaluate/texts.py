@@ -62,6 +62,7 @@ def evaluate_texts(
     against: str | Path,
     *,
     text: str | Path = BUILT_IN,
+    lines: Sequence[str] | None = None,
     texts: int | None = None,
     options: OpenOptions = OpenOptions(),
     progress: Progress | None = None,
@@ -74,6 +75,7 @@ def evaluate_texts(
         bundle: the bundle, which the runtime runs without torch.
         against: a bundle to compare with, or a Hugging Face directory or Hub id; these need the export extra.
         text: a UTF-8 file with a text in each line; BUILT_IN is the package's text.
+        lines: the texts, if the file ``text`` was read before; None to read its lines.
         texts: the most texts, spread over the file; None for all, up to MOST_TEXTS.
         options: how the bundle is opened.
         progress: called after each few texts.
@@ -85,7 +87,7 @@ def evaluate_texts(
     """
     start = time.perf_counter()
     on_progress = progress or silent
-    written = read_text(text, "text", EVALUATION_TEXT)
+    written = read_text(text, "text", EVALUATION_TEXT).splitlines() if lines is None else lines
     with closing(BundleTexts(bundle, options)) as model:
         on_progress(ProgressEvent("load", 0, 1, str(against)))
         reference = open_text_reference(
@@ -139,7 +141,7 @@ def _check_sizes(model: BundleTexts, reference: TextModel, size: int, expected: 
         )
 
 
-def _tokens(model: BundleTexts, reference: TextModel, written: str, text: str | Path) -> list[list[int]]:
+def _tokens(model: BundleTexts, reference: TextModel, written: Sequence[str], text: str | Path) -> list[list[int]]:
     """Returns the tokens of each line. Raises RequestError if the tokenizers differ, or there are no tokens."""
     tokenizer = model.tokenizer or reference.tokenizer
     if tokenizer is None:

@@ -18,9 +18,9 @@ BATCH = 8
 """The number of texts of a step."""
 
 
-def token_texts(text: str, tokenizer: Tokenizer, most: int) -> list[list[int]]:
-    """Returns the tokens of each line of a text that has some, cut to ``most`` tokens."""
-    texts = [tokenizer.encode(line)[:most] for line in text.splitlines() if line.strip()]
+def token_texts(lines: Sequence[str], tokenizer: Tokenizer, most: int) -> list[list[int]]:
+    """Returns the tokens of each text that has some, cut to ``most`` tokens."""
+    texts = [tokenizer.encode(line)[:most] for line in lines if line.strip()]
     return [ids for ids in texts if ids]
 
 

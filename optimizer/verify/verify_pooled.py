@@ -44,7 +44,7 @@ def compare_sentences(
     runner: PooledRunner, executor: Executor, tokenizer: Tokenizer, info: ModelInfo
 ) -> TextComparison:
     """Compares lines of the package's text. Raises the errors of ``compare_random_texts``."""
-    texts = token_texts(evaluation_text(), tokenizer, min(LONGEST, info.context_length))
+    texts = token_texts(evaluation_text().splitlines(), tokenizer, min(LONGEST, info.context_length))
     chosen = texts[:MOST_TEXTS]
     steps = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]
     results = [rows for step in steps for rows in run_texts(executor, step)]

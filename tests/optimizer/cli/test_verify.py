@@ -57,6 +57,26 @@ def test_vectors_are_compared_with_the_source(pooled_bundles: dict[str, Path], t
     assert run(bundle, "--against", pooled_bundles["embed"], "--budget", tmp_path / "budget.toml")[0] == 0
 
 
+def test_prompts_in_json_lines_are_texts(pooled_bundles: dict[str, Path], tmp_path: Path) -> None:
+    """They are read as in the other commands: each object's text, and not the line."""
+    bundle, older = tmp_path / "int8.bundle", pooled_bundles["embed"]
+    export(older.parent / "tiny-embed", bundle, recipe="int8")
+    texts = [f"the {word} is on the table" for word in ("cat", "cup", "letter", "old blue book")]
+    plain, lines = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    plain.write_text("\n".join(texts))
+    lines.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    compared = []
+    for file in (plain, lines):
+        code, out, err = run(bundle, "--against", older, "--prompts", file, "--json")
+        assert code in (0, 16), err
+        report = json.loads(out)["against"]
+        compared.append((report["prompts"], report["tokens"], [one.get("value") for one in report["checks"]]))
+    assert compared[0] == compared[1] and compared[0][0] == len(texts)
+    lines.write_text('{"messages": [{"role": "user", "content": "a"}]}')
+    code, _, err = run(bundle, "--against", older, "--prompts", lines)
+    assert code == 8 and "prompts.jsonl:1: this model reads texts, and no messages" in err
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_damage_has_an_exit_code(as_json: bool, tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "a.bundle"))
