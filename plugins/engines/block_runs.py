@@ -7,9 +7,9 @@ What computes a step is an engine with our plugins (``tensorrt_paged``), or engi
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -25,21 +25,17 @@ from enginewright.runtime.shared.contracts import (
     as_outputs,
 )
 from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
-from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.step_arrays import part_of
 from enginewright.runtime.shared.step_schema import Array
 
 from ..gpu.carried_sampling import GpuSampler, OpenedSampler
-from ..gpu.cuda_driver import Device, Graph
+from ..gpu.cuda_driver import Device
+from ..gpu.graphed_steps import GraphedSteps, GraphedWork
 from ..gpu.sampling import chosen_rows
 from ..native.sampling import RowSampler
 from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, padded, parts
 from ..steps.paged_section import cache_tensors
-from .library import Context
-
-MOST_GRAPHS = 32
-"""CUDA graphs of decode steps that are kept."""
-
 
 class StepMemory:
     """GPU memory that all steps use: the caches' pools, a step's inputs, and its logits.
@@ -135,27 +131,6 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 256) * 256
 
 
-@dataclass(frozen=True)
-class StepWork:
-    """A function that puts a step on the stream, and the contexts that run the step."""
-
-    run: Callable[[], None]
-    contexts: tuple[Context, ...]
-
-    def __call__(self) -> None:
-        self.run()
-
-    @property
-    def capturable(self) -> bool:
-        """True if the library allows capturing the work in a CUDA graph now."""
-        return all(context.capturable for context in self.contexts)
-
-    def close(self) -> None:
-        """Destroys the contexts."""
-        for context in self.contexts:
-            context.close()
-
-
 class PackedProgram(HoldsSteps, Protocol):
     """A program that computes a padded step, from the inputs in ``StepMemory`` to the logits there."""
 
@@ -165,7 +140,7 @@ class PackedProgram(HoldsSteps, Protocol):
     def most_rows(self, shape: StepShape) -> int:
         """Returns the most rows of logits in a run, in the profile of ``shape``."""
 
-    def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
+    def bound(self, shape: StepShape, keep: bool) -> GraphedWork:
         """Returns the work of a step of these sizes, to be run now or, with ``keep`` (for a graph), at any time."""
 
     def describe(self) -> dict[str, str | int]:
@@ -199,10 +174,6 @@ class PackedSteps:
         threads: the number of threads of the sampler on the CPU.
         sampler: the sampler that draws tokens.
         graphs: True if graphs are made; False where the library makes them by itself.
-
-    Attributes:
-        graph_launches: the number of steps that were replayed from a graph.
-        not_captured: why steps of some sizes run without a graph; "" where all have one.
     """
 
     def __init__(
@@ -215,17 +186,13 @@ class PackedSteps:
         graphs: bool,
         sampler: OpenedSampler,
     ) -> None:
-        self.graph_launches = 0
-        self.not_captured = ""
         self._device = memory.device
         self._memory = memory
         self._program = program
         self._vocab = vocab
         self._sampler, self._gpu_sampler = RowSampler(threads), sampler
-        self._makes_graphs = graphs
-        self._seen: set[StepShape] = set()
-        self._refused: set[StepShape] = set()
-        self._graphs: OrderedDict[StepShape, tuple[Graph, StepWork]] = OrderedDict()
+        capture = self._device.capture if graphs else None
+        self._graphs = GraphedSteps[StepShape]("tensorrt", capture, self._device.synchronize)
 
     def run(self, step: StepInput) -> StepOutput:
         """Runs a step. Raises RequestError for an invalid step, EnginewrightError for other failures."""
@@ -247,15 +214,12 @@ class PackedSteps:
 
     def describe(self) -> dict[str, str | int]:
         """Returns notes for people, by name."""
-        notes: dict[str, str | int] = {"graph_launches": self.graph_launches, "sampling": self._gpu_sampler.where}
-        notes |= self._program.describe()
-        return notes | ({"not_captured": self.not_captured} if self.not_captured else {})
+        return self._graphs.describe() | {"sampling": self._gpu_sampler.where} | self._program.describe()
 
     def close(self) -> None:
         """Frees graphs, then contexts, then engines, all before the memory that they use."""
         self._device.synchronize()
-        while self._graphs:
-            self._drop_graph()
+        self._graphs.clear()
         self._program.close()
 
     def _results(self, step: StepInput) -> _StepResults:
@@ -296,7 +260,7 @@ class PackedSteps:
             rows = step.rows[start : start + min(left, self._program.most_rows(shape))]
             shape = self._program.shape_of(tokens, requests, max(len(rows), 1), blocks, _decodes(step))
             self._memory.upload(padded(step, rows, self._memory.groups, shape), shape)
-            self._launch(shape)
+            self._graphs.run(shape, partial(self._program.bound, shape), comes_again=shape.decodes)
             if len(rows):
                 self._take(order[start : start + len(rows)], sampling, found)
             start += max(len(rows), 1)
@@ -314,45 +278,3 @@ class PackedSteps:
                 some = np.empty((len(rows), self._vocab), np.float32)
                 self._memory.download_logits(some)
                 found.logits[rows] = some
-
-    def _launch(self, shape: StepShape) -> None:
-        if shape in self._graphs:
-            self._graphs.move_to_end(shape)
-            self._graphs[shape][0].launch()
-            self.graph_launches += 1
-        elif shape.decodes and self._makes_graphs and shape in self._seen and shape not in self._refused:
-            work = self._program.bound(shape, keep=True)
-            work()
-            if (graph := self._captured(work)) is None:
-                self._refused.add(shape)
-                self._device.synchronize()
-                work.close()
-                return
-            self._graphs[shape] = graph, work
-            if len(self._graphs) > MOST_GRAPHS:
-                self._device.synchronize()
-                self._drop_graph()
-        else:
-            self._seen.add(shape)
-            self._program.bound(shape, keep=False)()
-
-    def _captured(self, work: StepWork) -> Graph | None:
-        """Returns a graph of work that ran once; None if the library or the driver can't capture it: see
-        ``not_captured``.
-        """
-        if not work.capturable:
-            self.not_captured = "the library says that a step can't be captured"
-            return None
-        try:
-            return self._device.capture(work)
-        except CapacityError:
-            raise
-        except EnginewrightError as e:
-            self.not_captured = e.message
-            return None
-
-    def _drop_graph(self) -> None:
-        """Closes the graph whose last launch is the oldest, and then its contexts."""
-        graph, work = self._graphs.popitem(last=False)[1]
-        graph.close()
-        work.close()

@@ -21,7 +21,7 @@ from ..steps.paged_section import (
     PagedSection,
     cache_tensors,
 )
-from .block_runs import StepMemory, StepWork
+from .block_runs import StepMemory
 from .checks import holds_copies
 from .library import Context, Engine, check_tensors, describe_engines
 from .section import TensorRtSection
@@ -143,14 +143,14 @@ class PagedEngines:
     def most_rows(self, shape: StepShape) -> int:
         return self._profiles[shape.profile].R[2]
 
-    def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
+    def bound(self, shape: StepShape, keep: bool) -> Context:
         context = self._contexts.pop(shape, None) or self._context(shape)
         if not keep:
             self._contexts[shape] = context  # the latest one comes last
             if len(self._contexts) > MOST_CONTEXTS:
                 self._memory.device.synchronize()
                 self._contexts.popitem(last=False)[1].close()
-        return StepWork(context.enqueue, (context,))
+        return context
 
     def describe(self) -> dict[str, str | int]:
         return describe_engines(self._engines) | {"caches": "copied by TensorRT" if self._copies else "in place"}

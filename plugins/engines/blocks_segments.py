@@ -7,7 +7,7 @@ run this yet; the tests run it with engines, kernels and a driver in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from enginewright.runtime.shared.errors import BundleError, RequestError
 
 from ..steps.packed_steps import StepLimits, StepShape, bucketed, rounded
 from ..steps.paged_section import KERNELS_FOLDER
-from .block_runs import StepMemory, StepWork
+from .block_runs import StepMemory
 from .carried_kernels import AttentionLaunches
 from .library import Context, Engine, check_tensors, describe_engines
 from .segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
@@ -92,23 +92,16 @@ class SegmentProgram:
     def most_rows(self, shape: StepShape) -> int:
         return self._schedule.profiles[shape.profile].R[2]
 
-    def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
-        works: list[Callable[[], None]] = []
-        contexts: list[Context] = []
-        for index, step in enumerate(self._schedule.steps):
-            if isinstance(step, AttentionStep):
-                works.append(self._attention(step, shape))
-            else:
-                contexts.append(self._context(index, step, shape, keep=keep))
-                works.append(contexts[-1].enqueue)
+    def bound(self, shape: StepShape, keep: bool) -> _Work:
+        works: list[Callable[[], None]] = [
+            self._attention(step, shape)
+            if isinstance(step, AttentionStep)
+            else self._context(index, step, shape, keep=keep)
+            for index, step in enumerate(self._schedule.steps)
+        ]
         if not keep:
             self._last = shape
-
-        def run() -> None:
-            for work in works:
-                work()
-
-        return StepWork(run, tuple(contexts))
+        return _Work(works)
 
     def describe(self) -> dict[str, str | int]:
         return describe_engines(self._engines.values())
@@ -194,6 +187,26 @@ class SegmentProgram:
             addresses[name] = self._device.allocate(array.nbytes)
             self._device.upload(addresses[name], array)
         return addresses
+
+
+class _Work:
+    """The work of a step: runs of contexts, and launches of kernels between them. It is a ``GraphedWork``."""
+
+    def __init__(self, works: Sequence[Callable[[], None]]) -> None:
+        self._works = works
+        self._contexts = [work for work in works if isinstance(work, Context)]
+
+    @property
+    def capturable(self) -> bool:
+        return all(context.capturable for context in self._contexts)
+
+    def __call__(self) -> None:
+        for work in self._works:
+            work()
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
 
 
 def segment_limits(schedule: SegmentSchedule, requests: int, context: int) -> StepLimits:

@@ -269,7 +269,7 @@ class Context:
         for name, address in addresses.items():
             self.check(self._api.set_tensor_address(name, address), f"the address of {name}")
 
-    def enqueue(self) -> None:
+    def __call__(self) -> None:
         """Puts a run on the device's stream."""
         self.check(self._api.execute_async_v3(self._device.stream), "a step")
 

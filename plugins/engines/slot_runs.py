@@ -7,9 +7,9 @@ parts. Past and present of a layer are bound to the same memory, which the engin
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 from ..gpu.carried_sampling import OpenedSampler
-from ..gpu.cuda_driver import Device, Graph
+from ..gpu.cuda_driver import Device
+from ..gpu.graphed_steps import GraphedSteps
 from ..gpu.sampling import chosen_rows
 from ..steps.linear_io import (
     INPUT_IDS,
@@ -35,10 +36,6 @@ from ..steps.packed_steps import rounded
 from ..steps.slots import SlotRun, mask
 from .library import Context, Engine, Library, check_tensors, describe_engines
 from .slot_profiles import Choice, cut, lengthen, widen
-
-MOST_GRAPHS = 32
-"""CUDA graphs of decode steps that are kept. Each has a context of its own, whose state it holds; all contexts have one
-scratch memory."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +104,15 @@ class EngineSlots:
         slots, capacity = sizes.slots, sizes.capacity
         self.length = capacity
         self.sampler = sampler
-        self.graph_launches = 0
         self._device = device
         self._engines = engines
         self._choices = choices
         self._slots = slots
         self._vocab = sizes.vocab
         self._masks = {group.mask: group.window for group in io.cache_groups}
-        self._captures = not library.captures_itself
         self._contexts: dict[Choice, Context] = {}
-        self._graphs: OrderedDict[Shape, tuple[Graph, Context]] = OrderedDict()
-        self._seen: OrderedDict[Shape, None] = OrderedDict()
+        capture = None if library.captures_itself else device.capture
+        self._graphs = GraphedSteps[Shape]("tensorrt", capture, device.synchronize)
         _check_engines(engines, io, capacity)
         self._memory: dict[str, _Cache] = {}
         for group in io.cache_groups:
@@ -179,70 +174,37 @@ class EngineSlots:
 
     def describe(self) -> dict[str, str | int]:
         """Returns notes on how the engines ran, by name."""
-        return {
-            "graph_launches": self.graph_launches,
-            "sampling": self.sampler.where,
-            **describe_engines(self._engines),
-        }
+        return self._graphs.describe() | {"sampling": self.sampler.where} | describe_engines(self._engines)
 
     def close(self) -> None:
         """Frees graphs, contexts and engines, in this order. The device frees the memory."""
         self._device.synchronize()
-        while self._graphs:
-            self._drop_graph()
+        self._graphs.clear()
         while self._contexts:
             self._contexts.popitem()[1].close()
         for engine in self._engines:
             engine.close()
 
-    def _drop_graph(self) -> None:
-        """Closes the graph whose last launch is the oldest, and then its context."""
-        graph, context = self._graphs.popitem(last=False)[1]
-        graph.close()
-        context.close()
-
     def _run(self, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> None:
         """Enqueues a part on the stream; it computes the logits of the wanted tokens, [R, V]."""
         self._upload(self._engines[shape.choice.engine], shape, part, wanted)
-        if not (self._captures and shape.length == 1 and self._launch(shape)):
-            context = self._contexts.get(shape.choice) or self._contexts.setdefault(shape.choice, self._context(shape))
-            self._bind(context, shape)
-            context.enqueue()
+        self._graphs.run(shape, partial(self._bound, shape), comes_again=shape.length == 1)
 
     def _download(self, rows: int, dtype: np.dtype[Any]) -> FloatArray:
         logits = np.empty((rows, self._vocab), dtype)
         self._device.download(logits, self._small[LOGITS])
         return logits.astype(np.float32, copy=False)
 
-    def _launch(self, shape: Shape) -> bool:
-        """Launches the graph of a shape, and returns True. At a shape's first use there is no graph; the second
-        captures it.
+    def _bound(self, shape: Shape, keep: bool) -> Context:
+        """Returns a context for runs of these sizes; with ``keep`` a new one, whose state the graph holds. All contexts
+        have one scratch memory.
         """
-        if (captured := self._graphs.get(shape)) is None:
-            if shape not in self._seen:
-                self._seen[shape] = None
-                if len(self._seen) > 4 * MOST_GRAPHS:
-                    self._seen.popitem(last=False)
-                return False
-            context = self._context(shape)
-            self._bind(context, shape)
-            context.enqueue()  # in vain: it settles what a capture must not see, and writes what will be written again
-            captured = self._device.capture(context.enqueue), context
-            self._graphs[shape] = captured
-            if len(self._graphs) > MOST_GRAPHS:
-                self._device.synchronize()
-                self._drop_graph()
-        self._graphs.move_to_end(shape)
-        captured[0].launch()
-        self.graph_launches += 1
-        return True
-
-    def _context(self, shape: Shape) -> Context:
         engine = self._engines[shape.choice.engine]
-        return engine.context(shape.choice.profile, self._device, self._scratch)
-
-    def _bind(self, context: Context, shape: Shape) -> None:
-        engine = self._engines[shape.choice.engine]
+        context = None if keep else self._contexts.get(shape.choice)
+        if context is None:
+            context = engine.context(shape.choice.profile, self._device, self._scratch)
+        if not keep:
+            self._contexts[shape.choice] = context
         shapes = {name: dims for name, dims in self._shapes(shape).items() if name in engine.tensors}
         addresses = {name: self._small[name] for name in (*shapes, LOGITS)}
         for cache in self._memory.values():
@@ -250,6 +212,7 @@ class EngineSlots:
             at = cache.address + shape.first * cache.row_bytes
             addresses |= {cache.past: at, cache.present: at}
         context.bind(shapes, addresses)
+        return context
 
     def _upload(self, engine: Engine, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> None:
         rows = np.zeros(shape.rows, np.int64)

@@ -1,0 +1,138 @@
+"""CUDA graphs of steps, which the cuda target and the TensorRT targets share. It doesn't need torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
+
+from .cuda_driver import Graph
+
+MOST_GRAPHS = 32
+"""Graphs that are kept, and with them the memory of their contexts."""
+
+
+class GraphedWork(Protocol):
+    """Work that a step puts on the stream."""
+
+    @property
+    def capturable(self) -> bool:
+        """True if it can be captured now."""
+
+    def __call__(self) -> None:
+        """Puts the work on the stream."""
+
+    def close(self) -> None:
+        """Frees what the work holds. No graph of it may be launched afterwards."""
+
+
+Capture = Callable[[Callable[[], None]], Graph]
+"""A function that makes a graph of work, without running it."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class GraphedSteps(Generic[Key]):
+    """Runs the work of steps. Work whose key comes again is captured as a graph after its run, and replayed later.
+
+    Work that can't be captured runs call by call. After a capture that fails no further one is made, since the cause
+    is likely to stay.
+
+    Args:
+        target: the target's name, for the warning about a capture that fails.
+        capture: makes graphs; None makes none.
+        synchronize: waits for all work on the stream.
+        most: the most graphs; then the graph whose last launch is the oldest is closed.
+
+    Attributes:
+        launches: the number of steps that were replayed.
+        captures: the number of graphs that were made.
+        not_captured: why some steps run without a graph; "" if all can have one.
+    """
+
+    def __init__(
+        self, target: str, capture: Capture | None, synchronize: Callable[[], None], most: int = MOST_GRAPHS
+    ) -> None:
+        self.launches = self.captures = 0
+        self.not_captured = ""
+        self._target, self._capture, self._synchronize, self._most = target, capture, synchronize, most
+        self._seen: OrderedDict[Key, bool] = OrderedDict()  # False where a capture was refused
+        self._graphs: OrderedDict[Key, tuple[Graph, GraphedWork]] = OrderedDict()
+
+    def run(self, key: Key, bound: Callable[[bool], GraphedWork], *, comes_again: bool = True) -> None:
+        """Runs a step.
+
+        Args:
+            key: equal for steps that have the same work.
+            bound: returns the step's work. Its argument is True if the work must stay as it is for a graph; such work
+                is closed with its graph.
+            comes_again: False if no graph is made of this work.
+        """
+        if (kept := self._graphs.get(key)) is not None:
+            self._graphs.move_to_end(key)
+            kept[0].launch()
+            self.launches += 1
+            return
+        keep = comes_again and self._capture is not None and self._seen.get(key, False)
+        work = bound(keep)
+        work()
+        if keep:
+            self.capture(key, work)
+        else:
+            self._seen.setdefault(key, True)
+            if len(self._seen) > 4 * self._most:
+                self._seen.popitem(last=False)
+
+    def capture(self, key: Key, work: GraphedWork) -> bool:
+        """Makes a graph of work that has run once; returns False, and closes the work, if that isn't possible."""
+        if (graph := self._captured(work)) is None:
+            self._seen[key] = False
+            self._synchronize()
+            work.close()
+            return False
+        self.captures += 1
+        self._graphs[key] = graph, work
+        if len(self._graphs) > self._most:
+            self._synchronize()
+            self._drop()
+        return True
+
+    def describe(self) -> dict[str, str | int]:
+        """Returns notes for people, by name."""
+        notes: dict[str, str | int] = {"graph_launches": self.launches}
+        return notes | ({"not_captured": self.not_captured} if self.not_captured else {})
+
+    def clear(self) -> None:
+        """Closes all graphs and their work, when nothing runs."""
+        while self._graphs:
+            self._drop()
+
+    def _captured(self, work: GraphedWork) -> Graph | None:
+        if self._capture is None:
+            return None
+        if not work.capturable:
+            self.not_captured = "the library says that a step can't be captured"
+            return None
+        try:
+            return self._capture(work)
+        except CapacityError as e:  # the step has run, and runs without a graph from now on
+            self.not_captured = e.message
+            return None
+        except EnginewrightError as e:
+            self._capture, self.not_captured = None, e.message
+            warnings.warn(
+                f"target {self._target}: a CUDA graph can't be made: {e.message}; steps are launched kernel by kernel, "
+                "which is slower",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def _drop(self) -> None:
+        """Closes the graph whose last launch is the oldest, and then its work."""
+        graph, work = self._graphs.popitem(last=False)[1]
+        graph.close()
+        work.close()
