@@ -14,10 +14,9 @@ from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve.kernels import CarriedLauncher
 from enginewright.plugins.cuda.serve.ops import Launcher
-from enginewright.plugins.cuda.serve.steps import Graph
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.carried_kernels import read_by_stem
-from enginewright.plugins.gpu.cuda_driver import Device
+from enginewright.plugins.gpu.cuda_driver import Device, Graph
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.sampling import missing_kernels
 from enginewright.plugins.gpu.specs import SamplingKernel
@@ -50,7 +49,7 @@ class Place(Protocol):
         """The launcher of a folder's kernels."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Captures a work as a graph, as ``cuda_steps.Capture`` does."""
+        """Captures a work as a graph, as ``graphed_steps.Capture`` does."""
 
 
 class LookedUp(CarriedLauncher):

@@ -37,6 +37,7 @@ from ..native.sampling import RowSampler
 from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, padded, parts
 from ..steps.paged_section import cache_tensors
 
+
 class StepMemory:
     """GPU memory that all steps use: the caches' pools, a step's inputs, and its logits.
 

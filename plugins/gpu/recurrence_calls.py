@@ -52,7 +52,7 @@ class StoredStates:
             "q_start": self.q_start,
             "kv_len": self.kv_len,
             "slots": self.slots,
-            "blocks": self.table.shape[1],
+            "blocks": self.table.stride(0),
         }
 
     @property

@@ -35,7 +35,7 @@ SAMPLING_KERNELS: tuple[SamplingKernel, ...] = tuple(name for of in get_args(Sam
 KernelName = (
     Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
     | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack"]
-    | Literal["stored_convolution", "stored_scan", "stored_delta_rule"]
+    | Literal["stored_convolution", "stored_scan", "stored_delta_rule", "place"]
     | SamplingKernel
 )
 Constant = int | float | str | bool | None
@@ -384,6 +384,7 @@ _MODULES: Mapping[KernelName, str] = {
     "sum_parts": "product_kernels",
     "unpack": "product_kernels",
     **dict.fromkeys(("stored_convolution", "stored_scan", "stored_delta_rule"), "recurrence_kernels"),
+    "place": "placing_kernels",
     **dict.fromkeys(SAMPLING_KERNELS, "sampling_kernels"),
     "penalize": "logit_kernels",
     "widen": "logit_kernels",

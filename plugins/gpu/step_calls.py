@@ -343,7 +343,13 @@ def attention_calls(
         "sinks": sinks,
         "slopes": slopes,
     }
-    operands |= {"q_start": q_start, "kv_len": kv_len, "requests": requests, "blocks": blocks, "q_stride": q.stride(0)}
+    operands |= {
+        "q_start": q_start,
+        "kv_len": kv_len,
+        "requests": requests,
+        "blocks": table.stride(0),
+        "q_stride": q.stride(0),
+    }
     calls: list[Call] = []
 
     def tiled(tile: Tile, keys: int, parts: torch.Tensor, lse: torch.Tensor | None) -> Call:

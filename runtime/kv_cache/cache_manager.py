@@ -125,7 +125,7 @@ class CacheManager(HeldBlocks):
         ``finite``: True if the row of its last token is finite. Then so are all keys on which the row depends.
         """
         if finite:
-            self._unverified.discard(request)
+            self.trust(request)
         else:
             self.doubt(request)
         self.prefixes.after_step(request)

@@ -235,6 +235,10 @@ class HeldBlocks:
         if self._clears_blocks:
             self._unverified.add(request)
 
+    def trust(self, request: Request) -> None:
+        """Notes that the keys of a request's tokens are finite."""
+        self._unverified.discard(request)
+
     def is_doubted(self, request: Request) -> bool:
         """Returns True if a request's last computed tokens may have keys that aren't finite."""
         return request in self._unverified

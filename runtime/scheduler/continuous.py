@@ -9,6 +9,7 @@ SOSP 2023).
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,7 @@ from ..shared.errors import EnginewrightError, shown
 from .admission import Admission
 from .base import Batch, Chunk, step_input
 from .branching import branch, together
+from .chaining import Chain, sources_of
 from .decode_phase import DecodePhase
 from .drafts import drafts_for
 from .helpers import helper
@@ -102,11 +104,13 @@ class ContinuousScheduler:
         self.drafts = self._helper("drafts", drafts)
         self.queues = RequestQueues(self.policy, self.cache, self.drafts, self.counters)
         self._admission = Admission(self.queues, config, caps, clock)
-        self._decode = DecodePhase(self.queues, caps.in_flight)
+        self._chain, self._committed = Chain(self.queues), -math.inf
+        alternating = 1 if caps.chains else caps.in_flight
+        self._decode = DecodePhase(self.queues, alternating)
         self._prefill = PrefillPhase(self.queues, self._admission, config, caps)
         # Of steps that are in flight at a time, each is followed by one of the same requests.
         self._outputs = self.drafts.outputs  # looked up once: the helper's wrapper costs time in every chunk of a step
-        steps = (StepInputs(self.groups, caps.masks, caps.ports, self._outputs) for _ in range(caps.in_flight))
+        steps = (StepInputs(self.groups, caps.masks, caps.ports, self._outputs) for _ in range(alternating))
         self._inputs = deque(steps)
         self.chunks: tuple[Chunk, ...] = ()
 
@@ -181,7 +185,8 @@ class ContinuousScheduler:
         self.cache.drop_copies()
         for request in self.running:  # a step that failed may have written anything
             self.cache.doubt(request)
-        self.queues.step_over(self.queues.in_flight)
+        self._chain.newest = None
+        self.queues.step_over(list(self.queues.in_flight.elements()))
         for request in [*self.running, *self.waiting]:
             self.abort(request)
 
@@ -193,9 +198,14 @@ class ContinuousScheduler:
     def schedule(self) -> Batch | None:
         """Makes the next step: all decodes with their drafts, then prompts up to a budget of tokens.
 
-        Requests of steps in flight are left out, and keep their blocks. Returns None while all requests that could run
-        are in flight.
+        Requests of steps in flight are left out, unless they can go on without the host (``chaining``), and keep their
+        blocks. Returns None while all requests that could run are in flight.
         """
+        with self._chain.ahead() as rows:
+            return self._schedule(rows)
+
+    def _schedule(self, rows: Mapping[Request, int]) -> Batch | None:
+        """Makes the next step; ``rows`` is the value of ``Chain.ahead``."""
         scheduled, alone = self._clock(), self._runs_alone()
         self._admission.make_way()
         decodes = self._decode.chunks(alone=alone)
@@ -210,9 +220,12 @@ class ContinuousScheduler:
         self.chunks = (*decodes, *prefills)
         assert self.chunks, "the oldest request can always advance"
         step = self._step_input(self.chunks)
+        step.sources = sources_of(self.chunks, rows) if rows else None
+        batch = Batch(self.chunks, step, scheduled, self._clock(), alone)
         if self.caps.in_flight > 1:
             self.queues.in_flight.update(chunk.request for chunk in self.chunks)
-        return Batch(self.chunks, step, scheduled, self._clock(), alone)
+            self._chain.newest = batch if self.caps.chains else None
+        return batch
 
     def _runs_alone(self) -> bool:
         """Returns True if no other step is in flight while the next one runs; then the next one may have drafts."""
@@ -250,10 +263,12 @@ class ContinuousScheduler:
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         """Passes a step's tokens and rows to its requests. Returns the requests whose callers get new output."""
         self.cache.ran(batch.step)
+        tokens = [] if output.tokens is None else output.tokens.tolist()
+        if self.queues.leaving:
+            self._trust_ended(batch, tokens)
         self._step_over(batch)
         self._observe_step(batch)
         advanced, row = list[Request](), 0
-        tokens = [] if output.tokens is None else output.tokens.tolist()
         for index, chunk in enumerate(batch.chunks):
             request, first = chunk.request, row
             row += chunk.rows
@@ -268,19 +283,34 @@ class ContinuousScheduler:
         searches = dict.fromkeys(chunk.request.search for chunk in batch.chunks if chunk.request.search is not None)
         return advanced + [root for search in searches if (root := self._branched(search)) is not None]
 
+    def _trust_ended(self, batch: Batch, tokens: Sequence[int]) -> None:
+        """Notes that the keys of requests that have ended are finite if the step, which they don't need, could draw
+        their next token.
+        """
+        row = 0
+        for chunk in batch.chunks:
+            drawn = tokens[row : row + chunk.rows]
+            row += chunk.rows
+            if drawn and NO_TOKEN not in drawn and chunk.request in self.queues.leaving and not chunk.request.error:
+                self.cache.trust(chunk.request)
+
     def _step_over(self, batch: Batch) -> None:
         """Frees the blocks that were reserved for a step, after it has run or failed."""
+        self._chain.over(batch)
         self.cache.landed(batch.step)
         self.queues.step_over(chunk.request for chunk in batch.chunks)
 
     def _observe_step(self, batch: Batch) -> None:
         """Passes the time that a step took to disk, drafts and policy."""
         tokens, now = len(batch.step.ids), self._clock()
+        # A step that follows another one begins when that one ends.
+        seconds = now - (max(batch.began, self._committed) if self.caps.chains else batch.began)
+        self._committed = now
         if self.cache.disk is not None:
-            self.cache.disk.computed(tokens, now - batch.began)
+            self.cache.disk.computed(tokens, seconds)
         if batch.alone:
             self.drafts.after_step(batch, now - batch.scheduled)
-        self.policy.after_step(batch.chunks, tokens, now - batch.began)
+        self.policy.after_step(batch.chunks, tokens, seconds)
 
     def give_up(self, batch: Batch) -> None:
         """Records that a step never ran. The caller ends the step's requests; requests for which the step should have

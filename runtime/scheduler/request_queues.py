@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from enginewright.runtime.requests.request import Request
@@ -27,7 +27,8 @@ class RequestQueues:
     Attributes:
         running: requests with blocks, oldest first.
         waiting: requests without blocks; the first is the next to run.
-        in_flight: requests whose step was scheduled and isn't committed yet.
+        in_flight: request -> the number of its steps that were scheduled and aren't committed yet.
+        ahead: requests in flight that the step being made may have nevertheless (``chaining``).
         leaving: ended requests in flight. They keep their blocks until the step that writes to them is over.
         preempted: True if a request was preempted in the step being made, so that no request begins in it.
     """
@@ -36,7 +37,8 @@ class RequestQueues:
         self.policy, self.cache, self.drafts, self._counters = policy, cache, drafts, counters
         self.running: list[Request] = []
         self.waiting: deque[Request] | WaitingQueue = policy.waiting
-        self.in_flight: set[Request] = set()
+        self.in_flight = Counter[Request]()
+        self.ahead: set[Request] = set()
         self.leaving: set[Request] = set()
         self.preempted = False
 
@@ -59,14 +61,20 @@ class RequestQueues:
 
         The list is empty if all running requests are in flight.
         """
-        newest = next((r for r in reversed(self.running) if not (self.in_flight and self.is_in_flight(r))), None)
+        in_flight = self.in_flight
+        newest = next(
+            (r for r in reversed(self.running) if not in_flight or not any(one in in_flight for one in together(r))),
+            None,
+        )
         if newest is None:
             return []
         return [newest] if newest.search is None else [r for r in self.running if r.search is newest.search]
 
     def is_in_flight(self, request: Request) -> bool:
-        """Returns True if a step in flight has the request, or another sequence of its beam search."""
-        return any(one in self.in_flight for one in together(request))
+        """Returns True if a step in flight has the request, or another sequence of its beam search, and the next step
+        can't have it.
+        """
+        return any(one in self.in_flight and one not in self.ahead for one in together(request))
 
     def still_running(self, chunks: list[Chunk]) -> list[Chunk]:
         """Returns the chunks without those of preempted requests, such as older sequences of a beam search."""
@@ -120,8 +128,10 @@ class RequestQueues:
         """Notes that the step in flight of these requests has run, or has failed."""
         if not self.in_flight:  # as in every step of an executor that has one step at a time
             return
-        ended = set(requests)
-        self.in_flight -= ended
-        for request in self.leaving & ended:
-            self.release(request)
-        self.leaving -= ended
+        for request in requests:
+            self.in_flight[request] -= 1
+            if self.in_flight[request] <= 0:
+                del self.in_flight[request]
+                if request in self.leaving:
+                    self.leaving.remove(request)
+                    self.release(request)

@@ -298,9 +298,11 @@ class StepInput:
         outputs: the names of outputs needed at the rows: see ``step_schema.OUTPUTS``.
         clears: cache group -> [n], blocks to set to zero before the step.
         copies: cache group -> [n, 2], blocks (from, to) to copy in order, after that and before the step.
+        sources: [T], the rows of the step submitted before whose drawn tokens are this one's; -1 where ``ids`` has the
+            token. None if ``ids`` has all. See ``ExecutorCaps.chains``.
     """
 
-    __slots__ = ("arrays", "clears", "copies", "outputs", "sampling")
+    __slots__ = ("arrays", "clears", "copies", "outputs", "sampling", "sources")
 
     def __init__(
         self,
@@ -310,10 +312,11 @@ class StepInput:
         outputs: tuple[str, ...] = (),
         clears: dict[str, Int32Array] | None = None,
         copies: dict[str, Int32Array] | None = None,
+        sources: Int32Array | None = None,
         **ports: Any,
     ) -> None:
         self.arrays = step_schema.flat(ports) if arrays is None else arrays
-        self.sampling, self.outputs = sampling, outputs
+        self.sampling, self.outputs, self.sources = sampling, outputs, sources
         self.clears: dict[str, Int32Array] = {} if clears is None else clears
         self.copies: dict[str, Int32Array] = {} if copies is None else copies
 
@@ -473,7 +476,10 @@ class ExecutorCaps:
         kept_slots: True if a block is the slot of a whole request, the same in every group, and a new request may
             continue after tokens that the slot's last request left.
         verifies: True if several rows of a request in one step have the same bits as in separate steps.
-        in_flight: the number of steps that may be submitted before the first result is read; no request is in two.
+        in_flight: the number of steps that may be submitted before the first result is read. Without ``chains`` no
+            request is in two.
+        chains: True if a step may have the next token of requests whose last step is in flight:
+            ``StepInput.sources``.
         row_seconds: tokens of a request -> measured seconds of steps in which it had 1, 2, ... rows; empty if not
             measured.
         masks: True if sampling waits for ``SamplingBatch.masks``; other executors get lists of tokens.
@@ -490,6 +496,7 @@ class ExecutorCaps:
     kept_slots: bool = False
     verifies: bool = False
     in_flight: int = 1
+    chains: bool = False
     row_seconds: Mapping[int, Sequence[float]] = field(default_factory=dict)
     masks: bool = False
     owners: int = 1

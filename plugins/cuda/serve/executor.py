@@ -18,6 +18,7 @@ from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import (
+    STATE,
     CacheGroup,
     ExecutorCaps,
     StepInput,
@@ -27,7 +28,8 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import default_budget, format_bytes
 
 from ...gpu.compile_ahead import interprets
-from ...gpu.cuda_driver import Device, InstalledGpu, load_cuda
+from ...gpu.cuda_driver import Device, Graph, InstalledGpu, load_cuda
+from ...gpu.graphed_steps import Capture
 from ...gpu.health import GpuHealth, WatchedStep
 from ...gpu.jit_launcher import JitLauncher
 from ...gpu.sampling import check_options, lacks_of, missing_kernels
@@ -40,7 +42,7 @@ from .exchange import Exchange
 from .kernels import CarriedLauncher
 from .ops import Launcher
 from .program import CudaProgram, Place, step_memory, weight_tensor
-from .steps import Capture, CudaSteps, Graph
+from .steps import CudaSteps
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class CudaExecutor:
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self._bundle, self._target, self._closed = bundle, target, False
+        # A state has one place, and a rank would have to know the tokens that another one draws.
+        chains = part is None and not any(group.kind == STATE for group in self.cache_groups)
         self._place = place_of(section, 0 if part is None else part.gpu)
         self._health = GpuHealth(lambda: self._place.probe())
         kernels = bundle.path / target_folder(target) / KERNELS_FOLDER
@@ -104,6 +108,8 @@ class CudaExecutor:
                 lacks=lacks_of(missing),
                 ports=program.ports,
                 outputs=tuple(program.taps) if part is None else (),
+                in_flight=2 if chains else 1,
+                chains=chains,
             )
             self._launcher = self._place.launcher(kernels, section)
             with self._place.entered():
@@ -129,7 +135,10 @@ class CudaExecutor:
         weights = {use.name: weight_tensor(use, self._bundle.part(use), device) for use in program.weights}
         place = Place(device, self._place.gpu, launcher, self._place.processors)
         bound = CudaProgram(program, weights, place, blocks=self.blocks, limits=limits, exchange=exchange)
-        return CudaSteps(bound, self._bundle.model.vocab_size, launcher, capture)
+        steps = CudaSteps(bound, self._bundle.model.vocab_size, launcher, capture)
+        if exchange is None:  # collectives aren't open yet
+            steps.warm()
+        return steps
 
     @property
     def device(self) -> torch.device:
@@ -163,9 +172,8 @@ class CudaExecutor:
             "library": f"torch {torch.__version__}",
             "gpu": self._place.name,
             "kernels": self._launcher.loaded() if isinstance(self._launcher, CarriedLauncher) else "interpreted",
-            "graph_launches": self._steps.graph_launches,
+            **self._steps.graphs.describe(),
             **{name: self._steps.late[name] for name in ("late_binds", "late_graphs", "late_ms", "late_memory")},
-            **({"no_graphs": self._steps.no_graphs} if self._steps.no_graphs else {}),
         }
 
     def close(self) -> None:
@@ -203,6 +211,19 @@ class _Interpreted:
     def missing(self, folder: object) -> tuple[SamplingKernel, ...]:
         """Returns (): kernels of this version are interpreted, so none is missing."""
         return ()
+
+
+@dataclass(frozen=True)
+class _TorchGraph:
+    """A graph of torch as a ``Graph``."""
+
+    graph: torch.cuda.CUDAGraph
+
+    def launch(self) -> None:
+        self.graph.replay()
+
+    def close(self) -> None:
+        self.graph.reset()
 
 
 _idle: dict[int, list[Device]] = {}
@@ -255,7 +276,7 @@ class _OnGpu:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
-        return graph
+        return _TorchGraph(graph)
 
 
 def place_of(section: CudaSection, number: int = 0) -> _Interpreted | _OnGpu:

@@ -19,6 +19,7 @@ from ...gpu.carried_kernels import CarriedKernels
 from ...gpu.choose_tiles import Compile, choose_tile
 from ...gpu.compile_ahead import compile_kernel
 from ...gpu.cuda_driver import Device
+from ...gpu.placing import PLACED, place_call
 from ...gpu.sampling import each_sampling_call
 from ...gpu.specs import AttentionShape, KernelSpec
 from ...gpu.tiles import Tile, gpu_of
@@ -97,6 +98,8 @@ def specs_of(
             for name, size in input_shapes(bound.groups, shape, program.ports).items()
         }
         outputs = bound.bound(shape, inputs).outputs
+    words = torch.empty(4, dtype=torch.int32, device=_META)
+    collector.bind(place_call(dict.fromkeys(PLACED, words), 1, 1))
     if (logits := outputs.get(LOGITS)) is not None:
         for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
             for call in each_sampling_call(of_any_step):

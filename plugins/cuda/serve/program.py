@@ -493,6 +493,8 @@ def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int) -> int:
     smallest = min((group.block_size for group in program.cache_groups), default=1)
     total += len(windows) * 4 * work_size(limits.requests, splits_of(limits.blocks, smallest))
 
+    total += 12 * len(program.cache_groups) * limits.requests * -(-limits.blocks // 4) * 4  # tables, and their changes
+
     def new(shape: tuple[int, ...], dtype: str) -> DeviceArray:
         nonlocal total
         total += math.prod(shape) * np.dtype(dtype).itemsize

@@ -1,7 +1,9 @@
 """Runs steps of the cuda target: pads, uploads, runs or replays a graph, and samples on the device.
 
-A step is one upload from fixed memory, its kernels, and one download of the sampled ids. A size of decode steps is
-captured as a CUDA graph at its second step, and replayed from then on. A dropped graph is captured at its next step.
+A step is an upload from fixed memory, its kernels, and a download of the sampled ids. Its launches depend on the number
+of tokens and the kind of the step alone: block tables, and the tokens that the step before has drawn, are on the device
+(``placing``). So when a bundle is opened, ``warm`` binds the launches of all sizes and captures them as CUDA graphs.
+Other variants, such as steps with hidden states, are captured at their second step.
 """
 
 from __future__ import annotations
@@ -9,14 +11,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-import warnings
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +30,16 @@ from enginewright.runtime.shared.contracts import (
     Int32Array,
     SamplingBatch,
     StepInput,
-    StepMasks,
     StepOutput,
 )
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.shared.step_arrays import part_of
-from enginewright.runtime.shared.step_schema import LOGITS, port_of
+from enginewright.runtime.shared.step_schema import BLOCK_TABLE, IDS, LOGITS, PORTS, ROWS, Array, group_port, port_of
 
+from ...gpu.graphed_steps import Capture, Graph, GraphedSteps
+from ...gpu.placing import CHANGED, SOURCES, TableChanges, place_call
 from ...gpu.sampling import (
+    check_options,
     chosen_rows,
     drawing_of,
     option_type,
@@ -47,27 +50,19 @@ from ...gpu.sampling import (
     write_options,
 )
 from ...gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from ...gpu.tiles import SPLIT_KEYS
 from ...steps.packed_steps import (
     StepShape,
     bucketed,
     input_shapes,
-    padded,
     parts,
     rounded,
 )
 from .ops import Launcher, Work
 from .program import CudaProgram
 
-MOST_SHAPES = 64
-"""Sizes of steps whose work, or graph, is kept."""
-
-
-class Graph(Protocol):
-    """Captured work: ``torch.cuda.CUDAGraph``, or a fake one in tests."""
-
-    def replay(self) -> None:
-        """Runs the work again, on the same memory."""
-
+MOST_GRAPHS = 256
+"""Graphs that are kept: ``warm`` makes some 20 of decode steps for each way of sampling, and some 50 of prompts."""
 
 _LOGPROB_PIECES = 32
 """Pieces that logprobs are made of: of each there are floats, and keys of twice the size."""
@@ -77,24 +72,50 @@ TOKENS = "tokens"
 
 Result = TypeVar("Result")
 
-Capture = Callable[[Callable[[], None]], Graph]
-"""A function that makes a graph of work, without running it."""
-
 
 @dataclass
 class _Bound:
-    """A step of one size that is ready to run."""
+    """The launches of steps of one size.
 
+    Attributes:
+        key: the sizes, and which variant it is.
+        places, words: the starts of an upload's arrays in words, and the upload's length.
+        staged: these arrays by name, in the host's memory.
+        works: the launch of ``place_call``, then those of ``BoundStep``.
+        outputs, by_row: see ``BoundStep``.
+        options: the sampling options in the upload, on the device.
+        draws: the launches of sampling, by the options in use and the words of the lists' memory.
+    """
+
+    key: tuple[StepShape, bool, bool]
     places: dict[str, int]
-    staged: Tensor
-    uploaded: Tensor
-    works: list[Work]
+    words: int
+    staged: dict[str, Int32Array]
+    works: Sequence[Work]
     outputs: dict[str, Tensor]
-    by_row: list[Work]
-    copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
+    by_row: Sequence[Work]
     options: dict[str, Tensor]
-    draws: dict[tuple[Drawing, int], list[Work]] = field(default_factory=dict)  # by the words of the lists' memory
-    graph: Graph | None = None
+    draws: dict[tuple[Drawing, int], list[Work]] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> StepShape:
+        """The sizes."""
+        return self.key[0]
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """Launches of a step in order. It is a ``GraphedWork``."""
+
+    works: Sequence[Work]
+    capturable = True
+
+    def __call__(self) -> None:
+        for work in self.works:
+            work()
+
+    def close(self) -> None:
+        """Does nothing: the memory is that of all steps."""
 
 
 class CudaSteps:
@@ -107,32 +128,60 @@ class CudaSteps:
         capture: makes graphs; None makes none.
 
     Attributes:
-        graph_launches: the number of steps that replayed a graph.
-        no_graphs: the reason why no graphs are made any more; "" if they are.
+        graphs: the graphs of steps.
         late: counts of delays during serving, by name: sizes that were bound, graphs that were captured, milliseconds
             for both, and times that memory ran out.
     """
 
     def __init__(self, program: CudaProgram, vocab: int, launcher: Launcher, capture: Capture | None) -> None:
-        self.graph_launches, self.no_graphs = 0, ""
         self.late: Counter[str] = Counter()
         self._late_seconds = 0.0
-        self._program, self._launcher, self._capture = program, launcher, capture
+        self._program, self._vocab, self._launcher = program, vocab, launcher
         self._limits, self._device = program.limits, program.device
         self._runs_once = program.ranked or any(group.kind == STATE for group in program.groups)
         self._advanced = False
-        self._settled: set[StepShape] = set()  # sizes of decode steps for which the libraries have chosen kernels
         self._sums = _Float32Sums()
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
-        self._lists = torch.zeros(256, dtype=torch.int32, device=program.device)
-        pinned = program.device.type == "cuda"
-        self._staged_masks = torch.zeros(len(self._memory.masks), dtype=torch.int32, pin_memory=pinned)
-        self._masks_copied = torch.cuda.Event() if pinned else None
-        self._bound: OrderedDict[tuple[StepShape, bool, bool], _Bound] = OrderedDict()
+        self._lists = self._new((256,), "int32")
+        self._masks = _Upload(self._memory.masks)
+        self._changes = TableChanges(program.groups, self._limits.requests, self._limits.blocks)
+        self._tables = self._new(self._changes.shape, "int32").fill_(-1)
+        self._changed = _Upload(self._new((self._tables.numel(), 2), "int32"))
+        words = places_of(self._words(self._padded_shape(self._limits.tokens, self._limits.requests)))[1]
+        self._inputs = _Upload(self._new((words,), "int32"))
+        self._bound: dict[tuple[StepShape, bool, bool], _Bound] = {}
+        captured = None if capture is None else partial(self._captured, capture)
+        self.graphs = GraphedSteps[tuple[Any, ...]]("cuda", captured, self.synchronize, MOST_GRAPHS)
+        self._captures = capture is not None
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
         """Returns the most tokens and the most requests of a step."""
         return self._limits.tokens, self._limits.requests
+
+    @torch.inference_mode()
+    def warm(self, drawings: Sequence[Drawing] = (Drawing(), Drawing(random=True))) -> None:
+        """Binds the launches of steps of all sizes, runs them for padding alone, and captures them as graphs.
+
+        It does nothing if no graphs are made. If memory runs out, the other sizes are captured while the executor
+        serves. Ranks must not call it before their collectives are open.
+
+        Args:
+            drawings: the ways of sampling that graphs of decode steps contain.
+        """
+        try:
+            for shape in self._shapes() if self._captures else ():
+                bound = self._bound_for(shape, taps=False, keeps=False)
+                for drawing in drawings if shape.decodes and LOGITS in bound.outputs else (None,):
+                    draws = [] if drawing is None else self._draws(bound, drawing)
+                    self._send(bound, {})
+                    work = _Launches((*bound.works, *draws))
+                    work()
+                    self.graphs.capture(self._key(bound, drawing), work)
+        except torch.OutOfMemoryError:
+            self._forget()
+        self.synchronize()
+        self.late.clear()
+        self._late_seconds = 0.0
 
     def start(self, step: StepInput) -> _Started:
         """Starts a step, and its sampling, on the stream.
@@ -158,14 +207,20 @@ class CudaSteps:
                 raise _no_memory(e) from e
         finally:
             self._advanced |= before
-        self.synchronize()
-        self._bound.clear()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._forget()
         try:
             return work()
         except torch.OutOfMemoryError as e:
             raise _no_memory(e) from e
+
+    def _forget(self) -> None:
+        """Drops the launches and graphs of all sizes, and gives their memory back."""
+        self.synchronize()
+        self.graphs.clear()
+        self._bound.clear()
+        self._changes.forget()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _start(self, step: StepInput) -> _Started:
         self.check(step)
@@ -180,6 +235,8 @@ class CudaSteps:
             for members in parts(step.counts, self):
                 part, order = part_of(step, members)
                 self._compute(part, order, step.sampling, results)
+            if (tokens := results.values.get(TOKENS)) is not None:  # in their order, for the next step
+                self._memory.tokens[: len(tokens)].copy_(tokens[: len(self._memory.tokens)])
         return _Started(results, self._device)
 
     def _compute(
@@ -191,21 +248,26 @@ class CudaSteps:
         once.
         """
         rows, most = len(step.rows), self._limits.rows
-        shape = self._shape_of(step, _blocks_of(step), min(rows, most))
-        bound = self._bound_for(shape, taps=not {LOGITS}.issuperset(step.outputs), keeps=rows > most)
+        bound = self._bound_for(self._shape_of(step), taps=not {LOGITS}.issuperset(step.outputs), keeps=rows > most)
         for start in range(0, max(rows, 1), most):
             some = slice(start, start + most)
             options = None if sampling is None or not rows else self._options_of(sampling, order[some])
-            self._upload(bound, shape, step, step.rows[some], options)
+            drawing = None if options is None else drawing_of(options)
+            if drawing is not None and options is not None and (drawing.penalties or drawing.edits):
+                self._upload_lists(*packed_lists(options))
+            draws = [] if drawing is None else self._draws(bound, drawing)
+            self._send(bound, {**step.arrays, ROWS: step.rows[some]}, options, step.sources)
+            # Masks are computed while the step runs, so what needs them isn't in its graph.
+            inside = bound.shape.decodes and start == 0 and drawing is not None and not drawing.masks
             if start == 0:
-                self._run(bound, shape)
+                self._run(bound, drawing if inside else None, draws if inside else ())
             else:
                 for work in bound.by_row:
                     work()
             count = min(rows - start, most)
             values = {name: bound.outputs[name][:count] for name in step.outputs if name in bound.outputs}
             # Even if the step can't be run again, this can.
-            self._with_memory(partial(self._put, results, order[some], values, bound, options))
+            self._with_memory(partial(self._put, results, order[some], values, bound, options, () if inside else draws))
 
     def _put(
         self,
@@ -214,27 +276,45 @@ class CudaSteps:
         values: Mapping[str, Tensor],
         bound: _Bound,
         options: SamplingBatch | None,
+        draws: Sequence[Work],
     ) -> None:
-        """Draws tokens if there are ``options``, and puts them and the outputs ``values`` at the rows ``order``."""
-        results.put(order, {**values, **(self._draw(bound, options) if options is not None else {})})
+        """Draws tokens by ``draws`` if there are ``options``, and puts them and the outputs ``values`` at the rows
+        ``order``.
+        """
+        results.put(order, {**values, **(self._draw(bound, options, draws) if options is not None else {})})
 
     def _options_of(self, sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
         return sampling if len(rows) == len(sampling.temperature) else chosen_rows(sampling, rows)
 
-    def _upload(
-        self, bound: _Bound, shape: StepShape, step: StepInput, rows: Int32Array, options: SamplingBatch | None
+    def _send(
+        self,
+        bound: _Bound,
+        arrays: Mapping[str, Array],
+        options: SamplingBatch | None = None,
+        sources: Int32Array | None = None,
     ) -> None:
-        """Uploads a step's inputs, with some of its rows, and their options."""
-        arrays = padded(step, rows, self._program.groups, shape, self._program.program.ports)
-        if bound.copied is not None:
-            bound.copied.synchronize()
-        staged = bound.staged.numpy()
-        for name, array in arrays.items():
-            staged[bound.places[name] : bound.places[name] + array.size] = array.reshape(-1).view(np.int32)
-        write_options(staged, bound.places, options, shape.rows)
-        bound.uploaded.copy_(bound.staged, non_blocking=True)
-        if bound.copied is not None:
-            bound.copied.record()
+        """Uploads a step's inputs, the options of its rows, and what its tables change. Padding tokens belong to no
+        request and aren't written to the cache; padding requests have no tokens.
+        """
+        check_options(options)
+        staged = self._inputs.writable()
+        for name, to in bound.staged.items():
+            array, port = arrays.get(name), PORTS.get(name.partition(":")[0])
+            flat = to[:0] if array is None else array.reshape(-1).view(np.int32)
+            to[: len(flat)] = flat
+            if port is not None and len(flat) < len(to):
+                last = flat[-1] if len(flat) else 0
+                to[len(flat) :] = last if port.padding is None else port.padding
+        to = bound.staged[SOURCES]
+        to[:] = -1
+        if sources is not None:
+            to[: len(sources)] = sources
+        write_options(staged, bound.places, options, bound.shape.rows)
+        changes = self._changes.write(arrays, self._changed.writable()) if arrays else 0
+        bound.staged[CHANGED][0] = changes
+        if changes:
+            self._changed.send(changes)
+        self._inputs.send(bound.words)
 
     def check(self, step: StepInput) -> None:
         """Raises RequestError for an invalid step, before any of it runs."""
@@ -246,59 +326,96 @@ class CudaSteps:
                 f"step: a request of {blocks} blocks is longer than the {self._limits.blocks} that there is memory for",
                 hint="Plan requests by the executor's context.",
             )
-
-    def _shape_of(self, step: StepInput, blocks: int, rows: int) -> StepShape:
         tokens, requests = len(step.ids), len(step.kv_len)
+        if step.sources is not None and (tokens > self._limits.tokens or requests > self._limits.requests):
+            raise RequestError(
+                f"step: {tokens} tokens of {requests} requests are too many for a step that follows one in flight",
+                hint="Plan steps by the executor's caps.",
+            )
+
+    def _shape_of(self, step: StepInput) -> StepShape:
         single = step.counts == 1
-        decodes = bool(single.all())
+        if single.all():
+            return self._padded_shape(len(step.ids), _blocks_of(step), decodes=True)
+        return self._padded_shape(len(step.ids), mixed=bool(single.any()))
+
+    def _padded_shape(
+        self, tokens: int, blocks: int | None = None, *, decodes: bool = False, mixed: bool = False
+    ) -> StepShape:
+        """Returns the sizes that a step is padded to: by its tokens and kind alone.
+
+        There are two kinds of decode steps: in one all contexts, of at most ``blocks`` blocks, are a part of attention
+        each; in the other they may be long.
+        """
         limits = self._limits
+        tokens = rounded(tokens, (1, 1, limits.requests)) if decodes else bucketed(tokens, (1, 1, limits.tokens))
+        short = decodes and blocks is not None and blocks <= self._short
         return StepShape(
             profile=0,
-            tokens=(rounded(tokens, (1, 1, limits.requests)) if decodes else bucketed(tokens, (1, 1, limits.tokens))),
-            requests=rounded(requests, (1, 1, limits.requests)),
-            rows=rounded(max(rows, 1), (1, 1, limits.rows)),
-            blocks=rounded(blocks, (1, 1, limits.blocks)),
+            tokens=tokens,
+            requests=min(tokens, limits.requests),
+            rows=min(tokens, limits.rows),
+            blocks=min(self._short, limits.blocks) if short else limits.blocks,
             decodes=decodes,
-            mixed=not decodes and bool(single.any()),
+            mixed=mixed,
         )
+
+    @property
+    def _short(self) -> int:
+        """The blocks of a context that is one part of attention."""
+        return max(SPLIT_KEYS // min((group.block_size for group in self._program.groups), default=1), 1)
+
+    def _shapes(self) -> Sequence[StepShape]:
+        """Returns the sizes of all steps, the largest first, whose temporary memory the others use again."""
+        counts = range(1, self._limits.tokens + 1)
+        decodes = [self._padded_shape(n, b, decodes=True) for n in counts[: self._limits.requests] for b in (1, None)]
+        prompts = [self._padded_shape(n, mixed=mixed) for n in counts for mixed in (False, True)]
+        return sorted({*decodes, *prompts}, key=lambda shape: (-shape.tokens, -shape.blocks, shape.decodes))
+
+    def _words(self, shape: StepShape) -> dict[str, int]:
+        """Returns the number of 4-byte words of each array in the upload of a step."""
+        sizes = input_shapes(self._program.groups, shape, self._program.program.ports)
+        words = {name: math.prod(size) for name, size in sizes.items() if port_of(name).name != BLOCK_TABLE}
+        return words | {SOURCES: shape.tokens, CHANGED: 1} | option_words(shape.rows)
 
     def _bound_for(self, shape: StepShape, *, taps: bool, keeps: bool) -> _Bound:
         key = shape, taps, keeps
         if key in self._bound:
-            self._bound.move_to_end(key)
             return self._bound[key]
-        ports = self._program.program.ports
-        sizes = input_shapes(self._program.groups, shape, ports)
-        words = {name: math.prod(size) for name, size in sizes.items()} | option_words(shape.rows)
-        places, staged, uploaded = self._upload_memory(words)
-        inputs = {name: uploaded.narrow(0, places[name], words[name]).view(size) for name, size in sizes.items()}
+        groups, ports = self._program.groups, self._program.program.ports
+        words = self._words(shape)
+        places, count = places_of(words)
+        uploaded = {name: self._inputs.device.narrow(0, places[name], words[name]) for name in words}
+        inputs = {
+            name: uploaded[name].view(size)
+            for name, size in input_shapes(groups, shape, ports).items()
+            if name in uploaded
+        }
         inputs |= {name: inputs[name].view(torch.float32) for name in ports if port_of(name).dtype == "f32"}
+        inputs |= {
+            group_port(BLOCK_TABLE, group.name): self._tables[number, : shape.requests, : shape.blocks]
+            for number, group in enumerate(groups)
+        }
+        placed = {IDS: inputs[IDS], SOURCES: uploaded[SOURCES], "drawn": self._memory.tokens, "tables": self._tables}
+        placed |= {"changes": self._changed.device, "count": uploaded[CHANGED]}
         with self._counted("late_binds"):
             works, outputs, by_row = self._program.bound(shape, inputs, taps=taps, keeps=keeps)
-        copied = torch.cuda.Event() if staged.is_pinned() else None
-        options = option_views(uploaded, places, shape.rows)
-        self._bound[key] = _Bound(places, staged, uploaded, works, outputs, by_row, copied, options)
-        if len(self._bound) > MOST_SHAPES:
-            self.synchronize()
-            self._bound.popitem(last=False)
+            place = self._launcher.bind(place_call(placed, shape.tokens, self._vocab))
+        host = self._inputs.host
+        staged = {name: host[places[name] : places[name] + words[name]] for name in words}
+        options = option_views(self._inputs.device, places, shape.rows)
+        self._bound[key] = _Bound(key, places, count, staged, [place, *works], outputs, by_row, options)
         return self._bound[key]
 
-    def _run(self, bound: _Bound, shape: StepShape) -> None:
-        def run() -> None:
-            for work in bound.works:
-                work()
-
-        if bound.graph is None and self._capture is not None and shape in self._settled:
-            with self._counted("late_graphs"):
-                bound.graph = self._captured(self._capture, run)
+    def _run(self, bound: _Bound, drawing: Drawing | None, draws: Sequence[Work]) -> None:
+        """Runs or replays a step, with the launches ``draws`` of a way of sampling, if it is in the graph."""
+        work = _Launches((*bound.works, *draws))
         self._advanced = self._runs_once
-        if bound.graph is None:
-            run()
-            if shape.decodes:
-                self._settled.add(shape)
-        else:
-            bound.graph.replay()
-            self.graph_launches += 1
+        self.graphs.run(self._key(bound, drawing), lambda keep: work)
+
+    def _key(self, bound: _Bound, drawing: Drawing | None) -> tuple[Any, ...]:
+        """Returns the key of a step's graph. Sampling reads lists of tokens, whose memory may grow."""
+        return (*bound.key, drawing, len(self._lists) if drawing is not None and drawing.changes else 0)
 
     @contextmanager
     def _counted(self, what: str) -> Iterator[None]:
@@ -308,72 +425,50 @@ class CudaSteps:
         self.late[what] += 1
         self.late["late_ms"] = round(self._late_seconds * 1e3)
 
-    def _captured(self, capture: Capture, run: Callable[[], None]) -> Graph | None:
-        """Returns a graph of the work. If the capture fails, it warns and returns None, and no graphs are made any
-        more.
+    def _captured(self, capture: Capture, work: Callable[[], None]) -> Graph:
+        """Returns a graph of the work. Raises CapacityError if there is no memory, EnginewrightError for other errors
+        of CUDA.
         """
         try:
-            return capture(run)
-        except torch.OutOfMemoryError:  # dropped sizes leave memory for it
-            raise
-        except (RuntimeError, EnginewrightError) as e:  # what torch raises for an error of CUDA is the former
-            self._capture, self.no_graphs = None, str(e).partition("\n")[0]
-            warnings.warn(
-                f"target cuda: a CUDA graph can't be made: {self.no_graphs}; steps are launched kernel by kernel, "
-                "which is slower",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return None
+            with self._counted("late_graphs"):
+                return capture(work)
+        except torch.OutOfMemoryError as e:
+            self.late["late_memory"] += 1
+            raise _no_memory(e) from e
+        except RuntimeError as e:  # what torch raises for an error of CUDA
+            raise EnginewrightError(str(e).partition("\n")[0]) from e
 
-    def _upload_memory(self, words: Mapping[str, int]) -> tuple[dict[str, int], Tensor, Tensor]:
-        """Allocates the memory of one upload for arrays of these numbers of words.
-
-        Returns the start of each array in words, the memory on the host (pinned for a GPU), and the memory on the
-        device.
-        """
-        places, count = places_of(words)
-        staged = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        return places, staged, torch.zeros(count, dtype=torch.int32, device=self._device)
-
-    def _draw(self, bound: _Bound, sampling: SamplingBatch) -> dict[str, Tensor]:
-        """Starts the sampling of a step on the stream, for all its rows, with padding. Returns the tokens [R], in
-        memory that the next step overwrites, and the fields of ``StepOutput`` with their logprobs.
-
-        It waits for the masks of forms, which are computed while the step runs.
-        """
-        drawing, rows = drawing_of(sampling), len(sampling.temperature)
-        if drawing.penalties or drawing.edits:
-            self._upload_lists(*packed_lists(sampling))
-        if drawing.masks and sampling.masks is not None:
-            self._upload_masks(sampling.masks)
+    def _draws(self, bound: _Bound, drawing: Drawing) -> list[Work]:
+        """Returns the launches that draw a token for all of a step's rows, with padding."""
         key = drawing, len(self._lists)
         if key not in bound.draws:
             options = {**bound.options, "lists": self._lists}
             calls = sampling_calls(bound.outputs[LOGITS], options, self._memory, drawing)
             bound.draws[key] = [self._launcher.bind(call) for call in calls]
-        for work in bound.draws[key]:
+        return bound.draws[key]
+
+    def _draw(self, bound: _Bound, sampling: SamplingBatch, draws: Sequence[Work]) -> dict[str, Tensor]:
+        """Runs the launches of sampling that weren't in a graph. Returns the tokens [R], in memory that the next step
+        overwrites, and the fields of ``StepOutput`` with their logprobs.
+
+        It waits for the masks of forms, which are computed while the step runs.
+        """
+        rows = len(sampling.temperature)
+        if sampling.masks is not None and bool((sampling.masks.rows >= 0).any()):
+            self._masks.send(write_masks(self._masks.writable(), sampling.masks))
+        for work in draws:
             work()
         tokens = self._memory.tokens[:rows]
         if sampling.logprobs is None:
             return {TOKENS: tokens}
-        changed = self._memory.wide[:rows] if drawing.changes else None
+        changed = self._memory.wide[:rows] if drawing_of(sampling).changes else None
         return {TOKENS: tokens} | logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed)
-
-    def _upload_masks(self, masks: StepMasks) -> None:
-        """Waits for the masks of a step's rows and for the last upload of masks, and uploads them."""
-        if self._masks_copied is not None:
-            self._masks_copied.synchronize()
-        words = write_masks(self._staged_masks.numpy(), masks)
-        self._memory.masks[:words].copy_(self._staged_masks[:words], non_blocking=True)
-        if self._masks_copied is not None:
-            self._masks_copied.record()
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
         """Uploads the packed lists, to larger memory if they need ``words`` that aren't there."""
         if words > len(self._lists):
             self.synchronize()
-            self._lists = torch.zeros(1 << (words - 1).bit_length(), dtype=torch.int32, device=self._device)
+            self._lists = self._new((1 << (words - 1).bit_length(),), "int32")
         self._lists[: len(lists)].copy_(torch.from_numpy(lists))
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -383,15 +478,39 @@ class CudaSteps:
         """Waits for running work, and frees graphs and memory. No step can be started afterwards."""
         self._sums.close()
         self.synchronize()
+        self.graphs.clear()
         self._bound.clear()
         self._program.close()
         self._memory = SamplingMemory(0, 1, self._new)
-        self._lists = self._new((0,), "int32")
+        self._lists = self._tables = self._new((0,), "int32")
+        self._inputs = self._changed = self._masks = _Upload(self._lists)
 
     def synchronize(self) -> None:
         """Waits for all work on the stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+class _Upload:
+    """Memory of the host, pinned for a GPU, of which the first part is copied to the tensor ``device``."""
+
+    def __init__(self, device: Tensor) -> None:
+        self.device = device
+        self._staged = torch.zeros(device.shape, dtype=device.dtype, pin_memory=device.is_cuda)
+        self.host: Int32Array = self._staged.numpy()
+        self._copied = torch.cuda.Event() if device.is_cuda else None
+
+    def writable(self) -> Int32Array:
+        """Waits for the last copy, and returns the host's memory."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self.host
+
+    def send(self, count: int) -> None:
+        """Starts the copy of the first ``count`` entries."""
+        self.device[:count].copy_(self._staged[:count], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
 
 def _no_memory(cause: torch.OutOfMemoryError) -> CapacityError:

@@ -13,6 +13,7 @@ from enginewright.passes.ops import REFERENCES
 from enginewright.plugins.cuda.serve.steps import option_views
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
+from enginewright.plugins.gpu.placing import place_call
 from enginewright.plugins.gpu.sampling import (
     drawing_of,
     option_words,
@@ -358,3 +359,22 @@ def tokens_of(logits: Tensor | FloatArray, batch: SamplingBatch) -> tuple[list[i
     expected = RowSampler(1).sample(tensor.float().numpy(), batch).tokens
     assert expected is not None
     return memory.tokens.tolist(), expected.tolist()
+
+
+def placed(tokens: int, count: int) -> bool:
+    """True if the kernel in front of a step places drawn tokens and changes tables, and writes nothing else."""
+    rng = np.random.default_rng([tokens, count])
+    ids, drawn = rng.integers(0, 90, tokens).astype(np.int32), rng.integers(-1, 100, 64).astype(np.int32)
+    sources = np.where(rng.random(tokens) < 0.5, -1, rng.integers(0, 64, tokens)).astype(np.int32)
+    tables, entries = rng.integers(0, 99, 9000).astype(np.int32), rng.permutation(9000)[:count]
+    changes = np.full((9000, 2), 7, np.int32)
+    changes[:count] = np.stack([entries, rng.integers(-1, 99, count)], 1)
+    wanted_ids, wanted_tables = np.where(sources < 0, ids, drawn[sources].clip(0, 89)), tables.copy()
+    wanted_tables[entries] = changes[:count, 1]
+    more = np.full(300, 5, np.int32)  # of the same memory, behind the tokens
+    arrays = {"ids": np.concatenate([ids, more]), "sources": np.concatenate([sources, more]), "drawn": drawn}
+    arrays |= {"tables": tables, "changes": changes, "count": np.array([count], np.int32)}
+    given = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    run(place_call(given, tokens, 90))
+    same = (given["ids"].numpy() == np.concatenate([wanted_ids, more])).all()
+    return bool(same and (given["tables"].numpy() == wanted_tables).all())

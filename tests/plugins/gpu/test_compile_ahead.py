@@ -8,12 +8,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
+from enginewright.plugins.gpu.call import DeviceArray
 from enginewright.plugins.gpu.choose_tiles import choose_tile, compile_attention, compile_layer
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, compile_kernel, read_kernel, write_kernels
+from enginewright.plugins.gpu.placing import PLACED, place_call
 from enginewright.plugins.gpu.specs import (
     ARGUMENTS,
     AttentionShape,
@@ -114,6 +117,14 @@ def test_every_gpu(shape, capability):
 @pytest.mark.parametrize("name", ["convolution, 4 taps", "scan, Mamba", "scan, Mamba-2", "delta rule 128", "KDA 128"])
 def test_recurrences_on_every_gpu(name, capability):
     kernel = compile_kernel(step_specs.spec_of(name, capability))
+    check(kernel)
+    assert kernel.stack == 0
+
+
+@pytest.mark.parametrize("capability", list(GPUS))
+def test_the_kernel_in_front_of_a_step_on_every_gpu(capability):
+    words = DeviceArray(0, np.dtype(np.int32), (1,))
+    kernel = compile_kernel(place_call(dict.fromkeys(PLACED, words), 1, 1).spec(capability))
     check(kernel)
     assert kernel.stack == 0
 

@@ -18,6 +18,11 @@ def test_small_ops(of, dtype: str, interpreter: ProcessPoolExecutor) -> None:  #
     assert max(interpreter.submit(of, dtype).result()) <= ROUNDING[dtype]
 
 
+@pytest.mark.parametrize(("tokens", "count"), [(1, 0), (255, 1), (2100, 5000)])
+def test_tokens_and_tables_are_placed(tokens: int, count: int, interpreter: ProcessPoolExecutor) -> None:
+    assert interpreter.submit(cases.placed, tokens, count).result()
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("form", ["float", "int8", "int4", "uint4", "fp8"])
 def test_products_and_tables(form: str, dtype: str, interpreter: ProcessPoolExecutor) -> None:

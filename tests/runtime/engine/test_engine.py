@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,6 +159,85 @@ def test_a_step_in_flight_ends_where_nobody_is_left(toy: Toy) -> None:
     while engine.has_work():
         assert engine.step() == []
     assert engine.pools["g0"].free_blocks == 64 and engine.steps_in_flight == 0
+
+
+CHAINS = ExecutorCaps(in_flight=2, chains=True)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_step_follows_one_in_flight_and_has_all_its_requests(toy: Toy, count: int) -> None:
+    """The last step of a request that the token of an earlier step has ended computes that token in vain."""
+    params = SamplingParams(max_tokens=20)
+    generations = [Generation([first, 7, 9], params) for first in range(count)]
+    plain = [alone(toy, [Generation([first, 7, 9], params)])[0] for first in range(count)]
+    if count > 1:  # the first one ends early
+        end = plain[0][10]
+        generations[0] = Generation([0, 7, 9], SamplingParams(max_tokens=20, stop_token_ids=[end]))
+        plain[0] = plain[0][: plain[0].index(end, 3) + 1]
+    engine = Engine(toy(caps=CHAINS), SchedulerConfig(prefix_cache=False))
+    for request in generations:
+        engine.add_request(request)
+    flying, submit = [], engine.executor.submit
+    engine.executor.submit = lambda step: flying.append(engine.steps_in_flight) or submit(step)  # type: ignore[method-assign,func-returns-value]
+    while engine.has_work():
+        engine.step()
+    assert [request.tokens for request in generations] == plain
+    steps = engine.executor.steps  # type: ignore[attr-defined]
+    assert len(steps) == 20 and flying == [0, *[1] * 19]
+    decoded = sum(len(step.ids) for step in steps[1:])
+    assert decoded == sum(len(tokens) - 4 for tokens in plain) + (count > 1)
+    assert engine.pools["g0"].free_blocks == 64 and not engine.scheduler.queues.in_flight
+
+
+def test_requests_that_need_their_tokens_on_the_host_wait_for_them(toy: Toy) -> None:
+    """A step has the others meanwhile."""
+    plain, counted = SamplingParams(max_tokens=12), SamplingParams(max_tokens=12, repetition_penalty=1.5)
+    made = [Generation([first, 7, 9], params) for first, params in enumerate((plain, counted))]
+    expected = [alone(toy, [Generation(list(request.tokens), request.params)])[0] for request in made]
+    engine = Engine(toy(caps=CHAINS), SchedulerConfig())
+    for request in made:
+        engine.add_request(request)
+    while engine.has_work():
+        engine.step()
+    assert [request.tokens for request in made] == expected
+    sizes = [len(step.ids) for step in engine.executor.steps[1:]]  # type: ignore[attr-defined]
+    assert sizes[:4] == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_in_flight_give_the_tokens_of_one_at_a_time(toy: Toy, seed: int) -> None:
+    """With prompts in chunks, few blocks, ends at any token, requests that are aborted, and prefixes that are found."""
+    tokens, counts = [], Counter[str]()
+    for caps in (ExecutorCaps(), CHAINS):
+        random = np.random.default_rng(seed)
+        executor = toy(24, 4, windows=(0, 8) if seed == 1 else (0,), caps=replace(caps, max_tokens=16))
+        engine = Engine(executor, SchedulerConfig(6, 16, prefix_cache=True))
+        requests: list[Generation] = []
+        for _ in range(60):
+            prompt = [*range(int(random.integers(1, 14))), *random.integers(0, 200, random.integers(1, 30)).tolist()]
+            ends = random.integers(0, 256, 20).tolist()
+            params = SamplingParams(max_tokens=int(random.integers(1, 30)), stop_token_ids=ends)
+            requests.append(Generation(prompt, params))
+        aborted = set(random.choice(60, 5, replace=False).tolist())
+        waiting, steps = list(enumerate(requests)), 0
+        while engine.has_work() or waiting:
+            steps += 1
+            if waiting and steps % 3 == 0:
+                number, request = waiting.pop(0)
+                engine.add_request(request)
+                if number in aborted:
+                    engine.step()
+                    engine.abort(request)
+            if engine.has_work():
+                engine.step()
+            counts["flying"] += engine.steps_in_flight
+        tokens.append([r.tokens for number, r in enumerate(requests) if number not in aborted])
+        counts["preempted"] += engine.preemptions
+        pools = engine.pools.values()
+        assert all(pool.free_blocks == pool.total_blocks for pool in pools) and not engine.scheduler.queues.leaving
+        counts["hits"] += sum(bool(request.cached_tokens) for request in requests)
+    assert tokens[0] == tokens[1]
+    assert min(counts.values()) > 0 and len(counts) == 3
 
 
 @pytest.mark.parametrize("in_flight", [2, 3])

@@ -21,8 +21,9 @@ from enginewright.passes.quantization.dequantize_products import DequantizeProdu
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter, lower_for_gpus
 from enginewright.plugins.cuda.serve.ops import Launcher
 from enginewright.plugins.cuda.serve.program import CudaProgram, Place, weight_tensor
-from enginewright.plugins.cuda.serve.steps import Capture, CudaSteps
+from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.emit.weights import stored_chunks
+from enginewright.plugins.gpu.graphed_steps import Capture
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.tiles import GPUS, FloatType
 from enginewright.plugins.steps.packed_steps import StepLimits

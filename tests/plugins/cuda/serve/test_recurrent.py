@@ -16,7 +16,7 @@ from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter
-from enginewright.plugins.cuda.serve.program import CudaProgram
+from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.requests.request import Generation
@@ -27,7 +27,8 @@ from tests.acceptance.tiny_configs import tiny_family
 from tests.passes import small_programs
 from tests.passes.small_programs import PagedEvaluation, random_sequences
 from tests.plugins.cuda.serve import cuda_cases as cases
-from tests.plugins.cuda.serve.test_executor import EXACT, FakeGraph, RecordingLauncher
+from tests.plugins.cuda.serve.fake_graphs import RecordingLauncher, captured
+from tests.plugins.cuda.serve.test_executor import EXACT
 from tests.plugins.cuda.serve.test_ranked import on_ranks
 from tests.triton_interpreter import interpreter as interpreter
 
@@ -126,19 +127,10 @@ def replayed(family: str) -> tuple[int, float, bool]:
     lowering = cases.lowered(program, context, "f32")
     groups = lowering.program.cache_groups
     plain = cases.steps_of(lowering, 256)
-    held: dict[str, CudaProgram] = {}
+    held: list[CudaSteps] = []
 
-    def graph(work: Any) -> FakeGraph:
-        """Records work as a graph does, which runs nothing of it: the states are as before."""
-        states = [pool for pools in held["program"].pools.values() for pool in pools]
-        before = [one.clone() for one in states]
-        recorded = FakeGraph(work)
-        for one, old in zip(states, before, strict=True):
-            one.copy_(old)
-        return recorded
-
-    graphs = cases.steps_of(lowering, 256, graph, RecordingLauncher())
-    held["program"] = graphs._program
+    graphs = cases.steps_of(lowering, 256, lambda work: captured(work, held[0]), RecordingLauncher())
+    held.append(graphs)
     states = [cache.of for cache in graphs._program.caches.values() if cache.group.kind == STATE]
     for one in states:
         one.fill_(float("nan"))
@@ -153,18 +145,17 @@ def replayed(family: str) -> tuple[int, float, bool]:
         assert want is not None and got is not None
         worst = max(worst, float(np.abs(want - got).max()))
         cases.poison(graphs._program.arena)
-        for bound in graphs._bound.values():
-            bound.staged.numpy()[:] = 0x7F7F7F7F
+        graphs._inputs.host[:] = 0x7F7F7F7F
     name = next(group.name for group in groups if group.kind == STATE)
     used = {request.blocks[name][0] for request in theirs.requests.values()}
     others = [block for block in range(cases.BLOCKS) if block not in used]
-    return graphs.graph_launches, worst, all(bool(one[others].isnan().all()) for one in states)
+    return graphs.graphs.launches, worst, all(bool(one[others].isnan().all()) for one in states)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("mamba2", marks=pytest.mark.matrix)])
 def test_graphs_go_on_from_states_and_padding_has_none(family: str, interpreter: ProcessPoolExecutor) -> None:
     launches, worst, untouched = interpreter.submit(replayed, family).result()
-    assert launches == 3 and worst == 0.0 and untouched
+    assert launches == 2 and worst == 0.0 and untouched
 
 
 class _Served:

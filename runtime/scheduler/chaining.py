@@ -1,0 +1,87 @@
+"""Steps that follow one in flight: their requests go on as if it had run, before the host knows the drawn tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from enginewright.runtime.requests.request import Generation, Request
+
+from ..shared.contracts import Int32Array
+from .base import Batch, Chunk
+from .request_queues import RequestQueues
+
+_UNKNOWN = 0
+"""Stands for a token that a step in flight draws; the executor puts the token in its place."""
+
+
+class Chain:
+    """Makes the requests of the newest step in flight available to the next step.
+
+    A request may go on if its next token depends on the host for nothing but the token itself. If the token ends the
+    request, the next step has computed one token in vain: the scheduler ignores it, and frees its block then.
+
+    Args:
+        queues: the requests.
+
+    Attributes:
+        newest: the newest step in flight; None if there is none, or if executors don't support such steps.
+    """
+
+    def __init__(self, queues: RequestQueues) -> None:
+        self._queues = queues
+        self.newest: Batch | None = None
+
+    @contextmanager
+    def ahead(self) -> Iterator[Mapping[Request, int]]:
+        """Makes the requests of the newest step as they will be after it, within the context.
+
+        The value is the row of that step which draws the last token of each request.
+        """
+        changed: list[Chunk] = []
+        rows: dict[Request, int] = {}
+        row = 0
+        for chunk in () if self.newest is None else self.newest.chunks:
+            row += chunk.rows
+            if _goes_on(chunk):
+                changed.append(chunk)
+                chunk.request.computed += chunk.count
+                if chunk.samples:
+                    chunk.request.tokens.append(_UNKNOWN)
+                    rows[chunk.request] = row - 1
+        self._queues.ahead.update(chunk.request for chunk in changed)
+        try:
+            yield rows
+        finally:
+            self._queues.ahead.clear()
+            for chunk in changed:
+                chunk.request.computed -= chunk.count
+                if chunk.samples:
+                    chunk.request.tokens.pop()
+
+    def over(self, batch: Batch) -> None:
+        """Notes that a step has run or failed."""
+        if batch is self.newest:
+            self.newest = None
+
+
+def sources_of(chunks: Sequence[Chunk], rows: Mapping[Request, int]) -> Int32Array | None:
+    """Returns ``StepInput.sources`` of a step with these chunks; ``rows`` is the value of ``Chain.ahead``."""
+    if not any(chunk.request in rows for chunk in chunks):
+        return None
+    firsts = [(rows.get(chunk.request, -1), *([-1] * (chunk.count - 1))) for chunk in chunks]
+    return np.fromiter((row for of_chunk in firsts for row in of_chunk), np.int32)
+
+
+def _goes_on(chunk: Chunk) -> bool:
+    """Returns True if a request's next step needs no result of this chunk but the drawn token, and doesn't end with it
+    in any case.
+    """
+    request = chunk.request
+    if not isinstance(request, Generation) or request.finished or request.search is not None or chunk.scores:
+        return False
+    if chunk.draft or (request.rules is not None and request.rules.changing):
+        return False
+    return not chunk.samples or request.output_length + 1 < request.max_tokens
