@@ -67,12 +67,12 @@ class Chain:
             self.newest = None
 
 
-def sources_of(chunks: Sequence[Chunk], rows: Mapping[Request, int]) -> Int32Array | None:
+def sources_of(chunks: Sequence[Chunk], rows: Mapping[Request, int]) -> Int32Array:
     """Returns ``StepInput.sources`` of a step with these chunks; ``rows`` is the value of ``Chain.ahead``."""
-    if not any(chunk.request in rows for chunk in chunks):
-        return None
-    firsts = [(rows.get(chunk.request, -1), *([-1] * (chunk.count - 1))) for chunk in chunks]
-    return np.fromiter((row for of_chunk in firsts for row in of_chunk), np.int32)
+    counts = [chunk.count for chunk in chunks]
+    sources = np.full(sum(counts), -1, np.int32)
+    sources[np.cumsum([0, *counts[:-1]])] = [rows.get(chunk.request, -1) for chunk in chunks]
+    return sources
 
 
 def _goes_on(chunk: Chunk) -> bool:

@@ -39,7 +39,6 @@ from enginewright.runtime.shared.step_schema import BLOCK_TABLE, IDS, LOGITS, PO
 from ...gpu.graphed_steps import Capture, Graph, GraphedSteps
 from ...gpu.placing import CHANGED, SOURCES, TableChanges, place_call
 from ...gpu.sampling import (
-    check_options,
     chosen_rows,
     drawing_of,
     option_type,
@@ -296,7 +295,6 @@ class CudaSteps:
         """Uploads a step's inputs, the options of its rows, and what its tables change. Padding tokens belong to no
         request and aren't written to the cache; padding requests have no tokens.
         """
-        check_options(options)
         staged = self._inputs.writable()
         for name, to in bound.staged.items():
             array, port = arrays.get(name), PORTS.get(name.partition(":")[0])

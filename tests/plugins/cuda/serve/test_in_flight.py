@@ -50,7 +50,7 @@ class Checksums:
 
     def __init__(self) -> None:
         self.program, self.groups, self.device = SimpleNamespace(ports=()), GROUPS, torch.device("cpu")
-        self.limits = StepLimits(tokens=64, requests=8, rows=8, blocks=12)
+        self.limits = StepLimits(tokens=64, requests=8, rows=8, blocks=36)
         self.pools = {group.name: torch.full((BLOCKS, BLOCK), -1) for group in GROUPS}
 
     def bound(self, shape: StepShape, inputs: Mapping[str, Tensor], *, taps: bool, keeps: bool) -> BoundStep:
