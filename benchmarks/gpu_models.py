@@ -253,7 +253,7 @@ class Steps:
             "ms": statistics.median(whole) * 1e3,
             "host ms": statistics.median(started[counted]) * 1e3,
             "GB/s": read / statistics.median(whole) / 1e9,
-            "graph launches": steps.graph_launches,
+            "graph launches": steps.graphs.launches,
         }
         steps.close()
         return record

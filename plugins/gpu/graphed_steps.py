@@ -71,9 +71,9 @@ class GraphedSteps(Generic[Key]):
                 is closed with its graph.
             comes_again: False if no graph is made of this work.
         """
-        if (kept := self._graphs.get(key)) is not None:
+        if key in self._graphs:
             self._graphs.move_to_end(key)
-            kept[0].launch()
+            self._graphs[key][0].launch()
             self.launches += 1
             return
         keep = comes_again and self._capture is not None and self._seen.get(key, False)

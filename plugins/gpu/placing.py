@@ -1,4 +1,4 @@
-"""What a step reads from earlier steps: block tables on the device, and the tokens that the step before has drawn.
+"""Block tables on the device, of which a step changes entries, and tokens that the step before has drawn.
 
 It doesn't need torch.
 """
@@ -68,13 +68,13 @@ class TableChanges:
             used = self._used[number]
             self._used[number] = (len(table), table.shape[1])
             now = self._tables[number, : max(used[0], len(table)), : max(used[1], table.shape[1])]
-            wanted = np.full(now.shape, -1, np.int32)
-            part = wanted[: len(table), : table.shape[1]]
+            after = np.full(now.shape, -1, np.int32)
+            part = after[: len(table), : table.shape[1]]
             part[:] = table
             if group.window:
                 self._fill_before_windows(part, now[: len(table), : table.shape[1]], group.block_size)
-            rows, columns = np.nonzero(now != wanted)
-            values = wanted[rows, columns]
+            rows, columns = np.nonzero(now != after)
+            values = after[rows, columns]
             now[rows, columns] = values
             _, requests, blocks = self._tables.shape
             staged[count : count + len(rows), 0] = (number * requests + rows) * blocks + columns

@@ -30,8 +30,8 @@ def place_kernel(
     piece = tl.program_id(0)
     token = piece * PIECE + tl.arange(0, PIECE)
     source = tl.load(sources + token, mask=token < total, other=-1)
-    given = tl.load(drawn + source, mask=source >= 0, other=0)
-    tl.store(ids + token, tl.minimum(tl.maximum(given, 0), vocab - 1), mask=source >= 0)
+    token_id = tl.load(drawn + source, mask=source >= 0, other=0)
+    tl.store(ids + token, tl.minimum(tl.maximum(token_id, 0), vocab - 1), mask=source >= 0)
     changed = tl.load(count)
     for start in range(piece * PIECE, changed, tl.num_programs(0) * PIECE):
         entry = start + tl.arange(0, PIECE)

@@ -114,7 +114,8 @@ def _shapes(section: CudaSection) -> Iterator[StepShape]:
             if size <= section.requests:
                 yield StepShape(0, size, size, size, blocks, True)
             for mixed in (False, True):
-                yield StepShape(0, size, min(size, section.requests), 1, blocks, False, mixed)
+                most = min(size, section.requests)
+                yield StepShape(0, size, most, most, blocks, False, mixed)
 
 
 def _meta_weight(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

@@ -374,7 +374,7 @@ def placed(tokens: int, count: int) -> bool:
     more = np.full(300, 5, np.int32)  # of the same memory, behind the tokens
     arrays = {"ids": np.concatenate([ids, more]), "sources": np.concatenate([sources, more]), "drawn": drawn}
     arrays |= {"tables": tables, "changes": changes, "count": np.array([count], np.int32)}
-    given = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    run(place_call(given, tokens, 90))
-    same = (given["ids"].numpy() == np.concatenate([wanted_ids, more])).all()
-    return bool(same and (given["tables"].numpy() == wanted_tables).all())
+    memory = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    run(place_call(memory, tokens, 90))
+    same = (memory["ids"].numpy() == np.concatenate([wanted_ids, more])).all()
+    return bool(same and (memory["tables"].numpy() == wanted_tables).all())

@@ -192,14 +192,14 @@ def test_a_step_follows_one_in_flight_and_has_all_its_requests(toy: Toy, count: 
 def test_requests_that_need_their_tokens_on_the_host_wait_for_them(toy: Toy) -> None:
     """A step has the others meanwhile."""
     plain, counted = SamplingParams(max_tokens=12), SamplingParams(max_tokens=12, repetition_penalty=1.5)
-    made = [Generation([first, 7, 9], params) for first, params in enumerate((plain, counted))]
-    expected = [alone(toy, [Generation(list(request.tokens), request.params)])[0] for request in made]
+    generations = [Generation([first, 7, 9], params) for first, params in enumerate((plain, counted))]
+    expected = [alone(toy, [Generation(list(request.tokens), request.params)])[0] for request in generations]
     engine = Engine(toy(caps=CHAINS), SchedulerConfig())
-    for request in made:
+    for request in generations:
         engine.add_request(request)
     while engine.has_work():
         engine.step()
-    assert [request.tokens for request in made] == expected
+    assert [request.tokens for request in generations] == expected
     sizes = [len(step.ids) for step in engine.executor.steps[1:]]  # type: ignore[attr-defined]
     assert sizes[:4] == [1, 2, 1, 2]
 

@@ -101,7 +101,7 @@ def test_a_small_step_launches_what_was_collected(case: str, recipe: str, some: 
                 missing.append(call.kernel)
             return lambda: None
 
-    steps = cases.steps_of(lowered, 256, launcher=Looking())
+    steps = cases.steps_of(lowered, 256, launcher=Looking(), rows=SECTION.requests)
     steps_input = small_programs.steps_of(lowered.program.cache_groups, cases.BLOCKS)
     for chunks in cases.schedule():
         sampling = cases.as_options([{"temperature": 1.0, "top_p": 0.5} for _ in chunks])

@@ -91,29 +91,29 @@ class InNumpy(JitLauncher):
     """Places tokens and draws the greatest logits as the kernels do, but fast; the interpreter runs other kernels."""
 
     def bind(self, call: Call) -> Callable[[], object]:
-        given: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             name: value.numpy() if isinstance(value, Tensor) else value for name, value in call.arguments.items()
         }
         if call.kernel == "place":
 
             def place() -> None:
-                rows, changes = given["sources"], given["changes"][: given["count"][0]]
-                given["ids"][rows >= 0] = given["drawn"][rows[rows >= 0]].clip(0, given["vocab"] - 1)
-                given["tables"].reshape(-1)[changes[:, 0]] = changes[:, 1]
+                rows, changes = arrays["sources"], arrays["changes"][: arrays["count"][0]]
+                arrays["ids"][rows >= 0] = arrays["drawn"][rows[rows >= 0]].clip(0, arrays["vocab"] - 1)
+                arrays["tables"].reshape(-1)[changes[:, 0]] = changes[:, 1]
 
             return place
         if call.kernel == "largest":
 
             def largest() -> None:
-                given["places"][: len(given["logits"])] = given["logits"].argmax(1)  # one piece has the whole row
-                given["values"][: len(given["logits"])] = given["logits"].max(1)
+                arrays["places"][: len(arrays["logits"])] = arrays["logits"].argmax(1)  # one piece has the whole row
+                arrays["values"][: len(arrays["logits"])] = arrays["logits"].max(1)
 
             return largest
         if call.kernel == "choose_largest":
             rows = call.grid[0]
 
             def choose() -> None:
-                given["tokens"][:rows], given["tops"][:rows] = given["places"][:rows], given["values"][:rows]
+                arrays["tokens"][:rows], arrays["tops"][:rows] = arrays["places"][:rows], arrays["values"][:rows]
 
             return choose
         return super().bind(call)
@@ -136,8 +136,8 @@ class Executor:
         self.counts = Counter[str]()
         write = self.steps._changes.write
 
-        def counted(*given: Any) -> int:
-            changes = write(*given)
+        def counted(*arguments: Any) -> int:
+            changes = write(*arguments)
             self.counts["changed"] += changes
             return changes
 
@@ -163,27 +163,27 @@ def served(caps: ExecutorCaps, count: int, seed: int) -> tuple[list[list[int]], 
     random = np.random.default_rng(seed)
     executor = Executor(caps)
     engine = Engine(executor, SchedulerConfig(8, 48, prefix_cache=True))  # type: ignore[arg-type]
-    made: list[tuple[Generation, bool]] = []
+    requests: list[tuple[Generation, bool]] = []
     while executor.counts["steps"] < count or engine.has_work():
         if executor.counts["steps"] < count and len(engine.scheduler.running) + len(engine.scheduler.waiting) < 9:
             prompt = [*range(int(random.integers(1, 40))), *random.integers(0, VOCAB, random.integers(1, 60)).tolist()]
             params = SamplingParams(
                 max_tokens=int(random.integers(1, 80)),
-                temperature=float(len(made) % 40 == 7),
-                seed=len(made),
+                temperature=float(len(requests) % 40 == 7),
+                seed=len(requests),
                 stop_token_ids=random.integers(0, VOCAB, 6).tolist(),
             )
-            made.append((Generation(prompt, params), len(made) % 17 == 5))
-            engine.add_request(made[-1][0])
+            requests.append((Generation(prompt, params), len(requests) % 17 == 5))
+            engine.add_request(requests[-1][0])
         engine.step()
-        if made[-1][1] and made[-1][0].output_length > 2:
-            engine.abort(made[-1][0])
+        if requests[-1][1] and requests[-1][0].output_length > 2:
+            engine.abort(requests[-1][0])
         executor.counts["flying"] += engine.steps_in_flight
     executor.counts["preempted"] = engine.preemptions
     executor.counts["late"] = executor.steps.graphs.captures
     executor.counts["launches"] = executor.steps.graphs.launches
     assert all(pool.free_blocks == pool.total_blocks for pool in engine.pools.values())
-    return [request.tokens for request, aborted in made if not aborted], executor.counts
+    return [request.tokens for request, aborted in requests if not aborted], executor.counts
 
 
 def both_ways(count: int) -> tuple[int, Counter[str]]:
@@ -237,8 +237,8 @@ def chained(case: str) -> tuple[list[list[int]], list[list[int]], int]:
 
 
 def test_a_graph_takes_the_tokens_that_the_step_before_has_drawn(interpreter: ProcessPoolExecutor) -> None:
-    given, placed, launches = interpreter.submit(chained, "Llama").result()
-    assert given == placed
+    from_host, placed, launches = interpreter.submit(chained, "Llama").result()
+    assert from_host == placed
     assert launches == 3
 
 
