@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..cpu._cpu import OperandTuple
 
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 """The version of the order of sums and of what KV caches store, docs/inside/numerics.md. A change that gives other
 bits is another number: keys and values that were kept on a disk are then computed again."""
 

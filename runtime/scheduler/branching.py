@@ -18,11 +18,10 @@ def sequences_to_come(running: Sequence[Request]) -> int:
     """Returns the number of sequences that the running beam searches may have besides the running ones: those that
     wait, and those that branch off later.
     """
-    begun = Counter[BeamSearch]()
-    for request in running:
-        if request.search is not None:
-            begun[request.search] += 1
-    return sum(search.params.num_beams - sequences for search, sequences in begun.items()) if begun else 0
+    searches = [request.search for request in running if request.search is not None]
+    if not searches:
+        return 0
+    return sum(search.params.num_beams - sequences for search, sequences in Counter(searches).items())
 
 
 def places_taken(running: Sequence[Request]) -> int:

@@ -68,6 +68,15 @@ def check_request(
         most_cached: takes a number of tokens and of sequences, and returns the tokens of each sequence that the empty
             KV cache can hold, at most the given number.
     """
+    if request.whole:
+        if request.prompt_length > caps.max_tokens:
+            raise CapacityError(
+                f"prompt: it has {request.prompt_length} tokens, and a step, which must compute all of them, has "
+                f"{caps.max_tokens} at most",
+                hint="Shorten the text.",
+            )
+        if not groups:
+            return  # nothing of it is kept, and it draws no tokens
     params = request.params if isinstance(request, Generation) else PLAIN[0]
     for name in caps.lacks:
         if getattr(params, name) != getattr(PLAIN[0], name):
@@ -87,12 +96,6 @@ def check_request(
         raise CapacityError(
             f"num_beams: {beams} sequences, and {most_running} requests run at a time",
             hint="Use fewer beams, or open the model with a larger max_requests.",
-        )
-    if request.whole and request.prompt_length > caps.max_tokens:
-        raise CapacityError(
-            f"prompt: it has {request.prompt_length} tokens, and a step, which must compute all of them, has "
-            f"{caps.max_tokens} at most",
-            hint="Shorten the text.",
         )
     held = most_cached(request.most_cached, beams)
     if held >= request.most_cached:

@@ -46,12 +46,9 @@ class Embed(TextTask[FloatArray], frozen=True, tag="embed"):
     def reduce(self, values: Sequence[FloatArray], context: TaskContext, *, single: bool) -> FloatArray:
         pooling = context.pooling
         count = pooling.dimensions if self.dimensions is None else self.dimensions
-        vectors = np.empty((len(values), count), np.float32)
-        normalizes = pooling.normalize if self.normalize is None else self.normalize
-        for vector, value in zip(vectors, values, strict=True):
-            vector[:] = value[:count]
-            if normalizes:
-                vector /= max(length(vector), _LEAST_LENGTH)
+        vectors = np.stack([value[:count] for value in values]) if values else np.empty((0, count), np.float32)
+        if pooling.normalize if self.normalize is None else self.normalize:
+            vectors /= np.maximum(lengths(vectors), _LEAST_LENGTH)[:, None]
         return vectors[0] if single else vectors
 
 
@@ -81,10 +78,10 @@ def prompt_of(pooling: PoolingInfo, name: Any) -> str:
     return pooling.prompts[name]
 
 
-def length(vector: FloatArray) -> np.float32:
-    """Returns the length of a vector, [E].
+def lengths(vectors: FloatArray) -> FloatArray:
+    """Returns the lengths of vectors, [n, E] -> [n] float32.
 
-    It is summed for itself: numpy adds the numbers of one array in an order that depends on their count alone. So the
+    Each is summed for itself: numpy adds the numbers of one array in an order that depends on their count alone. So a
     length has the same bits in any batch.
     """
-    return np.sqrt(np.add.reduce(vector * vector))  # type: ignore[no-any-return]
+    return np.sqrt(np.array([np.add.reduce(vector * vector) for vector in vectors], np.float32))

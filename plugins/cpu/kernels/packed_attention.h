@@ -43,9 +43,10 @@ inline void pack_key_pairs(const float* k, int64_t stride, int64_t tokens, int64
     if (slot >= tokens) {  // all 16 are the last key
       const float* last = k + (tokens - 1) * stride;
       for (int64_t d = 0; d < size; d += 2) {
-        const uint16_t first = float_to_bf16(last[d]), second = float_to_bf16(last[d + 1]);
-        uint16_t* at = to + (d * kBlock / 2 + slot) * 2;
-        for (int64_t i = 0; i < 16; ++i) at[2 * i] = first, at[2 * i + 1] = second;
+        const uint32_t first = float_to_bf16(last[d]), second = float_to_bf16(last[d + 1]);
+        uint32_t pairs[16];
+        for (uint32_t& pair : pairs) pair = first | second << 16;
+        __builtin_memcpy(to + (d * kBlock / 2 + slot) * 2, pairs, sizeof pairs);
       }
       continue;
     }

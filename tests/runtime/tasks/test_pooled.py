@@ -14,7 +14,7 @@ import pytest
 
 from enginewright import LLM, CapacityError, ContextError, EnginewrightError, RequestError
 from enginewright.runtime.shared.contracts import ExecutorCaps, ModelInfo, PoolingInfo
-from enginewright.runtime.tasks.embed import Embed, length
+from enginewright.runtime.tasks.embed import Embed, lengths
 from enginewright.runtime.tasks.hidden_states import HiddenStates
 from tests.runtime.pooled_toy import CLS, SEP, VOCABULARY, PooledToy, numbers, text_model, text_tokenizer
 from tests.waiting import HANG
@@ -348,8 +348,8 @@ def test_a_result_that_no_message_takes_is_refused_before_a_step(opens: Opens) -
 
 def test_a_length_is_the_same_bits_at_any_row() -> None:
     rows = np.random.default_rng(0).standard_normal((100, 387)).astype(np.float32)
-    together = [length(row) for row in rows]
-    np.testing.assert_array_equal(together, [length(row.copy()) for row in rows])
+    together = lengths(rows)
+    np.testing.assert_array_equal(together, [lengths(row[None].copy())[0] for row in rows])
     np.testing.assert_allclose(together, np.linalg.norm(rows.astype(np.float64), axis=1), rtol=1e-6)
 
 
