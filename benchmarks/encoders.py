@@ -49,6 +49,8 @@ PACKAGES = (
 REFERENCE = "sentence-transformers"
 SECONDS, LEAST = 0.5, 2
 """A measurement takes so long at least, and this number of calls."""
+LONGEST = 512
+"""The most tokens of a text for every engine: sentence-transformers' file of MiniLM says 256, but its table has 512."""
 COMPARED = 64
 """Texts whose vectors are compared."""
 
@@ -297,9 +299,9 @@ def open_ours(folder: Path, threads: int, isa: str | None, recipe: str = "f32") 
     """Opens our bundle of the model, which is exported first if it isn't there."""
     from enginewright import LLM, export
 
-    bundle = BUILD / f"{folder.name}.{recipe}.bundle"
+    bundle = BUILD / f"{folder.name}.{recipe}.{LONGEST}.bundle"
     if not bundle.exists():
-        export(folder, bundle, recipe=recipe)
+        export(folder, bundle, recipe=recipe, context_length=LONGEST)
     model = LLM(bundle, threads=threads, isa=isa)
     return lambda several: model.embed(list(several), truncate=True)
 
@@ -339,7 +341,7 @@ def open_sentence_transformers(folder: Path, threads: int, isa: str | None) -> E
 
     torch.set_num_threads(threads)
     model = SentenceTransformer(str(folder), device="cpu")
-    model.max_seq_length = 512
+    model.max_seq_length = LONGEST
     return lambda several: model.encode(list(several), batch_size=len(several), show_progress_bar=False)
 
 
@@ -376,7 +378,7 @@ def pooled(folder: Path, hidden: Callable[[dict[str, Any]], Any]) -> Embed:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_truncation(512)
+    tokenizer.enable_truncation(LONGEST)
     tokenizer.enable_padding()
 
     def embed(several: Sequence[str]) -> Any:
