@@ -198,7 +198,8 @@ rounded in the attention over 1,500 tokens of English.
 | --- | --- | --- | --- |
 {rows}
 
-A cache of 4 bits isn't built: it would have to be within 0.01 of one of 16, and the best of these is at {best:.3f}.
+A cache of 4 bits for both isn't built: it would have to be within 0.01 of one of 16, and the best is at {best:.3f}.
+[Bits of a KV cache](kv-bits.md) has other widths, of which some are built.
 
 """
 

@@ -16,7 +16,7 @@ from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.passes.ir.calls import LINEARS, Call, Piece, epilogue_of, owner_of, pieces_of
 from enginewright.passes.ir.scaling import Scaling
 from enginewright.passes.ir.value_name import ValueName
-from enginewright.passes.ops.quantized_cache import stored_heads
+from enginewright.passes.ops.quantized_cache import FEW_BITS, quantize_to_few_bits, stored_heads
 from enginewright.plugins.native.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
@@ -409,9 +409,44 @@ def put_keys(executable: CpuProgram, group: str, layer: int, slots: Int32Array, 
     alone = (channel == size - 1) & (size % 2 == 1)  # of an odd D the last row is [K]
     at = pair + np.where(alone, places[:, None], places[:, None] * 2 + channel % 2)  # [T, D]
     where = (blocks[:, None, None], np.arange(heads)[:, None], at[:, None])
+    if dtype in FEW_BITS:
+        _put_few_bits(pieces, keys, FEW_BITS[dtype][0], (blocks, places), at)
+        return
     elements, scales = stored_heads(torch.from_numpy(np.ascontiguousarray(keys)), dtype)
     stored = elements.view(torch.uint8).numpy().view(f"u{elements.element_size()}")  # [T, Nkv, D]
     pieces.view(stored.dtype)[where] = stored
     if scales is not None:
         all_scales = pieces[..., KV_BLOCK_SIZE * size :].view(np.float32)  # [P, Nkv, K]
         all_scales[blocks[:, None], np.arange(heads), places[:, None]] = scales.numpy()
+
+
+def _put_few_bits(
+    pieces: npt.NDArray[np.uint8],
+    keys: FloatArray,
+    bits: int,
+    slots: tuple[Int32Array, Int32Array],
+    at: npt.NDArray[np.signedinteger[Any]],
+) -> None:
+    """Writes keys as rotated integers (few_bits.h).
+
+    Args:
+        pieces: [P, Nkv, bytes], the bytes of a layer's keys.
+        keys: [T, Nkv, D].
+        bits: of an element.
+        slots: the blocks and the places in them, [T] each.
+        at: [T, D], the places of elements in a piece of whole bytes.
+    """
+    integers, scales = quantize_to_few_bits(torch.from_numpy(np.ascontiguousarray(keys)), bits)
+    heads, size = keys.shape[1:]
+    planes, begin = [(integers.numpy().view(np.uint8).astype(np.int32), 8)], 0
+    if bits < 8:  # of keys: no format has them in 4 bits
+        codes = (integers.numpy().astype(np.int32) + 2**bits - 1) // 2
+        planes = [(codes & 15, 4), (codes >> 4, bits - 4)]
+    for values, width in planes:
+        part = size * width // 8  # bytes of a token
+        shared = values.reshape(len(keys), heads, -1, part) << (width * np.arange(8 // width))[:, None]
+        where = slots[0][:, None, None], np.arange(heads)[:, None], begin + at[:, None, :part]
+        pieces[where] = shared.sum(2)
+        begin += KV_BLOCK_SIZE * part
+    all_scales = pieces[..., begin:].view(np.float16)  # [P, Nkv, K]
+    all_scales[slots[0][:, None], np.arange(heads), slots[1][:, None]] = scales.numpy()

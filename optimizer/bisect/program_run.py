@@ -294,7 +294,7 @@ class _Probes:
         keys = cache.flatten(0, 1)[slots.long()]
         replacement = self._recording.see(probe.name, to_rows(keys, 0))
         if replacement is not None:
-            new = rounded_heads(from_rows(replacement, keys, 0), bound_arguments(node)["dtype"])
+            new = rounded_heads(from_rows(replacement, keys, 0), bound_arguments(node)["dtype"], 0)
             cache = cache.flatten(0, 1).index_put((slots.long(),), new).view_as(cache)
         return query, cache, *others
 

@@ -12,7 +12,7 @@ from enginewright.plugins.emit.target import Target
 from enginewright.plugins.gpu.formats import check_formats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.shared.errors import RecipeError, TargetError, UnsupportedModelError
-from enginewright.runtime.shared.kv_formats import SCALED_CACHES
+from enginewright.runtime.shared.kv_formats import ROTATED_CACHES, SCALED_CACHES
 from enginewright.runtime.shared.targets import OWN, Halves
 
 from .recipe import Recipe
@@ -77,6 +77,12 @@ def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
 def check_context(recipe: Recipe, targets: Sequence[str]) -> None:
     """Raises TargetError naming a target whose attention doesn't support the recipe's [adaptive_context]."""
     lacking = [name for name in targets if not TARGETS[name].adaptive_context]
+    if recipe.adaptive_context is not None and recipe.cache in ROTATED_CACHES:
+        raise TargetError(
+            f"recipe {recipe.name}: [adaptive_context] chooses blocks by channels of keys, which a KV cache of "
+            f"{recipe.kv_cache.dtype} mixes",
+            hint="Use kv_cache.dtype int8 with [adaptive_context].",
+        )
     if lacking and recipe.adaptive_context is not None:
         raise TargetError(
             f"target {lacking[0]}: its attention looks at the whole context, and recipe {recipe.name} has "

@@ -64,7 +64,7 @@ class KvHeadSearch(Search[KvSearchReport]):
         for node in self.program.nodes_of(torch.ops.ew.attention.default):
             arguments, cache = bound_arguments(node), self.recipe.cache
             heads, size = (int(n) for n in self.program.value(arguments["k"]).shape[1:])
-            each = head_bytes(cache, size) + head_bytes(cache, int(self.program.value(arguments["v"]).shape[2]))
+            each = head_bytes(cache, 0, size) + head_bytes(cache, 1, int(self.program.value(arguments["v"]).shape[2]))
             site = find_site(self.program, node)
             if isinstance(site, str) or heads == 1:
                 self.fixed += heads * each

@@ -9,7 +9,8 @@ import torch
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.contracts import STATE
-from enginewright.runtime.shared.kv_formats import KV_FORMATS, CacheDtype
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.kv_formats import KV_FORMATS, LONGEST_HEAD, ROTATED_CACHES, CacheDtype, head_multiples
 
 from ..ir.program import Program
 
@@ -47,6 +48,7 @@ class RoundKvCache(Pass):
     def call(self, program: Program, context: PassContext) -> PassResult:
         if not self.wanted(context):
             return PassResult()
+        self._check_heads(program, context)
         writes = program.nodes_of(ew.kv_write.default)
         for node in writes:
             node.args = (*node.args[:_PLACE], context.recipe.cache)
@@ -58,3 +60,20 @@ class RoundKvCache(Pass):
         for node in attentions:
             node.kwargs = {**node.kwargs, "dtype": "bf16"}
         return PassResult(matched=len(writes) + len(attentions))
+
+    def _check_heads(self, program: Program, context: PassContext) -> None:
+        """Raises UnsupportedModelError naming a cache group whose heads the recipe's format doesn't support."""
+        cache = context.recipe.cache
+        if cache not in ROTATED_CACHES:
+            return
+        for group in program.cache_groups:
+            sizes = group.key_head_size, group.value_head_size
+            multiples = head_multiples(cache)
+            fitting = all(size % of == 0 and size <= LONGEST_HEAD for size, of in zip(sizes, multiples, strict=True))
+            if group.kind != STATE and not fitting:
+                raise UnsupportedModelError(
+                    f"a KV cache of {KV_FORMATS[cache].name} has heads of up to {LONGEST_HEAD} channels, in multiples "
+                    f"of {multiples[0]} for keys and {multiples[1]} for values; cache group {group.name} has "
+                    f"{sizes[0]} and {sizes[1]}",
+                    hint="Use another kv_cache.dtype, such as int8.",
+                )

@@ -9,16 +9,20 @@ from __future__ import annotations
 import torch
 
 from .library import register
-from .quantized_cache import STORED, dequantize_heads, stored_heads
+from .quantized_cache import FEW_BITS, STORED, dequantize_heads, round_to_few_bits, stored_heads
 
 
-def rounded_heads(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Returns x [T, Nkv, D] rounded as a cache of ``dtype``, a ``CacheDtype``, stores it. Raises ValueError for another
-    dtype."""
+def rounded_heads(x: torch.Tensor, dtype: str, side: int) -> torch.Tensor:
+    """Returns x [T, Nkv, D] rounded as a cache of ``dtype``, a ``CacheDtype``, stores it.
+
+    ``side``: 0 for keys, 1 for values. Raises ValueError for another dtype.
+    """
     if dtype == "f32":
         return x
+    if dtype in FEW_BITS:
+        return round_to_few_bits(x, FEW_BITS[dtype][side]).to(x.dtype)
     if dtype not in STORED:
-        raise ValueError(f"ew.kv_write: unknown dtype {dtype!r}; there are {', '.join(STORED)}")
+        raise ValueError(f"ew.kv_write: unknown dtype {dtype!r}; there are {', '.join((*STORED, *FEW_BITS))}")
     elements, scales = stored_heads(x, dtype)
     return (elements if scales is None else dequantize_heads(elements, scales)).to(x.dtype)
 
@@ -36,7 +40,7 @@ def kv_write(
     ``dtype``: the cache's storage type, see ``rounded_heads``. Functional: the given caches aren't changed. Raises
     IndexError for a slot outside the cache, ValueError for an unknown dtype.
     """
-    return _write(k_cache, rounded_heads(k, dtype), slots), _write(v_cache, rounded_heads(v, dtype), slots)
+    return _write(k_cache, rounded_heads(k, dtype, 0), slots), _write(v_cache, rounded_heads(v, dtype, 1), slots)
 
 
 def _write(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ A cache is [P, K, Nkv, D], as in ``ew.kv_write``, of either
 
 with float32 scales [P, K, Nkv]: one for each token and head, so that later tokens don't change a written one. A value
 is its code times that scale, in float32.
+
+``round_to_few_bits`` has the formats of rotated integers, which no op of torch stores.
 """
 
 from __future__ import annotations
@@ -23,7 +25,17 @@ from .attention import paged_attention, paged_fake
 from .library import register
 from .quantization import scale_to
 
-STORED: Mapping[str, torch.dtype] = {dtype: getattr(torch, DTYPES[dtype].torch) for dtype in KV_FORMATS}
+STORED: Mapping[str, torch.dtype] = {
+    dtype: getattr(torch, DTYPES[dtype].torch) for dtype, of in KV_FORMATS.items() if of.few_bits is None
+}
+
+FEW_BITS: Mapping[str, tuple[int, int]] = {
+    dtype: of.few_bits for dtype, of in KV_FORMATS.items() if of.few_bits is not None
+}
+"""The bits of keys and of values of the formats of rotated integers."""
+
+NORMAL = (-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127)
+"""The integers of 4 bits, near the best 16 values for a normal distribution, which rotated numbers nearly have."""
 
 LARGEST_CODE = {STORED[dtype]: of.largest_code for dtype, of in KV_FORMATS.items() if of.largest_code is not None}
 """The code of the largest magnitude of a token's head, by type of the cache."""
@@ -54,6 +66,50 @@ def stored_heads(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tenso
 def dequantize_heads(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """codes [.., D], scales float32 [..] -> float32 [.., D]."""
     return codes.float() * scales[..., None]
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Multiplies x [.., D] by a Hadamard matrix of signs, n numbers at a time; n is the largest power of two that
+    divides D. The order of the sums is that of few_bits.h."""
+    size = x.shape[-1]
+    half = (size & -size) // 2
+    while half:
+        pairs = x.unflatten(-1, (-1, 2, half))
+        a, b = pairs.unbind(-2)
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+        half //= 2
+    return x
+
+
+def quantize_to_few_bits(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, Nkv, D] -> the contents of a cache of ``bits`` bits: integers int8 [T, Nkv, D] and scales float16 [T, Nkv].
+
+    With 8 bits they are any up to 127, with 5 and 6 odd ones up to 2^bits - 1, and with 4 those of ``NORMAL``.
+
+    A head is multiplied by 2^-h and rotated (``rotate``). h is half the logarithm of the rotated numbers, rounded down.
+    """
+    top = 127.0 if bits in (4, 8) else 2.0**bits - 1
+    codes, scales = scale_to(rotate(x.float() * 2.0 ** -_halvings(x)), top)
+    if bits == 8:
+        integers = codes.round()
+    elif bits == 4:
+        normal = torch.tensor(NORMAL)
+        integers = normal[torch.bucketize(codes, (normal[1:] + normal[:-1]) / 2)]
+    else:
+        integers = 2 * (codes * 0.5 - 0.5).round() + 1
+    return integers.to(torch.int8), scales.half()
+
+
+def round_to_few_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Returns x [T, Nkv, D] as a cache of ``bits`` bits gives it back, in float32."""
+    integers, scales = quantize_to_few_bits(x, bits)
+    size = x.shape[-1]
+    return rotate(integers.float()) * (scales.float() * (2.0 ** _halvings(x) / (size & -size)))[..., None]
+
+
+def _halvings(x: torch.Tensor) -> int:
+    size = x.shape[-1]
+    return ((size & -size).bit_length() - 1) // 2
 
 
 def quantized_kv_write(

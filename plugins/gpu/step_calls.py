@@ -179,7 +179,7 @@ class LayerCaches:
 
 FLOATS_OF: Mapping[torch.dtype, FloatType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 CACHE_FORMATS_OF: Mapping[torch.dtype, CacheFormat] = {
-    getattr(torch, DTYPES[dtype].torch): of.name for dtype, of in KV_FORMATS.items()
+    getattr(torch, DTYPES[dtype].torch): of.name for dtype, of in KV_FORMATS.items() if of.few_bits is None
 }
 
 

@@ -23,7 +23,9 @@ from enginewright.runtime.shared.weight_formats import FORMAT_OF, SCALED
 FloatType = Literal["f16", "bf16", "f32"]
 CacheFormat = CacheName
 
-CACHE_BYTES: Mapping[CacheFormat, int] = {of.name: stored_bytes(dtype, 1) for dtype, of in KV_FORMATS.items()}
+CACHE_BYTES: Mapping[CacheFormat, int] = {
+    of.name: stored_bytes(dtype, 1) for dtype, of in KV_FORMATS.items() if of.few_bits is None
+}
 SCALED_FORMATS: Mapping[CacheDtype, CacheFormat] = {dtype: KV_FORMATS[dtype].name for dtype in SCALED_CACHES}
 
 SPLIT_KEYS = 512

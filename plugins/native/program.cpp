@@ -138,6 +138,10 @@ int Program::add_cache_group(CacheGroup group, int64_t block_size) {
   }
   if (!group.between(1, INT64_MAX)) fail(subject, "a size below 1");
   if (!group.between(1, 1 << 20)) fail(subject, "a size above 2^20");
+  if (has_few_bits(group.format) && group.summaries) fail(subject, "rotated keys have no summaries");
+  if (!takes_head(group.format, Side::keys, group.key_size) ||
+      !takes_head(group.format, Side::values, group.value_size))
+    fail(subject, "heads that its format doesn't take");
   if (group.layers.empty() && regions_.empty())
     fail(subject, "it has no layers");  // another stage may have them
   for (const CacheGroup& other : groups_) {

@@ -52,7 +52,7 @@ _FLOATS: dict[trt.DataType, FloatType] = {
     trt.DataType.FLOAT: "f32",
 }
 _CACHES: dict[trt.DataType, CacheFormat] = {
-    getattr(trt.DataType, DTYPES[dtype].tensorrt): of.name for dtype, of in KV_FORMATS.items()
+    getattr(trt.DataType, DTYPES[dtype].tensorrt): of.name for dtype, of in KV_FORMATS.items() if of.few_bits is None
 }
 _DATA_TYPES: dict[str, trt.DataType] = {name: of for of, name in _FLOATS.items()}
 

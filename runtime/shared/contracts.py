@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from . import step_schema
 from .dtypes import stored_bytes
-from .kv_formats import SCALED_CACHES, CacheDtype
+from .kv_formats import KV_FORMATS, ROTATED_CACHES, SCALED_CACHES, CacheDtype
 from .records import Count, Positive, Record
 from .step_schema import BLOCK_TABLE, IDS, KV_LEN, LOGITS, POSITIONS, Q_START, ROWS, SLOTS, Array, group_port
 
@@ -94,8 +94,8 @@ class CacheGroupShape(Record, frozen=True):
         """The keys and the values of a layer."""
         summary = 2 * -(-self.key_head_size // 16) if self.summaries else 0
         return (
-            CachePlane("k", self.kv_heads, self.key_head_size, head_bytes(self.dtype, self.key_head_size), summary),
-            CachePlane("v", self.kv_heads, self.value_head_size, head_bytes(self.dtype, self.value_head_size), 0),
+            CachePlane("k", self.kv_heads, self.key_head_size, head_bytes(self.dtype, 0, self.key_head_size), summary),
+            CachePlane("v", self.kv_heads, self.value_head_size, head_bytes(self.dtype, 1, self.value_head_size), 0),
         )
 
     def with_heads(self, heads: int) -> Self:
@@ -120,13 +120,15 @@ class CacheGroup(CacheGroupShape, frozen=True):
 
         States are in float32 always.
         """
-        return (
-            self if self.dtype in SCALED_CACHES or self.kind == STATE else self.model_copy(update={"dtype": computed})
-        )
+        fixed = self.dtype in SCALED_CACHES or self.dtype in ROTATED_CACHES or self.kind == STATE
+        return self if fixed else self.model_copy(update={"dtype": computed})
 
 
-def head_bytes(dtype: CacheDtype, size: int) -> int:
-    """Returns the bytes of the keys, or values, of one head of a token: ``size`` values and their scale."""
+def head_bytes(dtype: CacheDtype, side: Literal[0, 1], size: int) -> int:
+    """Returns the bytes of keys (``side`` 0) or values (1) of one head of a token: ``size`` numbers and their scale."""
+    few_bits = KV_FORMATS[dtype].few_bits
+    if few_bits is not None:
+        return size * few_bits[side] // 8 + 2
     return stored_bytes(dtype, size) + (4 if dtype in SCALED_CACHES else 0)
 
 

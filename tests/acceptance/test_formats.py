@@ -23,6 +23,7 @@ from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.native.executable import isas
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
+from enginewright.runtime.shared.kv_formats import CACHES
 
 from .driver import Driver
 from .test_invariance import run
@@ -62,7 +63,7 @@ RECIPES |= {
     )
     for name, one in SPARSE.items()
 }
-RECIPES |= {f"kv {cache}": with_cache(load_recipe("f32"), cache) for cache in ("bf16", "int8", "fp8")}
+RECIPES |= {f"kv {cache}": with_cache(load_recipe("f32"), cache) for cache in CACHES.keys() - {"f32"}}
 CASES = [(family, recipe) for family in ("Llama", "GPT2", "Mixtral") for recipe in ("int8", "bf16")]
 CASES += [("Llama", "int4"), ("Mixtral", "int4"), ("GPT2", "offsets"), ("Mixtral", "offsets")]
 CASES += [("Llama", "channel"), ("Mixtral", "channel")]
@@ -71,6 +72,7 @@ CASES += [("Llama", "fp8"), ("Mixtral", "fp8"), ("GPT2", "fp8")]
 CASES += [("Llama", "nf4"), ("Mixtral", "nf4"), ("GPT2", "nf4")]
 CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
 CASES += [("Llama", "kv bf16"), ("Gemma2", "kv int8"), ("Llama", "kv int8"), ("GPTNeoX", "kv fp8")]
+CASES += [("Llama", "kv k6v4"), ("Gemma2", "kv k8v4"), ("Llama", "kv k5v4")]
 MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 # KL of the logits of random models from float32's, a median over tokens: some ten times what is measured, and four
@@ -88,7 +90,7 @@ LARGEST_KL = {
     "sparse8": 3.0,
     "sparse32": 3.0,
 }
-LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3}
+LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3, "kv k8v4": 0.12, "kv k6v4": 0.03, "kv k5v4": 0.05}
 
 
 def overrides(family: str) -> dict[str, int]:

@@ -35,7 +35,7 @@ from .tiny_configs import tiny_family
 
 FAMILIES = ("llama", "gemma2", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "phi3", "qwen2")
 WEIGHTS = ("f32", "bf16", "int8", "int4", "three", "offsets", "fp8", "sparse32")
-CACHES = ("f32", "bf16", "int8", "fp8")
+CACHES = ("f32", "bf16", "int8", "fp8", "k6v4")
 CASES = [(family, weights, "f32") for family in FAMILIES for weights in WEIGHTS] + [
     (family, "int8", cache) for family in FAMILIES for cache in CACHES[1:]
 ]

@@ -50,7 +50,7 @@ def test_attention_is_measured_in_a_process_of_its_own(tiny_bundle: Path, capsys
     assert measured["seconds"] > 0 and measured["bytes"] >= 0
 
 
-@pytest.mark.parametrize("rounding", kv_rounding.ROUNDINGS.values(), ids=list(kv_rounding.ROUNDINGS))
+@pytest.mark.parametrize("rounding", [of.keys for of in kv_rounding.CLAIMS.values()], ids=list(kv_rounding.CLAIMS))
 def test_rounding_is_as_fine_as_it_says(rounding: kv_rounding.Rounding) -> None:
     x = torch.randn(7, 3, 64, generator=torch.Generator().manual_seed(1))
     apart = (rounding.of(x) - x).abs()
@@ -76,8 +76,8 @@ def test_the_page_says_what_rounding_did(tmp_path: Path, monkeypatch: pytest.Mon
         num_key_value_heads=2, head_dim=32,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    roundings = {name: kv_rounding.ROUNDINGS[name] for name in ("8 bits", "4 bits", "4 bits, rotated")}
-    monkeypatch.setattr(kv_rounding, "ROUNDINGS", roundings)
+    roundings = {name: kv_rounding.CLAIMS[name] for name in ("8 bits", "4 bits", "4 bits, rotated")}
+    monkeypatch.setattr(kv_rounding, "CLAIMS", roundings)
     figures = kv_rounding.rounded(tmp_path, range(2, 90), 1)
     assert 0 < figures["8 bits"]["kl"] < figures["4 bits"]["kl"] and figures["4 bits"]["bits"] == 5
     assert f"| 4 bits, rotated | 5.0 | {figures['4 bits, rotated']['kl']:.2e} |" in claims_page.rounding(figures)

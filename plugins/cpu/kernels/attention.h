@@ -68,9 +68,9 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     blocks->v_ahead[b] = (next_v - v) / static_cast<int64_t>(sizeof(Stored));
     if constexpr (!Products::kAsStored) {
       if (Products::kTiles || !Products::reads_keys(c))
-        prefetch_piece(next_k, kv_piece_bytes(c.format, c.key_size));
+        prefetch_piece(next_k, kv_piece_bytes(c.format, Side::keys, c.key_size));
       if (Products::kTiles || !Products::reads_values(c))
-        prefetch_piece(next_v, kv_piece_bytes(c.format, c.value_size));
+        prefetch_piece(next_v, kv_piece_bytes(c.format, Side::values, c.value_size));
       if (!Products::reads_keys(c)) {
         Stored* to = s.k + b * Products::key_elements(c.key_size);
         Products::unpack_keys(c, k, to);
@@ -85,9 +85,10 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       }
     }
     if (!has_scales(c.format)) continue;
-    const float* key_scales = reinterpret_cast<const float*>(k + kBlock * c.key_size);
-    for (int64_t i = 0; i < kBlock; ++i) s.key_scales[b * kBlock + i] = key_scales[i] * scale;
-    __builtin_memcpy(s.value_scales + b * kBlock, v + kBlock * c.value_size, kBlock * sizeof(float));
+    float* key_scales = s.key_scales + b * kBlock;
+    load_scales(c.format, Side::keys, k, c.key_size, key_scales);
+    for (int64_t i = 0; i < kBlock; ++i) key_scales[i] *= scale;
+    load_scales(c.format, Side::values, v, c.value_size, s.value_scales + b * kBlock);
   }
 }
 
@@ -328,7 +329,14 @@ void gather_queries(const PagedAttentionArgs& a, const AttentionTask& t,
   typename Products::Element* q = s.q;
   for (int64_t token = 0; token < t.tokens; ++token) {
     for (int64_t h = 0; h < t.heads; ++h) {
-      Products::query(a.cache, a.q.data + (t.token + token) * a.q.stride0 + (t.head + h) * a.q.stride1, q);
+      const float* x = a.q.data + (t.token + token) * a.q.stride0 + (t.head + h) * a.q.stride1;
+      if (has_few_bits(a.cache.format)) {
+        alignas(64) float turned[kLongestHead];
+        turn_query(x, a.cache.key_size, turned);
+        Products::query(a.cache, turned, q);
+      } else {
+        Products::query(a.cache, x, q);
+      }
       q += Products::query_size(a.cache.key_size);
     }
   }

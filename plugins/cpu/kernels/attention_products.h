@@ -1,7 +1,7 @@
 // The two products of attention, q.k and p.v, for R rows and the keys of a step.
 //
 // FloatProducts: of floats. PairProducts: of bf16, two neighbours along the sum in one instruction, where
-// there is VDPBF16. Caches of bf16, i8 and fp8 are bf16 numbers (times a scale of each key, which goes to the
+// there is VDPBF16. Caches of bf16, i8, fp8 and few bits are bf16 numbers (times a scale of each key, which goes to the
 // score and to the weight), so that their products are those of bf16 on every instruction set: q and p are
 // rounded to bf16, and FloatProducts takes the pairs one after the other, or StoredProducts where few rows
 // share them.
@@ -115,6 +115,11 @@ struct FloatProducts {
   }
   static void unpack_keys(const KvCache& c, const char* piece, float* to) {
     const int64_t pairs = c.key_size / 2;
+    if (has_few_bits(c.format)) {
+      alignas(64) int8_t codes[kBlock * kLongestHead];
+      expand(c.format, Side::keys, piece, c.key_size, codes);
+      return unpack_pairs<int16_t>(reinterpret_cast<const char*>(codes), pairs, kBlock, to);
+    }
     unpack(c.format, piece, pairs, kBlock, to);
     if (c.key_size % 2 == 0) return;
     with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
@@ -123,6 +128,11 @@ struct FloatProducts {
     });
   }
   static void unpack_values(const KvCache& c, const char* piece, float* to) {
+    if (has_few_bits(c.format)) {
+      alignas(64) int8_t codes[kBlock * kLongestHead];
+      expand(c.format, Side::values, piece, c.value_size, codes);
+      return unpack_pairs<int16_t>(reinterpret_cast<const char*>(codes), kBlock / 2, c.value_size, to);
+    }
     unpack(c.format, piece, kBlock / 2, c.value_size, to);
   }
 
@@ -321,8 +331,14 @@ struct PairProducts {
     for (int64_t i = 0; i < count; i += 32)
       store_pairs(to + i, load_bytes(from + i), load_bytes(from + i + 16));
   }
+  static void unpack_few_bits(const KvCache& c, Side side, const char* piece, int64_t size, uint16_t* to) {
+    alignas(64) int8_t codes[kBlock * kLongestHead];
+    expand(c.format, side, piece, size, codes);
+    unpack_bytes(reinterpret_cast<const char*>(codes), kBlock * size, to);
+  }
   static void unpack_keys(const KvCache& c, const char* piece, uint16_t* to) {
     const int64_t paired = c.key_size / 2 * 2 * kBlock;
+    if (has_few_bits(c.format)) return unpack_few_bits(c, Side::keys, piece, c.key_size, to);
     if (c.format == KvFormat::i8 && c.key_size % 2 == 0) return unpack_bytes(piece, paired, to);
     with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
       for (int64_t i = 0; i < paired; ++i)
@@ -335,6 +351,7 @@ struct PairProducts {
     });
   }
   static void unpack_values(const KvCache& c, const char* piece, uint16_t* to) {
+    if (has_few_bits(c.format)) return unpack_few_bits(c, Side::values, piece, c.value_size, to);
     if (c.format == KvFormat::i8) return unpack_bytes(piece, kBlock * c.value_size, to);
     with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
       for (int64_t i = 0; i < kBlock * c.value_size; ++i)

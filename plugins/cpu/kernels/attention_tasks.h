@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_softmax.h"
+#include "few_bits.h"
 #include "kernels.h"
 
 namespace ew {
@@ -147,7 +148,11 @@ inline void finish(const PagedAttentionArgs& a, const AttentionTask& t, const Su
         l = l * scale + lanes[1];
       }
       scale /= l;
-      const float* o = total.o + r * width;
+      float* o = total.o + r * width;
+      if (has_few_bits(a.cache.format)) {  // values are rotated
+        turn(o, width);
+        scale *= other_share(width);
+      }
       float* out = a.out.data + (t.token + token) * a.out.stride0 + (t.head + h) * a.out.stride1;
       for (int64_t i = 0; i < width; i += 16)
         store_some(out + i, load_some(o + i, width - i) * splat(scale), width - i);

@@ -17,11 +17,12 @@
 //
 //   scale = max |x| / largest_code     element = x * (largest_code / max |x|), to the nearest, ties to even
 //
-// with 0 and NaN as in quantize_activation. Where a layer's rows choose blocks (attention_choice.h), the
+// with 0 and NaN as in quantize_activation. few_bits.h has the other formats. Where a layer's rows choose blocks (attention_choice.h), the
 // summary of a block comes behind its keys: [2][D] bf16, D rounded up to 16, the center of each channel and
 // its spread.
 #pragma once
 
+#include "few_bits.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "quantize.h"
@@ -56,7 +57,7 @@ EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
 // The least of each channel of a block's keys, and behind them the greatest.
 EW_INLINE uint16_t* summary_of(const KvCache& c, int64_t block, int64_t head) {
   char* at = c.apart != nullptr ? c.apart + c.at(block, head) * c.summary_bytes()
-                                : key_piece(c, block, head) + kv_piece_bytes(c.format, c.key_size);
+                                : key_piece(c, block, head) + kv_piece_bytes(c.format, Side::keys, c.key_size);
   return reinterpret_cast<uint16_t*>(at);
 }
 
@@ -107,16 +108,8 @@ EW_INLINE void encode(KvFormat format, const float* x, int64_t size, float* scal
     }
     return;
   }
-  F16 largest = zero(), special = zero();
-  for (int64_t i = 0; i < size; i += 16) {
-    const F16 v = load_some(x + i, size - i);
-    largest = max(abs(v), largest);
-    special = fma(v, zero(), special);  // NaN once v is NaN or infinite, which max may pass over
-  }
-  const float limit = largest_code(format);
-  const float most = max_lanes(largest), nan = sum_lanes(special), factor = limit / most;
-  const bool none = nan != nan || !(factor < __builtin_inff());
-  *scale = nan != nan ? __builtin_nanf("") : none ? 0.0f : most / limit;
+  const auto [of_row, factor, none] = scale_of_row(x, size, largest_code(format));
+  *scale = of_row;
   uint8_t elements[kPiece] = {};
   for (int64_t first = 0; first < size; first += kPiece) {
     const int64_t count = size - first < kPiece ? size - first : kPiece;
@@ -140,6 +133,7 @@ EW_INLINE void write_key(const KvCache& c, int64_t block, int64_t slot, int64_t 
     for (int64_t d = 0; d < c.key_size; ++d) to[d * kBlock] = x[d];
     return;
   }
+  if (has_few_bits(c.format)) return write_few_bits(c.format, Side::keys, piece, c.key_size, slot, x);
   float* scales = reinterpret_cast<float*>(piece + kBlock * c.key_size);
   encode(c.format, x, c.key_size, scales + slot, [&]<class T>(const T* from, int64_t first, int64_t count) {
     scatter_key(reinterpret_cast<T*>(piece), c.key_size, slot, from, first, count);
@@ -152,10 +146,21 @@ EW_INLINE void write_value(const KvCache& c, int64_t block, int64_t slot, int64_
     __builtin_memcpy(to, x, static_cast<size_t>(c.value_size) * sizeof(float));
     return;
   }
+  if (has_few_bits(c.format)) return write_few_bits(c.format, Side::values, piece, c.value_size, slot, x);
   float* scales = reinterpret_cast<float*>(piece + kBlock * c.value_size);
   encode(c.format, x, c.value_size, scales + slot, [&]<class T>(const T* from, int64_t first, int64_t count) {
     scatter_value(reinterpret_cast<T*>(piece), c.value_size, slot, from, first, count);
   });
+}
+
+// The scales of a piece's 32 slots. Of formats that have them.
+EW_INLINE void load_scales(KvFormat format, Side side, const char* piece, int64_t size, float* to) {
+  const char* at = piece + element_bytes(format, side, size);
+  if (!has_few_bits(format)) return (void)__builtin_memcpy(to, at, kBlock * sizeof(float));
+  uint16_t halves[kBlock];
+  __builtin_memcpy(halves, at, sizeof halves);
+  store(to, load_half(halves));
+  store(to + 16, load_half(halves + 16));
 }
 
 // Two tokens never have the same slot.

@@ -12,7 +12,7 @@ constexpr int64_t kPanel = 32;   // columns of a weight panel (layout panel32)
 constexpr int64_t kBlock = 32;   // slots of a KV block, keys of an attention tile
 constexpr int64_t kSplit = 512;  // keys of an attention split
 constexpr int64_t kMaxRank = 4;
-constexpr int64_t kLongestHead = 1024;  // key head size that rope_kv_write takes
+constexpr int64_t kLongestHead = 1024;  // key head size that rope_kv_write takes, and a cache of few bits
 
 // A grow-only, 64-byte aligned piece of scratch memory. One owner, one kernel call at a time.
 class EW_EXPORTED Workspace {
@@ -45,8 +45,10 @@ struct View {
 };
 
 // How keys and values are kept: floats, bf16, or codes (int8, or e4m3fn) times an f32 scale of each token and
-// kv head. kv_format.h writes and reads them.
-enum class KvFormat { f32, bf16, i8, fp8 };
+// kv head; or rotated, as integers of few bits times an f16 scale. kv_format.h and few_bits.h write and read
+// them.
+enum class KvFormat { f32, bf16, i8, fp8, k8v4, k6v4, k5v4 };
+enum class Side { keys, values };
 
 // How a weight [N, K] lies in memory; docs/inside/stored-weights.md draws them. Rows past N are zero, and so
 // are k past K.
@@ -115,23 +117,37 @@ constexpr int operands_of(ElementwiseFn fn) {
 struct KvFormatEntry {
   const char* name;  // in lowered programs
   KvFormat value;
-  int64_t bytes;       // of an element
-  float largest_code;  // what the largest magnitude of a token's head becomes; 0: there are no scales
+  int key_bits, value_bits;  // of an element
+  int scale_bytes;           // of a token's head; 2: elements are rotated (few_bits.h)
+  float largest_code;        // what the largest magnitude of a token's head becomes in a code of a byte
 };
 // In the order of KvFormat.
 constexpr KvFormatEntry kKvFormats[] = {
-    {"f32", KvFormat::f32, 4, 0},
-    {"bf16", KvFormat::bf16, 2, 0},
-    {"i8", KvFormat::i8, 1, 127},
-    {"fp8", KvFormat::fp8, 1, 448},
+    {"f32", KvFormat::f32, 32, 32, 0, 0}, {"bf16", KvFormat::bf16, 16, 16, 0, 0},
+    {"i8", KvFormat::i8, 8, 8, 4, 127},   {"fp8", KvFormat::fp8, 8, 8, 4, 448},
+    {"k8v4", KvFormat::k8v4, 8, 4, 2, 0}, {"k6v4", KvFormat::k6v4, 6, 4, 2, 0},
+    {"k5v4", KvFormat::k5v4, 5, 4, 2, 0},
 };
-constexpr int64_t element_bytes(KvFormat format) { return kKvFormats[static_cast<int>(format)].bytes; }
-constexpr float largest_code(KvFormat format) { return kKvFormats[static_cast<int>(format)].largest_code; }
-constexpr bool has_scales(KvFormat format) { return largest_code(format) != 0; }
+constexpr const KvFormatEntry& entry_of(KvFormat format) { return kKvFormats[static_cast<int>(format)]; }
+constexpr float largest_code(KvFormat format) { return entry_of(format).largest_code; }
+constexpr bool has_scales(KvFormat format) { return entry_of(format).scale_bytes != 0; }
+constexpr bool has_few_bits(KvFormat format) { return entry_of(format).scale_bytes == 2; }
+constexpr int bits_of(KvFormat format, Side side) {
+  return side == Side::keys ? entry_of(format).key_bits : entry_of(format).value_bits;
+}
 
-// Of the 32 keys, or values, of one block and kv head, `size` elements each.
-constexpr int64_t kv_piece_bytes(KvFormat format, int64_t size) {
-  return kBlock * (size * element_bytes(format) + (has_scales(format) ? 4 : 0));
+// Of the 32 keys, or values, of one block and kv head, `size` elements each: without scales, and with them.
+constexpr int64_t element_bytes(KvFormat format, Side side, int64_t size) {
+  return kBlock / 8 * size * bits_of(format, side);
+}
+constexpr int64_t kv_piece_bytes(KvFormat format, Side side, int64_t size) {
+  return element_bytes(format, side, size) + kBlock * entry_of(format).scale_bytes;
+}
+// Whether elements of few bits fill their bytes for heads of `size`, without sharing one with another token.
+constexpr bool takes_head(KvFormat format, Side side, int64_t size) {
+  if (!has_few_bits(format)) return true;
+  const int high = bits_of(format, side) - 4, shared = high == 0 ? 2 : high == 4 ? 1 : 8 / high;
+  return 0 < size && size <= kLongestHead && size % (side == Side::keys ? 2 * shared : shared) == 0;
 }
 // Channels of a summary: 0 past those of the key.
 constexpr int64_t summary_channels(int64_t key_size) { return (key_size + 15) / 16 * 16; }
@@ -162,10 +178,10 @@ struct KvShape {
   EW_ALWAYS constexpr int64_t summary_bytes() const { return 4 * summary_channels(key_size); }
   EW_ALWAYS constexpr int64_t key_bytes() const {
     if (state_size > 0) return 4 * state_size;
-    return kv_piece_bytes(format, key_size) + (summaries ? summary_bytes() : 0);
+    return kv_piece_bytes(format, Side::keys, key_size) + (summaries ? summary_bytes() : 0);
   }
   EW_ALWAYS constexpr int64_t value_bytes() const {
-    return state_size > 0 ? 0 : kv_piece_bytes(format, value_size);
+    return state_size > 0 ? 0 : kv_piece_bytes(format, Side::values, value_size);
   }
 };
 

@@ -126,14 +126,14 @@ class Scene {
   template <class F>
   std::vector<float> run_heads(int64_t low, int64_t high, const F& fn) {
     const int64_t group = o_.heads / o_.kv_heads, first = low / group, past = (high - 1) / group + 1;
-    const auto some = [&](const std::vector<char>& all, int64_t size) {
-      const int64_t piece = kv_piece_bytes(o_.format, size), row = o_.kv_heads * piece;
+    const auto some = [&](const std::vector<char>& all, Side side, int64_t size) {
+      const int64_t piece = kv_piece_bytes(o_.format, side, size), row = o_.kv_heads * piece;
       std::vector<char> kept;
       for (int64_t at = 0; at < static_cast<int64_t>(all.size()); at += row)
         kept.insert(kept.end(), all.begin() + at + first * piece, all.begin() + at + past * piece);
       return kept;
     };
-    std::vector<char> k = some(k_, o_.key_size), v = some(v_, o_.value_size);
+    std::vector<char> k = some(k_, Side::keys, o_.key_size), v = some(v_, Side::values, o_.value_size);
     std::vector<float> out = filled(q_start_.back() * (high - low) * o_.value_size, kNaN);
     PagedAttentionArgs a = args();
     a.query_heads = high - low, a.group = group, a.first_head = low % group;
@@ -159,8 +159,9 @@ class Scene {
   }
   // Makes keys and values of a block and head NaN; a summary stays.
   void spoil(int64_t b, int64_t i, int64_t head) {
-    const int64_t piece = block(b, i) * o_.kv_heads + head, keys = kv_piece_bytes(o_.format, o_.key_size);
-    const int64_t values = kv_piece_bytes(o_.format, o_.value_size);
+    const int64_t piece = block(b, i) * o_.kv_heads + head;
+    const int64_t keys = kv_piece_bytes(o_.format, Side::keys, o_.key_size);
+    const int64_t values = kv_piece_bytes(o_.format, Side::values, o_.value_size);
     std::fill_n(k_.begin() + piece * cache_.key_bytes(), keys, kNotWritten);
     std::fill_n(v_.begin() + piece * values, values, kNotWritten);
   }
@@ -191,8 +192,8 @@ class Scene {
     std::vector<std::thread> threads;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       threads.emplace_back([&, rank] {
-        std::vector<char> k = own_blocks(k_, o_.key_size, ranks, rank);
-        std::vector<char> v = own_blocks(v_, o_.value_size, ranks, rank);
+        std::vector<char> k = own_blocks(k_, cache_.key_bytes(), ranks, rank);
+        std::vector<char> v = own_blocks(v_, cache_.value_bytes(), ranks, rank);
         Workspace workspace;
         RingAttentionArgs a;
         a.attention = args();
@@ -234,9 +235,9 @@ class Scene {
     return dealt;
   }
 
-  std::vector<char> own_blocks(const std::vector<char>& all, int64_t size, int64_t ranks,
+  std::vector<char> own_blocks(const std::vector<char>& all, int64_t piece, int64_t ranks,
                                int64_t rank) const {
-    const int64_t bytes = o_.kv_heads * kv_piece_bytes(o_.format, size);
+    const int64_t bytes = o_.kv_heads * piece;
     std::vector<char> own(all.size(), kNotWritten);
     for (int64_t at = rank * bytes; at < static_cast<int64_t>(all.size()); at += ranks * bytes)
       std::copy_n(all.begin() + at, bytes, own.begin() + at);
@@ -267,6 +268,10 @@ class Scene {
   KvCache cache_;
   Workspace workspace_;
 };
+
+inline bool takes_heads(const Options& o, KvFormat format) {
+  return takes_head(format, Side::keys, o.key_size) && takes_head(format, Side::values, o.value_size);
+}
 
 inline const std::vector<Options>& all_options() {
   static const std::vector<Options> options = {
@@ -304,12 +309,27 @@ inline const std::vector<Options>& all_options() {
        .sinks = true},
       {.heads = 1, .kv_heads = 1, .key_size = 1, .value_size = 1},
   };
-  // Each with floats and with one other format.
+  // Each with floats and with one other format that takes its heads.
   static const std::vector<Options> of_all_formats = [] {
     std::vector<Options> all = options;
     for (size_t i = 0; i < options.size(); ++i) {
       all.push_back(options[i]);
-      all.back().format = kKvFormats[1 + i % (std::size(kKvFormats) - 1)].value;
+      size_t other = 1 + i % (std::size(kKvFormats) - 1);
+      if (!takes_heads(options[i], kKvFormats[other].value)) other = 1 + i % 3;
+      all.back().format = kKvFormats[other].value;
+    }
+    for (const KvFormatEntry& entry : kKvFormats) {
+      if (!has_few_bits(entry.value)) continue;
+      all.push_back({.heads = 9, .kv_heads = 3, .format = entry.value});
+      all.push_back({.heads = 4,
+                     .kv_heads = 1,
+                     .key_size = 192,
+                     .value_size = 128,
+                     .window = 130,
+                     .softcap = 20,
+                     .sinks = true,
+                     .format = entry.value});
+      all.push_back({.heads = 3, .kv_heads = 1, .key_size = 256, .value_size = 24, .format = entry.value});
     }
     return all;
   }();
@@ -321,6 +341,7 @@ inline std::vector<Options> choosing_options() {
   std::vector<Options> all;
   for (const KvFormatEntry& format : kKvFormats) {
     const KvFormat value = format.value;
+    if (has_few_bits(value)) continue;
     all.push_back({.heads = 9, .kv_heads = 3, .format = value, .choice = {1, 1, 3, 0}});
     all.push_back({.heads = 4,
                    .kv_heads = 1,

@@ -34,6 +34,7 @@ void summarize(const KvCache& c, int64_t block, int64_t head);  // exact
 std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t, int64_t kv_head);
 // Element i of a slot of the cache, its scale included.
 double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, int64_t i);
+std::vector<double> cached_row(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot);
 
 // One element of an elementwise function, and of an activation, in double.
 double apply(ElementwiseFn fn, double x, double y, double z);

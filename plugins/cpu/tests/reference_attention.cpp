@@ -46,9 +46,94 @@ int64_t place(const KvCache& c, bool key, int64_t slot, int64_t i) {
   return i == size - 1 && size % 2 == 1 ? i * kBlock + slot : i / 2 * 2 * kBlock + slot * 2 + i % 2;
 }
 
+// The largest power of two that divides `size`, and its logarithm.
+int log2_of_run(int64_t size) {
+  int log = 0;
+  while (size % (int64_t{2} << log) == 0) ++log;
+  return log;
+}
+
+// x[begin ..] times the Hadamard matrix of `count` rows, by halves.
+template <class Number>
+void turn_run(std::vector<Number>& x, size_t begin, size_t count) {
+  if (count == 1) return;
+  for (size_t i = begin; i < begin + count / 2; ++i) {
+    const Number a = x[i], b = x[i + count / 2];
+    x[i] = a + b;
+    x[i + count / 2] = a - b;
+  }
+  turn_run(x, begin, count / 2);
+  turn_run(x, begin + count / 2, count / 2);
+}
+template <class Number>
+std::vector<Number> turned(std::vector<Number> x) {
+  const size_t run = size_t{1} << log2_of_run(static_cast<int64_t>(x.size()));
+  for (size_t begin = 0; begin < x.size(); begin += run) turn_run(x, begin, run);
+  return x;
+}
+
+constexpr float kNormalValues[16] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
+
+Side side_of(bool key) { return key ? Side::keys : Side::values; }
+
+// The bits of a code of few bits: bit `bit` of element i of a slot, as a byte of the piece and a bit of it.
+std::pair<int64_t, int> place_of_bit(const KvCache& c, bool key, int64_t slot, int64_t i, int bit) {
+  const int64_t size = key ? c.key_size : c.value_size, rows = key ? 1 : kBlock / 2, codes = kBlock * size / rows;
+  const int64_t row = key ? 0 : slot / 2;
+  const int64_t at = key ? i / 2 * 2 * kBlock + slot * 2 + i % 2 : 2 * i + slot % 2;
+  if (bit < 4 && bits_of(c.format, side_of(key)) < 8) return {row * codes / 2 + at % (codes / 2), static_cast<int>(at / (codes / 2)) * 4 + bit};
+  const int high = bits_of(c.format, side_of(key)) - 4;
+  if (high == 4) return {row * codes + at, bit};
+  const int64_t part = codes * high / 8;
+  return {kBlock * size / 2 + row * part + at % part, static_cast<int>(at / part) * high + bit - 4};
+}
+
+uint16_t to_half(float x) {
+  const _Float16 half = static_cast<_Float16>(x);
+  uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+
+void write_few_bits(const KvCache& c, bool key, char* piece, int64_t slot, const float* x) {
+  const int64_t size = key ? c.key_size : c.value_size;
+  const int bits = bits_of(c.format, side_of(key));
+  const float limit = bits == 8 || bits == 4 ? 127 : static_cast<float>((1 << bits) - 1);
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::vector<float> y(x, x + size);
+  for (float& v : y) v *= std::ldexp(1.0f, -(log2_of_run(size) / 2));
+  y = turned(y);
+  float most = 0, scale = 0;
+  for (const float v : y) most = std::isfinite(v) ? std::max(most, std::fabs(v)) : infinity;
+  const bool finite = std::isfinite(most), some = finite && std::isfinite(limit / most);
+  if (some) scale = most / limit;
+  if (!finite) scale = std::numeric_limits<float>::quiet_NaN();
+  for (int64_t i = 0; i < size; ++i) {
+    const float unit = some ? y[static_cast<size_t>(i)] * (limit / most) : 0.0f;
+    int code = 0;
+    if (bits == 8) {
+      code = static_cast<int>(std::nearbyint(unit));
+    } else if (bits > 4) {
+      code = static_cast<int>(std::nearbyint(unit * 0.5f - 0.5f)) + (1 << (bits - 1));
+    } else {  // the nearest, of two as near the lower one
+      for (int other = 1; other < 16; ++other) {
+        if (std::fabs(kNormalValues[other] - unit) < std::fabs(kNormalValues[code] - unit)) code = other;
+      }
+    }
+    for (int bit = 0; bit < bits; ++bit) {
+      const auto [byte, of_byte] = place_of_bit(c, key, slot, i, bit);
+      piece[byte] = static_cast<char>((piece[byte] & ~(1 << of_byte)) | (code >> bit & 1) << of_byte);
+    }
+  }
+  const uint16_t half = to_half(scale);
+  std::memcpy(piece + kBlock * size * bits / 8 + slot * 2, &half, 2);
+}
+
 void write_piece(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, const float* x) {
   const int64_t size = key ? c.key_size : c.value_size;
   char* piece = piece_of(c, key, block, head);
+  if (has_few_bits(c.format)) return write_few_bits(c, key, piece, slot, x);
+  const int64_t bytes = bits_of(c.format, side_of(key)) / 8;
   float most = 0, scale = 0, factor = 0;
   if (has_scales(c.format)) {
     for (int64_t i = 0; i < size; ++i)
@@ -64,7 +149,7 @@ void write_piece(const KvCache& c, bool key, int64_t block, int64_t head, int64_
   }
   for (int64_t i = 0; i < size; ++i) {
     const float scaled = factor == 0 ? 0.0f : x[i] * factor;
-    char* to = piece + place(c, key, slot, i) * element_bytes(c.format);
+    char* to = piece + place(c, key, slot, i) * bytes;
     const uint16_t half = to_bf16(x[i]);
     if (c.format == KvFormat::f32) std::memcpy(to, x + i, 4);
     if (c.format == KvFormat::bf16) std::memcpy(to, &half, 2);
@@ -75,9 +160,36 @@ void write_piece(const KvCache& c, bool key, int64_t block, int64_t head, int64_
 
 }  // namespace
 
-double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, int64_t i) {
+std::vector<double> cached_row(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot) {
+  const int64_t size = key ? c.key_size : c.value_size;
+  std::vector<double> values;
+  if (!has_few_bits(c.format)) {
+    for (int64_t i = 0; i < size; ++i) values.push_back(cached(c, key, block, head, slot, i));
+    return values;
+  }
   const char* piece = piece_of(c, key, block, head);
-  const char* at = piece + place(c, key, slot, i) * element_bytes(c.format);
+  const int bits = bits_of(c.format, side_of(key)), log = log2_of_run(size);
+  for (int64_t i = 0; i < size; ++i) {
+    int code = 0;
+    for (int bit = 0; bit < bits; ++bit) {
+      const auto [byte, of_byte] = place_of_bit(c, key, slot, i, bit);
+      code |= (piece[byte] >> of_byte & 1) << bit;
+    }
+    values.push_back(bits == 8   ? (code > 127 ? code - 256 : code)
+                     : bits == 4 ? kNormalValues[code]
+                                 : 2 * code - (1 << bits) + 1);
+  }
+  values = turned(values);
+  _Float16 scale;
+  std::memcpy(&scale, piece + kBlock * size * bits / 8 + slot * 2, 2);
+  for (double& v : values) v *= std::ldexp(static_cast<double>(scale), log / 2 - log);
+  return values;
+}
+
+double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, int64_t i) {
+  if (has_few_bits(c.format)) return cached_row(c, key, block, head, slot)[static_cast<size_t>(i)];
+  const char* piece = piece_of(c, key, block, head);
+  const char* at = piece + place(c, key, slot, i) * bits_of(c.format, side_of(key)) / 8;
   float value, scale = 1;
   uint16_t half;
   switch (c.format) {
@@ -109,7 +221,7 @@ void kv_write(const KvWriteArgs& a) {
 
 void summarize(const KvCache& c, int64_t block, int64_t head) {
   const int64_t channels = summary_channels(c.key_size);
-  char* at = piece_of(c, true, block, head) + kv_piece_bytes(c.format, c.key_size);
+  char* at = piece_of(c, true, block, head) + kv_piece_bytes(c.format, Side::keys, c.key_size);
   for (int64_t d = 0; d < channels; ++d) {
     float least = 0, greatest = 0, sum = 0;
     for (int64_t slot = 0; d < c.key_size && slot < kBlock; ++slot) {
@@ -137,7 +249,7 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
     const int64_t block = a.block_table[b * a.block_table_stride + i];
     summarize(a.cache, block, kv_head);  // what the step fills has none yet
     const char* at =
-        piece_of(a.cache, true, block, kv_head) + kv_piece_bytes(a.cache.format, a.cache.key_size);
+        piece_of(a.cache, true, block, kv_head) + kv_piece_bytes(a.cache.format, Side::keys, a.cache.key_size);
     for (int64_t h = 0; h < group;
          ++h) {  // in the order of numerics.md: blocks may be as good but for rounding
       float lanes[16] = {};
@@ -168,6 +280,25 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
   return seen;
 }
 
+// A query as a cache's product takes it: rounded to bf16, where keys are rotated in their basis.
+std::vector<double> rounded_query(const KvCache& c, const float* x) {
+  std::vector<float> q(x, x + c.key_size);
+  const int log = log2_of_run(c.key_size);
+  if (has_few_bits(c.format)) {
+    for (float& v : q) v *= std::ldexp(1.0f, log / 2 - log);
+    q = turned(q);
+  }
+  if (c.format != KvFormat::f32) {
+    for (float& v : q) v = bf16_value(to_bf16(v));
+  }
+  std::vector<double> wide(q.begin(), q.end());
+  if (has_few_bits(c.format)) {
+    wide = turned(wide);
+    for (double& v : wide) v *= std::ldexp(1.0, -(log / 2));
+  }
+  return wide;
+}
+
 // In double, the plain formula; q rounded as the cache asks.
 void paged_attention(const PagedAttentionArgs& a) {
   const KvCache& cache = a.cache;
@@ -185,14 +316,12 @@ void paged_attention(const PagedAttentionArgs& a) {
         const std::vector<bool> seen = chooses ? seen_blocks(a, b, t, kv_head) : std::vector<bool>();
         const auto sees = [&](int64_t key) { return !chooses || seen[static_cast<size_t>(key / kBlock)]; };
         std::vector<double> scores;
+        const std::vector<double> q = rounded_query(cache, row(a.q, t, h));
         double best = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
         for (int64_t key = from; key <= position; ++key) {
           double s = 0;
-          for (int64_t d = 0; d < cache.key_size; ++d) {
-            const float q = row(a.q, t, h)[d];
-            s += static_cast<double>(cache.format == KvFormat::f32 ? q : bf16_value(to_bf16(q))) *
-                 cached(cache, true, block_of(key), kv_head, key % kBlock, d);
-          }
+          const std::vector<double> k = cached_row(cache, true, block_of(key), kv_head, key % kBlock);
+          for (size_t d = 0; d < k.size(); ++d) s += q[d] * k[d];
           s *= a.scale;
           if (a.softcap > 0) s = a.softcap * std::tanh(s / a.softcap);
           if (a.slopes != nullptr)
@@ -206,9 +335,8 @@ void paged_attention(const PagedAttentionArgs& a) {
           if (!sees(key)) continue;
           const double p = std::exp(scores[static_cast<size_t>(key - from)] - best);
           total += p;
-          for (size_t d = 0; d < out.size(); ++d) {
-            out[d] += p * cached(cache, false, block_of(key), kv_head, key % kBlock, static_cast<int64_t>(d));
-          }
+          const std::vector<double> v = cached_row(cache, false, block_of(key), kv_head, key % kBlock);
+          for (size_t d = 0; d < out.size(); ++d) out[d] += p * v[d];
         }
         for (size_t d = 0; d < out.size(); ++d) row(a.out, t, h)[d] = static_cast<float>(out[d] / total);
       }

@@ -14,7 +14,7 @@ void kv_write_is_exact() {
   const int64_t tokens = 50, heads = 3, blocks = 4;
   std::vector<int32_t> slots(static_cast<size_t>(tokens));
   for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int32_t>(i * 37 % (blocks * kBlock));
-  for (const auto& [key, value] : {std::array<int64_t, 2>{20, 12}, {1, 3}, {33, 64}, {128, 80}, {200, 17}}) {
+  for (const auto& [key, value] : {std::array<int64_t, 2>{20, 12}, {1, 3}, {33, 64}, {128, 80}, {200, 17}, {256, 24}}) {
     const int64_t k_row = heads * (key + 1) + 5, v_row = heads * (value + 1) + 1;
     auto k = random_floats(tokens * k_row, 1), v = random_floats(tokens * v_row, 2);
     for (int64_t i = 0; i < k_row; ++i) k[static_cast<size_t>(3 * k_row + i)] = 0;
@@ -26,8 +26,10 @@ void kv_write_is_exact() {
     v[static_cast<size_t>(8 * v_row)] = -kInf;
     for (const KvFormatEntry& entry : kKvFormats) {
       const KvFormat format = entry.value;
-      const size_t key_bytes = static_cast<size_t>(blocks * heads * kv_piece_bytes(format, key));
-      const size_t value_bytes = static_cast<size_t>(blocks * heads * kv_piece_bytes(format, value));
+      if (!takes_head(format, Side::keys, key) || !takes_head(format, Side::values, value)) continue;
+      const KvShape shape{heads, key, value, format};
+      const size_t key_bytes = static_cast<size_t>(shape.pieces(blocks) * shape.key_bytes());
+      const size_t value_bytes = static_cast<size_t>(shape.pieces(blocks) * shape.value_bytes());
       const auto written = [&](const auto& write) {
         std::vector<char> keys(key_bytes, 7), values(value_bytes, 7);
         write(KvWriteArgs{tokens,
@@ -48,7 +50,11 @@ void kv_write_is_exact() {
       std::vector<float> all_k(static_cast<size_t>(blocks * heads * key * kBlock));
       std::vector<float> all_v(static_cast<size_t>(blocks * heads * value * kBlock));
       read_cache(cache, blocks, all_k.data(), all_v.data());
-      const double step = format == KvFormat::f32    ? 0
+      // A rotation keeps the sum of squares: each of n rotated numbers is off by half a step of the largest,
+      // which is at most sqrt(n) most, so that a number is off by sqrt(n) times that if all errors add up.
+      const double run = static_cast<double>(key & -key);
+      const double step = has_few_bits(format)       ? run / ((1 << bits_of(format, Side::keys)) - 1)
+                          : format == KvFormat::f32    ? 0
                           : format == KvFormat::i8   ? 0.5 / 127
                           : format == KvFormat::bf16 ? 1.0 / 256
                                                      : 1.0 / 16;

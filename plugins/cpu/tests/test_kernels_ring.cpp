@@ -71,7 +71,7 @@ void has_the_bits_of_paged_attention() {
 
 // More than fits into one round.
 void several_rounds_have_the_same_bits() {
-  for (const KvFormat format : {KvFormat::f32, KvFormat::i8}) {
+  for (const KvFormat format : {KvFormat::f32, KvFormat::i8, KvFormat::k6v4}) {
     const Options o = {.heads = 9, .kv_heads = 3, .format = format, .owners = 3};
     Scene scene(o, {3000, 2000}, {700, 1});
     if (kOneIn > 1 && format != KvFormat::i8) continue;
@@ -112,20 +112,22 @@ void writes_own_blocks() {
   const auto q = random_floats(tokens * 4 * size, 3), table = random_floats(tokens * size, 4);
   std::vector<int32_t> slots;
   for (int32_t t = 0; t < tokens; ++t) slots.push_back((t * 7 % 13) * 32 + t % 32);
-  for (const KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::i8, KvFormat::fp8}) {
-    const int64_t bytes = heads * kv_piece_bytes(format, size);
+  for (const KvFormatEntry& entry : kKvFormats) {
+    const KvFormat format = entry.value;
+    if (!takes_head(format, Side::keys, size)) continue;
+    const KvShape shape{heads, size, size, format};
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       for (const bool rotates : {false, true}) {
         const auto write = [&](int64_t of, int64_t rank, std::vector<char>* ks, std::vector<char>* vs) {
-          ks->assign(static_cast<size_t>(blocks * bytes), kNotWritten);
-          vs->assign(static_cast<size_t>(blocks * bytes), kNotWritten);
+          ks->assign(static_cast<size_t>(shape.pieces(blocks) * shape.key_bytes()), kNotWritten);
+          vs->assign(static_cast<size_t>(shape.pieces(blocks) * shape.value_bytes()), kNotWritten);
           std::vector<float> out = filled(tokens * 4 * size, kNaN);
           RopeKvWriteArgs a;
           a.write = {tokens,
                      {k.data(), heads * size, size},
                      {v.data(), heads * size, size},
                      slots.data(),
-                     {{heads, size, size, format}, ks->data(), vs->data()},
+                     {shape, ks->data(), vs->data()},
                      of,
                      rank};
           a.key = {.tokens = tokens,
@@ -154,6 +156,7 @@ void writes_own_blocks() {
           CHECK(!rotates || same_bits(own_q, all_q)) << what;
           for (int64_t block = 0; block < blocks; ++block) {
             const auto same = [&](const std::vector<char>& own, const std::vector<char>& all) {
+              const int64_t bytes = static_cast<int64_t>(own.size()) / blocks;
               const auto at = own.begin() + block * bytes;
               if (block % ranks == rank) return std::equal(at, at + bytes, all.begin() + block * bytes);
               return std::all_of(at, at + bytes, [](char c) { return c == kNotWritten; });

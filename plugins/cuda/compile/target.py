@@ -1,5 +1,7 @@
 """The compiling half of the cuda target."""
 
+from enginewright.runtime.shared.kv_formats import KV_FORMATS, ROTATED_CACHES
+
 from ...emit.target import Target
 from ...engines.gpus import CUDA_DEFAULT, check_kernels
 from .emitter import FLOATS, CudaEmitter, lower_for_gpus
@@ -9,7 +11,7 @@ TARGET = Target(
     ("triton",),
     gpus=CUDA_DEFAULT,
     check_gpus=check_kernels,
-    narrow_caches=True,
+    caches=lambda engines: KV_FORMATS.keys() - ROTATED_CACHES,
     floats=FLOATS,
     instructions=(),
     states=True,

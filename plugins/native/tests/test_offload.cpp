@@ -116,9 +116,10 @@ void few_slots_have_the_same_bits() {
   Folder folder;
   Course course;
   for (const KvFormatEntry& entry : kKvFormats) {
+    if (has_few_bits(entry.value)) continue;  // there are no summaries of rotated keys
     KvCache whole = cache_of(entry.value);
     std::vector<char> k(static_cast<size_t>(whole.pieces(kBlocks) * whole.key_bytes()));
-    std::vector<char> v(static_cast<size_t>(kBlocks * kKvHeads * kv_piece_bytes(entry.value, kValue)));
+    std::vector<char> v(static_cast<size_t>(kBlocks * kKvHeads * kv_piece_bytes(entry.value, Side::values, kValue)));
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       std::fill(k.begin(), k.end(), char{0});
       whole.k = k.data();
@@ -220,7 +221,8 @@ void a_copy_has_all_of_a_block() {
                     layer.cache()},
                    pool);
   const KvCache& c = layer.cache();
-  const int64_t key = kv_piece_bytes(c.format, kKey), value = kv_piece_bytes(c.format, kValue);
+  const int64_t key = kv_piece_bytes(c.format, Side::keys, kKey);
+  const int64_t value = kv_piece_bytes(c.format, Side::values, kValue);
   const auto held = [&](int32_t block) {
     const auto bytes = [&](void* memory, int64_t piece) {
       const size_t size = static_cast<size_t>(kKvHeads * piece);

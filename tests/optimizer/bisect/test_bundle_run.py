@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -27,8 +29,13 @@ def program(dtype: CacheDtype, size: int) -> CpuProgram:
     return b.build(blocks={"full": 3})
 
 
-@pytest.mark.parametrize("size", [5, 8, 64])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8", "fp8"])
+CASES: list[tuple[CacheDtype, int]] = [
+    *product(("f32", "bf16", "i8", "fp8"), (5, 8, 64)),  # type: ignore[list-item]
+    *product(("k8v4", "k6v4", "k5v4"), (16, 48, 64)),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize(("dtype", "size"), CASES)
 def test_what_is_put_is_what_is_read(dtype: CacheDtype, size: int) -> None:
     rng, executable = np.random.default_rng(size), program(dtype, size)
     keys = rng.standard_normal((4, HEADS, size)).astype(np.float32)
@@ -36,7 +43,7 @@ def test_what_is_put_is_what_is_read(dtype: CacheDtype, size: int) -> None:
     put_keys(executable, "full", 0, slots, keys)
     cached, values = executable.cache_arrays("full", 0)
     blocks, places = np.divmod(slots, KV_BLOCK_SIZE)
-    expected = rounded_heads(torch.from_numpy(keys), dtype).numpy()
+    expected = rounded_heads(torch.from_numpy(keys), dtype, 0).numpy()
     np.testing.assert_array_equal(cached[blocks, :, :, places], expected)
     assert np.count_nonzero(cached) == np.count_nonzero(expected)  # nothing else was written
     assert not values.any()

@@ -18,7 +18,7 @@ from enginewright.runtime.shared.kv_formats import KV_FORMATS, CacheDtype
 from tests.passes.small_programs import PagedEvaluation, Shape, decoder, random_sequences
 
 ew = torch.ops.ew
-DTYPES: tuple[CacheDtype, ...] = ("bf16", "i8", "fp8")
+DTYPES: tuple[CacheDtype, ...] = ("bf16", "i8", "fp8", "k6v4")
 
 
 def paged(shape: Shape, dtype: CacheDtype) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import scipy.linalg
 import torch
 from torch.library import opcheck
 
@@ -13,6 +14,8 @@ from enginewright.passes.ops.quantized_cache import (
     quantize_heads,
     quantized_kv_write,
     quantized_paged_attention,
+    rotate,
+    round_to_few_bits,
 )
 
 DTYPES = [torch.int8, torch.float8_e4m3fn]
@@ -84,3 +87,37 @@ def test_attention_over_what_was_written(dtype, blocks, slots, tokens):
 def test_another_type_is_refused():
     with pytest.raises(KeyError):
         quantize_heads(torch.ones(1, 1, 2), torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("size", [8, 24, 64, 192])
+def test_a_rotation_is_a_hadamard_matrix(size):
+    run = size & -size
+    matrix = torch.from_numpy(scipy.linalg.hadamard(run)).double()
+    x = torch.randn(3, 2, size, dtype=torch.float64)
+    want = (x.unflatten(-1, (-1, run)) @ matrix).flatten(-2)
+    torch.testing.assert_close(rotate(x), want)
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@pytest.mark.parametrize("size", [24, 64, 256])
+def test_few_bits_are_as_near_as_their_step_allows(bits, size):
+    torch.manual_seed(size)
+    x = torch.randn(50, 2, size)
+    x[0], x[1, 0], x[2, 0, 1] = 0.0, 1e-42, float("nan")
+    got = round_to_few_bits(x, bits)
+    assert not got[0].any() and not got[1, 0].any() and got[2, 0].isnan().all()
+    rows, rounded = x[3:].double(), got[3:].double()
+    run = size & -size
+    matrix = torch.from_numpy(scipy.linalg.hadamard(run)).double() / run**0.5
+    turned = (rows.unflatten(-1, (-1, run)) @ matrix).flatten(-2)
+    # A code is off by half a step at most, and a rotation keeps the sum of squares; the scale's own rounding is 2^-11.
+    # With 4 bits the widest step is a quarter of the largest, and errors are those of a normal distribution.
+    step = turned.abs().amax(-1) * {4: 31 / 127, 5: 2 / 31, 6: 2 / 63, 8: 1 / 127}[bits]
+    worst = size**0.5 * step / 2 + 2**-11 * rows.norm(dim=-1)
+    assert ((rounded - rows).norm(dim=-1) <= worst).all()
+    if bits == 4:
+        assert (rounded - rows).square().mean() < 0.0102 * rows.square().mean()
+        return
+    # Errors within a step are nearly uniform, whose mean square is step^2 / 12.
+    share = (rounded - rows).square().mean() / (step.square().mean() / 12)
+    assert 0.9 < share < 1.1
