@@ -187,6 +187,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
         bits = sum(c.bits_a_number(model.head) for c in each) / len(each)
         distance = model.compare(exact, model.hidden(ids, caches), ids, options.every)
         of = {"model": path.name, "head": model.head, "tokens": len(ids), "format": label, "bits": bits, **distance}
+        of["every"] = options.every
         print(f"{label}: {bits:.2f} bits, KL {distance['kl']:.5f}, {time.perf_counter() - start:.0f} s", flush=True)
         return of
 
@@ -261,12 +262,11 @@ def tables(result: Mapping[str, Any]) -> str:
     for model, tokens in dict.fromkeys((r["model"], r["tokens"]) for r in result["rows"]):
         rows = [r for r in result["rows"] if (r["model"], r["tokens"]) == (model, tokens)]
         rows = [r for r in rows if not r["format"].startswith("layer ")]
-        plain = next(r for r in rows if r["format"] == "16, 16")
         parts += [
-            f"**{model}**, heads of {plain['head']}, {tokens:,} tokens; perplexity {plain['perplexity']:.2f}.",
+            f"**{model}**, heads of {rows[0]['head']}, {tokens:,} tokens",
             "",
-            line(("keys, values", "bits a number", "KL", "KL, 99 %", "same best token", "perplexity")),
-            line(("---", "---:", "---:", "---:", "---:", "---:")),
+            line(("keys, values", "bits a number", "KL", "KL, 99 %", "same best token")),
+            line(("---", "---:", "---:", "---:", "---:")),
             *(
                 line(
                     (
@@ -275,11 +275,10 @@ def tables(result: Mapping[str, Any]) -> str:
                         f"**{r['kl']:.4f}**" if r["kl"] <= LIMIT else f"{r['kl']:.4f}",
                         f"{r['kl_99']:.3f}",
                         f"{r['top_1']:.1%}",
-                        f"{r['perplexity']:.2f}",
                     )
                 )
                 for r in sorted(rows, key=lambda r: (-r["bits"], r["kl"]))
-                if r is not plain
+                if r["bits"] < 16
             ),
             "",
         ]
