@@ -160,14 +160,17 @@ class ShortLinear {
   template <int R, int Q, bool Offsets, bool OnePart>
   __attribute__((noinline)) void add_groups(const ShortRows& rows, const ShortChunk& chunk) const {
     constexpr int V = kShortVectors;
-    const int64_t stride = a_.values_stride, step = numbers_;
+    // Copies: a store of sums might change what is behind a pointer, so that GCC would read it again.
+    const int64_t stride = a_.values_stride, scales_stride = a_.scales_stride, step = numbers_;
+    const int64_t groups = chunk.groups, parts = parts_;
     for (int64_t c = 0; c < kPanel; c += 16 * V) {
       const uint8_t* w = chunk.values + c * 4;
       const int8_t* values = a_.values + rows.first * stride + chunk.first * a_.group;
-      const float* scales = a_.scales + rows.first * a_.scales_stride + chunk.first;
+      const float* scales = a_.scales + rows.first * scales_stride + chunk.first;
       const float *ws = chunk.scales + c, *wo = chunk.offsets + c;
-      const int32_t* numbers = rows.numbers + chunk.first * (Offsets ? 1 : parts_);
-      for (int64_t g = 0; g < chunk.groups; ++g, ws += kPanel, wo += kPanel) {
+      const int32_t* numbers = rows.numbers + chunk.first * (Offsets ? 1 : parts);
+      float* sums = rows.sums + c;
+      for (int64_t g = 0; g < groups; ++g, ws += kPanel, wo += kPanel) {
         I16 sum[R][V];
         int64_t part = 0;
         do {
@@ -200,16 +203,23 @@ class ShortLinear {
             for (int v = 0; v < V; ++v)
               sum[r][v] = OnePart || part == 0 ? pairs_of(dots[r][v]) : end_dots(sum[r][v], dots[r][v]);
           }
-        } while (!OnePart && ++part < parts_);
+        } while (!OnePart && ++part < parts);
+        asm volatile("" : "+r"(sums));  // in memory from group to group: kept elsewhere they are stored twice
+        F16 weight_scales[V], weight_offsets[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) {
+          weight_scales[v] = load(ws + v * 16);
+          if constexpr (Offsets) weight_offsets[v] = load(wo + v * 16);
+        }
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
-          const F16 scale = splat(scales[r * a_.scales_stride + g]);
-          float* const to = rows.sums + r * kPanel + c;
+          const F16 scale = splat(scales[r * scales_stride + g]);
+          float* const to = sums + r * kPanel;
 #pragma GCC unroll 2
           for (int v = 0; v < V; ++v) {
-            F16 acc = fma(to_float(sum[r][v]), load(ws + v * 16) * scale, load(to + v * 16));
+            F16 acc = fma(to_float(sum[r][v]), weight_scales[v] * scale, load(to + v * 16));
             if constexpr (Offsets)
-              acc = fma(splat(bits_as<float>(numbers[r * step + g])), load(wo + v * 16), acc);
+              acc = fma(splat(bits_as<float>(numbers[r * step + g])), weight_offsets[v], acc);
             store(to + v * 16, acc);
           }
         }
