@@ -204,6 +204,23 @@ def test_requests_that_need_their_tokens_on_the_host_wait_for_them(toy: Toy) -> 
     assert sizes[:4] == [1, 2, 1, 2]
 
 
+def test_prefixes_of_a_request_are_found_although_its_last_step_was_in_vain(toy: Toy) -> None:
+    """Its blocks needn't be cleared for their next owner, as a finite row of that step follows all its keys."""
+    found = []
+    for caps in (ExecutorCaps(), CHAINS):
+        engine = Engine(toy(20, 4, windows=(0,), caps=caps), SchedulerConfig(prefix_cache=True))
+        end = alone(toy, [Generation([*range(20)], SamplingParams(max_tokens=9))])[0][-1]
+        first = Generation([*range(20)], SamplingParams(max_tokens=30, stop_token_ids=[end]))
+        run(engine, [first])
+        assert first.finish_reason == "stop"
+        again = Generation([*first.tokens, 7], SamplingParams(max_tokens=2))
+        run(engine, [again])
+        found.append(again.cached_tokens)
+        run(engine, [Generation([*range(100, 170)], SamplingParams(max_tokens=3))])
+        assert not any(step.clears for step in engine.executor.steps)  # type: ignore[attr-defined]
+    assert found[0] == found[1] == 4 * (len(first.tokens) // 4)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_in_flight_give_the_tokens_of_one_at_a_time(toy: Toy, seed: int) -> None:
     """With prompts in chunks, few blocks, ends at any token, requests that are aborted, and prefixes that are found."""
