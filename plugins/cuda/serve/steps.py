@@ -36,7 +36,8 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError,
 from enginewright.runtime.shared.step_arrays import part_of
 from enginewright.runtime.shared.step_schema import BLOCK_TABLE, IDS, LOGITS, PORTS, ROWS, Array, group_port, port_of
 
-from ...gpu.graphed_steps import Capture, Graph, GraphedSteps
+from ...gpu.cuda_driver import Graph
+from ...gpu.graphed_steps import Capture, GraphedSteps
 from ...gpu.placing import CHANGED, SOURCES, TableChanges, place_call
 from ...gpu.sampling import (
     chosen_rows,

@@ -28,7 +28,6 @@ from tests.passes import small_programs
 from tests.passes.small_programs import PagedEvaluation, random_sequences
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.plugins.cuda.serve.fake_graphs import RecordingLauncher, captured
-from tests.plugins.cuda.serve.test_executor import EXACT
 from tests.plugins.cuda.serve.test_ranked import on_ranks
 from tests.triton_interpreter import interpreter as interpreter
 
@@ -117,7 +116,7 @@ def logits_of_many_rows(family: str) -> float:
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("jamba", marks=pytest.mark.matrix)])
 def test_a_token_of_a_step_that_is_cut_is_computed_once(family: str, interpreter: ProcessPoolExecutor) -> None:
-    assert interpreter.submit(logits_of_many_rows, family).result() <= EXACT
+    assert interpreter.submit(logits_of_many_rows, family).result() <= cases.EXACT
 
 
 def replayed(family: str) -> tuple[int, float, bool]:
@@ -250,7 +249,7 @@ def test_a_step_that_changed_states_is_not_tried_again(interpreter: ProcessPoolE
     ("family", "how"), [("qwen3_5_text", "tensor=2"), ("mamba2", "tensor=2"), ("lfm2", "pipeline=2")]
 )
 def test_ranks_have_the_logits_of_one(family: str, how: str, interpreter: ProcessPoolExecutor) -> None:
-    assert interpreter.submit(on_ranks, family, "f32", how).result() <= EXACT
+    assert interpreter.submit(on_ranks, family, "f32", how).result() <= cases.EXACT
 
 
 def test_states_are_floats_of_32_bits_whatever_the_keys_are() -> None:
