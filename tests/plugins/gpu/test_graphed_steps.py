@@ -71,7 +71,7 @@ def test_a_step_is_captured_after_its_second_run_and_replayed_from_the_third() -
 
 
 def test_each_variant_of_a_step_runs_before_it_is_captured() -> None:
-    """What a capture must not see, such as a library's choice of kernels, is settled by that variant's own run."""
+    """Its own run settles a library's choice of kernels, which a capture must not see."""
     driver = Driver()
     graphs = graphs_of(driver)
     driver.run(graphs, "plain", "plain", "plain")

@@ -206,7 +206,7 @@ def test_requests_that_need_their_tokens_on_the_host_wait_for_them(toy: Toy) -> 
 
 def test_prefixes_of_a_request_are_found_although_its_last_step_was_in_vain(toy: Toy) -> None:
     """Its blocks needn't be cleared for their next owner, as a finite row of that step follows all its keys."""
-    found = []
+    cached = []
     for caps in (ExecutorCaps(), CHAINS):
         engine = Engine(toy(20, 4, windows=(0,), caps=caps), SchedulerConfig(prefix_cache=True))
         end = alone(toy, [Generation([*range(20)], SamplingParams(max_tokens=9))])[0][-1]
@@ -215,10 +215,10 @@ def test_prefixes_of_a_request_are_found_although_its_last_step_was_in_vain(toy:
         assert first.finish_reason == "stop"
         again = Generation([*first.tokens, 7], SamplingParams(max_tokens=2))
         run(engine, [again])
-        found.append(again.cached_tokens)
+        cached.append(again.cached_tokens)
         run(engine, [Generation([*range(100, 170)], SamplingParams(max_tokens=3))])
         assert not any(step.clears for step in engine.executor.steps)  # type: ignore[attr-defined]
-    assert found[0] == found[1] == 4 * (len(first.tokens) // 4)
+    assert cached[0] == cached[1] == 4 * (len(first.tokens) // 4)
 
 
 @pytest.mark.parametrize("seed", range(3))
