@@ -178,10 +178,11 @@ EW_INLINE void dot_octet(const Source& source, const int8_t* values, int64_t str
   }
 }
 
-template <int R, bool Offsets, class Source>
+// With Group, the size of all groups is that: a loop less where one row waits for each instruction.
+template <int R, bool Offsets, int64_t Group = 0, class Source>
 void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source source) {
   constexpr int V = int4_vectors(R), kBits = Source::kBits, kOctets = Source::kOctets;
-  const int64_t groups = a.k / a.group;
+  const int64_t size = Group > 0 ? Group : a.group, groups = a.k / size;
   const int8_t* of_group = a.values + row * a.values_stride;
   const float* scales = a.scales + row * a.scales_stride;
   const int32_t* sums = a.sums + row * a.sums_stride;
@@ -192,7 +193,7 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
   F16 acc[R][2];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
-  for (int64_t group = 0; group < groups; ++group, of_group += a.group) {
+  for (int64_t group = 0; group < groups; ++group, of_group += size) {
     const Source begin = source;
     const auto add_group = [&]<int C>() __attribute__((always_inline)) {  // of vectors C .. C+V-1
       source = begin;
@@ -204,7 +205,7 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
         sum[r][0] = Offsets ? splat_int(0) : minus_shifted<kBits - 1>(of_values);
         if constexpr (V == 2) sum[r][1] = sum[r][0];
       }
-      for (int64_t left = a.group / 8; left > 0; left -= kMostOctets<kBits>) {
+      for (int64_t left = size / 8; left > 0; left -= kMostOctets<kBits>) {
         ShortSum dots[R][V];
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
@@ -281,12 +282,18 @@ inline void linear_int4(const LinearInt4Args& a, Workers& pool) {
     if (many_rows(a, many, panel, panel_end, row, row_end, own, open)) return;
     for (int64_t p = panel; p < panel_end; ++p) {
       const uint8_t *stored = a.weight + p * panel_bytes, *dense = stored;
-      const auto block = [&]<int R>(int64_t first, const auto& source) {
+      const auto of_size = [&]<int R, int64_t Group>(int64_t first, const auto& source) {
         if (a.weight_offsets == nullptr) {
-          int4_block<R, false>(a, first, p, source);
+          int4_block<R, false, Group>(a, first, p, source);
         } else {
-          int4_block<R, true>(a, first, p, source);
+          int4_block<R, true, Group>(a, first, p, source);
         }
+      };
+      const auto block = [&]<int R>(int64_t first, const auto& source) {
+        if constexpr (R == 1) {
+          if (a.group == 32) return of_size.template operator()<R, 32>(first, source);
+        }
+        of_size.template operator()<R, 0>(first, source);
       };
       if (a.sparse && row_end - row <= kSparseInt4Most) {
         for_blocks_of<kSparseInt4Rows>(row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
