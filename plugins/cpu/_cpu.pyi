@@ -183,6 +183,17 @@ def cache_memory(executor: Executor, group: str, layer: int) -> tuple[npt.NDArra
 def copy_offloaded(executor: Executor, group: str, pairs: Sequence[tuple[int, int]]) -> None:
     """Copies blocks, (from, to), of a group of which some layers have memory for some blocks alone."""
 
+def read_weights(executor: Executor) -> None:
+    """Reads all weights that linears of the program multiply by, once, with the executor's threads."""
+
+def trace(executor: Executor, on: bool) -> list[npt.NDArray[np.int64]]:
+    """Keeps marks of the threads from now on, or no longer; returns those that were kept, [n, 2] for each thread.
+
+    A mark is nanoseconds of the steady clock, and what happened: the index of a step that begins (the number of steps
+    behind the last one), or -1 and -2 where tasks of a region begin and end, and -3 where the caller has waited for
+    the others' tasks.
+    """
+
 def expert_rows(executor: Executor) -> dict[int, list[int]]:
     """By the step that routes tokens, how many rows each expert has been given."""
 

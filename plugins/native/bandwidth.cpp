@@ -1,12 +1,15 @@
 #include "bandwidth.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "../cpu/kernels/kernels.h"
+#include "executor.h"
 #include "memory.h"
 #include "thread_pool.h"
 
@@ -14,18 +17,9 @@ namespace ew {
 namespace {
 
 constexpr int64_t kChunk = int64_t{1} << 20;  // bytes of a task
+constexpr int64_t kPiece = int64_t{1} << 18;  // of a task that reads weights
 constexpr int kPasses = 7;
 constexpr int64_t kPeakRounds = 500000;  // some milliseconds
-
-uint64_t read_all(const uint64_t* data, int64_t count) {
-  uint64_t lanes[32] = {};  // enough independent sums that the additions don't bound it
-  for (int64_t i = 0; i + 32 <= count; i += 32) {
-    for (int lane = 0; lane < 32; ++lane) lanes[lane] += data[i + lane];
-  }
-  uint64_t sum = 0;
-  for (const uint64_t lane : lanes) sum += lane;
-  return sum;
-}
 
 }  // namespace
 
@@ -37,12 +31,11 @@ double measure_bandwidth(int64_t bytes, int threads) {
   // Untouched pages all map to one page of zeros, which stays in the cache; so every page is written first.
   pool.parallel_for(chunks, [&](int64_t chunk, int) { std::fill_n(data + chunk * kChunk, kChunk, char{1}); });
   std::vector<uint64_t> sums(static_cast<size_t>(chunks));
+  const auto read = kernels_for(available_isas().front().c_str())->read;
   double best = 0;
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    pool.parallel_for(chunks, [&](int64_t chunk, int) {
-      sums[chunk] = read_all(reinterpret_cast<const uint64_t*>(data + chunk * kChunk), kChunk / 8);
-    });
+    pool.parallel_for(chunks, [&](int64_t chunk, int) { sums[chunk] = read(data + chunk * kChunk, kChunk); });
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(chunks * kChunk) / took.count() / 1e9);
   }
@@ -69,6 +62,27 @@ double measure_peak(const std::string& dtype, int threads, const std::string& is
     best = std::max(best, static_cast<double>(done[0] * pool.size()) / took.count() / 1e9);
   }
   return best;
+}
+
+void read_weights(Executor& executor) {
+  const Program& program = executor.program();
+  std::vector<std::pair<const char*, int64_t>> pieces;
+  for (const Step& step : program.steps()) {
+    if (!step.op_name.ends_with("linear")) continue;
+    for (const Operand& operand : step.inputs) {
+      if (operand.kind != OperandKind::weight) continue;
+      const Weight& weight = program.weights()[static_cast<size_t>(operand.index)];
+      const char* data = static_cast<const char*>(weight.data);
+      for (int64_t at = 0, all = weight.bytes(); at < all; at += kPiece)
+        pieces.emplace_back(data + at, std::min(kPiece, all - at));
+    }
+  }
+  const auto read = executor.resources().kernels().read;
+  std::atomic<uint64_t> sum = 0;  // so that the reads are not removed
+  executor.resources().pool().parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t i, int) {
+    const auto [data, bytes] = pieces[static_cast<size_t>(i)];
+    sum.fetch_add(read(data, bytes), std::memory_order_relaxed);
+  });
 }
 
 }  // namespace ew

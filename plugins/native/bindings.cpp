@@ -255,6 +255,21 @@ nb::tuple cache_memory(nb::object self, const std::string& group, int layer) {
   return nb::make_tuple(bytes(cache.k, cache.key_bytes()), bytes(cache.v, cache.value_bytes()));
 }
 
+// [n, 2] for each thread: when, and what; see Mark.
+nb::list trace(Executor& executor, bool on) {
+  const std::lock_guard<std::mutex> lock(executor.resources().mutex());
+  nb::list threads;
+  for (const std::vector<ew::Mark>& marks : executor.resources().pool().trace(on)) {
+    int64_t* to = nullptr;
+    threads.append(new_array<int64_t>({marks.size(), 2}, &to));
+    for (const ew::Mark& mark : marks) {
+      *to++ = mark.at;
+      *to++ = mark.what;
+    }
+  }
+  return threads;
+}
+
 // Copies blocks of a cache group of which some layers have memory for some blocks alone. pairs: [n, 2], from
 // and to.
 void copy_offloaded(Executor& executor, const std::string& group,
@@ -477,5 +492,13 @@ NB_MODULE(_cpu, m) {
   ew::bind_rank_link(m);
   m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
   m.def("cache_memory", &cache_memory, "executor"_a, "group"_a, "layer"_a);
+  m.def(
+      "read_weights",
+      [](Executor& executor) {
+        const std::lock_guard<std::mutex> lock(executor.resources().mutex());
+        ew::read_weights(executor);
+      },
+      "executor"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("trace", &trace, "executor"_a, "on"_a);
   m.def("copy_offloaded", &copy_offloaded, "executor"_a, "group"_a, "pairs"_a);
 }

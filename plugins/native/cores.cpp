@@ -1,5 +1,7 @@
 #include "cores.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #if defined(__linux__)
@@ -8,6 +10,14 @@
 #endif
 
 namespace ew {
+
+int64_t cache_bytes(int level) {
+  int64_t bytes = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
+#endif
+  return bytes > 0 ? bytes : int64_t{1} << (level == 2 ? 19 : 22);
+}
 
 #if defined(__linux__)
 

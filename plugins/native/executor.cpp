@@ -6,11 +6,14 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cores.h"
+
 namespace ew {
 namespace {
 
 constexpr size_t kMaxShapes = 32;                 // sizes whose resolved steps are kept
 constexpr int64_t kMaxTokens = int64_t{1} << 20;  // of T, B and R, so that sizes cannot overflow
+constexpr int64_t kFewRows = 8;                   // tokens of a step that waits for weights
 constexpr int64_t kTableRounding = 64;            // block tables grow in steps of this many entries
 
 [[noreturn]] void fail(const std::string& problem) { throw std::invalid_argument(problem); }
@@ -61,6 +64,7 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
                    const Tuning& tuning, Exchange* exchange, const OffloadPlan& offload)
     : program_(program),
       exchange_(exchange),
+      streams_(program, threads),
       resources_(program, std::move(blocks), threads, isa, tuning, exchange, offload) {
   if (!program.finished()) fail("the program is not finished");
   if (program.of_several_ranks() && !exchange)
@@ -79,6 +83,31 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
     const int64_t experts = program.steps()[i].attributes.experts;
     if (experts > 0) expert_rows_.try_emplace(i, static_cast<size_t>(experts));
   }
+}
+
+// For the next product a thread fetches a share of a core's second-level cache; while the caller prepares the
+// next step, the others fetch a share of the third together.
+Executor::Streams::Streams(const Program& program, int threads) {
+  const int64_t near = cache_bytes(2) / 4, far = cache_bytes(3) / 4 / std::max(threads - 1, 1);
+  std::vector<size_t> first;  // of those behind each step
+  for (const Step& step : program.steps()) {
+    if (step.op_name == "linear" || step.op_name == "quantized_linear") {
+      Stream& stream = all_.emplace_back();
+      size_t arrays = 0;
+      for (const Operand& operand : step.inputs) {
+        if (operand.kind != OperandKind::weight || arrays == std::size(stream.arrays)) continue;
+        const Weight& weight = program.weights()[static_cast<size_t>(operand.index)];
+        if (weight.layout == WeightLayout::rows) continue;  // a bias
+        stream.parts = (weight.shape.front() + kPanel - 1) / kPanel;
+        stream.arrays[arrays++] = {static_cast<const char*>(weight.data), weight.bytes() / stream.parts};
+      }
+    }
+    first.push_back(all_.size());
+  }
+  const size_t once = all_.size();
+  for (size_t i = 0; i < once; ++i) all_.push_back(all_[i]);
+  for (const size_t at : first)
+    behind_.push_back({std::span(all_).subspan(at), at == once ? far : near, at == once});
 }
 
 // Sizes first, then values: each input is as long as the step's T, B and R make it.
@@ -314,7 +343,10 @@ void Executor::execute(const ResolvedStep& step) {
     const size_t index = static_cast<size_t>(step.index);
     check_indices(step.check, step_title(index, program_.steps()[index]), inverse_);
   }
-  step.call({resources_.kernels(), resources_.pool(), inverse_.data(), exchange_, &ring_});
+  ThreadPool& pool = resources_.pool();
+  const bool waits = sizes_.tokens <= kFewRows;  // for weights
+  pool.fetch_next(waits ? streams_.behind(static_cast<size_t>(step.index)) : nullptr);
+  step.call({resources_.kernels(), pool, inverse_.data(), exchange_, &ring_});
 }
 
 void Executor::begin(const StepArrays& inputs) {
@@ -338,6 +370,7 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
   begin(inputs);
   if (options.seconds) options.seconds->assign(program_.steps().size(), 0.0);
   for (const ResolvedStep& step : *steps_) {
+    resources_.pool().mark(0, step.index);
     if (options.watch) options.watch(static_cast<size_t>(step.index), true);
     if (options.seconds) {
       const auto start = std::chrono::steady_clock::now();
@@ -352,6 +385,7 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
     }
     if (options.watch) options.watch(static_cast<size_t>(step.index), false);
   }
+  resources_.pool().mark(0, static_cast<int32_t>(program_.steps().size()));
   for (const TakenRows& taken : options.taken) {
     if (program_.taps()[taken.tap].step == program_.steps().size()) take(taken);
   }
@@ -360,6 +394,7 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
 void Executor::sample(const RowSampling* parameters, const SampleResult& result) {
   resources_.sampler().sample(logits_, sizes_.rows, program_.vocab_size(), logits_stride_, parameters, result,
                               resources_.pool());
+  resources_.pool().mark(0, static_cast<int32_t>(program_.steps().size()) + 1);
 }
 
 }  // namespace ew

@@ -89,8 +89,21 @@ class Executor {
   void prepare();
   void execute(const ResolvedStep& step);
 
+  // The weights that threads fetch while they wait: those of linears in the order of the steps, twice, since
+  // behind a step's last product come the next step's first ones.
+  class Streams {
+   public:
+    Streams(const Program& program, int threads);
+    const Upcoming* behind(size_t step) const { return &behind_[step]; }
+
+   private:
+    std::vector<Stream> all_;
+    std::vector<Upcoming> behind_;
+  };
+
   const Program& program_;
   Exchange* const exchange_;
+  const Streams streams_;  // the threads of resources_ read it
   Resources resources_;
   std::vector<std::vector<int32_t>> inputs_;  // copies, so that their addresses last
   std::vector<int32_t> inverse_;              // of the permutation that was checked last

@@ -58,13 +58,50 @@ int checked(int threads) {
 
 }  // namespace
 
+void Fetching::expect(const Upcoming* next, int worker, int threads) {
+  if (next == next_) return;
+  next_ = next;
+  left_ = 0;
+  if (next == nullptr || (next->caller_busy && worker == 0)) return;
+  streams_ = next->streams;
+  left_ = next->bytes;
+  worker_ = worker - next->caller_busy;
+  threads_ = threads - next->caller_busy;
+  at_ = end_ = nullptr;
+  part_ = -1;
+}
+
+bool Fetching::some() {
+  if (left_ <= 0) return false;
+  while (at_ == end_) {
+    if (streams_.empty()) return false;
+    const Stream& stream = streams_.front();
+    if (part_ < 0) part_ = stream.parts * worker_ / threads_, array_ = 0;
+    if (part_ == stream.parts * (worker_ + 1) / threads_) {
+      streams_ = streams_.subspan(1);
+      part_ = -1;
+      continue;
+    }
+    const Stream::Array& array = stream.arrays[array_];
+    at_ = array.data + part_ * array.part_bytes;
+    end_ = at_ + array.part_bytes;
+    if (++array_ == std::size(stream.arrays)) array_ = 0, ++part_;
+  }
+  for (int line = 0; line < 8 && at_ < end_; ++line, at_ += 64) __builtin_prefetch(at_, 0, 2);
+  at_ = std::min(at_, end_);
+  left_ -= 512;
+  return true;
+}
+
 // With more threads than cores a worker that spins holds the core that another needs to make work.
 ThreadPool::ThreadPool(int threads, Binding binding, const Tuning& tuning)
     : size_(checked(threads)),
       process_(getpid()),
       tuning_(tuning),
       spin_(size_ > static_cast<int>(usable_cores().size()) ? std::chrono::nanoseconds(0) : spin_of(tuning)),
-      shares_(new Share[static_cast<size_t>(size_)]) {
+      shares_(new Share[static_cast<size_t>(size_)]),
+      fetching_(new OwnFetching[static_cast<size_t>(size_)]),
+      marks_(static_cast<size_t>(size_)) {
   const std::vector<int> cores = binding == Binding::cores ? usable_cores() : std::vector<int>();
   workers_.reserve(static_cast<size_t>(size_ - 1));
   try {
@@ -99,6 +136,17 @@ void ThreadPool::wake() {
   wake_.notify_all();
 }
 
+std::vector<std::vector<Mark>> ThreadPool::trace(bool on) {
+  tracing_.store(on, std::memory_order_relaxed);  // who takes a task of a later region sees it
+  return std::exchange(marks_, std::vector<std::vector<Mark>>(static_cast<size_t>(size_)));
+}
+
+void ThreadPool::keep_mark(int worker, int32_t what) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  marks_[static_cast<size_t>(worker)].push_back(
+      {std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), what});
+}
+
 void ThreadPool::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* context) {
   parallel_for(tasks, [fn, context](int64_t task, int worker) { fn(context, task, worker); });
 }
@@ -125,18 +173,23 @@ void ThreadPool::run_region(uint32_t tasks, int64_t base, Call call, const void*
     share.context = context;
     share.base = base;
     share.shares = shares;
+    share.next = next_;
     const uint64_t begin = uint64_t{tasks} * static_cast<uint64_t>(worker) / static_cast<uint64_t>(shares);
     const uint64_t end = uint64_t{tasks} * static_cast<uint64_t>(worker + 1) / static_cast<uint64_t>(shares);
-    share.left.store(pack(static_cast<uint32_t>(begin), static_cast<uint32_t>(end)),
+    // The caller's first task is never in its share: taking it there would wait until the others' lines came.
+    share.left.store(pack(static_cast<uint32_t>(begin) + (worker == 0), static_cast<uint32_t>(end)),
                      std::memory_order_release);
   }
   wake();
   const uint32_t expected = before + tasks - take_tasks(0);
   const auto done = [&] { return finished_.load(std::memory_order_acquire) == expected; };
-  if (spin_until(done, spin_of(tuning_))) return;
-  caller_sleeps_.store(true);
-  for (uint32_t now; (now = finished_.load()) != expected;) finished_.wait(now);
-  caller_sleeps_.store(false, std::memory_order_relaxed);
+  fetch_until(0, done);
+  if (!spin_until(done, spin_of(tuning_))) {
+    caller_sleeps_.store(true);
+    for (uint32_t now; (now = finished_.load()) != expected;) finished_.wait(now);
+    caller_sleeps_.store(false, std::memory_order_relaxed);
+  }
+  mark(0, Mark::kRegionEnd);
 }
 
 // Does what is left of the worker's share, then of the others'; returns how many tasks that were. A worker
@@ -144,11 +197,13 @@ void ThreadPool::run_region(uint32_t tasks, int64_t base, Call call, const void*
 uint32_t ThreadPool::take_tasks(int worker) {
   Share& own = shares_[static_cast<size_t>(worker)];
   uint32_t task = 0, done = 0;
+  bool given = worker == 0;                           // task 0
   const ThreadPool* const outer_pool = running_pool;  // a task of that pool may have called this one
   const int outer_worker = running_worker;
   running_pool = this;
   running_worker = worker;
-  while (take<true>(own.left, &task)) {
+  while (std::exchange(given, false) || take<true>(own.left, &task)) {
+    if (done == 0) mark(worker, Mark::kTasksBegin);
     own.call(own.context, own.base + task, worker);
     ++done;
   }
@@ -161,6 +216,10 @@ uint32_t ThreadPool::take_tasks(int worker) {
       ++done;
     }
   }
+  if (done > 0) {
+    fetching_[static_cast<size_t>(worker)].own.expect(own.next, worker, size_);
+    mark(worker, Mark::kTasksEnd);
+  }
   running_pool = outer_pool;
   running_worker = outer_worker;
   if (worker != 0 && done > 0) {
@@ -170,13 +229,21 @@ uint32_t ThreadPool::take_tasks(int worker) {
   return done;
 }
 
+template <class Ready>
+void ThreadPool::fetch_until(int worker, const Ready& ready) {
+  Fetching& fetching = fetching_[static_cast<size_t>(worker)].own;
+  while (!ready() && fetching.some()) {
+  }
+}
+
 void ThreadPool::work(int worker) {
   const Share& own = shares_[static_cast<size_t>(worker)];
   const auto called = [&] {
     return !is_empty(own.left.load(std::memory_order_relaxed)) || stop_.load(std::memory_order_relaxed);
   };
   while (!stop_.load(std::memory_order_acquire)) {
-    if (take_tasks(worker) > 0 || spin_until(called, spin_)) continue;
+    if (take_tasks(worker) > 0) fetch_until(worker, called);
+    if (spin_until(called, spin_)) continue;
     const uint32_t seen = wake_.load(std::memory_order_acquire);
     sleepers_.fetch_add(1);
     // Once more for a microsecond: what a caller published who didn't see the sleeper is visible by then.

@@ -8,10 +8,11 @@
 //   share 0 | 0 1 2 3 |   share 1 | 4 5 6 7 |          thread 1 is done: it takes 3, while thread 0 is at 1
 //             ^ thread 0 takes here      ^ thieves
 //
-// A worker that has nothing to do spins for some tens of microseconds before it sleeps, so that the next
-// region costs no system call. Every spin is bounded: when another process holds a core, barriers that only
-// spin lose a hundredfold. The caller takes what nobody has begun, and waits only for tasks that a worker has
-// begun, never for a worker that has not woken up.
+// A worker that has nothing to do fetches what it will read next, if the caller has said what that is; then
+// it spins for some tens of microseconds before it sleeps, so that the next region costs no system call.
+// Every spin is bounded: when another process holds a core, barriers that only spin lose a hundredfold. The
+// caller takes what nobody has begun, and waits only for tasks that a worker has begun, never for a worker
+// that has not woken up.
 //
 // Everything that is not a template lives in thread_pool.cpp, so that files compiled for a wider instruction
 // set do not leave copies of it that the linker could pick for all.
@@ -21,6 +22,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -32,6 +34,50 @@ namespace ew {
 // Bound: worker w stays on the w-th of the cores that the process may use (in turn, if there are fewer). The
 // caller's thread is the caller's own matter.
 enum class Binding { none, cores };
+
+// When a thread did what, for measurements: nanoseconds of the steady clock, and a number of the caller's
+// from 0 on, or one of these.
+struct Mark {
+  static constexpr int32_t kTasksBegin = -1, kTasksEnd = -2, kRegionEnd = -3;
+  int64_t at;
+  int32_t what;
+};
+
+// Memory that tasks will read part by part, each of one size in each of some arrays: of n threads number w
+// begins at part parts * w / n.
+struct Stream {
+  struct Array {
+    const char* data = nullptr;
+    int64_t part_bytes = 0;
+  };
+  int64_t parts = 0;
+  Array arrays[3] = {};
+};
+
+// What threads that wait fetch: each its share of each stream into its caches, up to so many bytes a thread.
+// With caller_busy the caller doesn't wait, so that the others fetch its share too, into a cache of all.
+struct Upcoming {
+  std::span<const Stream> streams;
+  int64_t bytes = 0;
+  bool caller_busy = false;
+};
+
+// A thread's progress in that.
+class Fetching {
+ public:
+  // Goes on where it was if it is the same.
+  void expect(const Upcoming* next, int worker, int threads);
+  bool some();  // fetches a few lines; false if there is nothing left to fetch
+
+ private:
+  const Upcoming* next_ = nullptr;
+  std::span<const Stream> streams_;  // left of it
+  int64_t left_ = 0;                 // bytes, of all streams
+  int worker_ = 0, threads_ = 1;
+  int64_t part_ = -1;  // of the first of streams_; -1: it hasn't begun
+  size_t array_ = 0;
+  const char *at_ = nullptr, *end_ = nullptr;
+};
 
 class ThreadPool final : public Workers {
  public:
@@ -71,6 +117,18 @@ class ThreadPool final : public Workers {
         &fn);
   }
 
+  // What threads fetch that wait in later regions, or behind them; null: nothing. The caller keeps it as long
+  // as the pool. Where there are more threads than cores, nothing is fetched.
+  void fetch_next(const Upcoming* next) {
+    if (spin_.count() > 0) next_ = next;
+  }
+
+  // From now on marks are kept, or no longer. Returns those that were, by worker. No region may be running.
+  std::vector<std::vector<Mark>> trace(bool on);
+  void mark(int worker, int32_t what) {
+    if (tracing_.load(std::memory_order_relaxed)) keep_mark(worker, what);
+  }
+
   // The same for the kernels.
   void run(int64_t tasks, void (*fn)(void* context, int64_t task, int worker), void* context) override;
 
@@ -85,25 +143,36 @@ class ThreadPool final : public Workers {
     const void* context = nullptr;
     int64_t base = 0;  // of task 0
     int shares = 0;    // how many of the threads have one
+    const Upcoming* next = nullptr;
+  };
+  struct alignas(128) OwnFetching {
+    Fetching own;
   };
 
   void run_shared(int64_t tasks, Call call, const void* context);
   void run_region(uint32_t tasks, int64_t base, Call call, const void* context);
   uint32_t take_tasks(int worker);
+  template <class Ready>
+  void fetch_until(int worker, const Ready& ready);  // or until there is nothing left to fetch
   void work(int worker);
   void stop();
+  void keep_mark(int worker, int32_t what);
 
   const int size_;
   const int process_;  // that has the workers
   const Tuning tuning_;
   const std::chrono::nanoseconds spin_;  // of a worker without work
   std::unique_ptr<Share[]> shares_;
+  std::unique_ptr<OwnFetching[]> fetching_;  // each is its thread's alone
+  const Upcoming* next_ = nullptr;
   alignas(128) std::atomic<uint32_t> finished_{
       0};  // tasks that workers have done, in all regions, modulo 2^32
   std::atomic<bool> caller_sleeps_{false};
   alignas(128) std::atomic<uint32_t> wake_{0};  // sleeping workers wait on it
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> tracing_{false};
+  std::vector<std::vector<Mark>> marks_;
   std::vector<std::thread> workers_;
 };
 

@@ -41,6 +41,7 @@ constexpr KernelTable make_table(const char* isa) {
   t.peak_int8 = peak_int8;
   t.peak_bf16 = peak_bf16;
   t.peak_f32 = peak_f32;
+  t.read = read_bytes;
   return t;
 }
 

@@ -365,6 +365,7 @@ struct KernelTable {
   int64_t (*peak_int8)(int64_t rounds);
   int64_t (*peak_bf16)(int64_t rounds);
   int64_t (*peak_f32)(int64_t rounds);
+  uint64_t (*read)(const void* data, int64_t bytes);  // their sum, or nearly: a loop that only reads
 };
 
 // What this processor can run, best first; the last is "portable".

@@ -196,6 +196,88 @@ void bound_workers_stay_on_their_core() {
   }
 }
 
+// Whatever threads fetch while they wait, tasks run once each; and a pool may go while they fetch.
+void threads_fetch_while_they_wait() {
+  const std::vector<char> memory(6 << 20, 1);
+  const ew::Stream some{7, {{memory.data(), 9000}, {memory.data() + (4 << 20), 100}}};
+  const std::vector<ew::Stream> streams = {
+      some, {}, {3, {{memory.data() + 5, 1}}}, {1, {{memory.data(), 4 << 20}}}};
+  std::vector<ew::Upcoming> upcoming;
+  for (size_t first = 0; first <= streams.size(); ++first) {
+    for (const int64_t bytes : {int64_t{1} << 10, int64_t{1} << 17, int64_t{1} << 24}) {
+      for (const bool busy : {false, true})
+        upcoming.push_back({std::span(streams).subspan(first), bytes, busy});
+    }
+  }
+  for (const int size : kSizes) {
+    for (int round = 0; round < 60; ++round) {
+      ThreadPool pool(size);
+      const auto region = [&](const ew::Upcoming* next) {
+        pool.fetch_next(next);
+        std::vector<int> runs(5, 0);
+        pool.parallel_for(5, [&](int64_t task, int) { ++runs[task]; });
+        for (const int count : runs) CHECK(count == 1);
+      };
+      for (const ew::Upcoming& next : upcoming) region(&next);
+      region(round % 2 == 0 ? nullptr : &upcoming.back());
+    }
+  }
+}
+
+// A thread's share of each stream, part by part of all arrays, and no more than it may.
+void a_thread_fetches_its_own_share() {
+  const std::vector<char> memory(1 << 16, 1);
+  const std::vector<ew::Stream> streams = {{6, {{memory.data(), 1024}, {memory.data(), 64}}},
+                                           {1, {{memory.data(), 512}}}};
+  const auto calls = [&](const ew::Upcoming& next, int worker, int threads) {
+    ew::Fetching fetching;
+    fetching.expect(&next, worker, threads);
+    int count = 0;
+    while (fetching.some()) ++count;
+    return count;
+  };
+  CHECK(calls({streams, 1 << 20}, 0, 2) == 3 * 3);      // half of the first: 2 calls and 1 a part
+  CHECK(calls({streams, 1 << 20}, 1, 2) == 3 * 3 + 1);  // the second has one part, which is the last thread's
+  CHECK(calls({streams, 1 << 20}, 0, 1) == 6 * 3 + 1);
+  CHECK(calls({streams, 1 << 10}, 0, 1) == 2);
+  CHECK(calls({streams, 1 << 20, true}, 0, 2) == 0);
+  CHECK(calls({streams, 1 << 20, true}, 1, 2) == 6 * 3 + 1);
+  CHECK(calls({{}, 1 << 20}, 0, 1) == 0);
+  const ew::Upcoming all{streams, 1 << 20};
+  ew::Fetching fetching;
+  for (int round = 0; round < 3; ++round) {
+    fetching.expect(&all, 0, 1);  // the same again: it goes on
+    CHECK(fetching.some());
+  }
+  int rest = 0;
+  while (fetching.some()) ++rest;
+  CHECK(rest == 6 * 3 + 1 - 3);
+  fetching.expect(nullptr, 0, 1);
+  CHECK(!fetching.some());
+}
+
+// Marks of a thread are in order, and each begin of tasks has its end.
+void marks_say_when_tasks_run() {
+  ThreadPool pool(2);
+  pool.parallel_for(4, [](int64_t, int) {});
+  pool.trace(true);
+  for (int round = 0; round < 50; ++round) {
+    pool.mark(0, round);
+    pool.parallel_for(4, [](int64_t, int) {});
+  }
+  const std::vector<std::vector<ew::Mark>> marks = pool.trace(false);
+  pool.parallel_for(4, [](int64_t, int) {});
+  CHECK(marks.size() == 2 && marks[0].size() == 50 * 4 && marks[1].size() % 2 == 0);
+  for (const std::vector<ew::Mark>& thread : marks) {
+    for (size_t i = 0; i < thread.size(); ++i) {
+      CHECK(i == 0 || thread[i].at >= thread[i - 1].at);
+      const int32_t before = i == 0 ? 0 : thread[i - 1].what;
+      CHECK((thread[i].what == ew::Mark::kTasksEnd) == (before == ew::Mark::kTasksBegin));
+    }
+  }
+  CHECK(pool.trace(false)[0].empty());
+}
+
 void sleeping_workers_wake_up() {
   ThreadPool pool(3);
   for (int round = 0; round < 5; ++round) {
@@ -252,6 +334,9 @@ int main() {
   RUN(what_one_does_not_get_to_others_take);
   RUN(a_pool_may_be_woken);
   RUN(bound_workers_stay_on_their_core);
+  RUN(threads_fetch_while_they_wait);
+  RUN(a_thread_fetches_its_own_share);
+  RUN(marks_say_when_tasks_run);
   RUN(sleeping_workers_wake_up);
   RUN(pools_start_and_stop);
   RUN(crowds_get_through);
