@@ -1,4 +1,4 @@
-"""How near a decode step of one or a few requests is to a loop that only reads the same weights, and where time goes.
+"""Compares a decode step of a few requests with a loop that only reads the same weights, and traces its threads.
 
     python benchmarks/one_request.py BUNDLE ... [--requests 1] [--context 64] [--pairs 300] [--json FILE]
 
@@ -109,16 +109,16 @@ def pairs_of(running: Running, count: int, *, undisturbed: float = 0.0) -> list[
 
     With ``undisturbed`` only pairs with a core for each thread are kept, of so many seconds.
     """
-    taken: list[tuple[float, float]] = []
+    pairs: list[tuple[float, float]] = []
     least = _OF_A_CORE * running.inner.threads if undisturbed else 0.0
     end = time.perf_counter() + undisturbed
-    while len(taken) < count and (not undisturbed or time.perf_counter() < end):
+    while len(pairs) < count and (not undisturbed or time.perf_counter() < end):
         running.prepare()
         running.read()
         (step, cores), (read, readers) = timed(running.step), timed(running.read)
         if min(cores, readers) >= least:
-            taken.append((step, read))
-    return taken
+            pairs.append((step, read))
+    return pairs
 
 
 def kind_of(op: str) -> str:
@@ -175,31 +175,33 @@ def traced(running: Running, count: int) -> list[dict[str, float]]:
         end = time.perf_counter_ns()
         marks = _cpu.trace(running.inner, False)
         whole += end - begin
-        own = [shares_of_caller(begin, end, marks[0], running.ops)]
-        own += [shares_of_worker(begin, end, worker, marks[0], running.ops) for worker in marks[1:]]
-        sums = [a + b for a, b in zip(sums, own, strict=True)] if sums else own
-    return [{part: round(taken / whole * 100, 2) for part, taken in sorted(parts.items())} for parts in sums]
+        threads = [shares_of_caller(begin, end, marks[0], running.ops)]
+        threads += [shares_of_worker(begin, end, worker, marks[0], running.ops) for worker in marks[1:]]
+        sums = [a + b for a, b in zip(sums, threads, strict=True)] if sums else threads
+    return [
+        {part: round(nanoseconds / whole * 100, 2) for part, nanoseconds in sorted(parts.items())} for parts in sums
+    ]
 
 
 def measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures of one bundle."""
     running = Running(Bundle.open(path), options.requests, options.context, options.threads)
     pairs_of(running, 20)
-    taken = pairs_of(running, options.pairs, undisturbed=options.undisturbed)
-    if not taken:
+    pairs = pairs_of(running, options.pairs, undisturbed=options.undisturbed)
+    if not pairs:
         raise SystemExit(f"{path}: no pair was undisturbed")
-    ratios = sorted(read / step for step, read in taken)
+    ratios = sorted(read / step for step, read in pairs)
     return {
         "bundle": path.name,
         "requests": options.requests,
         "context": options.context,
         "threads": running.inner.threads,
         "isa": running.inner.isa,
-        "pairs": len(taken),
+        "pairs": len(pairs),
         "ratio": round(median(ratios), 4),
         "ratio_quartiles": [round(ratios[len(ratios) * i // 4], 4) for i in (1, 3)],
-        "step_ms": round(median(step for step, _ in taken) * 1e3, 4),
-        "read_ms": round(median(read for _, read in taken) * 1e3, 4),
+        "step_ms": round(median(step for step, _ in pairs) * 1e3, 4),
+        "read_ms": round(median(read for _, read in pairs) * 1e3, 4),
         "percent_of_step_by_thread": traced(running, options.traced),
     }
 

@@ -32,10 +32,10 @@ def check_parts(tmp_path: Path, threads: int, requests: int) -> None:
     command += ["--pairs", "6", "--traced", "4", "--threads", str(threads), "--requests", str(requests)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert found["ratio"] > 0 and found["pairs"] == 6 and found["requests"] == requests
-    parts = found["percent_of_step_by_thread"]
-    assert len(parts) == found["threads"] == threads
+    (figures,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert figures["ratio"] > 0 and figures["pairs"] == 6 and figures["requests"] == requests
+    parts = figures["percent_of_step_by_thread"]
+    assert len(parts) == figures["threads"] == threads
     for thread in parts:
         assert sum(thread.values()) == pytest.approx(100, abs=0.1), parts
         assert all(share >= 0 for share in thread.values())
