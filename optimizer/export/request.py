@@ -12,7 +12,7 @@ from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache, with_partitions
-from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_context, check_storages
+from enginewright.optimizer.recipes.targets import TARGETS, check_kernels, check_storages
 from enginewright.optimizer.recover.finished import FinishedRecovery
 from enginewright.plugins.gpu.formats import parse_capabilities
 from enginewright.plugins.gpu.recipe import EnginesSection
@@ -84,8 +84,7 @@ class ExportRequest:
         if given.partitions:
             chosen = with_partitions(chosen, given.partitions)
         check_storages(chosen, targets)
-        check_cache(chosen, targets)
-        check_context(chosen, targets)
+        check_kernels(chosen, targets)
         if chosen.buckets is not None:
             check_files(chosen.buckets)
         return ExportRequest(

@@ -22,10 +22,12 @@ TARGETS = Halves("compile.target", Target)
 
 
 def check_kernels(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming the target that lacks kernels for the recipe: of weights, KV caches or attention."""
+    """Raises TargetError naming the target that lacks kernels for the recipe: of weights, KV caches or attention, or
+    that isn't exact."""
     check_formats_of(recipe, targets)
     check_cache(recipe, targets)
     check_context(recipe, targets)
+    check_exact(recipe, targets)
 
 
 def check_formats_of(recipe: Recipe, targets: Sequence[str]) -> None:
@@ -88,6 +90,17 @@ def check_context(recipe: Recipe, targets: Sequence[str]) -> None:
             f"target {lacking[0]}: its attention looks at the whole context, and recipe {recipe.name} has "
             "[adaptive_context]",
             hint="Leave that section out for it, or export for --target cpu alone.",
+        )
+
+
+def check_exact(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming a target that doesn't support [engines] exact of a recipe that has it."""
+    lacking = [name for name in targets if not TARGETS[name].exact]
+    if lacking and recipe.engines is not None and recipe.engines.exact:
+        able = ", ".join(name for name in OWN if TARGETS[name].exact)
+        raise TargetError(
+            f"target {lacking[0]}: recipe {recipe.name} has engines.exact, which target {able} alone supports",
+            hint=f"Leave exact out of [engines], or export for --target {able} alone. Target cpu is exact without it.",
         )
 
 

@@ -26,6 +26,7 @@ class CudaSection(Record, frozen=True, kw_only=True):
         chunk: the most tokens of a step.
         partitions: partitions, such as "tensor=2", whose ranks it has kernels for.
         families: the capabilities whose machine code was made for their family: "10.0" runs on 10.3, "12.0" on 12.1.
+        exact: True if a token's bits don't depend on the step that computes it.
         assemblers: capability -> the CUDA version of the assembler of its machine code, such as "13.4", if known.
     """
 
@@ -35,6 +36,7 @@ class CudaSection(Record, frozen=True, kw_only=True):
     chunk: Positive
     partitions: tuple[str, ...] = ()
     families: tuple[Capability, ...] = ()
+    exact: bool = False
     assemblers: dict[Capability, str] = field(default_factory=dict)
 
     def kernels_for(self, capability: str) -> str | None:

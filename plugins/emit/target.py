@@ -36,6 +36,7 @@ class Target:
         states: True if it has kernels for the states of recurrent layers.
         whole_texts: True if it has kernels for attention without a cache, and for pooling.
         adaptive_context: True if it supports [adaptive_context] of recipes.
+        exact: True if it supports [engines] exact of recipes.
         lower: returns the lowered program that the target runs, with memory planned; None if it runs no such program.
         no_cache: the reason why caches with scales are unsupported, if ``caches`` depends on the recipe.
     """
@@ -55,4 +56,5 @@ class Target:
     states: bool = False
     whole_texts: bool = False
     adaptive_context: bool = False
+    exact: bool = False
     lower: Callable[[Program, EmitOptions], Lowering] | None = None

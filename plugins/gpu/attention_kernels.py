@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_tile import attend_tile
+from .attention_tile import LOG2E, attend_tile, merged
 
 
 @triton.jit
@@ -59,6 +59,7 @@ def paged_attention_kernel(
     C: tl.constexpr,
     SKIP_SINGLES: tl.constexpr = False,
     CLAMP: tl.constexpr = False,
+    EXACT: tl.constexpr = 0,
 ) -> None:
     """Computes attention of q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B, Nkv,
     splits).
@@ -74,7 +75,7 @@ def paged_attention_kernel(
 
     With CLAMP, the kernel ends soon and reads only its arguments' memory whatever q_start, kv_len and the table
     contain: q has ``total`` tokens, the caches have ``pool`` blocks. TensorRT needs that, as it times plugins on
-    invented inputs. Without CLAMP, both may be None.
+    invented inputs. Without CLAMP, both may be None. EXACT is that of ``attend_tile``.
     """
     GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
     tile = tl.program_id(0)
@@ -121,7 +122,7 @@ def paged_attention_kernel(
     attend_tile(
         q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, pool, sinks, slopes, q_stride,
         out, lse, first_token, first_token, tokens, first, before, low, high, kv_head, split, splits, sink_split,
-        C, CLAMP,
+        C, CLAMP, EXACT,
     )  # fmt: skip
 
 
@@ -145,6 +146,7 @@ def listed_attention_kernel(
     C: tl.constexpr,
     q_start: tl.tensor = None,
     MIXED: tl.constexpr = False,
+    EXACT: tl.constexpr = 0,
 ) -> None:
     """Computes the parts that ``decode_work_kernel`` listed in ``work``, as ``paged_attention_kernel`` does; grid (any,
     Nkv).
@@ -167,7 +169,7 @@ def listed_attention_kernel(
         attend_tile(
             q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, blocks, sinks, slopes, q_stride,
             out, lse, token, request, 1, 0, length - 1, low, high, kv_head, split, splits, lowest // C.SPLIT_KEYS,
-            C, False,
+            C, False, EXACT,
         )  # fmt: skip
 
 
@@ -270,3 +272,55 @@ def combine_splits_kernel(
         all_shares = tl.where(all_shares == 0.0, 1.0, all_shares)
     result = tl.sum(values, axis=0) / all_shares
     tl.store(out + to * VALUE_SIZE + e, result.to(out.dtype.element_ty), mask=e < VALUE_SIZE)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def merge_parts_kernel(
+    parts: tl.tensor,
+    lse: tl.tensor,
+    splits: tl.tensor,
+    out: tl.tensor,
+    kv_len: tl.tensor,
+    sinks: tl.tensor,
+    q_start: tl.tensor,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    SINKS: tl.constexpr,
+    MIXED: tl.constexpr,
+) -> None:
+    """Merges parts float32 [B, Nq, splits, Dv] with lse float32 [B, Nq, splits, 2] in order to out [T, Nq, Dv]; grid
+    (B * Nq).
+
+    The parts are those that ``listed_attention_kernel`` wrote with EXACT, and the result has the bits that
+    ``paged_attention_kernel`` has with EXACT. MIXED is as for ``combine_splits_kernel``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    to = row
+    if MIXED:
+        first_token = tl.load(q_start + row // Q_HEADS)
+        if tl.load(q_start + row // Q_HEADS + 1) - first_token != 1:
+            return
+        to = first_token.to(tl.int64) * Q_HEADS + row % Q_HEADS
+    e = tl.arange(0, VALUE_WIDTH)
+    one = tl.arange(0, 1)
+    length = tl.load(kv_len + row // Q_HEADS)
+    low = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+    largest = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    values = tl.zeros([1, VALUE_WIDTH], tl.float32)
+    if SINKS:
+        largest = tl.load(sinks + row % Q_HEADS + one).to(tl.float32) * LOG2E
+        total += 1.0
+    for part in range(low // SPLIT_KEYS, (length + SPLIT_KEYS - 1) // SPLIT_KEYS):
+        at = row * splits + part
+        part_values = tl.load(parts + at * VALUE_SIZE + e, mask=e < VALUE_SIZE, other=0.0)
+        largest, total, values = merged(
+            largest, total, values, tl.load(lse + 2 * at + one), tl.load(lse + 2 * at + 1 + one), part_values[None, :]
+        )
+    seen = tl.where(total == 0.0, 1.0, total)
+    result = values / seen[:, None]
+    place = out + to * VALUE_SIZE + e[None, :]
+    tl.store(place, result.to(out.dtype.element_ty), mask=(e < VALUE_SIZE)[None, :])

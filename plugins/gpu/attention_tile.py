@@ -156,7 +156,7 @@ def _attend(
             bent = (1.0 - fall) / (1.0 + fall) * (C.SOFTCAP * LOG2E)  # tanh
             scores = tl.where(scores < 0, -bent, bent)
         if C.SLOPES:
-            scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+            scores = tl.fma(slope[:, None], (key[None, :] - position[:, None]).to(tl.float32), scores)
     if MASKED:
         if C.QUERIES == 1:  # keys from low to high are those that the one query sees
             visible = present[None, :]
@@ -174,11 +174,11 @@ def _attend(
     if MASKED:
         base = tl.where(larger == float("-inf"), 0.0, larger)  # no key seen yet
     if SHARED:
-        weights = tl.exp2(scores * FACTOR - base[:, None])
+        weights = tl.exp2(tl.fma(scores, FACTOR, -base[:, None]))
     else:
         weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(largest - base)
-    total = total * shrink + tl.sum(weights, axis=1)
+    total = tl.fma(total, shrink, tl.sum(weights, axis=1))
 
     if MASKED:
         cached_values = tl.load(at_values, mask=present[:, None] & (e < C.VALUE_SIZE)[None, :], other=0.0)
@@ -200,76 +200,36 @@ def _attend(
 
 
 @triton.jit
-def attend_tile(
-    q: tl.tensor,
+def _attend_range(
+    queries: tl.tensor,
+    position: tl.tensor,
+    slope: tl.tensor,
+    largest: tl.tensor,
+    total: tl.tensor,
+    values: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
     k_scales: tl.tensor,
     v_scales: tl.tensor,
     table: tl.tensor,
     pool: tl.tensor,
-    sinks: tl.tensor,
-    slopes: tl.tensor,
-    q_stride: tl.tensor,
-    out: tl.tensor,
-    lse: tl.tensor,
-    first_token: tl.tensor,
-    out_token: tl.tensor,
     tokens: tl.tensor,
     first: tl.tensor,
     before: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
     kv_head: tl.tensor,
-    split: tl.tensor,
-    splits: tl.tensor,
-    sink_split: tl.tensor,
     C: tl.constexpr,
     CLAMP: tl.constexpr,
-) -> None:
-    """Computes attention of one tile over the keys from ``low`` to ``high`` (exclusive), and writes the result.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Processes the keys from ``low`` to ``high`` (exclusive); returns the new (largest, total, values).
 
-    At least one key is in that range. Arguments not listed here are those of the kernels.
-
-    Args:
-        first_token: the request's first token in the step.
-        out_token: the request's first row in ``out`` and ``lse``.
-        tokens: the number of the request's tokens.
-        first: the tile's first token among them.
-        before: the number of keys before the request's first token.
-        sink_split: the split that includes the sinks.
+    Arguments are those of ``attend_tile`` and ``_attend``.
     """
-    GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
     # Blocks of a tile of keys; 0: no whole number, or many, and each key's is looked up.
     PAGES: tl.constexpr = (
         1 if C.BLOCK_SIZE % C.KEYS == 0 else 2 if C.KEYS == 2 * C.BLOCK_SIZE else 4 if C.KEYS == 4 * C.BLOCK_SIZE else 0
     )
-    row = tl.arange(0, C.ROWS)
-    query = first + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    valid = (row // GROUP < C.QUERIES) & (query < tokens)  # [ROWS]
-    position = before + query
-    token = (first_token + query).to(tl.int64)
-    row_place = (out_token + query).to(tl.int64) * C.Q_HEADS + head  # [ROWS], in [T, Nq]
-
-    element = tl.arange(0, C.WIDTH)
-    e = tl.arange(0, C.VALUE_WIDTH)
-    queries = tl.load(
-        q + token[:, None] * q_stride + (head * C.HEAD_SIZE)[:, None] + element[None, :],
-        mask=valid[:, None] & (element < C.HEAD_SIZE)[None, :],
-        other=0.0,
-    )  # [ROWS, WIDTH]
-    largest = tl.full([C.ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([C.ROWS], tl.float32)
-    values = tl.zeros([C.ROWS, C.VALUE_WIDTH], tl.float32)
-    if C.SINKS:
-        sunk = valid & (row * 0 + split == sink_split)
-        largest = tl.load(sinks + head, mask=sunk, other=float("-inf")).to(tl.float32) * LOG2E
-        total += tl.where(sunk, 1.0, 0.0)
-    slope = total
-    if C.SLOPES:
-        slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
-
     begin = low // C.KEYS * C.KEYS
     # Keys that every row sees need no mask: up to the first query's own, and behind the last one's window. A single
     # query's are in one loop, as splits are short.
@@ -310,12 +270,130 @@ def attend_tile(
                     queries, position, slope, largest, total, values,
                     k_cache, v_cache, k_scales, v_scales, place, start, low, high, C, MASKED=part != 1,
                 )  # fmt: skip
+    return largest, total, values
+
+
+@triton.jit
+def merged(
+    largest: tl.tensor,
+    total: tl.tensor,
+    values: tl.tensor,
+    part_largest: tl.tensor,
+    part_total: tl.tensor,
+    part_values: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Adds a part's sums [ROWS] and [ROWS, VALUE_WIDTH] to those of the parts before it, each about its own largest
+    score. One function for all kernels: a compiler that fuses other operations changes bits.
+    """
+    larger = tl.maximum(largest, part_largest)
+    base = tl.where(larger == float("-inf"), 0.0, larger)  # no key seen yet
+    keep = tl.exp2(largest - base)
+    share = tl.exp2(part_largest - base)
+    total = tl.fma(total, keep, part_total * share)
+    values = tl.fma(values, keep[:, None], part_values * share[:, None])
+    return larger, total, values
+
+
+@triton.jit
+def attend_tile(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
+    table: tl.tensor,
+    pool: tl.tensor,
+    sinks: tl.tensor,
+    slopes: tl.tensor,
+    q_stride: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    first_token: tl.tensor,
+    out_token: tl.tensor,
+    tokens: tl.tensor,
+    first: tl.tensor,
+    before: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    kv_head: tl.tensor,
+    split: tl.tensor,
+    splits: tl.tensor,
+    sink_split: tl.tensor,
+    C: tl.constexpr,
+    CLAMP: tl.constexpr,
+    EXACT: tl.constexpr,
+) -> None:
+    """Computes attention of one tile over the keys from ``low`` to ``high`` (exclusive), and writes the result.
+
+    At least one key is in that range. Arguments not listed here are those of the kernels.
+
+    With EXACT, each EXACT keys at absolute positions are a part with sums of its own, and parts are merged in order,
+    sinks first. If SPLIT_KEYS is EXACT too, the range is in one part, ``out`` gets its sum of values as it is, and
+    ``lse`` [.., 2] its largest score and its sum of weights; ``merge_parts_kernel`` merges them.
+
+    Args:
+        first_token: the request's first token in the step.
+        out_token: the request's first row in ``out`` and ``lse``.
+        tokens: the number of the request's tokens.
+        first: the tile's first token among them.
+        before: the number of keys before the request's first token.
+        sink_split: the split that includes the sinks.
+    """
+    GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
+    row = tl.arange(0, C.ROWS)
+    query = first + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    valid = (row // GROUP < C.QUERIES) & (query < tokens)  # [ROWS]
+    position = before + query
+    token = (first_token + query).to(tl.int64)
+    row_place = (out_token + query).to(tl.int64) * C.Q_HEADS + head  # [ROWS], in [T, Nq]
+
+    element = tl.arange(0, C.WIDTH)
+    e = tl.arange(0, C.VALUE_WIDTH)
+    queries = tl.load(
+        q + token[:, None] * q_stride + (head * C.HEAD_SIZE)[:, None] + element[None, :],
+        mask=valid[:, None] & (element < C.HEAD_SIZE)[None, :],
+        other=0.0,
+    )  # [ROWS, WIDTH]
+    largest = tl.full([C.ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([C.ROWS], tl.float32)
+    values = tl.zeros([C.ROWS, C.VALUE_WIDTH], tl.float32)
+    if C.SINKS and not (EXACT and C.SPLIT_KEYS):
+        sunk = valid & (row * 0 + split == sink_split)
+        largest = tl.load(sinks + head, mask=sunk, other=float("-inf")).to(tl.float32) * LOG2E
+        total += tl.where(sunk, 1.0, 0.0)
+    slope = total
+    if C.SLOPES:
+        slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+
+    if EXACT and not C.SPLIT_KEYS:
+        for part in range(low // EXACT, (high + EXACT - 1) // EXACT):
+            of_largest, of_total, of_values = _attend_range(
+                queries, position, slope,
+                tl.full([C.ROWS], float("-inf"), tl.float32),
+                tl.zeros([C.ROWS], tl.float32),
+                tl.zeros([C.ROWS, C.VALUE_WIDTH], tl.float32),
+                k_cache, v_cache, k_scales, v_scales, table, pool, tokens, first, before,
+                tl.maximum(low, part * EXACT), tl.minimum(high, (part + 1) * EXACT), kv_head, C, CLAMP,
+            )  # fmt: skip
+            largest, total, values = merged(largest, total, values, of_largest, of_total, of_values)
+    else:
+        largest, total, values = _attend_range(
+            queries, position, slope, largest, total, values,
+            k_cache, v_cache, k_scales, v_scales, table, pool, tokens, first, before, low, high, kv_head, C, CLAMP,
+        )  # fmt: skip
 
     seen = tl.where(total == 0.0, 1.0, total)  # rows of no query
     if C.FORMAT == "int8" or C.FORMAT == "fp8":
         values = values * (1.0 / 64.0 if C.FORMAT == "int8" else 1.0 / 256.0)  # of "e4m3" the codes were divided by it
-    values = values / seen[:, None]
     inside = valid[:, None] & (e < C.VALUE_SIZE)[None, :]
+    if EXACT and C.SPLIT_KEYS:
+        to = row_place * splits + split
+        tl.store(out + to[:, None] * C.VALUE_SIZE + e[None, :], values, mask=inside)
+        tl.store(lse + 2 * to, largest, mask=valid)
+        tl.store(lse + 2 * to + 1, total, mask=valid)
+        return
+    values = values / seen[:, None]
     if C.SPLIT_KEYS:
         to = row_place * splits + split
         tl.store(out + to[:, None] * C.VALUE_SIZE + e[None, :], values, mask=inside)

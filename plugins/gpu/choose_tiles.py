@@ -87,7 +87,7 @@ def choose_tile(shape: AttentionShape, capability: int, *, decode: bool, compile
     It fits every GPU that runs this GPU's machine code. Raises the errors of ``compile_attention``.
     """
     case, gpu = shape.tile_case(decode=decode), gpu_of(capability)
-    if case in measured_tiles(capability) and gpu.portable_memory == gpu.shared_memory:
+    if not shape.exact and case in measured_tiles(capability) and gpu.portable_memory == gpu.shared_memory:
         return next(attention_tiles(case, gpu))
     split_keys, limit = SPLIT_KEYS if decode else 0, gpu.portable_memory
     return compile_attention(shape, capability, split_keys=split_keys, shared_memory=limit, compiler=compiler)[

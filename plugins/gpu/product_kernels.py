@@ -38,27 +38,24 @@ def nibbles_to_floats(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexp
     return values
 
 
-@triton.jit(do_not_specialize=["rows", "experts"])
-def product_kernel(
+@triton.jit
+def _sum_along(
     x: tl.tensor,
     weight: tl.tensor,
     scales: tl.tensor,
     offsets: tl.tensor,
-    bias: tl.tensor,
-    starts: tl.tensor,
-    rows: tl.tensor,
-    experts: tl.tensor,
-    out: tl.tensor,
+    m: tl.tensor,
+    end: tl.tensor,
+    n: tl.tensor,
+    expert: tl.tensor,
+    from_k: tl.tensor,
+    to_k: tl.tensor,
     N: tl.constexpr,
     K: tl.constexpr,
     X_STRIDE: tl.constexpr,
-    OUT_STRIDE: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr,
-    GROUPED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -66,52 +63,19 @@ def product_kernel(
     SWAP: tl.constexpr,
     ROUNDED: tl.constexpr,
     BY_GROUP: tl.constexpr,
-    STAGES: tl.constexpr = None,
-    PART: tl.constexpr = 0,
-) -> None:
-    """Computes ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
-
-    Grid (tiles of ROWS rows, tiles of COLUMNS columns); ``rows`` is M. With GROUPED, row m uses the weight, scales and
-    bias of the expert e with starts[e] <= m < starts[e + 1], and there are M // ROWS + experts tiles of rows.
-
-    ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
-    the first in its low half). GROUP is the number of neighbours along K that share a scale, and an offset with
-    OFFSETS;
-    0 means all of K.
-
-    PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out`` float32
-    [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of the
-    elements of one iteration, which are STEPS products of DEPTH along K.
-
-    SWAP: out^T = weight @ x^T is computed instead; then Hopper's tensor cores read weights from registers.
-
-    ROUNDED: dequantized weights are rounded to x's type, as ``unpack_kernel`` does: with many rows that is less work
-    than scaling sums.
-
-    BY_GROUP: 0 for a weight [.., N, K] with scales and offsets [.., N, G]; otherwise the distance in rows between
-    groups of a weight [.., G, N, GROUP] with scales and offsets [.., G, N] (``Stored``). Then a step reads neighbours,
-    and scales are copied STAGES iterations ahead too.
+    STAGES: tl.constexpr,
+    CHAIN: tl.constexpr,
+) -> tl.tensor:
+    """Returns the products of rows m of x and rows n of an expert's weight, summed over K from ``from_k`` to ``to_k``:
+    [ROWS, COLUMNS], or with SWAP [COLUMNS, ROWS]. Rows from ``end`` on are zeros. Other names are those of
+    ``product_kernel``.
     """
     NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
     EVEN: tl.constexpr = K % (DEPTH * STEPS) == 0
     WHOLE: tl.constexpr = FORMAT != "float" and GROUP % DEPTH == 0  # a step along K lies in one group
-    LAST: tl.constexpr = FORMAT != "float" and GROUP == 0 and not OFFSETS  # one scale for all of K
+    LAST: tl.constexpr = FORMAT != "float" and GROUP == 0 and not OFFSETS and not CHAIN  # one scale for all of K
     SCALED: tl.constexpr = ROUNDED and WHOLE and not LAST
-    tile = tl.program_id(0)
-    first = tile * ROWS
-    end = rows
-    which = tile * 0
-    if GROUPED:
-        which = request_of_tile(starts, tile, experts, ROWS)  # tiles of experts lie as those of requests do
-        begin = tl.load(starts + which)
-        end = tl.load(starts + which + 1)
-        first = begin + (tile - (begin // ROWS + which)) * ROWS
-        if (first >= end) | (first < begin):  # the latter where the rows in front are other ranks' experts'
-            return
-    expert = which.to(tl.int64)
-    m = (first + tl.arange(0, ROWS)).to(tl.int64)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, DEPTH)
     there, columns_inside = m < end, n < N
     line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
@@ -119,11 +83,6 @@ def product_kernel(
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
     else:
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    from_k = 0
-    to_k = K
-    if PART:
-        from_k = tl.program_id(2) * PART
-        to_k = tl.minimum(from_k + PART, K)
     for turn in tl.range(from_k, to_k, DEPTH * STEPS, num_stages=STAGES):
         for step in tl.static_range(STEPS):
             start = turn + step * DEPTH
@@ -171,7 +130,7 @@ def product_kernel(
             else:
                 at = block + n if BY_GROUP else line * GROUPS + group
                 scale = tl.load(scales + at, mask=scaled, other=0.0).to(tl.float32)
-                total += product * (scale[:, None] if SWAP else scale[None, :])
+                total = tl.fma(product, scale[:, None] if SWAP else scale[None, :], total)
                 if OFFSETS:
                     shift = tl.load(offsets + at, mask=scaled, other=0.0).to(tl.float32)
                     # Sums of x by the tensor cores: ones made of the codes, so that both products read x alike.
@@ -180,9 +139,109 @@ def product_kernel(
                     )
                     ones = ones.to(left.dtype)
                     if SWAP:
-                        total += tl.dot(ones, tl.trans(left), input_precision="ieee") * shift[:, None]
+                        total = tl.fma(tl.dot(ones, tl.trans(left), input_precision="ieee"), shift[:, None], total)
                     else:
-                        total += tl.dot(left, tl.trans(ones), input_precision="ieee") * shift[None, :]
+                        total = tl.fma(tl.dot(left, tl.trans(ones), input_precision="ieee"), shift[None, :], total)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows", "experts"])
+def product_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    bias: tl.tensor,
+    starts: tl.tensor,
+    rows: tl.tensor,
+    experts: tl.tensor,
+    out: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEPS: tl.constexpr,
+    SWAP: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    BY_GROUP: tl.constexpr,
+    STAGES: tl.constexpr = None,
+    PART: tl.constexpr = 0,
+    CHAIN: tl.constexpr = 0,
+) -> None:
+    """Computes ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
+
+    Grid (tiles of ROWS rows, tiles of COLUMNS columns); ``rows`` is M. With GROUPED, row m uses the weight, scales and
+    bias of the expert e with starts[e] <= m < starts[e + 1], and there are M // ROWS + experts tiles of rows.
+
+    ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
+    the first in its low half). GROUP is the number of neighbours along K that share a scale, and an offset with
+    OFFSETS;
+    0 means all of K.
+
+    PART: if it isn't 0, each program sums PART neighbours along K, chosen by its number along z, and ``out`` float32
+    [parts, M, N] gets sums without bias and activation; ``sum_parts_kernel`` adds them. PART is a multiple of the
+    elements of one iteration, which are STEPS products of DEPTH along K.
+
+    CHAIN: if it isn't 0, each CHAIN neighbours along K have a sum of their own, and these are added in order: by this
+    program, or with PART, which then is CHAIN, by ``sum_parts_kernel``. Both have the same bits.
+
+    SWAP: out^T = weight @ x^T is computed instead; then Hopper's tensor cores read weights from registers.
+
+    ROUNDED: dequantized weights are rounded to x's type, as ``unpack_kernel`` does: with many rows that is less work
+    than scaling sums.
+
+    BY_GROUP: 0 for a weight [.., N, K] with scales and offsets [.., N, G]; otherwise the distance in rows between
+    groups of a weight [.., G, N, GROUP] with scales and offsets [.., G, N] (``Stored``). Then a step reads neighbours,
+    and scales are copied STAGES iterations ahead too.
+    """
+    LAST: tl.constexpr = FORMAT != "float" and GROUP == 0 and not OFFSETS and not CHAIN
+    tile = tl.program_id(0)
+    first = tile * ROWS
+    end = rows
+    which = tile * 0
+    if GROUPED:
+        which = request_of_tile(starts, tile, experts, ROWS)  # tiles of experts lie as those of requests do
+        begin = tl.load(starts + which)
+        end = tl.load(starts + which + 1)
+        first = begin + (tile - (begin // ROWS + which)) * ROWS
+        if (first >= end) | (first < begin):  # the latter where the rows in front are other ranks' experts'
+            return
+    expert = which.to(tl.int64)
+    m = (first + tl.arange(0, ROWS)).to(tl.int64)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there, columns_inside = m < end, n < N
+    line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
+    if CHAIN and not PART:
+        if SWAP:
+            total = tl.zeros([COLUMNS, ROWS], tl.float32)
+        else:
+            total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for from_k in range(0, K, CHAIN):
+            total += _sum_along(
+                x, weight, scales, offsets, m, end, n, expert, from_k, tl.minimum(from_k + CHAIN, K),
+                N, K, X_STRIDE, FORMAT, GROUP, OFFSETS, ROWS, COLUMNS, DEPTH, STEPS, SWAP, ROUNDED, BY_GROUP, STAGES,
+                CHAIN,
+            )  # fmt: skip
+    else:
+        begin_k = 0
+        end_k = K
+        if PART:
+            begin_k = tl.program_id(2) * PART
+            end_k = tl.minimum(begin_k + PART, K)
+        total = _sum_along(
+            x, weight, scales, offsets, m, end, n, expert, begin_k, end_k,
+            N, K, X_STRIDE, FORMAT, GROUP, OFFSETS, ROWS, COLUMNS, DEPTH, STEPS, SWAP, ROUNDED, BY_GROUP, STAGES,
+            CHAIN,
+        )  # fmt: skip
     if LAST:
         scale = tl.load(scales + line, mask=columns_inside, other=0.0).to(tl.float32)
         total *= scale[:, None] if SWAP else scale[None, :]

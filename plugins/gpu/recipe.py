@@ -42,6 +42,8 @@ class EnginesSection(OffsetOptions):
             insert copies; "ordered" hides it, and attention waits for a result of the write.
         blocks: for the target tensorrt: maximum blocks of a cache; None for 4,194,304, which fill any GPU.
         partitions: for the target cuda: partitions of the model, such as "tensor=2", whose ranks also get kernels.
+        exact: for the target cuda: a request's bits don't depend on the other requests of a step, nor on how its prompt
+            is cut; slower.
         large_tiles: for the target tensorrt, untested: attention's tiles may use more than 48 KiB of shared memory,
             which
             TensorRT may refuse to launch.
@@ -57,6 +59,7 @@ class EnginesSection(OffsetOptions):
     caches: Literal["aliased", "ordered"] = "aliased"
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
     partitions: tuple[str, ...] = ()
+    exact: StrictBool = False
     large_tiles: StrictBool = False
 
     def context_within(self, model_context: int) -> int:

@@ -33,8 +33,9 @@ SamplingKernel = (
 )
 SAMPLING_KERNELS: tuple[SamplingKernel, ...] = tuple(name for of in get_args(SamplingKernel) for name in get_args(of))
 KernelName = (
-    Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
+    Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work", "merge_parts"]
     | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack"]
+    | Literal["reduce", "invert_order", "combine_experts"]
     | Literal["stored_convolution", "stored_scan", "stored_delta_rule", "place"]
     | SamplingKernel
 )
@@ -80,6 +81,8 @@ class AttentionShape:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    exact: bool = False
+    """True if a token's bits must not depend on the step that computes it."""
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -228,7 +231,7 @@ def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split
         VALUE_WIDTH=width_of(shape.value_size),
         AHEAD=looks_ahead(tile, gpu),
     )
-    return dict(vars(constants))
+    return dict(vars(constants)) | ({"EXACT": SPLIT_KEYS} if shape.exact else {})
 
 
 def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> dict[str, Any]:
@@ -268,6 +271,7 @@ ARGUMENTS: Mapping[KernelName, tuple[str, ...]] = {
         *("blocks", "q_stride", "splits", "out", "lse", "q_start"),
     ),
     "combine_splits": ("parts", "lse", "splits", "out", "kv_len", "q_start"),
+    "merge_parts": ("parts", "lse", "splits", "out", "kv_len", "sinks", "q_start"),
     "kv_write": (
         *("k", "v", "slots", "k_cache_before", "v_cache_before", "k_scales_before", "v_scales_before"),
         *("capacity", "k_stride", "v_stride", "k_cache", "v_cache", "k_scales", "v_scales"),
@@ -366,7 +370,7 @@ def attention_scratch(
     """
     splits = splits_of(blocks, block_size, split_keys)
     count = tokens * heads * splits
-    return aligned(count * value_size) + count if splits > 1 or mixed else 0
+    return aligned(count * value_size) + 2 * count if splits > 1 or mixed else 0
 
 
 _MODULES: Mapping[KernelName, str] = {
@@ -374,12 +378,16 @@ _MODULES: Mapping[KernelName, str] = {
     "combine_splits": "attention_kernels",
     "listed_attention": "attention_kernels",
     "decode_work": "attention_kernels",
+    "merge_parts": "attention_kernels",
     "kv_write": "cache_kernels",
     "embedding": "step_kernels",
     "norm": "step_kernels",
     "rope": "step_kernels",
     "rope_kv_write": "step_kernels",
     "gated_activation": "step_kernels",
+    "reduce": "step_kernels",
+    "invert_order": "step_kernels",
+    "combine_experts": "step_kernels",
     "product": "product_kernels",
     "sum_parts": "product_kernels",
     "unpack": "product_kernels",

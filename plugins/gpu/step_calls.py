@@ -38,6 +38,7 @@ from .tiles import (
     part_of_product,
     power_of_2,
     product_tile,
+    width_of,
 )
 
 TileOf = Callable[[AttentionShape, bool], Tile]
@@ -274,13 +275,17 @@ class AttendedBatch:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """The rules for scores, as in ``ew.paged_attention``; sinks and slopes are [Nq]."""
+    """The rules for scores, as in ``ew.paged_attention``; sinks and slopes are [Nq].
+
+    ``exact``: True if a token's bits must not depend on the step: all steps have one tile, and parts of SPLIT_KEYS.
+    """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
     slopes: torch.Tensor | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -329,6 +334,7 @@ def attention_calls(
         softcap=rule.softcap,
         sinks=sinks is not None,
         slopes=slopes is not None,
+        exact=rule.exact,
     )
     block_size, value_size = shape.block_size, shape.value_size
     requests, blocks = table.shape
@@ -359,17 +365,18 @@ def attention_calls(
         return Call("paged_attention", arguments, constants, grid, tile.warps, tile.stages)
 
     if not split_keys or mixed:
-        calls.append(tiled(tiles(shape, decodes and not mixed), 0, out, None))
+        calls.append(tiled(tiles(shape, decodes and not mixed and not rule.exact), 0, out, None))
     if not split_keys:
         return calls
     assert scratch is not None, "parts need memory"
-    tile, members = tiles(shape, decodes or mixed), requests if mixed else tokens
+    tile, members = tiles(shape, not rule.exact), requests if mixed else tokens
     count = members * heads * splits
     parts = scratch.narrow(0, 0, count * value_size).view(members, heads, splits, value_size)
-    lse = scratch.narrow(0, aligned(count * value_size), count).view(members, heads, splits)
+    lse = scratch.narrow(0, aligned(count * value_size), 2 * count if rule.exact else count)
     listed: dict[str, Constant] = {}
     combined: dict[str, Argument] = {"parts": parts, "lse": lse, "splits": splits, "out": out}
     if work is None:
+        assert not rule.exact, "parts without a list aren't merged in order"
         calls.append(tiled(tile, split_keys, parts, lse))
     else:
         where: dict[str, Argument] = {"kv_len": kv_len, "q_start": q_start if mixed else None}
@@ -380,6 +387,11 @@ def attention_calls(
         calls.append(Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages))
         listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys, **how}
         combined |= where
+    if rule.exact:
+        merging: dict[str, Constant] = {"VALUE_SIZE": value_size, "VALUE_WIDTH": width_of(value_size), **listed}
+        merging |= {"SINKS": sinks is not None, "MIXED": mixed}
+        merged = in_order("merge_parts", combined | {"sinks": sinks})
+        return [*calls, Call("merge_parts", merged, merging, (members * heads, 1, 1))]
     all_constants = {**combine_constants(value_size), **listed}
     calls.append(Call("combine_splits", in_order("combine_splits", combined), all_constants, (members * heads, 1, 1)))
     return calls
@@ -397,6 +409,33 @@ def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str, up: tor
     if between != size:
         constants["UP"] = between
     return Call("gated_activation", {"x": x, "out": out}, constants, (math.prod(x.shape[:-1]), -(-size // width), 1))
+
+
+def reduce_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
+    """Returns the call that computes x [.., C] -> out [.., 1]: each row's "sum", "mean" or "logsumexp"."""
+    x, out = (of if of.dim() <= 3 else of.view(-1, *of.shape[-2:]) for of in (x, out))
+    size = x.shape[-1]
+    constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x), **strides_of("X", x), **strides_of("OUT", out)}
+    constants |= {"KIND": kind, "WIDTH": min(power_of_2(size), 4 * _PIECE)}
+    return Call("reduce", {"x": x, "out": out}, constants, (math.prod(x.shape[:-1]), 1, 1))
+
+
+def combine_experts_calls(
+    y: torch.Tensor, order: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+) -> list[Call]:
+    """Returns the calls that add the results of each token's experts -> out [T, H], in the router's order.
+
+    Row i of y [T * k, H] is the result of choice ``order[i]``. ``places`` int32 [T * k] is memory for the row of each
+    choice. ``weights`` [T, k] has the weight of each choice.
+    """
+    size, k = out.shape[1], weights.shape[1]
+    width, count = min(power_of_2(size), _PIECE), len(order)
+    arguments: dict[str, Argument] = {"order": order, "places": places, "count": count}
+    inverted = Call("invert_order", arguments, {"WIDTH": _PIECE}, (-(-count // _PIECE), 1, 1))
+    constants: dict[str, Constant] = {"K": k, "SIZE": size, "Y_STRIDE": y.stride(0)}
+    constants |= {"WEIGHTS_STRIDE": weights.stride(0), "OUT_STRIDE": out.stride(0), "WIDTH": width}
+    combined: dict[str, Argument] = {"y": y, "places": places, "weights": weights, "out": out}
+    return [inverted, Call("combine_experts", combined, constants, (len(out), -(-size // width), 1))]
 
 
 def product_call(
@@ -430,6 +469,7 @@ def product_call(
     constants |= {"STEPS": turn // step, "SWAP": tile.swap}
     constants |= {"ROUNDED": tile.rounded, "BY_GROUP": weight.distance}
     constants |= {"STAGES": tile.stages} if weight.by_group else {}
+    constants |= {"CHAIN": tile.chain} if tile.chain and starts is None else {}
     arguments: dict[str, Argument] = {"x": x, "weight": values, "scales": weight.scales, "offsets": weight.offsets}
     arguments |= {"bias": bias, "starts": starts, "rows": rows, "experts": experts, "out": out}
     tiles = -(-rows // tile.rows) if starts is None else rows // tile.rows + experts
@@ -448,11 +488,13 @@ def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
     return Call("unpack", arguments, constants, (-(-rows // 16), -(-depth // width), 1))
 
 
-def split_scratch(depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:
+def split_scratch(
+    depth: int, columns: int, form: str, group: int, dtype: FloatType, tile: ProductTile | None = None
+) -> int:
     """Returns the most floats of scratch memory that ``split_product_calls`` uses."""
     needed = 0
     for rows in PRODUCT_ROWS:
-        if part := part_of_product(rows, depth, columns, form, group, dtype):
+        if part := part_of_product(rows, depth, columns, form, group, dtype, tile):
             needed = max(needed, -(-depth // part) * rows * columns)
     return needed
 
@@ -470,7 +512,8 @@ def split_product_calls(
 ) -> list[Call]:
     """Returns the calls of a product whose K is split into parts if few rows would leave multiprocessors idle.
 
-    The parts are added in order; as their number depends on the number of rows, so do the last bits of a result.
+    The parts are added in order; as their number depends on the number of rows, so do the last bits of a result,
+    unless ``tile`` has a chain.
     ``scratch`` is float32, with ``split_scratch`` elements. Other arguments are those of ``product_call``.
     """
     (rows, depth), columns = x.shape, out.shape[1]

@@ -309,3 +309,81 @@ def gated_activation_kernel(
     up = tl.load(at + (UP if UP else SIZE), mask=inside, other=0.0).to(tl.float32)
     to = out + _row_at(row, INNER, OUT_OUTER, OUT_STRIDE) + c
     tl.store(to, (activated(gate, KIND) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def reduce_kernel(
+    x: tl.tensor,
+    out: tl.tensor,
+    SIZE: tl.constexpr,
+    INNER: tl.constexpr,
+    X_OUTER: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    OUT_OUTER: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Computes x [.., INNER, SIZE] -> out [.., INNER, 1]: the sum, mean or logsumexp of each row, in float32; grid
+    (rows).
+
+    It reads WIDTH elements at a time. A library's sums have an order that depends on the number of rows.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, WIDTH)
+    at = x + _row_at(row, INNER, X_OUTER, X_STRIDE) + c
+    total = tl.zeros([WIDTH], tl.float32)
+    if KIND == "logsumexp":
+        largest = tl.full([WIDTH], float("-inf"), tl.float32)
+        for start in range(0, SIZE, WIDTH):
+            values = tl.load(at + start, mask=start + c < SIZE, other=float("-inf")).to(tl.float32)
+            largest = tl.maximum(largest, values, propagate_nan=tl.PropagateNan.ALL)
+        top = tl.max(largest, axis=0)
+        base = tl.where(tl.abs(top) == float("inf"), 0.0, top)
+        for start in range(0, SIZE, WIDTH):
+            values = tl.load(at + start, mask=start + c < SIZE, other=float("-inf")).to(tl.float32)
+            total += tl.exp(values - base)
+        result = base + tl.log(tl.sum(total, axis=0))
+    else:
+        for start in range(0, SIZE, WIDTH):
+            total += tl.load(at + start, mask=start + c < SIZE, other=0.0).to(tl.float32)
+        result = tl.sum(total, axis=0)
+        if KIND == "mean":
+            result = result / SIZE
+    tl.store(out + _row_at(row, INNER, OUT_OUTER, OUT_STRIDE), result.to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["count"])
+def invert_order_kernel(order: tl.tensor, places: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr) -> None:
+    """Computes places[order[i]] = i for a permutation of ``count`` numbers; grid (pieces of WIDTH)."""
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = i < count
+    tl.store(places + tl.load(order + i, mask=inside, other=0), i, mask=inside)
+
+
+@triton.jit
+def combine_experts_kernel(
+    y: tl.tensor,
+    places: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    K: tl.constexpr,
+    SIZE: tl.constexpr,
+    Y_STRIDE: tl.constexpr,
+    WEIGHTS_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Adds the results of each token's K experts in the router's order: out[t] = the sum over j of weights[t, j] times
+    y[places[t * K + j]]; grid (T, pieces of WIDTH).
+    """
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = c < SIZE
+    total = tl.zeros([WIDTH], tl.float32)
+    for j in range(0, K):
+        place = tl.load(places + token * K + j).to(tl.int64)
+        values = tl.load(y + place * Y_STRIDE + c, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(weights + token * WEIGHTS_STRIDE + j).to(tl.float32)
+        total = tl.fma(values, weight + tl.zeros([WIDTH], tl.float32), total)
+    tl.store(out + token * OUT_STRIDE + c, total.to(out.dtype.element_ty), mask=inside)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -248,6 +248,8 @@ class ProductTile:
         swap: True if the transpose is computed: weight @ x^T.
         programs: K is split if there are far fewer programs than this; 0 never splits.
         rounded: True if dequantized weights are rounded to the type of x.
+        chain: the elements along K that are summed together; these sums are added in order (``exact_tile``). 0: K is
+            one sum, or as ``programs`` split it.
     """
 
     rows: int
@@ -258,6 +260,7 @@ class ProductTile:
     swap: bool = False
     programs: int = 0
     rounded: bool = False
+    chain: int = 0
 
 
 FEW_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=5, programs=512)
@@ -317,6 +320,26 @@ def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile
     return LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
 
 
+EXACT_ROWS = 64
+"""The rows of the tiles of ``exact_tile``: enough for decoding and for prompts."""
+
+_MOST_CHAINS = 8
+
+
+def exact_tile(depth: int, form: str, group: int, dtype: FloatType) -> ProductTile:
+    """Returns the tile for all products with a weight [.., ``depth``] whose results depend on nothing but x's row.
+
+    The sums along K depend on ``depth`` alone, so ranks with some of a weight's rows have the same sums.
+    """
+    tile = product_tile(EXACT_ROWS, form, dtype)
+    unit = math.lcm(tile.depth, group or 1)
+    chains = max(1, min(_MOST_CHAINS, depth // _LEAST_PART))
+    return replace(tile, chain=-(-depth // (chains * unit)) * unit, programs=EXACT_PROGRAMS)
+
+
+EXACT_PROGRAMS = 256
+"""With fewer tiles of columns than this, each sum along K of a step of few rows has a program of its own."""
+
 PRODUCT_ROWS = sorted({tile.rows for tiles in NARROW_PRODUCTS.values() for tile in tiles})
 """The most rows of a product that is summed in parts: one number for each tile."""
 
@@ -329,6 +352,9 @@ def part_of_product(
 ) -> int:
     """Returns the elements along K that one program of ``split_product_calls`` sums; 0 if K isn't split."""
     tile = product_tile(rows, form, dtype) if tile is None else tile
+    if tile.chain:
+        few = rows <= tile.rows and -(-columns // tile.columns) < tile.programs
+        return tile.chain if few and tile.chain < depth else 0
     if form == "float" or rows > tile.rows or not tile.programs:
         return 0
     tiles = -(-columns // tile.columns)

@@ -20,7 +20,7 @@ from typing import Any
 from ..bundle.reader import Bundle
 from ..bundle.tokenizer_files import TokenizerFiles
 from ..executors.base import Executor
-from ..executors.open import make_executor, target_groups
+from ..executors.open import check_code, exact_targets, make_executor, target_groups
 from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.candidate import Candidate
 from ..kv_cache.kinds.table import cache_block_bytes
@@ -29,12 +29,12 @@ from ..ranks.partition import Partition
 from ..requests.proposers import NOTHING, Proposal, ProposalKind, TimedProposer
 from ..requests.request import Generation, Request
 from ..scheduler.base import Chunk
+from ..scheduler.drafts import NOT_EXACT
 from ..scheduler.step_inputs import StepInputs
 from ..scheduler.step_times import DecodeTimes
 from ..shared.contracts import DRAFT_ROWS, NO_TOKEN
 from ..shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from ..shared.memory import format_bytes
-from ..shared.targets import MEASURED
 from ..text.tokenizer import Tokenizer
 from .proposer_setup import ProposerSetup
 
@@ -239,7 +239,8 @@ def open_draft(setup: ProposerSetup) -> DraftModel | None:
     The draft model's KV cache and the target model's hold the same number of tokens.
 
     Raises:
-        BundleError: the bundle is missing or damaged, or has no cpu target.
+        BundleError: the bundle is missing or damaged, or doesn't have the target.
+        TrustError: the target has code, and only the other bundle's is trusted.
         RequestError: the vocabularies differ, or the target can't verify drafts of a model.
         CapacityError: the weights and one block of both KV caches don't fit into the memory.
     """
@@ -247,19 +248,19 @@ def open_draft(setup: ProposerSetup) -> DraftModel | None:
     context, config, placement = setup.context, setup.config, setup.placement
     if speculate in (None, "auto", "lookup"):
         return None
-    if target != MEASURED:
-        hint = "Use the cpu target."
-        raise RequestError(f"speculate: target {target!r} can't verify drafts of another model", hint=hint)
+    if target not in exact_targets(bundle):
+        raise RequestError(f"speculate: target {target!r} can't verify drafts of another model", hint=NOT_EXACT)
     try:
-        draft = Bundle.open(speculate)
-        groups = target_groups(draft, MEASURED, context) if draft.target(MEASURED) else ()
+        draft = Bundle.open(speculate, bundle.trust if bundle.trust == "code" else None)
+        groups = target_groups(draft, target, context) if draft.target(target) else ()
+        check_code(draft, target)
         tokenizer = draft.tokenizer_files()
     except BundleError as e:
         raise BundleError(f"speculate: {e.message}", hint=f'{e.hint or ""} Or pass "auto".'.strip()) from e
     if (problem := _disagreement(bundle, draft, tokenizer)) is not None:
         hint = "Pass a bundle of the same family of models, such as the same model in int4."
         raise RequestError(f"speculate: {draft.path} has another vocabulary than {bundle.path}: {problem}", hint=hint)
-    weights = sum(draft.tensor(use.name).bytes for use in draft.program(MEASURED).weights)
+    weights = sum(draft.tensor(use.name).bytes for use in draft.program(target).weights)
     budget = setup.budget
     drafts = (group.model_copy(update={"name": f"draft {group.name}"}) for group in groups)
     both = (*target_groups(bundle, target, context, placement), *drafts)
@@ -276,7 +277,7 @@ def open_draft(setup: ProposerSetup) -> DraftModel | None:
         ) from e
     blocks = {g.name: plan.blocks[f"draft {g.name}"] for g in groups}
     try:
-        executor = make_executor(draft, MEASURED, blocks, context, replace(placement, partition=Partition(), ray=None))
+        executor = make_executor(draft, target, blocks, context, replace(placement, partition=Partition(), ray=None))
     except (BundleError, CapacityError) as e:
         raise e.reworded(f"speculate: {e.message}", hint=e.hint) from e
     most = min(context, draft.model.context_length)

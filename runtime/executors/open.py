@@ -37,6 +37,11 @@ def runs_here(name: str) -> bool:
     return name in TARGETS and TARGETS[name].opening is not None
 
 
+def exact_targets(bundle: Bundle) -> frozenset[str]:
+    """Returns the names of a bundle's targets on which a request's tokens depend only on the request."""
+    return frozenset(name for name in _ready(bundle) if _opening(name).exact(bundle, name))
+
+
 def takes(name: str, field: str) -> bool:
     """Returns True if the target ``name`` uses the field ``field`` of `Placement`."""
     return runs_here(name) and field in _opening(name).takes

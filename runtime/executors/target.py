@@ -92,7 +92,7 @@ class Opening:
         offloadable: returns the cache groups some of whose blocks may be moved to a disk, given the most tokens and
             requests of a step.
         entries: True if the executor runs any program of a bundle; False if it runs "decode" alone.
-        exact: True if a request's tokens are the same alone and in any batch, with a cached prefix and without.
+        exact: returns True if a request's tokens are the same alone and in any batch, with a cached prefix and without.
     """
 
     make: Callable[[ExecutorArguments], Executor]
@@ -107,7 +107,7 @@ class Opening:
     offloadable: Callable[[Bundle, str, int, int], Mapping[str, Offloadable]] = lambda *asked: {}
     variants: Callable[[Bundle, str], tuple[str | None, ...]] = lambda bundle, target: (None,)
     entries: bool = False
-    exact: bool = False
+    exact: Callable[[Bundle, str], bool] = lambda bundle, target: False
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ from .helpers import helper
 from .step_outputs import logprobs_of
 from .step_times import DecodeTimes
 
+NOT_EXACT = "Use the cpu target, or export for the cuda target with exact = true in [engines] of the recipe."
+"""The hint where a target doesn't promise a token's bits."""
+
 LEAST_GAIN = 1.05
 """The least expected gain of a draft in tokens per second, as a factor: not all of its costs are measured."""
 LEAST_LEFT = 32
@@ -218,7 +221,7 @@ class Drafts(NoDrafts):
         if not caps.verifies:
             raise RequestError(
                 "speculate: this target doesn't promise a token's bits with others behind it",
-                hint="Use the cpu target.",
+                hint=NOT_EXACT,
             )
         self.times = times
         self._clock = clock

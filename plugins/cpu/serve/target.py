@@ -84,7 +84,7 @@ TARGET = ServedTarget(
         takes=("isa", "load", "partition", "ray", "offload"),
         offloadable=_offloadable,
         entries=True,
-        exact=True,
+        exact=lambda bundle, target: True,
     ),
     carries=None,
 )

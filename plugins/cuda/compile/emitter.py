@@ -71,6 +71,7 @@ class CudaEmitter:
             chunk=max(engines.chunk or _CHUNK, engines.requests or _REQUESTS),
             partitions=tuple(map(str, _cuts(engines.partitions))),
             families=tuple(name for name in capabilities if gpu_of(number_of(name)).family),
+            exact=engines.exact,
         )
         write_lowered(lowering, self.name, writer, progress)
         if options.buckets is not None:

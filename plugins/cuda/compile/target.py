@@ -15,5 +15,6 @@ TARGET = Target(
     floats=FLOATS,
     instructions=(),
     states=True,
+    exact=True,
     lower=lambda program, options: lower_for_gpus(program, options.engines.dtype or FLOATS),
 )

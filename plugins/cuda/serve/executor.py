@@ -91,7 +91,7 @@ class CudaExecutor:
         program = bundle.program(target) if part is None else part.program
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
-        self._bundle, self._target, self._closed = bundle, target, False
+        self._bundle, self._target, self._closed, self._exact = bundle, target, False, section.exact
         # A state has one place, and a rank would have to know the tokens that another one draws.
         chains = part is None and not any(group.kind == STATE for group in self.cache_groups)
         self._place = place_of(section, 0 if part is None else part.gpu)
@@ -104,6 +104,7 @@ class CudaExecutor:
                 max_tokens=section.chunk,
                 max_requests=section.requests,
                 shared_blocks=True,
+                verifies=section.exact,
                 masks="mask" not in missing,
                 lacks=lacks_of(missing),
                 ports=program.ports,
@@ -134,7 +135,9 @@ class CudaExecutor:
         device, launcher = self._place.device, self._launcher
         weights = {use.name: weight_tensor(use, self._bundle.part(use), device) for use in program.weights}
         place = Place(device, self._place.gpu, launcher, self._place.processors)
-        bound = CudaProgram(program, weights, place, blocks=self.blocks, limits=limits, exchange=exchange)
+        bound = CudaProgram(
+            program, weights, place, blocks=self.blocks, limits=limits, exchange=exchange, exact=self._exact
+        )
         steps = CudaSteps(bound, self._bundle.model.vocab_size, launcher, capture)
         if exchange is None:  # collectives aren't open yet
             steps.warm()
@@ -375,7 +378,7 @@ def _budget(
     for program in programs:
         weights = sum(bundle.part(use).nbytes for use in program.weights)
         limits = limits_of(section, program.cache_groups, context)
-        steps = step_memory(program, limits, bundle.model.vocab_size)
+        steps = step_memory(program, limits, bundle.model.vocab_size, section.exact)
         if free <= weights + steps:
             raise CapacityError(
                 f"memory: {gpu} has {format_bytes(free)} free, and weights ({format_bytes(weights)}) and steps with "

@@ -90,6 +90,7 @@ def specs_of(
         blocks={group.name: 1 for group in program.cache_groups},
         limits=limits,
         exchange=exchange,
+        exact=section.exact,
     )
     outputs: dict[str, torch.Tensor] = {}
     for shape in _shapes(section):

@@ -25,23 +25,26 @@ from ...gpu.call import Call
 from ...gpu.recurrence_calls import StoredStates, convolution_call, delta_rule_call, scan_call
 from ...gpu.specs import AttentionShape, splits_of
 from ...gpu.step_calls import (
+    FLOATS_OF,
     AttendedBatch,
     AttentionParts,
     AttentionRule,
     LayerCaches,
     Stored,
     attention_calls,
+    combine_experts_calls,
     embedding_call,
     gated_activation_call,
     kv_write_call,
     norm_call,
     product_call,
+    reduce_call,
     rope_call,
     rope_kv_write_call,
     split_product_calls,
     unpack_call,
 )
-from ...gpu.tiles import FORMS, UNPACKED_ROWS, GpuLimits, Tile
+from ...gpu.tiles import FORMS, UNPACKED_ROWS, GpuLimits, ProductTile, Tile, exact_tile
 from .exchange import Exchange
 
 Work = Callable[[], object]
@@ -76,15 +79,17 @@ class States:
     of: Tensor
 
 
-Room = Literal["sent", "received", "queries", "keys", "values", "results", "unpacked", "kept"]
+Room = Literal["sent", "received", "queries", "keys", "values", "results", "unpacked", "kept", "places"]
 """Memory for what a rank sends, what it receives, attention's operands where kernels need them in other places,
-weights that were made floats, and what steps by row read where they run more than once."""
+weights that were made floats, what steps by row read where they run more than once, and rows of experts' results."""
 
 
 class Binder(Protocol):
     """The program whose steps are being bound, as the handlers of ops see it."""
 
     gpu: GpuLimits
+    exact: bool
+    """True if a token's bits must not depend on the step that computes it."""
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
         """Returns the list of the parts of a step's attention, which all layers with the same window share; None if
@@ -146,17 +151,23 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
     a, result = x[0], out[0]
     if step.attrs.get("has_residual"):
         raise BundleError(f"{step.where}: a linear with a residual isn't the cuda target's", hint="Export again.")
-    if weight.format != "float" or activation or weight.values.dtype != result.dtype:
+    if p.exact or weight.format != "float" or activation or weight.values.dtype != result.dtype:
         bias = rest[0] if rest else None
-        if _unpacks(step, len(a)):
+        if not p.exact and _unpacks(step, len(a)):
             return _unpacked_product(p, a, weight, bias, result)
-        calls = split_product_calls(a, weight, bias, result, p.gpu, p.scratch(), activation=activation)
+        tile = _tile_of(p, a, weight)
+        calls = split_product_calls(a, weight, bias, result, p.gpu, p.scratch(), activation=activation, tile=tile)
         return [p.launch(call) for call in calls]
     transposed = weight.values.t()
     if rest:
         bias = p.bias_like(rest[0], result)
         return [lambda: torch.addmm(bias, a, transposed, out=result)]
     return [lambda: torch.mm(a, transposed, out=result)]
+
+
+def _tile_of(p: Binder, x: Tensor, weight: Stored) -> ProductTile | None:
+    """Returns the tile of an exact product; None for the one that is fastest for x's rows."""
+    return exact_tile(x.shape[1], weight.format, weight.group, FLOATS_OF[x.dtype]) if p.exact else None
 
 
 def _unpacks(step: Step, rows: int) -> bool:
@@ -204,7 +215,8 @@ _MOST_UNPACKED = 128 << 20
 def _grouped_linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     weight, rest = p.stored(step, x)
     activation, bias = str(step.attrs.get("activation", "")), rest[0] if rest else None
-    return [p.launch(product_call(x[0], weight, bias, out[0], p.gpu, activation=activation, starts=x[1]))]
+    how: dict[str, Any] = {"activation": activation, "starts": x[1], "tile": _tile_of(p, x[0], weight)}
+    return [p.launch(product_call(x[0], weight, bias, out[0], p.gpu, **how))]
 
 
 def _norm(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
@@ -325,7 +337,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
         _heads_together(p, "queries", q, works),
         cache.of,
         AttendedBatch(table, q_start, kv_len, p.decodes, p.mixed),
-        AttentionRule(float(a["scale"]), int(a["window"]), float(a["softcap"]), sinks, slopes),
+        AttentionRule(float(a["scale"]), int(a["window"]), float(a["softcap"]), sinks, slopes, p.exact),
         AttentionParts(
             p.scratch(),
             work=p.work(cache, table, kv_len, int(a["window"]), works),
@@ -389,8 +401,10 @@ def _copy(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
 
 
 def _reduce(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    fn: Any = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[str(step.attrs["kind"])]
-    return [lambda: out[0].copy_(fn(_wide(x[0]), dim=-1, keepdim=True))]
+    kind = str(step.attrs["kind"])
+    if kind != "max":
+        return [p.launch(reduce_call(x[0], out[0], kind))]
+    return [lambda: out[0].copy_(x[0].amax(dim=-1, keepdim=True))]
 
 
 def _top_k(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
@@ -430,14 +444,8 @@ def _route_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> li
 def _combine_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     y, order, weights = x
 
-    def run() -> None:
-        places = torch.empty_like(order, dtype=torch.int64).scatter_(
-            0, order.long(), torch.arange(len(order), device=order.device)
-        )
-        by_place = _wide(y).index_select(0, places).view(*weights.shape, -1)  # [T, k, H]
-        out[0].copy_((by_place * weights.unsqueeze(-1)).sum(1))
-
-    return [run]
+    places = p.room("places", order.shape, torch.int32)
+    return [p.launch(call) for call in combine_experts_calls(y, order, places, weights, out[0])]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ...gpu.step_calls import (
     work_call,
     work_size,
 )
-from ...gpu.tiles import FORMS, GpuLimits, Tile
+from ...gpu.tiles import FORMS, GpuLimits, Tile, exact_tile
 from ...steps.packed_steps import StepLimits, StepShape
 from .exchange import Exchange
 from .ops import (
@@ -99,6 +99,7 @@ class CudaProgram:
         blocks: cache group -> the number of blocks in its pool.
         limits: the limits of steps.
         exchange: the collectives, for one of several ranks.
+        exact: True if a token's bits must not depend on the step that computes it.
 
     Attributes:
         caches: GROUP/LAYER -> a layer's cache, views of ``pools``.
@@ -115,7 +116,9 @@ class CudaProgram:
         blocks: Mapping[str, int],
         limits: StepLimits,
         exchange: Exchange | None = None,
+        exact: bool = False,
     ) -> None:
+        self.exact = exact
         self._exchange, self.ranked = exchange, exchange is not None
         self.program, self.limits, self.gpu = program, limits, place.gpu
         self.device, self.processors = place.device, place.processors
@@ -138,9 +141,11 @@ class CudaProgram:
         self._places = {b.name: b.offset + begins[b.region] for b in program.buffers if b.offset is not None}
         self._rooms = {
             name: torch.empty(size, dtype=torch.uint8, device=self.device)
-            for name, size in room_bytes(program, limits).items()
+            for name, size in room_bytes(program, limits, exact).items()
         }
-        self._scratch = torch.empty(max(scratch_floats(program, limits), 1), dtype=torch.float32, device=self.device)
+        self._scratch = torch.empty(
+            max(scratch_floats(program, limits, exact), 1), dtype=torch.float32, device=self.device
+        )
         self._biases: dict[str, Tensor] = {}
         self._taps: dict[str, Tensor] = {}
         self._sizes = (0, 0, 0)
@@ -402,8 +407,8 @@ def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dic
     return begins, most
 
 
-def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
-    """Returns the bytes of each ``Room`` that a program's ops need."""
+def room_bytes(program: LoweredProgram, limits: StepLimits, exact: bool) -> dict[Room, int]:
+    """Returns the bytes of each ``Room`` that a program's ops need; ``exact`` is as for ``CudaProgram``."""
     sizes = limits.tokens, limits.requests, limits.rows
     groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
     rooms: dict[Room, int] = {}
@@ -411,7 +416,9 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
         if step.op in EXCHANGED:
             needed: Mapping[Room, int] = exchanged_bytes(step, sizes)
         elif step.op == "linear":
-            needed = unpacked_bytes(step, limits.tokens)
+            needed = {} if exact else unpacked_bytes(step, limits.tokens)
+        elif step.op == "combine_experts":
+            needed = {"places": 4 * step.inputs[1].shape[0].evaluate(*sizes)}
         elif step.op == "kv_write":
             needed = written_bytes(step, limits.tokens)
         elif step.op == "paged_attention":
@@ -464,7 +471,7 @@ def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
     return laid
 
 
-def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:
+def scratch_floats(program: LoweredProgram, limits: StepLimits, exact: bool) -> int:
     """Returns the number of floats of scratch memory for the parts of attention over the longest contexts, or of
     products.
     """
@@ -478,17 +485,20 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:
             block_size = group.block_size
             tokens = min(limits.tokens, limits.requests)
             needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=True))
-        elif step.op == "linear" and (form := FORMS.get(uses[step.inputs[1].name].dtype)) is not None:
+        elif step.op == "linear":
+            form = FORMS.get(uses[step.inputs[1].name].dtype, "float")
             columns, depth = uses[step.inputs[1].name].shape
             dtype = FLOATS_OF[TORCH_DTYPES[step.inputs[0].dtype]]
-            needed.append(split_scratch(depth, columns, form, int(step.attrs.get("weight_group", 0)), dtype))
+            group = int(step.attrs.get("weight_group", 0))
+            tile = exact_tile(depth, form, group, dtype) if exact else None
+            needed.append(split_scratch(depth, columns, form, group, dtype, tile))
     return max(needed)
 
 
-def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int) -> int:
+def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, exact: bool = False) -> int:
     """Returns the bytes that steps need besides weights and caches: activations, attention, sampling, logits."""
-    total = _memory_of_regions(program, limits)[1] + sum(room_bytes(program, limits).values())
-    total += 4 * scratch_floats(program, limits)
+    total = _memory_of_regions(program, limits)[1] + sum(room_bytes(program, limits, exact).values())
+    total += 4 * scratch_floats(program, limits, exact)
     windows = {int(step.attrs["window"]): step for step in program.steps if step.op == "paged_attention"}
     smallest = min((group.block_size for group in program.cache_groups), default=1)
     total += len(windows) * 4 * work_size(limits.requests, splits_of(limits.blocks, smallest))

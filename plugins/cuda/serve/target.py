@@ -9,6 +9,8 @@ from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import RequestError
 
+from ..section import CudaSection
+
 
 def _make(asked: ExecutorArguments) -> Executor:
     how = asked.placement.partition
@@ -30,6 +32,10 @@ def _memory(bundle: Bundle, target: str, placement: Placement, context: int) -> 
     return cuda_budget(bundle, target, context, placement.partition)
 
 
+def _exact(bundle: Bundle, target: str) -> bool:
+    return bundle.section(target, CudaSection, "kernels").exact
+
+
 def _groups(bundle: Bundle, target: str, context: int, placement: Placement) -> tuple[CacheGroup, ...]:
     """Returns the cache groups of all ranks together. Raises RequestError for a partition that this target doesn't
     support.
@@ -44,6 +50,6 @@ def _groups(bundle: Bundle, target: str, context: int, placement: Placement) -> 
 
 
 TARGET = ServedTarget(
-    Opening(_make, memory_of=_memory, groups_of=_groups, gives_back=True, takes=("partition",)),
+    Opening(_make, memory_of=_memory, groups_of=_groups, gives_back=True, takes=("partition",), exact=_exact),
     carries="compiled kernels",
 )

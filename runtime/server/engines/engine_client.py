@@ -23,6 +23,7 @@ import msgspec
 from ...bundle import MANIFEST_PATH
 from ...bundle.reader import Bundle
 from ...engine.pulse import Pulse
+from ...executors.open import exact_targets
 from ...requests.request_options import RequestOptions
 from ...shared.contracts import ModelInfo
 from ...shared.errors import EnginewrightError, RequestError
@@ -219,6 +220,7 @@ class Model:
         error: the error of a failed model. It may contain paths, so it is for the log, not for clients.
         info: ``LLM.info`` when the bundle was opened.
         hash: hash of its bundle.
+        exact_targets: its bundle's targets on which a request's tokens depend only on the request.
         recipe: name of the bundle's recipe.
         bytes: size of the bundle's files.
         modified: time at which the bundle was written.
@@ -263,6 +265,7 @@ class Model:
         self.tokenizer = Tokenizer(files) if files.tokenizer_json else None
         self.model: ModelInfo = bundle.model
         self.hash = bundle.hash
+        self.exact_targets = exact_targets(bundle)
         self.recipe = str(bundle.manifest.recipe.get("name") or "")
         self.bytes = sum(one.bytes for one in bundle.files.values())
         self.modified = (bundle.path / MANIFEST_PATH).stat().st_mtime

@@ -14,7 +14,6 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ...executors.open import TARGETS
 from ...scheduler.helpers import helper
 from ...shared.counters import Counters
 from ...shared.errors import EnginewrightError, RequestError
@@ -223,8 +222,7 @@ class Front:
 
     def exact(self, model: Model) -> bool:
         """Returns True if, on the model's target, a request's tokens depend only on the request."""
-        opening = TARGETS[model.target].opening if model.target in TARGETS else None
-        return opening is not None and opening.exact
+        return model.target in model.exact_targets
 
 
 def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingProxyType({})) -> dict[str, Model]:

@@ -94,6 +94,8 @@ def steps_of(
     launcher: Launcher | None = None,
     blocks: int = BLOCKS,
     rows: int = 128,
+    requests: int = 8,
+    exact: bool = False,
 ) -> CudaSteps:
     launcher = JitLauncher() if launcher is None else launcher
     program = CudaProgram(
@@ -101,7 +103,8 @@ def steps_of(
         weights_of(lowering),
         Place(CPU, GPUS[80], launcher),
         blocks={group.name: blocks for group in lowering.program.cache_groups},
-        limits=StepLimits(tokens=128, requests=8, rows=rows, blocks=48),
+        limits=StepLimits(tokens=128, requests=requests, rows=rows, blocks=48),
+        exact=exact,
     )
     poison(program.arena)
     return CudaSteps(program, vocab, launcher, capture_graph)

@@ -1,0 +1,223 @@
+"""The exact kernels' bits for the same rows in several steps; run where Triton interprets its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from ml_dtypes import bfloat16
+from torch import Tensor
+
+from enginewright.plugins.gpu.jit_launcher import JitLauncher, interpret_bfloat16
+from enginewright.plugins.gpu.specs import attention_scratch
+from enginewright.plugins.gpu.step_calls import (
+    AttendedBatch,
+    AttentionParts,
+    AttentionRule,
+    LayerCaches,
+    Stored,
+    attention_calls,
+    combine_experts_calls,
+    laid_by_group,
+    product_call,
+    reduce_call,
+    split_product_calls,
+    split_scratch,
+    work_call,
+    work_size,
+)
+from enginewright.plugins.gpu.tiles import GPUS, exact_tile
+
+from .step_cases import DTYPES, run, stored
+
+GPU, BLOCK = GPUS[80], 32
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def one_order(function: Function) -> Function:
+    """Returns the function with products of tiles in the interpreter that sum one k after another, for each element.
+
+    The interpreter calls numpy's library, in which some elements of a tile have another order than others, by their
+    place; an instruction of tensor cores treats all alike.
+    """
+
+    @wraps(function)
+    def ordered(*arguments: Any, **named: Any) -> Any:
+        from triton.runtime import interpreter
+
+        interpret_bfloat16()
+
+        def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+            left, right = (x.data.view(bfloat16) if x.data.dtype == np.uint16 else x.data for x in (a, b))
+            left, right = left.astype(np.float32), right.astype(np.float32)
+            total = d.data.copy()
+            for k in range(left.shape[1]):
+                total += left[:, k, None] * right[None, k]
+            return interpreter.TensorHandle(total, d.dtype.scalar)
+
+        with patch.object(interpreter.InterpreterBuilder, "create_dot", create_dot):
+            return function(*arguments, **named)
+
+    return ordered  # type: ignore[return-value]
+
+
+@one_order
+def products(form: str, dtype: str) -> list[tuple[bool, bool]]:
+    """Whether rows have the same bits in products of 1, 7, 64 and 70 rows, and for some of a weight's columns; and
+    whether any bit differs from those of the tile that depends on the number of rows (a product that can fail).
+    """
+    torch.manual_seed(3)
+    checks = []
+    for n, k, group in ((33, 2304, 128), (130, 1184, 0)):
+        weight, _ = stored(form, (n,), k, group, DTYPES[dtype])
+        tile = exact_tile(k, form, weight.group, dtype)  # type: ignore[arg-type]
+        x, bias = torch.randn(70, k).to(DTYPES[dtype]), torch.randn(n)
+        scratch = torch.empty(split_scratch(k, n, form, weight.group, dtype, tile))  # type: ignore[arg-type]
+
+        def product(x: Tensor, weight: Stored, bias: Tensor, exact: bool = True) -> tuple[Tensor, list[str]]:
+            out = torch.full((len(x), len(bias)), float("nan"), dtype=x.dtype)
+            calls = split_product_calls(
+                x, weight, bias, out, GPU, scratch.fill_(float("nan")), activation="silu", tile=tile if exact else None
+            )
+            for call in calls:
+                run(call)
+            return out, [call.kernel for call in calls]
+
+        for one in (weight, laid_by_group(weight)):
+            whole, kernels = product(x, one, bias)
+            assert kernels == ["product"]
+            same = bool(whole.isfinite().all())
+            for first, count in ((69, 1), (5, 7), (3, 64)):
+                some, kernels = product(x[first : first + count], one, bias)
+                assert kernels == (["product", "sum_parts"] if tile.chain < k else ["product"])
+                same &= torch.equal(some, whole[first : first + count])
+            same &= torch.equal(product(x, one.rows(3, n - 8), bias[3 : n - 5])[0], whole[:, 3 : n - 5])
+            rest = [torch.equal(product(x[:m], one, bias, False)[0], whole[:m]) for m in (1, 40, 70)]
+            checks.append((same, not all(rest)))
+    return checks
+
+
+@one_order
+def grouped_products(form: str, dtype: str) -> bool:
+    """Whether an expert's rows have the same bits beside any rows of other experts."""
+    torch.manual_seed(4)
+    n, k = 40, 128
+    weight, _ = stored(form, (3, n), k, 32, DTYPES[dtype])
+    weight = laid_by_group(weight)
+    tile = exact_tile(k, form, weight.group, dtype)  # type: ignore[arg-type]
+    mine, others = torch.randn(9, k).to(DTYPES[dtype]), torch.randn(90, k).to(DTYPES[dtype])
+
+    def rows(before: int, after: int, count: int) -> Tensor:
+        x = torch.cat([others[:before], mine[:count], others[:after]])
+        starts = torch.tensor([0, before, before + count, len(x)], dtype=torch.int32)
+        out = torch.empty(len(x), n, dtype=x.dtype)
+        run(product_call(x, weight, None, out, GPU, starts=starts, tile=tile))
+        return out[before : before + count]
+
+    whole = rows(0, 0, 9)
+    return all(torch.equal(rows(*of, count), whole[:count]) for *of, count in ((0, 3, 1), (7, 80, 9), (70, 0, 3)))
+
+
+def reductions(dtype: str) -> list[float]:
+    """Differences of sums, means and logsumexps from torch's, as shares of the largest."""
+    torch.manual_seed(5)
+    checks = []
+    for size in (3, 130, 5000):
+        x = torch.randn(2, 3, size + 1).to(DTYPES[dtype])[..., 1:]
+        for kind, meant in (
+            ("sum", x.float().sum(-1)),
+            ("mean", x.float().mean(-1)),
+            ("logsumexp", x.float().logsumexp(-1)),
+        ):
+            out = torch.full((2, 3, 1), float("nan"))
+            run(reduce_call(x, out, kind))
+            checks.append(float((out[..., 0] - meant).abs().max() / meant.abs().max()))
+    infinite = torch.tensor([[float("-inf")] * 3, [float("inf"), 0, 1], [float("nan"), 0, 1]])
+    out = torch.zeros(3, 1)
+    run(reduce_call(infinite, out, "logsumexp"))
+    assert torch.equal(out[:2, 0], infinite.logsumexp(-1)[:2]) and out[2, 0].isnan()
+    return checks
+
+
+def combined_experts(dtype: str) -> list[float]:
+    """Differences of the sums of experts' results from their definition."""
+    torch.manual_seed(6)
+    checks = []
+    for tokens, k, size in ((1, 1, 8), (5, 3, 1100)):
+        y, weights = torch.randn(tokens * k, size).to(DTYPES[dtype]), torch.randn(tokens, k)
+        order = torch.randperm(tokens * k).int()
+        out, places = torch.empty(tokens, size, dtype=y.dtype), torch.empty(tokens * k, dtype=torch.int32)
+        for call in combine_experts_calls(y, order, places, weights, out):
+            run(call)
+        by_place = torch.empty_like(y).index_copy_(0, order.long(), y).float().view(tokens, k, size)
+        meant = (by_place * weights.unsqueeze(-1)).sum(1)
+        checks.append(float((out.float() - meant).abs().max() / meant.abs().max()))
+    return checks
+
+
+@one_order
+def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
+    """Whether tokens of a request of ``length`` tokens have the same attention in one step with all of them, in a
+    chunk, in a mixed step, and decoded alone and beside others.
+    """
+    torch.manual_seed(7)
+    heads, kv_heads, size, others = 6, 2, 24, 6
+    blocks = -(-length // BLOCK)
+    of = {"": DTYPES[dtype], "int8": torch.int8, "fp8": torch.float8_e4m3fn}[cache]
+    pool = blocks + 2 * others
+    codes = torch.randn(2, pool, BLOCK, kv_heads, size) * (40 if cache else 1)
+    scales = torch.rand(2, pool, BLOCK, kv_heads) / 40 + 0.01 if cache else (None, None)
+    caches = LayerCaches(*codes.to(of), *scales)
+    q = torch.randn(length + 40, heads, size).to(DTYPES[dtype])
+    order = torch.randperm(pool).int()
+    tables = {"mine": order[:blocks]} | {str(i): order[blocks + 2 * i :][:2] for i in range(others)}
+    vectors = {name: torch.randn(heads) for name in ("sinks", "slopes") if rule.pop(name, False)}
+
+    def attend(requests: Mapping[str, tuple[int, int]], queries: Sequence[Tensor]) -> list[Tensor]:
+        """``requests``: for each the keys before its tokens, and the number of its tokens."""
+        counts = torch.tensor([0, *(count for _, count in requests.values())])
+        q_start, kv_len = counts.cumsum(0).int(), torch.tensor([sum(of) for of in requests.values()]).int()
+        table = torch.zeros((len(requests), blocks if "mine" in requests else 2), dtype=torch.int32)
+        for row, name in enumerate(requests):
+            table[row, : len(tables[name])] = tables[name]
+        packed = torch.cat(list(queries))
+        out = torch.full(packed.shape, float("nan"), dtype=packed.dtype)
+        decodes, single = bool((counts[1:] == 1).all()), bool((counts[1:] == 1).any())
+        mixed, splits = single and not decodes, -(-table.shape[1] * BLOCK // 512)
+        work = torch.full((work_size(len(requests), splits),), -1, dtype=torch.int32)
+        window = int(rule.get("window", 0))  # type: ignore[call-overload]
+        if mixed or (decodes and splits > 1):
+            run(work_call(kv_len, work, window, 8, q_start=q_start if mixed else None))
+        floats = attention_scratch(len(requests), heads, size, table.shape[1], BLOCK, mixed=True)
+        calls = attention_calls(
+            packed,
+            caches,
+            AttendedBatch(table, q_start, kv_len, decodes, mixed),
+            AttentionRule(size**-0.5, **rule, **vectors, exact=True),  # type: ignore[arg-type]
+            AttentionParts(torch.full((floats,), float("nan")), work=work, workers=3),
+            out,
+            GPU,
+            JitLauncher().tile,
+        )
+        for call in calls:
+            run(call)
+        assert out.isfinite().all()
+        return list(out.split(counts[1:].tolist()))
+
+    (whole,) = attend({"mine": (0, length)}, [q[:length]])
+    last, chunk = q[length - 1 : length], q[length - 30 : length]
+    beside = {str(i): (5 * i, 1) for i in range(others)}
+    rest = [q[length + i : length + i + 1] for i in range(others)]
+    found = [
+        (attend({"mine": (length - 30, 30)}, [chunk])[0], whole[-30:]),
+        (attend({"0": (3, 20), "mine": (length - 30, 30)}, [q[-20:], chunk])[1], whole[-30:]),
+        (attend({"mine": (length - 1, 1)}, [last])[0], whole[-1:]),
+        (attend({"mine": (length - 1, 1), **beside}, [last, *rest])[0], whole[-1:]),
+        (attend({"0": (3, 20), "mine": (length - 1, 1)}, [q[-20:], last])[1], whole[-1:]),
+    ]
+    return all(torch.equal(some, meant) for some, meant in found)
