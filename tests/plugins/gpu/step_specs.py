@@ -16,7 +16,7 @@ from enginewright.plugins.gpu.recurrence_calls import StoredStates
 from enginewright.plugins.gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec, attention_scratch
 from enginewright.plugins.gpu.step_calls import LayerCaches, Stored
-from enginewright.plugins.gpu.tiles import GpuLimits, Tile, gpu_of
+from enginewright.plugins.gpu.tiles import GpuLimits, Tile, exact_tile, gpu_of
 from enginewright.runtime.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCAB, EXPERTS = 4096, 14336, 32, 8, 128, 128256, 8
@@ -90,6 +90,43 @@ def _listed(cache: torch.dtype, gpu: GpuLimits) -> Call:
         tile,
     )
     return listed
+
+
+def _exact(which: int, gpu: GpuLimits) -> Call:
+    """A kernel of a mixed step's exact attention: of its prompts, of its decodes, and what merges their parts."""
+
+    def tile(shape: AttentionShape, decode: bool) -> Tile:
+        assert not decode
+        return choose_tile(shape, gpu.capability, decode=False)
+
+    q, table, lengths = _new(ROWS, HEADS, SIZE), _integers(ROWS, 64), _integers(ROWS)
+    pool = _new(64, 32, KV_HEADS, SIZE)
+    return calls.attention_calls(
+        q,
+        LayerCaches(pool, pool),
+        calls.AttendedBatch(table, lengths, lengths, mixed=True),
+        calls.AttentionRule(SIZE**-0.5, exact=True),
+        calls.AttentionParts(_floats(attention_scratch(ROWS, HEADS, SIZE, 64, 32)), work=_integers(1)),
+        q,
+        gpu,
+        tile,
+    )[which]
+
+
+def _exact_product(form: str, rows: int, gpu: GpuLimits) -> Call:
+    weight, x, out = _stored(form, HIDDEN, size=INNER), _new(rows, INNER), _new(rows, HIDDEN)
+    tile = exact_tile(INNER, form, weight.group, "bf16")
+    scratch = _floats(calls.split_scratch(INNER, HIDDEN, form, weight.group, "bf16", tile))
+    return calls.split_product_calls(x, weight, None, out, gpu, scratch, tile=tile)[0]
+
+
+def _row_sums(gpu: GpuLimits) -> Call:
+    return calls.reduce_call(_floats(ROWS, 128), _floats(ROWS, 1), "sum")
+
+
+def _combined_experts(which: int, gpu: GpuLimits) -> Call:
+    y, integers = _new(2 * ROWS, HIDDEN), _integers(2 * ROWS)
+    return calls.combine_experts_calls(y, integers, integers, _floats(ROWS, 2), _new(ROWS, HIDDEN))[which]
 
 
 def _work(gpu: GpuLimits) -> Call:
@@ -166,6 +203,11 @@ _CALLS: dict[str, Callable[[GpuLimits], Call]] = {
     "decode 128, listed": partial(_listed, torch.bfloat16),
     "decode 128 fp8, listed": partial(_listed, torch.float8_e4m3fn),
     "work list": _work,
+    **{f"exact {of}": partial(_exact, i) for i, of in enumerate(("prefill 128", "decode 128, listed", "merge"))},
+    **{f"exact {form}, 1 row": partial(_exact_product, form, 1) for form in ("float", "int8", "uint4", "fp8")},
+    **{f"exact {form}, 128 rows": partial(_exact_product, form, 128) for form in ("float", "int8", "uint4", "fp8")},
+    "row sums": _row_sums,
+    **{of: partial(_combined_experts, i) for i, of in enumerate(("invert order", "combine experts"))},
     "gated silu": _activation,
     **{f"product {form}, 16 rows": partial(_product, form, 16) for form in ("int8", "int4", "uint4", "fp8")},
     **{f"product {form}, 32 rows": partial(_product, form, 32) for form in ("int8", "int4", "uint4", "fp8")},

@@ -42,5 +42,7 @@ def test_sums_of_rows_and_of_experts(dtype: str, interpreter: ProcessPoolExecuto
         (40, "f32", "", {"sinks": True}),
     ],
 )
-def test_attention(length: int, dtype: str, cache: str, rule: dict[str, object], interpreter: ProcessPoolExecutor) -> None:
+def test_attention(
+    length: int, dtype: str, cache: str, rule: dict[str, object], interpreter: ProcessPoolExecutor
+) -> None:
     assert interpreter.submit(cases.attention, length, dtype, cache, **rule).result()

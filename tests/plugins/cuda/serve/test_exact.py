@@ -5,14 +5,23 @@ Interpreted kernels show the order of tiles and sums. Only a GPU can show what i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 
-from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright import LLM, SamplingParams
+from enginewright.optimizer.export import export
+from enginewright.plugins.cuda.compile.emitter import CudaEmitter
+from enginewright.runtime.scheduler import drafts
+from enginewright.runtime.shared.errors import EnginewrightError, RequestError
 from tests.plugins.cuda.serve import exact_cases
 from tests.plugins.cuda.serve.test_executor_families import CASES
+from tests.plugins.gpu.exact_cases import one_order
 from tests.triton_interpreter import interpreter as interpreter
 
 
@@ -57,3 +66,97 @@ def test_contexts_of_several_parts_have_the_same_bits(
     case: str, cache: str | None, interpreter: ProcessPoolExecutor
 ) -> None:
     assert interpreter.submit(exact_cases.long_logits, case, 561, cache).result()
+
+
+RECIPE = """
+name = "exact"
+[weights]
+default = { storage = "f32", activation = "float" }
+[engines]
+dtype = "f32"
+requests = 8
+chunk = 64
+exact = true
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(make_tiny_model: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved Llama's bundle for cuda, exact, whose kernels aren't compiled: they are interpreted."""
+    folder = tmp_path_factory.mktemp("exact")
+    make_tiny_model("Llama").save_pretrained(folder / "saved")
+    (folder / "exact.toml").write_text(RECIPE)
+    (folder / "plain.toml").write_text(RECIPE.replace("exact = true", ""))
+    with patch.object(CudaEmitter, "_kernels", lambda *_: {}):
+        for name in ("exact", "plain"):
+            export(folder / "saved", folder / f"{name}.bundle", recipe=folder / f"{name}.toml", targets=["cuda"])
+    return folder / "exact.bundle"
+
+
+@one_order
+def answers(
+    bundle: Path, batches: list[list[list[int]]], **options: Any
+) -> tuple[list[list[int]], list[list[float]], Mapping[str, Any] | None]:
+    """The tokens of prompts, half of them drawn at random, their logprobs, and what speculation did.
+
+    Every draft is computed: whether one pays is a matter of measured times.
+    """
+    params = [
+        SamplingParams(max_tokens=6, temperature=0.7 * (i % 2), seed=i, ignore_eos=True, logprobs=1)
+        for i in range(sum(map(len, batches)))
+    ]
+    options = {"context": 96, "verify": False, "speculate": None, **options}
+    with (
+        patch.object(drafts, "LEAST_GAIN", 0.0),
+        LLM(bundle, target="cuda", trust="code", memory="2MiB", **options) as llm,
+    ):
+        found, left = [], iter(params)
+        for batch in batches:
+            found += llm.generate(batch, [next(left) for _ in batch], progress=False)
+        logprobs = [
+            [at[token].logprob for token, at in zip(r.outputs[0].token_ids, r.outputs[0].logprobs, strict=True)]
+            for r in found
+        ]
+        return [result.outputs[0].token_ids for result in found], logprobs, llm.info()["speculation"]
+
+
+def prompts(number: int) -> list[list[int]]:
+    """Prompts that repeat themselves, of which some begin alike."""
+    rng = np.random.default_rng(3)
+    common = rng.integers(3, 250, 5).tolist()
+    return [(common[: 2 + i % 4] + rng.integers(3, 250, 2).tolist()) * (2 + i % 3) for i in range(number)]
+
+
+def test_answers_are_the_same_alone_in_batches_and_in_chunks(bundle: Path, interpreter: ProcessPoolExecutor) -> None:
+    one_by_one = [[prompt] for prompt in prompts(7)]
+    alone = interpreter.submit(answers, bundle, one_by_one, prefix_cache=False).result()
+    for options in ({"prefix_cache": False}, {"prefill_chunk": 5, "max_requests": 5}):
+        assert interpreter.submit(answers, bundle, [prompts(7)], **options).result() == alone
+
+
+def test_speculation_changes_no_bit(bundle: Path, interpreter: ProcessPoolExecutor) -> None:
+    tokens, logprobs, _ = interpreter.submit(answers, bundle, [prompts(5)]).result()
+    for speculate in ("auto", str(bundle)):
+        again, same, did = interpreter.submit(answers, bundle, [prompts(5)], speculate=speculate).result()
+        assert (again, same) == (tokens, logprobs)
+        assert did is not None and did["drafted"] > 0
+        if speculate == str(bundle):  # it guesses what it would answer itself
+            assert did["sources"]["model"]["accepted"] > 0
+
+
+@pytest.mark.parametrize("speculate", ["lookup", "draft"])
+def test_without_exact_nothing_is_speculated(bundle: Path, speculate: str, interpreter: ProcessPoolExecutor) -> None:
+    plain = bundle.with_name("plain.bundle")
+    given = speculate if speculate == "lookup" else str(bundle)
+    with pytest.raises(RequestError, match=r"speculate: .*exact = true in \[engines\]"):
+        interpreter.submit(answers, plain, [prompts(1)], speculate=given).result()
+    if speculate == "lookup":
+        assert not interpreter.submit(answers, plain, [prompts(1)], speculate="auto").result()[2]
+
+
+def test_other_targets_refuse_an_exact_recipe(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "exact.toml").write_text(RECIPE)
+    with pytest.raises(EnginewrightError, match=r"target onnx: .*engines\.exact.*target cuda alone") as refusal:
+        export(tiny_folder, tmp_path / "out", recipe=tmp_path / "exact.toml", targets=["cuda", "onnx"])
+    assert "Leave exact out" in str(refusal.value.hint)
+    assert not (tmp_path / "out").exists()
