@@ -100,7 +100,8 @@ class LLM:
             target that can't share blocks keeps nothing (``info()["prefix_cache"]`` is None).
         speculate: which tokens to propose and verify; the answers don't depend on it. "lookup" proposes tokens that
             followed the same few tokens before. A path of a faster bundle with the same vocabulary adds its guesses.
-            Only the cpu target verifies them. "auto" is "lookup" on the cpu target without ``buckets``, otherwise None.
+            The cpu target verifies them, and the cuda target with an exact recipe. "auto" is "lookup" there without
+            ``buckets``, otherwise None.
         scheduling: None or "fcfs" is first come, first served. Or "priority", "fair", "offline", or a ``Scheduling``.
         prefix_folder: a folder for blocks that leave the prefix cache, which later processes can read too. It is
             created if needed, and must belong to the user alone, as it contains conversations. None keeps no such

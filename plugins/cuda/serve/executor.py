@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from traceback import clear_frames
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
+from enginewright.runtime.executors.host_blocks import cache_identity
+from enginewright.runtime.kv_cache.block_store import Payload
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
@@ -187,6 +190,26 @@ class CudaExecutor:
                 with self._place.entered():
                     self._steps.close()
                 self._place.close()
+
+
+class ExactCudaExecutor(CudaExecutor):
+    """The executor of a bundle with exact steps. Its blocks can be kept in a folder: a later process computes the same
+    bits. It implements ``kv_cache.disk_tier.BlockMemory``.
+    """
+
+    @property
+    def cache_identity(self) -> bytes:
+        """Returns the bytes that cached blocks depend on: bundle, target, versions, GPU."""
+        version = metadata.version("enginewright")
+        return cache_identity(self._bundle, self._target, version, torch.__version__, self._place.name)
+
+    def read_block(self, group: str, block: int) -> Payload:
+        with self._running():
+            return self._steps.program.read_block(group, block).cpu().numpy()
+
+    def write_block(self, group: str, block: int, payload: Payload) -> None:
+        with self._running():
+            self._steps.program.write_block(group, block, torch.from_numpy(payload))
 
 
 class _Interpreted:

@@ -22,6 +22,7 @@ from ...gpu.cuda_driver import Device
 from ...gpu.placing import PLACED, place_call
 from ...gpu.sampling import each_sampling_call
 from ...gpu.specs import AttentionShape, KernelSpec
+from ...gpu.step_calls import reduce_call
 from ...gpu.tiles import Tile, gpu_of
 from ...steps.packed_steps import StepLimits, StepShape, input_shapes
 from ..section import CudaSection
@@ -105,6 +106,9 @@ def specs_of(
         for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
             for call in each_sampling_call(of_any_step):
                 collector.bind(call)
+            if section.exact:
+                sums = torch.empty((len(of_any_step), 1), device=_META)
+                collector.bind(reduce_call(of_any_step, sums, "logsumexp"))
     return collector
 
 

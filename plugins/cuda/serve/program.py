@@ -253,6 +253,16 @@ class CudaProgram:
             for layers in pool.split(at_once):
                 layers.index_copy_(1, ends, layers.index_select(1, begins))
 
+    def read_block(self, group: str, block: int) -> Tensor:
+        """Returns the bytes of a block in all layers of a cache group, on the device."""
+        return torch.cat([pool[:, block].contiguous().view(torch.uint8).flatten() for pool in self.pools[group]])
+
+    def write_block(self, group: str, block: int, payload: Tensor) -> None:
+        """Fills a block with the bytes of ``read_block``, from the host."""
+        pools = [pool[:, block] for pool in self.pools[group]]
+        for memory, part in zip(pools, payload.split([memory.nbytes for memory in pools]), strict=True):
+            memory.copy_(part.view(memory.dtype).view(memory.shape))
+
     def _uploaded(self, blocks: Iterable[int]) -> Tensor:
         """Returns numbers of blocks on the device. The host doesn't wait for the copy."""
         listed = torch.tensor(list(blocks), dtype=torch.int64, pin_memory=self.device.type == "cuda")

@@ -50,6 +50,7 @@ from ...gpu.sampling import (
     write_options,
 )
 from ...gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from ...gpu.step_calls import reduce_call
 from ...gpu.tiles import SPLIT_KEYS
 from ...steps.packed_steps import (
     StepShape,
@@ -85,6 +86,7 @@ class _Bound:
         outputs, by_row: see ``BoundStep``.
         options: the sampling options in the upload, on the device.
         draws: the launches of sampling, by the options in use and the words of the lists' memory.
+        row_sums: the launch that sums rows for logprobs, in exact steps.
     """
 
     key: tuple[StepShape, bool, bool]
@@ -96,6 +98,7 @@ class _Bound:
     by_row: Sequence[Work]
     options: dict[str, Tensor]
     draws: dict[tuple[Drawing, int], list[Work]] = field(default_factory=dict)
+    row_sums: Work | None = None
 
     @property
     def shape(self) -> StepShape:
@@ -143,6 +146,7 @@ class CudaSteps:
         self._sums = _Float32Sums()
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
         self._lists = self._new((256,), "int32")
+        self._row_sums = self._new((program.limits.rows, 1), "float32")
         self._masks = _Upload(self._memory.masks)
         self._changes = TableChanges(program.groups, self._limits.requests, self._limits.blocks)
         self._tables = self._new(self._changes.shape, "int32").fill_(-1)
@@ -153,6 +157,11 @@ class CudaSteps:
         captured = None if capture is None else partial(self._captured, capture)
         self.graphs = GraphedSteps[tuple[Any, ...]]("cuda", captured, self.synchronize, MOST_GRAPHS)
         self._captures = capture is not None
+
+    @property
+    def program(self) -> CudaProgram:
+        """The program that it runs."""
+        return self._program
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
         """Returns the most tokens and the most requests of a step."""
@@ -461,7 +470,19 @@ class CudaSteps:
         if sampling.logprobs is None:
             return {TOKENS: tokens}
         changed = self._memory.wide[:rows] if drawing_of(sampling).changes else None
-        return {TOKENS: tokens} | logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed)
+        sums = self._sums_of(bound)[:rows] if self._program.exact else None
+        return {TOKENS: tokens} | logprobs_of(bound.outputs[LOGITS][:rows], tokens, sampling, changed, sums)
+
+    def _sums_of(self, bound: _Bound) -> Tensor:
+        """Returns the logsumexp of each row of a step's logits, [R, 1], by a kernel whose sums depend on the row
+        alone.
+        """
+        logits = bound.outputs[LOGITS]
+        sums = self._row_sums[: len(logits)]
+        if bound.row_sums is None:
+            bound.row_sums = self._launcher.bind(reduce_call(logits, sums, "logsumexp"))
+        bound.row_sums()
+        return sums
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
         """Uploads the packed lists, to larger memory if they need ``words`` that aren't there."""
@@ -624,7 +645,11 @@ def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict
 
 
 def logprobs_of(
-    logits: Tensor, tokens: Tensor, sampling: SamplingBatch, changed: Tensor | None = None
+    logits: Tensor,
+    tokens: Tensor,
+    sampling: SamplingBatch,
+    changed: Tensor | None = None,
+    row_sums: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Returns the logprobs of tokens [R], or of the tokens in ``sampling.scored``, and each row's top logprobs, by the
     names of ``StepOutput``'s fields.
@@ -637,6 +662,7 @@ def logprobs_of(
         sampling: the options of the rows.
         changed: the logits float32 [R, V] that tokens were drawn from, if rules changed them. Rows with
             ``sampling.top_allowed`` have their top logprobs from these.
+        row_sums: the logsumexp of each row, float32 [R, 1]; None computes it.
     """
     count, device = min(sampling.logprobs or 0, logits.shape[1]), logits.device
     bad = tokens == NO_TOKEN
@@ -654,7 +680,7 @@ def logprobs_of(
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
         row_logits = logits[rows].float()
-        sums = row_logits.logsumexp(-1, keepdim=True)
+        sums = row_logits.logsumexp(-1, keepdim=True) if row_sums is None else row_sums[rows]
         token_logprobs[rows] = (row_logits.gather(1, chosen[rows]) - sums)[:, 0]
         if allowed is not None and changed is not None:
             row_logits = torch.where(allowed[rows], changed[rows], row_logits)

@@ -21,9 +21,10 @@ def _make(asked: ExecutorArguments) -> Executor:
         return RankedCudaExecutor(
             asked.bundle, asked.blocks, asked.context, how, target=asked.target, patience=patience
         )
-    from .executor import CudaExecutor
+    from .executor import CudaExecutor, ExactCudaExecutor
 
-    return CudaExecutor(asked.bundle, asked.blocks, asked.context, target=asked.target)
+    executor = ExactCudaExecutor if _exact(asked.bundle, asked.target) else CudaExecutor
+    return executor(asked.bundle, asked.blocks, asked.context, target=asked.target)
 
 
 def _memory(bundle: Bundle, target: str, placement: Placement, context: int) -> int:

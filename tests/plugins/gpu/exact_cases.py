@@ -69,7 +69,7 @@ def one_order(function: Function) -> Function:
 
 @one_order
 def products(form: str, dtype: str) -> list[tuple[bool, bool]]:
-    """Whether rows have the same bits in products of 1, 7, 64 and 70 rows, and for some of a weight's columns; and
+    """Says whether rows have the same bits in products of 1, 7, 64 and 70 rows, and for some of a weight's columns; and
     whether any bit differs from those of the tile that depends on the number of rows (a product that can fail).
     """
     torch.manual_seed(3)
@@ -105,7 +105,7 @@ def _product(x: Tensor, weight: Stored, bias: Tensor, *, exact: bool) -> tuple[T
 
 @one_order
 def grouped_products(form: str, dtype: str) -> bool:
-    """Whether an expert's rows have the same bits beside any rows of other experts."""
+    """Says whether an expert's rows have the same bits beside any rows of other experts."""
     torch.manual_seed(4)
     n, k = 40, 128
     weight, _ = stored(form, (3, n), k, 32, DTYPES[dtype])
@@ -163,7 +163,7 @@ def combined_experts(dtype: str) -> list[float]:
 
 @one_order
 def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
-    """Whether tokens of a request of ``length`` tokens have the same attention in one step with all of them, in a
+    """Says whether tokens of a request of ``length`` tokens have the same attention in one step with all of them, in a
     chunk, in a mixed step, and decoded alone and beside others.
     """
     torch.manual_seed(7)
@@ -214,11 +214,11 @@ def attention(length: int, dtype: str, cache: str = "", **rule: object) -> bool:
     last, chunk = q[length - 1 : length], q[length - 30 : length]
     beside = {str(i): (5 * i, 1) for i in range(others)}
     rest = [q[length + i : length + i + 1] for i in range(others)]
-    found = [
+    pairs = [
         (attend({"mine": (length - 30, 30)}, [chunk])[0], whole[-30:]),
         (attend({"0": (3, 20), "mine": (length - 30, 30)}, [q[-20:], chunk])[1], whole[-30:]),
         (attend({"mine": (length - 1, 1)}, [last])[0], whole[-1:]),
         (attend({"mine": (length - 1, 1), **beside}, [last, *rest])[0], whole[-1:]),
         (attend({"0": (3, 20), "mine": (length - 1, 1)}, [q[-20:], last])[1], whole[-1:]),
     ]
-    return all(torch.equal(some, meant) for some, meant in found)
+    return all(torch.equal(some, meant) for some, meant in pairs)

@@ -5,7 +5,7 @@ Interpreted kernels show the order of tiles and sums. Only a GPU can show what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ import pytest
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter
-from enginewright.runtime.scheduler import drafts
+from enginewright.runtime.engine.draft_model import DraftModel
+from enginewright.runtime.scheduler.step_times import DecodeTimes
 from enginewright.runtime.shared.errors import EnginewrightError, RequestError
-from tests.plugins.cuda.serve import exact_cases
+from tests.conftest import make_tiny_model
+from tests.plugins.cuda.serve import exact_logits
 from tests.plugins.cuda.serve.test_executor_families import CASES
 from tests.plugins.gpu.exact_cases import one_order
 from tests.triton_interpreter import interpreter as interpreter
@@ -28,7 +30,7 @@ from tests.triton_interpreter import interpreter as interpreter
 @pytest.mark.parametrize("case", CASES)
 def test_families_have_the_same_bits_in_any_batch(case: str, interpreter: ProcessPoolExecutor) -> None:
     try:
-        assert interpreter.submit(exact_cases.logits_of_batches, case).result() == []
+        assert interpreter.submit(exact_logits.logits_of_batches, case).result() == []
     except EnginewrightError:
         pytest.skip("the target refuses it")
 
@@ -45,13 +47,13 @@ def test_families_have_the_same_bits_in_any_batch(case: str, interpreter: Proces
 def test_formats_have_the_same_bits_in_any_batch(
     case: str, recipe: str, floats: Any, cache: str | None, interpreter: ProcessPoolExecutor
 ) -> None:
-    found = interpreter.submit(exact_cases.logits_of_batches, case, (7, 64), recipe, floats, cache).result()
-    assert found == []
+    results = interpreter.submit(exact_logits.logits_of_batches, case, (7, 64), recipe, floats, cache).result()
+    assert results == []
 
 
 @pytest.mark.soak
 def test_every_number_of_requests_has_the_same_bits(interpreter: ProcessPoolExecutor) -> None:
-    assert interpreter.submit(exact_cases.logits_of_batches, "Llama", range(1, 65)).result() == []
+    assert interpreter.submit(exact_logits.logits_of_batches, "Llama", range(1, 65)).result() == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_every_number_of_requests_has_the_same_bits(interpreter: ProcessPoolExec
 def test_contexts_of_several_parts_have_the_same_bits(
     case: str, cache: str | None, interpreter: ProcessPoolExecutor
 ) -> None:
-    assert interpreter.submit(exact_cases.long_logits, case, 561, cache).result()
+    assert interpreter.submit(exact_logits.long_logits, case, 561, cache).result()
 
 
 RECIPE = """
@@ -81,7 +83,7 @@ exact = true
 
 
 @pytest.fixture(scope="module")
-def bundle(make_tiny_model: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved Llama's bundle for cuda, exact, whose kernels aren't compiled: they are interpreted."""
     folder = tmp_path_factory.mktemp("exact")
     make_tiny_model("Llama").save_pretrained(folder / "saved")
@@ -95,29 +97,32 @@ def bundle(make_tiny_model: Callable[..., Any], tmp_path_factory: pytest.TempPat
 
 @one_order
 def answers(
-    bundle: Path, batches: list[list[list[int]]], **options: Any
+    bundle: Path, batches: list[list[list[int]]], disk: int = 0, **options: Any
 ) -> tuple[list[list[int]], list[list[float]], Mapping[str, Any] | None]:
     """The tokens of prompts, half of them drawn at random, their logprobs, and what speculation did.
 
-    Every draft is computed: whether one pays is a matter of measured times.
+    ``disk``: the tokens of prefixes that must come from a folder.
     """
     params = [
-        SamplingParams(max_tokens=6, temperature=0.7 * (i % 2), seed=i, ignore_eos=True, logprobs=1)
+        SamplingParams(max_tokens=8, temperature=0.7 * (i % 2), seed=i, ignore_eos=True, logprobs=1)
         for i in range(sum(map(len, batches)))
     ]
     options = {"context": 96, "verify": False, "speculate": None, **options}
     with (
-        patch.object(drafts, "LEAST_GAIN", 0.0),
+        patch.object(DecodeTimes, "took", lambda *arguments: None),  # so that drafts don't depend on measured times
+        patch.object(DraftModel, "seconds", lambda self, rows: 0.0),
         LLM(bundle, target="cuda", trust="code", memory="2MiB", **options) as llm,
     ):
-        found, left = [], iter(params)
+        results, left = [], iter(params)
         for batch in batches:
-            found += llm.generate(batch, [next(left) for _ in batch], progress=False)
+            results += llm.generate(batch, [next(left) for _ in batch], progress=False)
         logprobs = [
             [at[token].logprob for token, at in zip(r.outputs[0].token_ids, r.outputs[0].logprobs, strict=True)]
-            for r in found
+            for r in results
         ]
-        return [result.outputs[0].token_ids for result in found], logprobs, llm.info()["speculation"]
+        about = llm.info()
+        assert (about["prefix_cache"] or {}).get("from_disk", 0) == disk
+        return [result.outputs[0].token_ids for result in results], logprobs, about["speculation"]
 
 
 def prompts(number: int) -> list[list[int]]:
@@ -135,21 +140,32 @@ def test_answers_are_the_same_alone_in_batches_and_in_chunks(bundle: Path, inter
 
 
 def test_speculation_changes_no_bit(bundle: Path, interpreter: ProcessPoolExecutor) -> None:
-    tokens, logprobs, _ = interpreter.submit(answers, bundle, [prompts(5)]).result()
-    for speculate in ("auto", str(bundle)):
-        again, same, did = interpreter.submit(answers, bundle, [prompts(5)], speculate=speculate).result()
+    """The past answer to the same prompt is looked up, and the model guesses what it would answer itself."""
+    batches = [prompts(2), prompts(2)[:1]]
+    tokens, logprobs, _ = interpreter.submit(answers, bundle, batches).result()
+    for speculate, source in (("auto", "past_answers"), (str(bundle), "model")):
+        again, same, did = interpreter.submit(answers, bundle, batches, speculate=speculate).result()
         assert (again, same) == (tokens, logprobs)
-        assert did is not None and did["drafted"] > 0
-        if speculate == str(bundle):  # it guesses what it would answer itself
-            assert did["sources"]["model"]["accepted"] > 0
+        assert did is not None and did["sources"][source]["accepted"] > 0
+
+
+def test_prefixes_in_a_folder_change_no_bit(bundle: Path, tmp_path: Path, interpreter: ProcessPoolExecutor) -> None:
+    """A later process reads a prompt's blocks. A bundle that isn't exact keeps none."""
+    long = [[(prompts(1)[0] * 30)[:70]]]
+    expected = interpreter.submit(answers, bundle, long, prefix_cache=False).result()
+    folder = str(tmp_path / "prefixes")
+    for from_disk in (0, 64):
+        assert interpreter.submit(answers, bundle, long, prefix_folder=folder, disk=from_disk).result() == expected
+    with pytest.raises(RequestError, match="prefix_folder: target 'cuda' keeps no prefixes"):
+        interpreter.submit(answers, bundle.with_name("plain.bundle"), long, prefix_folder=folder).result()
 
 
 @pytest.mark.parametrize("speculate", ["lookup", "draft"])
 def test_without_exact_nothing_is_speculated(bundle: Path, speculate: str, interpreter: ProcessPoolExecutor) -> None:
     plain = bundle.with_name("plain.bundle")
-    given = speculate if speculate == "lookup" else str(bundle)
-    with pytest.raises(RequestError, match=r"speculate: .*exact = true in \[engines\]"):
-        interpreter.submit(answers, plain, [prompts(1)], speculate=given).result()
+    draft_source = speculate if speculate == "lookup" else str(bundle)
+    with pytest.raises(RequestError, match=r"(?s)speculate: .*exact = true in \[engines\]"):
+        interpreter.submit(answers, plain, [prompts(1)], speculate=draft_source).result()
     if speculate == "lookup":
         assert not interpreter.submit(answers, plain, [prompts(1)], speculate="auto").result()[2]
 

@@ -21,7 +21,7 @@ def logits_of_batches(
 ) -> list[str]:
     """Compares the logits of a request of 37 tokens, three of them decoded, alone and in batches.
 
-    Returns the differences that are found, in words. In batches its prompt is cut into chunks, beside other prompts
+    Returns the differences in words. In batches its prompt is cut into chunks, beside other prompts
     and decodes. The bits of the others' last tokens are compared between batches, too.
 
     Args:
@@ -38,14 +38,14 @@ def logits_of_batches(
     def run(schedule: Sequence[dict[str, list[int]]], seed: int) -> dict[tuple[str, int], np.ndarray]:
         """The logits after a request's first n tokens, by its name and n."""
         stepper = small_programs.steps_of(lowering.program.cache_groups, BLOCKS, seed)
-        found, counts = {}, dict[str, int]()
+        logits_after, counts = {}, dict[str, int]()
         for chunks in schedule:
             logits = steps.start(cases.step_input(stepper.step(chunks))).result().logits
             assert logits is not None
             for row, (name, chunk) in enumerate(chunks.items()):
                 counts[name] = counts.get(name, 0) + len(chunk)
-                found[name, counts[name]] = logits[row]
-        return found
+                logits_after[name, counts[name]] = logits[row]
+        return logits_after
 
     alone = run([{"mine": mine[:34]}, *({"mine": mine[n : n + 1]} for n in (34, 35, 36))], 1)
     seen, problems = dict(alone), list[str]()
@@ -81,7 +81,7 @@ def _last(tokens: list[int]) -> list[int]:
 
 @one_order
 def long_logits(case: str, length: int, cache: str | None = None) -> bool:
-    """Whether a request of ``length`` tokens has the same bits in chunks of 128 and of 70, alone and beside others."""
+    """Says whether a request of ``length`` tokens has the same bits in chunks of 128 alone, and of 70 beside others."""
     program, context = cases.program_of(case, cache=cache)
     lowering = cases.lowered(program, context, "f32")
     mine, short = random_sequences((length, 40), 250)
@@ -90,12 +90,12 @@ def long_logits(case: str, length: int, cache: str | None = None) -> bool:
         steps = cases.steps_of(lowering, 256, blocks=48, exact=True)
         stepper = small_programs.steps_of(lowering.program.cache_groups, 48)
         ends = [*range(chunk, length - 2, chunk), length - 2, length - 1, length]
-        found = []
+        logits_after = []
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             other = {"short": short[number : number + 1]} if beside and number < len(short) else {}
             logits = steps.start(cases.step_input(stepper.step({**other, "mine": mine[start:end]}))).result().logits
             assert logits is not None
-            found.append(logits[-1])
-        return found[-3:]
+            logits_after.append(logits[-1])
+        return logits_after[-3:]
 
     return all(map(np.array_equal, run(128, False), run(70, True)))
