@@ -499,9 +499,9 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits, exact: bool) -> 
             form = FORMS.get(uses[step.inputs[1].name].dtype, "float")
             columns, depth = uses[step.inputs[1].name].shape
             dtype = FLOATS_OF[TORCH_DTYPES[step.inputs[0].dtype]]
-            group = int(step.attrs.get("weight_group", 0))
-            tile = exact_tile(depth, form, group, dtype) if exact else None
-            needed.append(split_scratch(depth, columns, form, group, dtype, tile))
+            shared = int(step.attrs.get("weight_group", 0))
+            tile = exact_tile(depth, form, shared, dtype) if exact else None
+            needed.append(split_scratch(depth, columns, form, shared, dtype, tile))
     return max(needed)
 
 
