@@ -47,7 +47,7 @@ def open_tier(
         raise RequestError(
             f"prefix_folder: target {executor.describe()['target']!r} keeps no prefixes there, prefix_cache is off, or "
             "ranks are on several machines",
-            hint="Leave it out, or open the bundle's target 'cpu', or 'cuda' of an exact recipe, with the prefix cache on.",
+            hint="Leave it out, or open target 'cpu', or 'cuda' of an exact recipe, with the prefix cache on.",
         )
     store = BlockStore(
         Path(folder).absolute(), memory.cache_identity, most_bytes=parse_size(size), most_age=days * 24 * 3600
