@@ -73,7 +73,7 @@ class Engine:
             except CapacityError as e:
                 self._fail_step(batch, e)
             self.scheduler.prepare_next(batch)
-        if batch is not None and len(self._submitted) < self.executor.caps.in_flight:
+        if batch is not None and len(self._submitted) < self.scheduler.caps.in_flight:
             return []
         first, pending = self._submitted.popleft()
         try:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -88,6 +89,8 @@ class ContinuousScheduler:
         clock: Callable[[], float] = time.monotonic,
         proposers: Sequence[Proposer] = (),
     ) -> None:
+        if caps.chains and caps.verifies and config.speculate is not False:  # proposers need the tokens of a step
+            caps = replace(caps, in_flight=1, chains=False)
         self.config, self.caps, self._clock = config, caps, clock
         self.counters = Counters()
         self.cache = CacheManager(
