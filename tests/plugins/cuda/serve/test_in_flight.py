@@ -46,7 +46,7 @@ class Checksums:
     A later token weighs more than an earlier one, so an order, a table or a slot that is wrong shows.
     """
 
-    ranked = False
+    ranked = exact = False
 
     def __init__(self) -> None:
         self.program, self.groups, self.device = SimpleNamespace(ports=()), GROUPS, torch.device("cpu")
