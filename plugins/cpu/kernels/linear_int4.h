@@ -289,9 +289,12 @@ inline void linear_int4(const LinearInt4Args& a, Workers& pool) {
           int4_block<R, true, Group>(a, first, p, source);
         }
       };
-      const auto block = [&]<int R>(int64_t first, const auto& source) {
+      const auto block = [&]<int R, class Source>(int64_t first, const Source& source) {
         if constexpr (R == 1) {
           if (a.group == 32) return of_size.template operator()<R, 32>(first, source);
+          if constexpr (Source::kBits == 4) {
+            if (a.group == 64) return of_size.template operator()<R, 64>(first, source);
+          }
         }
         of_size.template operator()<R, 0>(first, source);
       };
