@@ -334,6 +334,8 @@ def exact_tile(depth: int, form: str, group: int, dtype: FloatType) -> ProductTi
     tile = product_tile(EXACT_ROWS, form, dtype)
     if form == "fp8" and dtype != "f32":  # two sums of its own tile would be on the stack
         tile = replace(tile, columns=64)
+    if form == "uint4" and dtype != "f32":
+        tile = replace(tile, warps=8)
     unit = math.lcm(tile.depth, group or 1)
     chains = max(1, min(_MOST_CHAINS, depth // _LEAST_PART))
     return replace(tile, chain=-(-depth // (chains * unit)) * unit, programs=EXACT_PROGRAMS)

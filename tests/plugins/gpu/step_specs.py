@@ -204,7 +204,7 @@ _CALLS: dict[str, Callable[[GpuLimits], Call]] = {
     "decode 128 fp8, listed": partial(_listed, torch.float8_e4m3fn),
     "work list": _work,
     **{f"exact {of}": partial(_exact, i) for i, of in enumerate(("prefill 128", "decode 128, listed", "merge"))},
-    **{f"exact {form}, 1 row": partial(_exact_product, form, 1) for form in ("float", "int8", "uint4", "fp8")},
+    **{f"exact {form}, 1 row": partial(_exact_product, form, 1) for form in ("int8", "uint4", "fp8")},
     **{f"exact {form}, 128 rows": partial(_exact_product, form, 128) for form in ("float", "int8", "uint4", "fp8")},
     "row sums": _row_sums,
     **{of: partial(_combined_experts, i) for i, of in enumerate(("invert order", "combine experts"))},
