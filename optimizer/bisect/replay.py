@@ -93,7 +93,7 @@ def replay(
         scratch=scratch,
         progress=progress,
         recovered=trained,
-        common_formats=not all(TARGETS[name].every_format for name in targets),
+        targets=targets or (target,),
     )
     for done, (owner, one) in enumerate(chosen, 1):
         record = one.run(program, context)

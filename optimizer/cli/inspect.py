@@ -242,7 +242,7 @@ def _print_counts(name: str, program: LoweredProgram) -> None:
         _row(
             "",
             f"KV cache {group.name!r}: {len(group.layers)} layers, {keys.heads} heads of "
-            f"{keys.size}, {group.dtype}{window}, "
+            f"{keys.size}{' with their values' if group.values_in_keys else ''}, {group.dtype}{window}, "
             f"{format_bytes(cache_block_bytes(group) // group.block_size)} a token",
         )
     if chosen := [step.attrs for step in program.steps if "best_blocks" in step.attrs]:

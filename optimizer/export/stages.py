@@ -229,7 +229,7 @@ def search_within_budget(
         request.limit.memory_budget(),
         request.on_progress,
         _trained(request) if model.recipe.auto is not None else None,
-        _common_formats(request),
+        request.targets,
         None if model.recipe.budget.max_ms_per_token is None else TokenClock(model.recipe),
     )
     return search(model.recipe, inputs)
@@ -268,7 +268,7 @@ def run_passes(
         progress=request.on_progress,
         memory_budget=request.limit.memory_budget(),
         recovered=_trained(request),
-        common_formats=_common_formats(request),
+        targets=request.targets,
     )
     of_targets = _passes_of_targets(request, model)
     return rewrite(model.captured.program, passes, of_targets, context, measurements, request.on_progress)
@@ -414,10 +414,6 @@ def source_bytes(source: ModelSource) -> int:
 def _trained(request: ExportRequest) -> Recovered | None:
     """Returns the weights and the recipe of a recovery; None without one."""
     return None if request.trained is None else Recovered(request.trained.weights(), request.trained.recipe)
-
-
-def _common_formats(request: ExportRequest) -> bool:
-    return not all(TARGETS[name].every_format for name in request.targets)
 
 
 def _passes_of_targets(request: ExportRequest, model: OpenModel) -> dict[str, list[Pass]]:

@@ -40,11 +40,12 @@ def pass_context(
     progress: Progress,
     memory_budget: int | None = None,
     recovered: Recovered | None = None,
-    common_formats: bool = False,
+    targets: Sequence[str] = (),
 ) -> PassContext:
     """Makes the context of all passes of an export by ``recipe``; see ``PassContext`` for the rest.
 
-    ``progress`` gets the stage "layers".
+    ``progress`` gets the stage "layers". ``targets`` are all targets of the export, whose limits the passes heed; none
+    for a program that isn't lowered.
     """
     shapes = recipe if recovered is None else recovered.recipe
     cache = recipe.kv_cache.model_copy(update={"dtype": KV_FORMATS[recipe.cache].name})
@@ -55,7 +56,8 @@ def pass_context(
         calibration=tuple(calibration),
         scratch=scratch,
         memory_budget=memory_budget,
-        common_formats=common_formats,
+        common_formats=not all(TARGETS[name].every_format for name in targets),
+        latent_caches=bool(targets) and all(TARGETS[name].latent_caches for name in targets),
         recovered=None if recovered is None else recovered.weights,
         progress=lambda done, of, where: progress(ProgressEvent("layers", done, of, where)),
     )
@@ -67,7 +69,7 @@ def needs_tokens(recipe: Recipe, targets: Sequence[str]) -> bool:
     Asks every pass that the export would run: ours, those of other packages that the recipe turns on, and those of
     ``targets``. Raises PassError if a pass of another package has no place, TargetError if one can't be loaded.
     """
-    context = pass_context(recipe, frozenset(), (), scratch=None, progress=silent)
+    context = pass_context(recipe, frozenset(), (), scratch=None, progress=silent, targets=targets)
     passes = choose_passes(recipe.passes)[0]
     for target in targets:
         passes += left_on(TARGETS[target].emitter.passes(), recipe.passes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from enginewright.passes.attention.absorb_latent import AbsorbLatent
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.cleanup.fold_constants import FoldConstants
@@ -46,11 +47,11 @@ from enginewright.passes.sparsity.select_sparsity_mask import SelectSparsityMask
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.extensions import Extensible
 
-OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
+OPTIONAL = frozenset({"absorb_latent", "fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
 """Passes that a recipe may turn off, besides those of targets; every other is needed to lower the program."""
 
 
-OF_CACHES = frozenset({"group_kv_heads", "lower_recurrence", "lower_attention"})
+OF_CACHES = frozenset({"absorb_latent", "group_kv_heads", "lower_recurrence", "lower_attention"})
 """Passes for programs with caches. A program that computes whole texts keeps attention as captured."""
 
 EXTENSIONS = Extensible[type[Pass]]({}, "enginewright.passes", type)
@@ -91,6 +92,8 @@ def default_pipeline() -> list[Pass]:
         PruneChannels(),
         # Weights that training has recovered, in the shapes that the passes above leave.
         LoadRecovered(),
+        # Keys and values that are linear in a latent vector are no longer computed: attention is over the vector.
+        AbsorbLatent(),
         # 4. Fewer and larger ops. take_rows sinks before add and norm are fused, so that the last block's move too.
         FuseQkv(),
         FuseGateUp(),

@@ -112,9 +112,8 @@ def _lowered(
     )
     passes, required = choose_passes(recipe.passes)
     before, after = split_before(passes, ChooseFormats.name)
-    common = not TARGETS[target].every_format
-    context = pass_context(nearest, required, (), scratch=None, progress=silent, common_formats=common)
-    key = tuple(one.name for one in before)
+    context = pass_context(nearest, required, (), scratch=None, progress=silent, targets=(target,))
+    key = tuple(one.name for one in before if one.wanted(context))
     if key not in prepared:
         prepared[key] = captured.copy()
         PassManager([one for one in before if one.wanted(context)], context).run(prepared[key])

@@ -41,7 +41,7 @@ class Searching:
         scratch, memory_budget: see ``PassContext``.
         progress: called with the stages "prune", "heads" and "auto".
         recovered: trained weights; None without a recovery.
-        common_formats: see ``PassContext``.
+        targets: the targets of the export.
         clock: see ``Task``.
     """
 
@@ -51,7 +51,7 @@ class Searching:
     memory_budget: int | None
     progress: Progress
     recovered: Recovered | None = None
-    common_formats: bool = False
+    targets: Sequence[str] = ()
     clock: Clock | None = None
 
 
@@ -149,7 +149,7 @@ def _search(kind: type[Search[Report]], recipe: Recipe, given: Searching) -> Fou
         progress=given.progress,
         memory_budget=given.memory_budget,
         recovered=given.recovered,
-        common_formats=given.common_formats,
+        targets=given.targets,
     )
     return search_captured(kind, given.captured, recipe, context, given.progress, given.clock)
 

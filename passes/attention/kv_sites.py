@@ -16,7 +16,7 @@ from ..ir.provenance import WHERE, join_where
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
-_MOVES: frozenset[Target] = frozenset(
+MOVES: frozenset[Target] = frozenset(
     {*RESHAPES, aten.slice.Tensor, aten.select.int, aten.permute.default, aten.transpose.int, aten.clone.default}
     | {aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims}
 )
@@ -119,14 +119,14 @@ def _branch(program: Program, value: Node) -> Branch | str:
         post.insert(0, node)
         node = node.all_input_nodes[0]
     pre, moves = node, list[Node]()
-    while node.target in _MOVES:
+    while node.target in MOVES:
         moves.insert(0, node)
         node = node.all_input_nodes[0]
-    reason = _why_not_linear(program, node)
+    reason = why_not_linear(program, node)
     if reason is not None:
         return reason
     index = torch.arange(int(program.value(node).shape[-1]))[None]  # [1, rows]
-    rows = _moved(index, moves)
+    rows = moved_rows(index, moves)
     shape = tuple(program.value(value).shape)[1:]
     if rows is None or tuple(rows.shape) != (1, *shape):
         return "is not cut out of its projection in a way that is known here"
@@ -134,7 +134,7 @@ def _branch(program: Program, value: Node) -> Branch | str:
     return Branch(node, rows[0], pre, tuple(post), alone)
 
 
-def _why_not_linear(program: Program, node: Node) -> str | None:
+def why_not_linear(program: Program, node: Node) -> str | None:
     if node.target is not ew.linear.default:
         return f"does not come from a linear, but from {node.target}"
     arguments = bound_arguments(node)
@@ -151,7 +151,7 @@ def _why_not_linear(program: Program, node: Node) -> str | None:
     return None
 
 
-def _moved(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
+def moved_rows(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
     """Returns the indices of a token's elements, [1, ...], after these ops; None if they need sizes that aren't
     numbers.
     """
@@ -177,15 +177,15 @@ def _output(program: Program, attention: Node) -> Node | str:
         (user,) = node.users
         if user.target is ew.linear.default and user.args[0] is node:
             break
-        if user.target not in _MOVES:
+        if user.target not in MOVES:
             return f"its result goes into {user.target}, not into a linear"
         moves.append(user)
         node = user
     index = torch.arange(heads * size)
-    moved = _moved(index.view(1, heads, size), moves)
+    moved = moved_rows(index.view(1, heads, size), moves)
     if moved is None or not torch.equal(moved.reshape(-1), index) or moved.shape[-1] != heads * size:
         return "its result is not read head by head"
-    reason = _why_not_linear(program, user)
+    reason = why_not_linear(program, user)
     return user if reason is None else f"its result {reason}"
 
 

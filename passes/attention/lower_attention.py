@@ -31,9 +31,9 @@ from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 
-ew = torch.ops.ew
+aten, ew = torch.ops.aten, torch.ops.ew
 
-Key = tuple[int, int, int, int]  # window, key/value heads, key head size, value head size
+Key = tuple[int, int, int, int, bool]  # window, key/value heads, key head size, value head size, values in keys
 
 
 def _has_step_inputs(program: Program) -> list[str]:
@@ -87,7 +87,7 @@ class LowerAttention(Pass):
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         nodes = program.nodes_of(ew.attention.default)
-        groups = _cache_groups(program, nodes)
+        groups = _cache_groups(program, nodes, context.latent_caches)
         table, slots = program.inputs["block_table"], program.inputs["slots"]
         for group in groups:
             program.add_input(f"block_table:{group.name}", program.value(table))
@@ -106,9 +106,11 @@ class LowerAttention(Pass):
         return PassResult(matched=len(nodes))
 
 
-def _cache_groups(program: Program, nodes: list[Node]) -> tuple[CacheGroup, ...]:
+def _cache_groups(program: Program, nodes: list[Node], latent: bool) -> tuple[CacheGroup, ...]:
     """Returns the groups in the order of their first layers, named after their window, with a number if that isn't
     unique.
+
+    ``latent``: True if values that are the first channels of their keys needn't be stored.
     """
     layers: dict[Key, list[int]] = {}
     seen: set[int] = set()
@@ -119,15 +121,39 @@ def _cache_groups(program: Program, nodes: list[Node]) -> tuple[CacheGroup, ...]
             raise PassError(f"{describe_node(node)}: another attention has the layer number {layer} already")
         seen.add(layer)
         k, v = program.value(arguments["k"]), program.value(arguments["v"])
-        key = (window, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]))
+        key = (
+            window,
+            int(k.shape[1]),
+            int(k.shape[2]),
+            int(v.shape[2]),
+            latent and _begins(arguments["k"], arguments["v"]),
+        )
         layers.setdefault(key, []).append(layer)
     groups: list[CacheGroup] = []
-    for (window, heads, key_size, value_size), members in layers.items():
+    for (window, heads, key_size, value_size, values_in_keys), members in layers.items():
         base = f"window{window}" if window else "full"
         alike = sum(1 for g in groups if g.window == window)
         name = f"{base}-{alike + 1}" if alike else base
-        groups.append(CacheGroup(name, tuple(sorted(members)), heads, key_size, value_size, window))
+        groups.append(
+            CacheGroup(
+                name,
+                tuple(sorted(members)),
+                heads,
+                key_size,
+                value_size,
+                window,
+                values_in_keys=values_in_keys,
+            )
+        )
     return tuple(groups)
+
+
+def _begins(keys: Node, values: Node) -> bool:
+    """Returns True if values are the first channels of keys, by their calls."""
+    if values.target is not aten.slice.Tensor or values.args[0] is not keys:
+        return False
+    a = bound_arguments(values)
+    return a["dim"] in (-1, 2) and a["start"] in (None, 0) and a["step"] == 1
 
 
 def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt) -> Node:
@@ -141,7 +167,8 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
         assert isinstance(value, FakeTensor)
         caches.append(program.add_input(f"{plane.name}_cache:{layer}", value))
     slots, table = inputs[f"slots:{group.name}"], inputs[f"block_table:{group.name}"]
-    write = program.call(ew.kv_write.default, *caches, arguments["k"], arguments["v"], slots, where=where)
+    options = {"values_in_keys": True} if group.values_in_keys else {}
+    write = program.call(ew.kv_write.default, *caches, arguments["k"], arguments["v"], slots, where=where, **options)
     written = [program.call(operator.getitem, write, i, where=where) for i in (0, 1)]
     return program.call(
         ew.paged_attention.default,

@@ -45,6 +45,7 @@ class PassContext:
             limit.
         recovered: trained weights that replace the source's; None without training.
         common_formats: True if a target of the export supports only the formats that every target does.
+        latent_caches: True if all targets of the export have caches whose values are a part of their keys.
         progress: called with the progress of a long pass: steps done, total steps, and the module's path.
     """
 
@@ -55,6 +56,7 @@ class PassContext:
     memory_budget: int | None = None
     recovered: RecoveredWeights | None = None
     common_formats: bool = False
+    latent_caches: bool = False
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
 
 

@@ -45,6 +45,7 @@ def print_program(program: Program, *, provenance: bool = True, node_names: bool
         lines.append(
             f"cache  {group.name}: layers {layers} kv_heads {group.kv_heads} head {group.key_head_size}/"
             f"{group.value_head_size} window {group.window} {group.dtype} block {group.block_size}"
+            + (" values in keys" if group.values_in_keys else "")
         )
     for name in sorted(str(n.target) for n in program.graph.nodes if n.op == "get_attr"):
         expr = program.weights[name]

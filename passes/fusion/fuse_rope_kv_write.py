@@ -53,6 +53,8 @@ def _why_not(program: Program, attention: Node, q: Node, write: Node) -> str | N
         return "queries and keys are rotated by different tables"
     if len(q.users) > 1 or len(k.users) > 1:
         return "a rotated query or key is read elsewhere"
+    if bound_arguments(write)["values_in_keys"]:
+        return "values are a part of the rotated keys"
     if any(reader < attention for half in write.users for reader in half.users):
         return "the cache is read before this attention"
     size = program.shape(k)[2]

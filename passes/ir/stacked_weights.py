@@ -86,6 +86,42 @@ class SwapAxes(WeightExpr):
         return f"swap_axes({self.base.describe()}, {self.first}, {self.second})"
 
 
+@dataclass(frozen=True)
+class Unflatten(WeightExpr):
+    """The base [N * D, K] as [N, D, K]: the rows of N heads apart."""
+
+    base: WeightExpr
+    count: int
+
+    def __post_init__(self) -> None:
+        if len(self.base.shape) != 2 or self.base.shape[0] % self.count:
+            raise PassError(f"{self.count} equal parts of a weight of shape {self.base.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        rows, columns = self.base.shape
+        return (self.count, rows // self.count, columns)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    def evaluate(self) -> torch.Tensor:
+        return self.base.evaluate().unflatten(0, (self.count, -1))
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        """Returns the origins along the first two axes, which are those of the base's rows, or along the last one."""
+        return self.base.parts(1 if axis == 2 else 0)
+
+    def describe(self) -> str:
+        return f"unflatten({self.base.describe()}, {self.count})"
+
+
+def is_of_heads(expr: WeightExpr) -> bool:
+    """Returns True if a weight [N, M, K] is the rows of N heads of one matrix, perhaps with M and K exchanged."""
+    return isinstance(expr.base if isinstance(expr, SwapAxes) else expr, Unflatten)
+
+
 def pieces(expr: WeightExpr) -> tuple[WeightExpr, ...]:
     """Returns expressions whose concatenation along the first axis is ``expr``, to be evaluated one after the other.
 

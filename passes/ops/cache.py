@@ -34,13 +34,17 @@ def kv_write(
     v: torch.Tensor,
     slots: torch.Tensor,
     dtype: str = "f32",
+    values_in_keys: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """k [T, Nkv, D], v [T, Nkv, Dv], slots [T] (block * K + offset in the block) -> the two caches after the write.
 
-    ``dtype``: the cache's storage type, see ``rounded_heads``. Functional: the given caches aren't changed. Raises
+    ``dtype``: the cache's storage type, see ``rounded_heads``. ``values_in_keys``: v is the first Dv channels of k, and
+    the cache has those of the rounded keys. Functional: the given caches aren't changed. Raises
     IndexError for a slot outside the cache, ValueError for an unknown dtype.
     """
-    return _write(k_cache, rounded_heads(k, dtype, 0), slots), _write(v_cache, rounded_heads(v, dtype, 1), slots)
+    keys = rounded_heads(k, dtype, 0)
+    values = keys[..., : v.shape[-1]] if values_in_keys else rounded_heads(v, dtype, 1)
+    return _write(k_cache, keys, slots), _write(v_cache, values, slots)
 
 
 def _write(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

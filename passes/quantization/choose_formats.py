@@ -25,6 +25,7 @@ from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.quantized import formats_of_rows
+from ..ir.stacked_weights import is_of_heads
 from ..ir.two_of_four import QUAD
 from ..ir.weights import COMPUTED
 
@@ -109,6 +110,7 @@ class ChooseFormats(Pass):
                 chosen = _unless(
                     reason, by_weight.get(weight, default_format) if is_table else default_format, node, result
                 )
+                chosen = _in_smaller_groups(program, node, chosen, result)
                 chosen = _without_partial_blocks(program, node, chosen, result)
                 if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
                     result.rejected.append(
@@ -301,6 +303,24 @@ def why_dense(node: Node, heads: set[Node]) -> str | None:
     if node.target is ew.grouped_linear.default:
         return "there is no kernel for sparse experts"
     return "its product gives the logits, which rounding hurts most" if node in heads else None
+
+
+def _in_smaller_groups(program: Program, node: Node, wanted: WeightFormat, result: PassResult) -> WeightFormat:
+    """Returns the wanted format; for products of heads whose inputs aren't whole groups, with the largest groups that
+    fit, or floats if none do. A recipe is written for a model's linears, which had more inputs.
+    """
+    weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+    stored, group = wanted.stored, wanted.group_size
+    if weight is None or not is_of_heads(weight) or stored.fits(weight.shape[-1], group or weight.shape[-1]):
+        return wanted
+    size = weight.shape[-1]
+    smaller = [g for g in stored.group_sizes if 0 < g < group and stored.fits(size, g)]
+    reason = f"its {size} inputs aren't groups of {group}"
+    if not smaller:
+        return _unless(reason, wanted, node, result)
+    result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), f"groups of {max(smaller)}: {reason}"))
+    update = {"group_size": max(smaller), "activation_group_size": min(wanted.activation_group_size, max(smaller))}
+    return wanted.model_copy(update=update)
 
 
 def _without_partial_blocks(program: Program, node: Node, wanted: WeightFormat, result: PassResult) -> WeightFormat:

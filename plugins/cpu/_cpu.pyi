@@ -44,6 +44,7 @@ class Program:
         dtype: str = "f32",
         summaries: bool = False,
         state_size: int = 0,
+        values_in_keys: bool = False,
     ) -> int: ...
     def add_port(
         self, name: str, shape: Sequence[Coefficients], dtype: str = "i32", check: str = "none", group: int = -1

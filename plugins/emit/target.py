@@ -37,6 +37,7 @@ class Target:
         whole_texts: True if it has kernels for attention without a cache, and for pooling.
         adaptive_context: True if it supports [adaptive_context] of recipes.
         exact: True if it supports [engines] exact of recipes.
+        latent_caches: True if its attention reads values that are a part of their keys and stored nowhere else.
         lower: returns the lowered program that the target runs, with memory planned; None if it runs no such program.
         no_cache: the reason why caches with scales are unsupported, if ``caches`` depends on the recipe.
     """
@@ -57,4 +58,5 @@ class Target:
     whole_texts: bool = False
     adaptive_context: bool = False
     exact: bool = False
+    latent_caches: bool = False
     lower: Callable[[Program, EmitOptions], Lowering] | None = None

@@ -233,7 +233,7 @@ nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
   if (cache.state_size > 0) throw std::invalid_argument("cache " + group + " holds no keys and values");
   const std::vector<size_t> k_shape = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
   const std::vector<size_t> v_shape = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
-  if (cache.format == ew::KvFormat::f32 && !cache.summaries) {
+  if (cache.format == ew::KvFormat::f32 && !cache.summaries && !cache.values_in_keys) {
     return nb::make_tuple(nb::ndarray<nb::numpy, float>(cache.k, 4, k_shape.data(), self),
                           nb::ndarray<nb::numpy, float>(cache.v, 4, v_shape.data(), self));
   }
@@ -381,10 +381,11 @@ NB_MODULE(_cpu, m) {
           "add_cache_group",
           [](Program& program, const std::string& name, std::vector<int> layers, int64_t kv_heads,
              int64_t key_size, int64_t value_size, int64_t block_size, const std::string& format,
-             bool summaries, int64_t state_size) {
+             bool summaries, int64_t state_size, bool values_in_keys) {
             ew::CacheGroup group{{kv_heads, key_size, value_size}, name, std::move(layers)};
             group.summaries = summaries;
             group.state_size = state_size;
+            group.values_in_keys = values_in_keys;
             if (!ew::parse_kv_format(format.c_str(), &group.format)) {
               std::string known;
               for (const ew::KvFormatEntry& entry : ew::kKvFormats)
@@ -395,7 +396,7 @@ NB_MODULE(_cpu, m) {
             return program.add_cache_group(std::move(group), block_size);
           },
           "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a, "dtype"_a = "f32",
-          "summaries"_a = false, "state_size"_a = 0)
+          "summaries"_a = false, "state_size"_a = 0, "values_in_keys"_a = false)
       .def("add_port", &add_port, "name"_a, "shape"_a, "dtype"_a = "i32", "check"_a = "none", "group"_a = -1)
       .def(
           "add_tap",

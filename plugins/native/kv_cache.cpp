@@ -27,6 +27,16 @@ void read_few_bits(KvFormat format, Side side, const char* piece, int64_t size, 
   }
 }
 
+// Values that are a part of keys, from these: k [D, 32] and v [32, Dv] of each piece.
+void take_values(const KvCache& c, int64_t pieces, const float* k, float* v) {
+  for (int64_t i = 0; i < pieces; ++i) {
+    for (int64_t slot = 0; slot < kBlock; ++slot) {
+      for (int64_t d = 0; d < c.value_size; ++d)
+        v[(i * kBlock + slot) * c.value_size + d] = k[(i * c.key_size + d) * kBlock + slot];
+    }
+  }
+}
+
 }  // namespace
 
 void read_cache(const KvCache& c, int64_t blocks, float* k, float* v) {
@@ -36,8 +46,10 @@ void read_cache(const KvCache& c, int64_t blocks, float* k, float* v) {
                   values = kv_piece_bytes(c.format, Side::values, c.value_size);
     for (int64_t i = 0; i < pieces; ++i) {
       std::memcpy(k + i * kBlock * c.key_size, key_piece(c, 0, i), static_cast<size_t>(keys));
-      std::memcpy(v + i * kBlock * c.value_size, value_piece(c, 0, i), static_cast<size_t>(values));
+      if (!c.values_in_keys)
+        std::memcpy(v + i * kBlock * c.value_size, value_piece(c, 0, i), static_cast<size_t>(values));
     }
+    if (c.values_in_keys) take_values(c, pieces, k, v);
     return;
   }
   const auto scale_of = [&](const char* piece, int64_t size, int64_t slot) {
@@ -62,6 +74,7 @@ void read_cache(const KvCache& c, int64_t blocks, float* k, float* v) {
         for (int64_t d = 0; d < c.key_size; ++d)
           k[(i * c.key_size + d) * kBlock + slot] = convert(from[key_place(c.key_size, slot, d)]) * scale;
       });
+      if (c.values_in_keys) continue;
       with_elements(c.format, values, [&](const auto* from, const auto& convert) {
         const float scale = scale_of(values, c.value_size, slot);
         for (int64_t d = 0; d < c.value_size; ++d)
@@ -70,6 +83,7 @@ void read_cache(const KvCache& c, int64_t blocks, float* k, float* v) {
       });
     }
   }
+  if (c.values_in_keys) take_values(c, pieces, k, v);
 }
 
 }  // namespace ew

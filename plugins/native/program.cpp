@@ -142,6 +142,8 @@ int Program::add_cache_group(CacheGroup group, int64_t block_size) {
   if (!takes_head(group.format, Side::keys, group.key_size) ||
       !takes_head(group.format, Side::values, group.value_size))
     fail(subject, "heads that its format doesn't take");
+  if (group.values_in_keys && (group.value_size > group.key_size || has_few_bits(group.format)))
+    fail(subject, "values that are a part of keys have more channels than these, or keys are rotated");
   if (group.layers.empty() && regions_.empty())
     fail(subject, "it has no layers");  // another stage may have them
   for (const CacheGroup& other : groups_) {

@@ -64,7 +64,7 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
     }
     for (const auto& [data, piece] :
          {std::pair{&cache.k, group.key_bytes()}, std::pair{&cache.v, group.value_bytes()}}) {
-      if (piece == 0) continue;                 // a state has no values
+      if (piece == 0) continue;                 // a state has no values, and nor have keys that contain them
       int64_t bytes = group.pieces(1) * piece;  // of a block: at most 2^47
       if (__builtin_mul_overflow(bytes, blocks_[static_cast<size_t>(layer.group)], &bytes))
         throw std::bad_alloc();

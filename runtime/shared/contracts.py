@@ -75,6 +75,8 @@ class CacheGroupShape(Record, frozen=True):
         window: the sliding window in tokens (a query at p sees keys p-window+1 .. p); 0 for full attention.
         summaries: True if each block also stores the center and spread of every channel of its keys, by which some
             layers choose blocks.
+        values_in_keys: True if a value is the first ``value_head_size`` channels of its key, so that only keys are
+            stored; a format with scales has one for each key.
         kind: the kind of cache if it doesn't hold keys and values (``kv_cache.kinds.table``).
     """
 
@@ -86,16 +88,18 @@ class CacheGroupShape(Record, frozen=True):
     window: Count = 0
     dtype: CacheDtype = "f32"
     summaries: bool = False
+    values_in_keys: bool = False
     kind: str = ""
     state_size: Count = 0
 
     @property
     def planes(self) -> tuple[CachePlane, CachePlane]:
-        """The keys and the values of a layer."""
+        """The keys and the values of a layer. Values that are a part of keys take no bytes."""
+        value_bytes = 0 if self.values_in_keys else head_bytes(self.dtype, 1, self.value_head_size)
         summary = 2 * -(-self.key_head_size // 16) if self.summaries else 0
         return (
             CachePlane("k", self.kv_heads, self.key_head_size, head_bytes(self.dtype, 0, self.key_head_size), summary),
-            CachePlane("v", self.kv_heads, self.value_head_size, head_bytes(self.dtype, 1, self.value_head_size), 0),
+            CachePlane("v", self.kv_heads, self.value_head_size, value_bytes, 0),
         )
 
     def with_heads(self, heads: int) -> Self:

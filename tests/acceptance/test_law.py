@@ -51,11 +51,14 @@ from ..simulator.seeds import first_seed
 from .test_formats import RECIPES
 from .tiny_configs import tiny_family
 
-FAMILIES = ("llama", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text")
+FAMILIES = ("llama", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text", "minicpm3")
 MORE = {  # every product's input is a whole number of int4's groups
     "qwen3_moe": {"moe_intermediate_size": 64},
-    "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16},
+    "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16},
+    "minicpm3": {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16},
 }
+LATENT = ("deepseek_v3", "minicpm3", "kimi_linear")
+"""Families whose cache has one latent vector for all heads."""
 HYBRIDS = ("lfm2", "falcon_h1", "qwen3_5_text", "mamba", "mamba2", "kimi_linear")
 """Short convolutions, Mamba-2 beside attention, the gated delta rule, Mamba and Mamba-2 without attention, KDA."""
 ATTENDING = ("lfm2", "falcon_h1", "qwen3_5_text", "kimi_linear")
@@ -70,6 +73,7 @@ SAMPLE = [
     ("qwen3_moe", "int4", "k6v4"),
     ("deepseek_v3", "fp8", "bf16"),
     ("gemma3_text", "offsets", "fp8"),
+    ("minicpm3", "int8", "int8"),
 ]
 
 
@@ -599,6 +603,12 @@ def test_more_new_seeds(part: int, exported: Exported, tmp_path: Path, monkeypat
     each = SOAK_SEEDS // PARTS
     first = first_seed() + NEW_SEEDS + part * each
     assert break_the_law(range(first, first + each), exported, tmp_path, monkeypatch) == {}
+
+
+@pytest.mark.parametrize("family", LATENT)
+def test_some_caches_have_a_latent_vector(family: str, exported: Exported) -> None:
+    groups = Bundle.open(exported(family, "f32", "f32")).program("cpu").cache_groups
+    assert any(group.values_in_keys for group in groups)
 
 
 def test_seeds_choose_everything() -> None:

@@ -10,5 +10,6 @@ TARGET = Target(
     states=True,
     whole_texts=True,
     adaptive_context=True,
+    latent_caches=True,
     lower=lambda program, options: lower_for_cpu(program),
 )

@@ -69,7 +69,7 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     if constexpr (!Products::kAsStored) {
       if (Products::kTiles || !Products::reads_keys(c))
         prefetch_piece(next_k, kv_piece_bytes(c.format, Side::keys, c.key_size));
-      if (Products::kTiles || !Products::reads_values(c))
+      if (!c.values_in_keys && (Products::kTiles || !Products::reads_values(c)))
         prefetch_piece(next_v, kv_piece_bytes(c.format, Side::values, c.value_size));
       if (!Products::reads_keys(c)) {
         Stored* to = s.k + b * Products::key_elements(c.key_size);
@@ -79,16 +79,25 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       }
       if (!Products::reads_values(c)) {
         Stored* to = s.v + b * kBlock * c.value_size;
-        Products::unpack_values(c, v, to);
+        if (c.values_in_keys) {
+          Products::transpose_keys(blocks->k[b], c.value_size, to);
+        } else {
+          Products::unpack_values(c, v, to);
+        }
         blocks->v[b] = to;
         blocks->v_ahead[b] = 0;
       }
     }
     if (!has_scales(c.format)) continue;
     float* key_scales = s.key_scales + b * kBlock;
+    float* value_scales = s.value_scales + b * kBlock;
     load_scales(c.format, Side::keys, k, c.key_size, key_scales);
+    if (c.values_in_keys) {
+      __builtin_memcpy(value_scales, key_scales, kBlock * sizeof(float));
+    } else {
+      load_scales(c.format, Side::values, v, c.value_size, value_scales);
+    }
     for (int64_t i = 0; i < kBlock; ++i) key_scales[i] *= scale;
-    load_scales(c.format, Side::values, v, c.value_size, s.value_scales + b * kBlock);
   }
 }
 

@@ -54,7 +54,7 @@ struct FloatProducts {
   static int64_t query_size(int64_t size) { return size; }
   static int64_t key_elements(int64_t size) { return size * kBlock; }
   static bool reads_keys(const KvCache& c) { return c.format == KvFormat::f32; }
-  static bool reads_values(const KvCache& c) { return c.format == KvFormat::f32; }
+  static bool reads_values(const KvCache& c) { return c.format == KvFormat::f32 && !c.values_in_keys; }
 
   static void query(const KvCache& c, const float* x, float* to) {
     if (c.format == KvFormat::f32) {
@@ -135,6 +135,21 @@ struct FloatProducts {
     }
     unpack(c.format, piece, kBlock / 2, c.value_size, to);
   }
+  // The values [32][width] that are the first channels of keys [D][32].
+  static void transpose_keys(const float* k, int64_t width, float* to) {
+    int64_t d = 0;
+    for (; d + 16 <= width; d += 16) {
+      const float* rows[16];
+      for (int i = 0; i < 16; ++i) rows[i] = k + (d + i) * kBlock;
+      for (int64_t slot = 0; slot < kBlock; slot += 4) {
+        F16 columns[4];
+        load_columns(rows, slot, columns);
+        for (int c = 0; c < 4; ++c) store(to + (slot + c) * width + d, columns[c]);
+      }
+    }
+    for (; d < width; ++d)
+      for (int64_t slot = 0; slot < kBlock; ++slot) to[slot * width + d] = k[d * kBlock + slot];
+  }
 
   // out[r][slot] = q.k, a chain over d.
   template <int R>
@@ -201,7 +216,8 @@ struct StoredProducts : FloatProducts {
   static constexpr int64_t kKeyPairs = 16, kValuePairs = 4;          // the depth of a piece
 
   static bool takes(const KvCache& c, int64_t rows) {
-    return c.format == KvFormat::bf16 && rows <= kMostRows && c.key_size % 2 == 0 && c.value_size % 16 == 0;
+    return c.format == KvFormat::bf16 && rows <= kMostRows && c.key_size % 2 == 0 && c.value_size % 16 == 0 &&
+           !c.values_in_keys;
   }
 
   // acc[r][c] = fma(x[r], column, acc[r][c]) for R rows.
@@ -306,7 +322,7 @@ struct PairProducts {
   static int64_t query_size(int64_t size) { return (size + 1) / 2 * 2; }
   static int64_t key_elements(int64_t size) { return (size + 1) / 2 * 2 * kBlock; }
   static bool reads_keys(const KvCache& c) { return c.format == KvFormat::bf16 && c.key_size % 2 == 0; }
-  static bool reads_values(const KvCache& c) { return c.format == KvFormat::bf16; }
+  static bool reads_values(const KvCache& c) { return c.format == KvFormat::bf16 && !c.values_in_keys; }
 
   static void query(const KvCache& c, const float* x, uint16_t* to) {
     for (int64_t d = 0; d < c.key_size; ++d) to[d] = float_to_bf16(x[d]);
@@ -357,6 +373,33 @@ struct PairProducts {
       for (int64_t i = 0; i < kBlock * c.value_size; ++i)
         to[i] = static_cast<uint16_t>(bits_as<uint32_t>(convert(from[i])) >> 16);
     });
+  }
+
+  // The values [16][width][2] that are the first channels of keys [(D+1)/2][32][2].
+  static void transpose_keys(const uint16_t* k, int64_t width, uint16_t* to) {
+    const float* pairs = reinterpret_cast<const float*>(k);  // words, whatever they mean
+    const int64_t whole = width / 32 * 32;
+    for (int64_t d = 0; d < whole; d += 32) {
+      const float* rows[16];
+      for (int i = 0; i < 16; ++i) rows[i] = pairs + (d / 2 + i) * kBlock;
+      for (int64_t slot = 0; slot < kBlock; slot += 4) {
+        F16 columns[4];
+        load_columns(rows, slot, columns);
+        uint32_t words[4][16];
+        for (int c = 0; c < 4; ++c) store(reinterpret_cast<float*>(words[c]), columns[c]);
+        for (int c = 0; c < 4; c += 2) {
+          uint32_t both[32];
+          for (int i = 0; i < 16; ++i) {
+            both[2 * i] = (words[c][i] & 0xffffu) | words[c + 1][i] << 16;
+            both[2 * i + 1] = words[c][i] >> 16 | (words[c + 1][i] & 0xffff0000u);
+          }
+          __builtin_memcpy(to + ((slot + c) / 2 * width + d) * 2, both, sizeof both);
+        }
+      }
+    }
+    for (int64_t d = whole; d < width; ++d)
+      for (int64_t slot = 0; slot < kBlock; ++slot)
+        to[value_place(width, slot, d)] = k[(d / 2 * kBlock + slot) * 2 + d % 2];
   }
 
   // The chains of R rows and C vectors over `count` pairs, on from acc. Of the last vector `lanes` are read.

@@ -17,7 +17,9 @@
 //
 //   scale = max |x| / largest_code     element = x * (largest_code / max |x|), to the nearest, ties to even
 //
-// with 0 and NaN as in quantize_activation. few_bits.h has the other formats. Where a layer's rows choose blocks (attention_choice.h), the
+// with 0 and NaN as in quantize_activation. few_bits.h has the other formats. If values are a part of keys, as
+// where attention is over a latent vector, there are only keys: a value is the first Dv channels of its key,
+// times the key's scale. Where a layer's rows choose blocks (attention_choice.h), the
 // summary of a block comes behind its keys: [2][D] bf16, D rounded up to 16, the center of each channel and
 // its spread.
 #pragma once
@@ -51,7 +53,9 @@ EW_INLINE int64_t piece_number(const KvCache& c, int64_t block, int64_t head) {
 EW_INLINE char* key_piece(const KvCache& c, int64_t block, int64_t head) {
   return static_cast<char*>(c.k) + piece_number(c, block, head) * c.key_bytes();
 }
+// Of values that are a part of keys: the piece of the keys.
 EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
+  if (c.values_in_keys) return key_piece(c, block, head);
   return static_cast<char*>(c.v) + piece_number(c, block, head) * c.value_bytes();
 }
 // The least of each channel of a block's keys, and behind them the greatest.
@@ -140,6 +144,7 @@ EW_INLINE void write_key(const KvCache& c, int64_t block, int64_t slot, int64_t 
   });
 }
 EW_INLINE void write_value(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* x) {
+  if (c.values_in_keys) return;
   char* piece = value_piece(c, block, head);
   if (c.format == KvFormat::f32) {
     float* to = reinterpret_cast<float*>(piece) + slot * c.value_size;

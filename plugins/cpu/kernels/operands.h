@@ -162,6 +162,7 @@ struct KvShape {
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
   KvFormat format = KvFormat::f32;
   bool summaries = false;  // behind the keys of a block and head: the least and the greatest of each channel
+  bool values_in_keys = false;  // a value is the first value_size channels of its key: only keys are stored
   int64_t state_size = 0;  // floats of a block that holds a state in place of keys and values; else 0
 
   // Where an array [.., Nkv] has row n of a head: a block's piece, or a token's choice.
@@ -181,7 +182,7 @@ struct KvShape {
     return kv_piece_bytes(format, Side::keys, key_size) + (summaries ? summary_bytes() : 0);
   }
   EW_ALWAYS constexpr int64_t value_bytes() const {
-    return state_size > 0 ? 0 : kv_piece_bytes(format, Side::values, value_size);
+    return state_size > 0 || values_in_keys ? 0 : kv_piece_bytes(format, Side::values, value_size);
   }
 };
 

@@ -17,6 +17,7 @@ struct Options {
   bool sinks = false, slopes = false;
   KvFormat format = KvFormat::f32;
   BlockChoice choice = {};
+  bool values_in_keys = false;
   int64_t owners = 1;  // the blocks of a split have the same number modulo this, a random one
 };
 
@@ -40,7 +41,7 @@ class Scene {
     std::shuffle(order.begin(), order.end(), std::mt19937(5));
     if (o.owners > 1) order = in_splits(order);
     const bool summaries = o.choice.best > 0;
-    const KvShape shape{o.kv_heads, o.key_size, o.value_size, o.format, summaries};
+    const KvShape shape{o.kv_heads, o.key_size, o.value_size, o.format, summaries, o.values_in_keys};
     k_.assign(static_cast<size_t>(shape.pieces(blocks) * shape.key_bytes()), kNotWritten);
     v_.assign(static_cast<size_t>(shape.pieces(blocks) * shape.value_bytes()), kNotWritten);
     cache_ = {shape, k_.data(), v_.data()};
@@ -163,7 +164,7 @@ class Scene {
     const int64_t keys = kv_piece_bytes(o_.format, Side::keys, o_.key_size);
     const int64_t values = kv_piece_bytes(o_.format, Side::values, o_.value_size);
     std::fill_n(k_.begin() + piece * cache_.key_bytes(), keys, kNotWritten);
-    std::fill_n(v_.begin() + piece * values, values, kNotWritten);
+    if (!o_.values_in_keys) std::fill_n(v_.begin() + piece * values, values, kNotWritten);
   }
   using Memory = std::pair<std::vector<char>, std::vector<char>>;
   Memory memory() const { return {k_, v_}; }
@@ -308,6 +309,10 @@ inline const std::vector<Options>& all_options() {
        .softcap = 5,
        .sinks = true},
       {.heads = 1, .kv_heads = 1, .key_size = 1, .value_size = 1},
+      {.heads = 40, .kv_heads = 1, .key_size = 72, .value_size = 64, .values_in_keys = true},
+      {.heads = 5, .kv_heads = 1, .key_size = 41, .value_size = 33, .sinks = true, .values_in_keys = true},
+      {.heads = 16, .kv_heads = 1, .key_size = 96, .value_size = 80, .window = 40, .values_in_keys = true},
+      {.heads = 6, .kv_heads = 2, .key_size = 24, .value_size = 24, .softcap = 5, .values_in_keys = true},
   };
   // Each with floats and with one other format that takes its heads.
   static const std::vector<Options> of_all_formats = [] {
@@ -364,6 +369,8 @@ inline std::vector<Options> choosing_options() {
                    .value_size = 16,
                    .format = value,
                    .choice = {1, 1, 2, 0}});
+    all.push_back(all.back());
+    all.back().values_in_keys = true;
   }
   return all;
 }
@@ -381,6 +388,7 @@ inline std::string describe(const Options& o) {
   return " heads " + std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + " D " +
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
          std::to_string(o.window) + (o.slopes ? " slopes" : "") +
+         (o.values_in_keys ? " values in keys" : "") +
          (o.choice.best > 0 ? " best " + std::to_string(o.choice.best) : "") + " " +
          kKvFormats[static_cast<size_t>(o.format)].name;
 }

@@ -187,6 +187,7 @@ std::vector<double> cached_row(const KvCache& c, bool key, int64_t block, int64_
 }
 
 double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, int64_t i) {
+  key = key || c.values_in_keys;
   if (has_few_bits(c.format)) return cached_row(c, key, block, head, slot)[static_cast<size_t>(i)];
   const char* piece = piece_of(c, key, block, head);
   const char* at = piece + place(c, key, slot, i) * bits_of(c.format, side_of(key)) / 8;
@@ -214,7 +215,7 @@ void kv_write(const KvWriteArgs& a) {
       const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
       if (!a.owns(block)) continue;
       write_piece(cache, true, block, h, slot, row(a.k, t, h));
-      write_piece(cache, false, block, h, slot, row(a.v, t, h));
+      if (!cache.values_in_keys) write_piece(cache, false, block, h, slot, row(a.v, t, h));
     }
   }
 }

@@ -74,12 +74,23 @@ void verify_cached_rows(const StepVerifier& v, const Operand& x, const CacheGrou
             "operand " + shape_text(x) + " doesn't fit cache group " + cached.name);
 }
 
+// k [T, Nkv, D] and v [T, Nkv, Dv], operands `key` and the next one. Values that are a part of keys are not
+// written: they have to be that part.
+void verify_keys_and_values(const StepVerifier& v, size_t key, const CacheGroup& cached) {
+  const Operand &k = v.in(key), &values = v.in(key + 1);
+  verify_cached_rows(v, k, cached, cached.key_size);
+  verify_cached_rows(v, values, cached, cached.value_size);
+  v.require(!cached.values_in_keys || (values.kind == k.kind && values.index == k.index &&
+                                       values.offset == k.offset && values.strides == k.strides),
+            "operand " + shape_text(values) + " isn't the first part of the keys, as in cache group " +
+                cached.name);
+}
+
 // k [T, Nkv, D], v [T, Nkv, Dv], slots [T], cache
 void verify_kv_write(StepVerifier& v) {
   int group = 0;
   const CacheGroup& cached = v.cache(v.in(3), &group);
-  verify_cached_rows(v, v.in(0), cached, cached.key_size);
-  verify_cached_rows(v, v.in(1), cached, cached.value_size);
+  verify_keys_and_values(v, 0, cached);
   v.input(v.in(2), PortCheck::slots, group);
   v.divides(group);
 }
@@ -110,8 +121,8 @@ Call bind_kv_write(const StepResolver& s) {
 void verify_rope_kv_write(StepVerifier& v) {
   int group = 0;
   const CacheGroup& cached = v.cache(v.in(5), &group);
-  verify_cached_rows(v, v.in(1), cached, cached.key_size);
-  verify_cached_rows(v, v.in(2), cached, cached.value_size);
+  v.require(!cached.values_in_keys, "cache group " + cached.name + " has values that are a part of keys");
+  verify_keys_and_values(v, 1, cached);
   verify_rotation(v, v.in(3), v.in(0));
   verify_rotation(v, v.in(3), v.in(1));
   v.require(v.in(0).shape[0] == kTokens && v.size(v.in(0), 1) > 0,
