@@ -17,7 +17,7 @@ from ..formats.rounding import TORCH_DTYPES
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where, op_and_where
 from ..ir.weights import WeightExpr
-from .views import ONE, View, collapse, contiguous_strides, elements, expand, reshape
+from .views import ONE, View, collapse, contiguous_strides, elements, expand, permute, reshape
 
 _COMPUTED: tuple[Dtype, ...] = ("f32", "i32", "bf16", "f16", "i8")
 DTYPES: Mapping[torch.dtype, Dtype] = {
@@ -231,9 +231,13 @@ class Builder:
         )
 
     def copy(self, view: View, to: View | None = None) -> View:
-        """Copies a view into a dense buffer, or into ``to``, and returns the copy."""
+        """Copies a view into a dense buffer, or into ``to``, and returns the copy.
+
+        The step has dimensions of symbolic size in front, as ranks cut views of tokens along their second dimension.
+        """
         out = self.buffer(view.shape, view.dtype) if to is None else to
-        self.strided_step("copy", [view], out)
+        order = sorted(range(out.rank), key=lambda d: out.shape[d].is_constant)
+        self.strided_step("copy", [permute(expand(view, out.shape), order)], permute(out, order))
         return out
 
     def strided_step(
