@@ -366,8 +366,10 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
             f"cache group {group.name}",
             [*group.layers, *group.sizes],
         )
-        more = (group.summaries, group.state_size, group.values_in_keys)
-        program.add_cache_group(group.name, group.layers, *group.sizes, group.dtype, *more)
+        part = {"values_in_keys": True} if group.values_in_keys else {}
+        program.add_cache_group(
+            group.name, group.layers, *group.sizes, group.dtype, group.summaries, group.state_size, **part
+        )
         for layer in group.layers:
             indices["cache", f"{group.name}/{layer}"] = program.find_cache(group.name, layer)
     groups = [group.name for group in lowered.cache_groups]
