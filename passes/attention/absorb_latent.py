@@ -77,8 +77,8 @@ class AbsorbLatent(Pass):
     """Turns ``ew.attention`` over heads that are linear in a latent vector into attention over that vector.
 
     It isn't done if a target has no cache whose values are a part of its keys, if the cache would not become smaller by
-    a factor of ``LEAST_GAIN``, if layers choose blocks ([adaptive_context]), as all heads would choose the same, or if the cache rotates keys, of which
-    values are no part then.
+    a factor of ``LEAST_GAIN``, if layers choose blocks ([adaptive_context]), since all heads would choose the same, or if
+    the cache rotates keys, of which values are no part then.
     """
 
     name = "absorb_latent"
