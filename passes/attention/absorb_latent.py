@@ -76,15 +76,15 @@ class LatentSite:
 class AbsorbLatent(Pass):
     """Turns ``ew.attention`` over heads that are linear in a latent vector into attention over that vector.
 
-    It isn't done if a target has no cache whose values are a part of its keys, if the cache would not become smaller by
-    a factor of ``LEAST_GAIN``, if layers choose blocks ([adaptive_context]), since all heads would choose the same, or if
-    the cache rotates keys, of which values are no part then.
+    It isn't done if a target has no cache whose values are a part of its keys, or if the cache would not become smaller
+    by a factor of ``LEAST_GAIN``. Nor is it if layers choose blocks ([adaptive_context]), since all heads would choose
+    the same, or if the cache rotates keys, of which values are no part then.
     """
 
     name = "absorb_latent"
 
     def wanted(self, context: PassContext) -> bool:
-        """Implements ``Pass``: True if all targets have such a cache, layers read all blocks, and keys aren't rotated."""
+        """Implements ``Pass``: True if all targets have such a cache, and the recipe has none that excludes it."""
         recipe = context.recipe
         return context.latent_caches and recipe.adaptive_context is None and recipe.cache not in ROTATED_CACHES
 
