@@ -60,12 +60,10 @@ void read_cache(const KvCache& c, int64_t blocks, float* k, float* v) {
   for (int64_t i = 0; i < pieces; ++i) {
     const char *keys = key_piece(c, 0, i), *values = value_piece(c, 0, i);
     if (has_few_bits(c.format)) {
-      read_few_bits(c.format, Side::keys, keys, c.key_size, [&](int64_t slot, int64_t d, float x) {
-        k[(i * c.key_size + d) * kBlock + slot] = x;
-      });
-      read_few_bits(c.format, Side::values, values, c.value_size, [&](int64_t slot, int64_t d, float x) {
-        v[(i * kBlock + slot) * c.value_size + d] = x;
-      });
+      read_few_bits(c.format, Side::keys, keys, c.key_size,
+                    [&](int64_t slot, int64_t d, float x) { k[(i * c.key_size + d) * kBlock + slot] = x; });
+      read_few_bits(c.format, Side::values, values, c.value_size,
+                    [&](int64_t slot, int64_t d, float x) { v[(i * kBlock + slot) * c.value_size + d] = x; });
       continue;
     }
     for (int64_t slot = 0; slot < kBlock; ++slot) {

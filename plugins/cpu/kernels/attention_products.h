@@ -1,10 +1,10 @@
 // The two products of attention, q.k and p.v, for R rows and the keys of a step.
 //
 // FloatProducts: of floats. PairProducts: of bf16, two neighbours along the sum in one instruction, where
-// there is VDPBF16. Caches of bf16, i8, fp8 and few bits are bf16 numbers (times a scale of each key, which goes to the
-// score and to the weight), so that their products are those of bf16 on every instruction set: q and p are
-// rounded to bf16, and FloatProducts takes the pairs one after the other, or StoredProducts where few rows
-// share them.
+// there is VDPBF16. Caches of bf16, i8, fp8 and few bits are bf16 numbers (times a scale of each key, which
+// goes to the score and to the weight), so that their products are those of bf16 on every instruction set: q
+// and p are rounded to bf16, and FloatProducts takes the pairs one after the other, or StoredProducts where
+// few rows share them.
 //
 // Pieces of the cache that the others can't read as they lie are unpacked first:
 //

@@ -1,21 +1,21 @@
 // Keys and values as rotated integers of few bits (KvFormat k6v4 and others), which kv_format.h stores.
 //
-// A row x of D numbers is multiplied by a Hadamard matrix, n = the largest power of two that divides D at a time:
-// a row's largest numbers are spread over all of it (QuaRot, Ashkboos et al., arXiv:2404.00456). y, the product
-// times 2^-floor(log2(n) / 2), becomes integers of b bits, the largest `top`, times a scale:
+// A row x of D numbers is multiplied by a Hadamard matrix, n = the largest power of two that divides D at a
+// time: a row's largest numbers are spread over all of it (QuaRot, Ashkboos et al., arXiv:2404.00456). y, the
+// product times 2^-floor(log2(n) / 2), becomes integers of b bits, the largest `top`, times a scale:
 //
 //   scale = max |y| / top, to f16     y ~ integer * scale     top = 127, and 2^b - 1 for 5 and 6 bits
 //
-// with 0 and NaN as in quantize_activation. With 8 bits they are those of i8. With 5 and 6 they are odd, so that
-// all codes are used: code = y * top / (2 max |y|) - 1/2 to the nearest, ties to even, + 2^(b-1), is the integer
-// 2 code - top. With 4 they are kNormal, near the best 16 values for a normal distribution, which rotated numbers
-// nearly have: the code is the number of the kBounds that y * top / max |y| is above. Queries are
-// multiplied by the same matrix and by what of 1/n is left, as is the result of attention: products stay.
+// with 0 and NaN as in quantize_activation. With 8 bits they are those of i8. With 5 and 6 they are odd, so
+// that all codes are used: code = y * top / (2 max |y|) - 1/2 to the nearest, ties to even, + 2^(b-1), is the
+// integer 2 code - top. With 4 they are kNormal, near the best 16 values for a normal distribution, which
+// rotated numbers nearly have: the code is the number of the kBounds that y * top / max |y| is above. Queries
+// are multiplied by the same matrix and by what of 1/n is left, as is the result of attention: products stay.
 //
 // A piece is a row of the 32 D codes of keys in the order of an i8 piece, or 16 rows of the 2 Dv codes of two
-// slots' values. Of a row of N codes, the low 4 bits of codes i and i + N/2 share byte i of N/2. What is above 4
-// bits comes behind all rows' low bits: with 2 bits, codes i, i + N/4, i + N/2 .. share byte i of N/4; with one,
-// 8 codes. So a byte belongs to one token. The scales of the 32 slots come last.
+// slots' values. Of a row of N codes, the low 4 bits of codes i and i + N/2 share byte i of N/2. What is
+// above 4 bits comes behind all rows' low bits: with 2 bits, codes i, i + N/4, i + N/2 .. share byte i of
+// N/4; with one, 8 codes. So a byte belongs to one token. The scales of the 32 slots come last.
 #pragma once
 
 #include "kernels.h"
@@ -117,7 +117,9 @@ struct FewBits {
         bits(bits_of(format, side)),
         high(bits - 4) {}
 
-  EW_INLINE float top() const { return bits == 4 || bits == 8 ? 127.0f : static_cast<float>((1 << bits) - 1); }
+  EW_INLINE float top() const {
+    return bits == 4 || bits == 8 ? 127.0f : static_cast<float>((1 << bits) - 1);
+  }
   EW_INLINE int64_t row(int64_t slot) const { return rows == 1 ? 0 : slot / 2; }
   EW_INLINE int64_t place(int64_t slot, int64_t d) const {
     return rows == 1 ? (d / 2 * kBlock + slot) * 2 + d % 2 : 2 * d + slot % 2;

@@ -17,11 +17,10 @@
 //
 //   scale = max |x| / largest_code     element = x * (largest_code / max |x|), to the nearest, ties to even
 //
-// with 0 and NaN as in quantize_activation. few_bits.h has the other formats. If values are a part of keys, as
-// where attention is over a latent vector, there are only keys: a value is the first Dv channels of its key,
-// times the key's scale. Where a layer's rows choose blocks (attention_choice.h), the
-// summary of a block comes behind its keys: [2][D] bf16, D rounded up to 16, the center of each channel and
-// its spread.
+// with 0 and NaN as in quantize_activation. few_bits.h has the other formats. If values are a part of keys,
+// as where attention is over a latent vector, there are only keys: a value is the first Dv channels of its
+// key, times the key's scale. Where a layer's rows choose blocks (attention_choice.h), the summary of a block
+// comes behind its keys: [2][D] bf16, D rounded up to 16, the center of each channel and its spread.
 #pragma once
 
 #include "few_bits.h"
@@ -60,8 +59,9 @@ EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
 }
 // The least of each channel of a block's keys, and behind them the greatest.
 EW_INLINE uint16_t* summary_of(const KvCache& c, int64_t block, int64_t head) {
-  char* at = c.apart != nullptr ? c.apart + c.at(block, head) * c.summary_bytes()
-                                : key_piece(c, block, head) + kv_piece_bytes(c.format, Side::keys, c.key_size);
+  char* at = c.apart != nullptr
+                 ? c.apart + c.at(block, head) * c.summary_bytes()
+                 : key_piece(c, block, head) + kv_piece_bytes(c.format, Side::keys, c.key_size);
   return reinterpret_cast<uint16_t*>(at);
 }
 

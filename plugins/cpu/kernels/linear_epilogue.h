@@ -132,21 +132,22 @@ __attribute__((noinline)) inline void store_kept_rows(const KeptRows& a, LinearA
 }
 
 // As store_block, for `rows` rows of kept sums and the columns column .. column+columns-1. What a block of
-// registers has of a row is two lines of y, each of which may be in another core's cache; of several panels at
-// once they are adjacent, and are fetched ahead.
+// registers has of a row is two lines of y, each of which may be in another core's cache; of several panels
+// at once they are adjacent, and are fetched ahead.
 template <class Linear>
 EW_INLINE void store_rows(const Linear& a, int64_t row, int64_t rows, int64_t column, int64_t columns,
                           const float* sums, int64_t stride) {
   const Epilogue& end = a.epilogue;
-  const KeptRows kept = {sums,
-                         stride,
-                         rows,
-                         a.n - column < columns ? a.n - column : columns,
-                         a.bias == nullptr ? nullptr : a.bias + column,
-                         end.residual == nullptr ? nullptr : end.residual + row * end.residual_stride + column,
-                         end.residual_stride,
-                         a.y + row * a.y_stride + column,
-                         a.y_stride};
+  const KeptRows kept = {
+      sums,
+      stride,
+      rows,
+      a.n - column < columns ? a.n - column : columns,
+      a.bias == nullptr ? nullptr : a.bias + column,
+      end.residual == nullptr ? nullptr : end.residual + row * end.residual_stride + column,
+      end.residual_stride,
+      a.y + row * a.y_stride + column,
+      a.y_stride};
   store_kept_rows(kept, end.activation);
 }
 

@@ -163,7 +163,7 @@ struct KvShape {
   KvFormat format = KvFormat::f32;
   bool summaries = false;  // behind the keys of a block and head: the least and the greatest of each channel
   bool values_in_keys = false;  // a value is the first value_size channels of its key: only keys are stored
-  int64_t state_size = 0;  // floats of a block that holds a state in place of keys and values; else 0
+  int64_t state_size = 0;       // floats of a block that holds a state in place of keys and values; else 0
 
   // Where an array [.., Nkv] has row n of a head: a block's piece, or a token's choice.
   EW_ALWAYS constexpr int64_t at(int64_t n, int64_t head) const { return n * kv_heads + head; }

@@ -92,9 +92,9 @@ EW_INLINE F16 erf(F16 x) {
 EW_INLINE F16 sigmoid(F16 x) { return splat(1.0f) / (splat(1.0f) + exp(neg(x))); }
 EW_INLINE F16 silu(F16 x) { return x / (splat(1.0f) + exp(neg(x))); }
 EW_INLINE F16 relu(F16 x) { return max(zero(), x); }  // a NaN stays
-// x times the normal distribution's function, within 4e-7 and 2 ulp: relu(x) - |x| / p(|x|)^16, where p is a minimax
-// fit of the tail's 16th root, 1 / p. (The form is that of Abramowitz and Stegun's 7.1.28.) By way of erf, whose
-// exponential is a long chain of operations, it takes twice the time.
+// x times the normal distribution's function, within 4e-7 and 2 ulp: relu(x) - |x| / p(|x|)^16, where p is a
+// minimax fit of the tail's 16th root, 1 / p. (The form is that of Abramowitz and Stegun's 7.1.28.) By way of
+// erf, whose exponential is a long chain of operations, it takes twice the time.
 EW_INLINE F16 gelu(F16 x) {
   const F16 a = min(splat(1e4f), abs(x));  // in this order a NaN stays; p(20)^16 is infinite
   F16 p = splat(8.58797591e-07f);

@@ -78,10 +78,12 @@ Side side_of(bool key) { return key ? Side::keys : Side::values; }
 
 // The bits of a code of few bits: bit `bit` of element i of a slot, as a byte of the piece and a bit of it.
 std::pair<int64_t, int> place_of_bit(const KvCache& c, bool key, int64_t slot, int64_t i, int bit) {
-  const int64_t size = key ? c.key_size : c.value_size, rows = key ? 1 : kBlock / 2, codes = kBlock * size / rows;
+  const int64_t size = key ? c.key_size : c.value_size, rows = key ? 1 : kBlock / 2,
+                codes = kBlock * size / rows;
   const int64_t row = key ? 0 : slot / 2;
   const int64_t at = key ? i / 2 * 2 * kBlock + slot * 2 + i % 2 : 2 * i + slot % 2;
-  if (bit < 4 && bits_of(c.format, side_of(key)) < 8) return {row * codes / 2 + at % (codes / 2), static_cast<int>(at / (codes / 2)) * 4 + bit};
+  if (bit < 4 && bits_of(c.format, side_of(key)) < 8)
+    return {row * codes / 2 + at % (codes / 2), static_cast<int>(at / (codes / 2)) * 4 + bit};
   const int high = bits_of(c.format, side_of(key)) - 4;
   if (high == 4) return {row * codes + at, bit};
   const int64_t part = codes * high / 8;
@@ -249,8 +251,8 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
   for (int64_t i = choice.first; i < whole - choice.last; ++i) {
     const int64_t block = a.block_table[b * a.block_table_stride + i];
     summarize(a.cache, block, kv_head);  // what the step fills has none yet
-    const char* at =
-        piece_of(a.cache, true, block, kv_head) + kv_piece_bytes(a.cache.format, Side::keys, a.cache.key_size);
+    const char* at = piece_of(a.cache, true, block, kv_head) +
+                     kv_piece_bytes(a.cache.format, Side::keys, a.cache.key_size);
     for (int64_t h = 0; h < group;
          ++h) {  // in the order of numerics.md: blocks may be as good but for rounding
       float lanes[16] = {};

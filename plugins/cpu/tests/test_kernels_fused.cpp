@@ -102,7 +102,8 @@ void rope_then_kv_write() {
       for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
         const int64_t pieces = blocks * kv_heads;
         std::vector<char> k(static_cast<size_t>(pieces * kv_piece_bytes(format, Side::keys, size)), -7);
-        std::vector<char> v(static_cast<size_t>(pieces * kv_piece_bytes(format, Side::values, value_size)), -7);
+        std::vector<char> v(static_cast<size_t>(pieces * kv_piece_bytes(format, Side::values, value_size)),
+                            -7);
         std::vector<float> rotated(static_cast<size_t>(tokens * kv_heads * size));
         std::vector<float> q(static_cast<size_t>(tokens * heads * size)), expected = q;
         float* keys = qkv.data() + heads * size;

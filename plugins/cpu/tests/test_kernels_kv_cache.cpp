@@ -14,7 +14,8 @@ void kv_write_is_exact() {
   const int64_t tokens = 50, heads = 3, blocks = 4;
   std::vector<int32_t> slots(static_cast<size_t>(tokens));
   for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int32_t>(i * 37 % (blocks * kBlock));
-  for (const auto& [key, value] : {std::array<int64_t, 2>{20, 12}, {1, 3}, {33, 64}, {128, 80}, {200, 17}, {256, 24}}) {
+  for (const auto& [key, value] :
+       {std::array<int64_t, 2>{20, 12}, {1, 3}, {33, 64}, {128, 80}, {200, 17}, {256, 24}}) {
     const int64_t k_row = heads * (key + 1) + 5, v_row = heads * (value + 1) + 1;
     auto k = random_floats(tokens * k_row, 1), v = random_floats(tokens * v_row, 2);
     for (int64_t i = 0; i < k_row; ++i) k[static_cast<size_t>(3 * k_row + i)] = 0;
@@ -54,7 +55,7 @@ void kv_write_is_exact() {
       // which is at most sqrt(n) most, so that a number is off by sqrt(n) times that if all errors add up.
       const double run = static_cast<double>(key & -key);
       const double step = has_few_bits(format)       ? run / ((1 << bits_of(format, Side::keys)) - 1)
-                          : format == KvFormat::f32    ? 0
+                          : format == KvFormat::f32  ? 0
                           : format == KvFormat::i8   ? 0.5 / 127
                           : format == KvFormat::bf16 ? 1.0 / 256
                                                      : 1.0 / 16;

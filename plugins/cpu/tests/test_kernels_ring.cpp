@@ -123,12 +123,8 @@ void writes_own_blocks() {
           vs->assign(static_cast<size_t>(shape.pieces(blocks) * shape.value_bytes()), kNotWritten);
           std::vector<float> out = filled(tokens * 4 * size, kNaN);
           RopeKvWriteArgs a;
-          a.write = {tokens,
-                     {k.data(), heads * size, size},
-                     {v.data(), heads * size, size},
-                     slots.data(),
-                     {shape, ks->data(), vs->data()},
-                     of,
+          a.write = {tokens,       {k.data(), heads * size, size},  {v.data(), heads * size, size},
+                     slots.data(), {shape, ks->data(), vs->data()}, of,
                      rank};
           a.key = {.tokens = tokens,
                    .heads = heads,

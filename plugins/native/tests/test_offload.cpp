@@ -119,7 +119,8 @@ void few_slots_have_the_same_bits() {
     if (has_few_bits(entry.value)) continue;  // there are no summaries of rotated keys
     KvCache whole = cache_of(entry.value);
     std::vector<char> k(static_cast<size_t>(whole.pieces(kBlocks) * whole.key_bytes()));
-    std::vector<char> v(static_cast<size_t>(kBlocks * kKvHeads * kv_piece_bytes(entry.value, Side::values, kValue)));
+    std::vector<char> v(
+        static_cast<size_t>(kBlocks * kKvHeads * kv_piece_bytes(entry.value, Side::values, kValue)));
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       std::fill(k.begin(), k.end(), char{0});
       whole.k = k.data();
