@@ -115,7 +115,7 @@ def find_latent(program: Program, attention: Node) -> LatentSite | str:
     if not a["causal"] or a["biases"] is not None:
         return ""
     parts = _parts(program, a["k"])
-    of_heads = [(part, at) for part, at in parts if not _is_shared(part)]
+    of_heads = [(part, at) for part, at in parts if _shared_part(part) is None]
     if len(of_heads) != 1:
         return ""
     keys, values = _rows_of(program, of_heads[0][0]), _rows_of(program, a["v"])
@@ -124,7 +124,7 @@ def find_latent(program: Program, attention: Node) -> LatentSite | str:
     latent = keys.linear.args[0]
     assert isinstance(latent, Node)
     heads, key_size, value_size = *program.value(a["k"]).shape[1:], program.value(a["v"]).shape[2]
-    shared = tuple((part.args[0], at) for part, at in parts if _is_shared(part))
+    shared = tuple((of, at) for part, at in parts if (of := _shared_part(part)) is not None)
     cached = int(program.value(latent).shape[-1]) + sum(int(program.value(p).shape[2]) for p, _ in shared)
     if program.value(latent).dim() != 2 or LEAST_GAIN * cached > heads * (key_size + value_size):
         return ""
@@ -148,12 +148,12 @@ def _parts(program: Program, keys: Node) -> list[tuple[Node, int]]:
     return parts
 
 
-def _is_shared(part: Node) -> bool:
-    """Returns True if a part [T, N, p] of keys is the same for all heads: an expansion of [T, 1, p]."""
+def _shared_part(part: Node) -> Node | None:
+    """Returns the node [T, 1, p] of which a part [T, N, p] of keys is the expansion; None if heads differ."""
     if part.target is not aten.expand.default or not isinstance(part.args[0], Node):
-        return False
+        return None
     shape = part.args[0].meta["val"].shape
-    return len(shape) == 3 and shape[1] == 1
+    return part.args[0] if len(shape) == 3 and shape[1] == 1 else None
 
 
 def _rows_of(program: Program, value: Node) -> HeadRows | None:

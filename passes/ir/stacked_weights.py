@@ -107,7 +107,7 @@ class Unflatten(WeightExpr):
         return self.base.dtype
 
     def evaluate(self) -> torch.Tensor:
-        return self.base.evaluate().unflatten(0, (self.count, -1))
+        return self.base.evaluate().reshape(self.shape)
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         """Returns the origins along the first two axes, which are those of the base's rows, or along the last one."""
