@@ -128,6 +128,8 @@ def find_latent(program: Program, attention: Node) -> LatentSite | str:
     cached = int(program.value(latent).shape[-1]) + sum(int(program.value(p).shape[2]) for p, _ in shared)
     if program.value(latent).dim() != 2 or LEAST_GAIN * cached > heads * (key_size + value_size):
         return ""
+    if program.value(a["q"]).shape[1] != heads:
+        return "several heads of queries share a head of keys"
     for rows in (keys, values):
         if (reason := why_not_linear(program, rows.linear)) is not None:
             return reason

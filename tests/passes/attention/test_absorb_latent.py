@@ -42,31 +42,37 @@ def before(name: str, program: Program) -> Program:
 
 
 class Latent(torch.nn.Module):
-    """The linears of one attention over a latent vector: N heads, D and Dv channels of each from r, p shared ones."""
+    """The linears of one attention over a latent vector: N heads, D and Dv channels of each from r, p shared ones.
 
-    def __init__(self, heads: int, key: int, value: int, rank: int, shared: int, bias: bool = False) -> None:
+    ``group``: the heads of queries for each head of keys and values.
+    """
+
+    def __init__(
+        self, heads: int, key: int, value: int, rank: int, shared: int, bias: bool = False, group: int = 1
+    ) -> None:
         super().__init__()
         torch.manual_seed(heads)
+        self.queries = heads * group
         self.heads, self.key, self.value, self.rank, self.shared = heads, key, value, rank, shared
         self.table = torch.nn.Parameter(torch.randn(67, 24))
-        self.q = Linear(heads * (key + shared), 24)
+        self.q = Linear(self.queries * (key + shared), 24)
         self.down = Linear(rank + shared, 24)
         self.norm = Norm(rank)
         self.up = Linear(heads * (key + value), rank, bias)
-        self.head = Linear(67, heads * value)
+        self.head = Linear(67, self.queries * value)
 
 
 def latent_attention(m: Latent, i: dict[str, torch.Tensor], change: Callable[..., Any] = lambda k, v: (k, v)) -> Any:
     """Attention as a model writes it, of which ``change`` may change keys and values [T, N, D]; scores by D^-0.5."""
     x = ew.embedding(i["ids"], m.table)
-    q = m.q(x).view(-1, m.heads, m.key + m.shared)
+    q = m.q(x).view(-1, m.queries, m.key + m.shared)
     both = m.down(x)
     latent, shared = m.norm(both[:, : m.rank]), both[:, m.rank :]
     k, v = m.up(latent).view(-1, m.heads, m.key + m.value).split([m.key, m.value], -1)
     k = torch.cat((k, shared[:, None].expand(-1, m.heads, -1)), -1)
     k, v = change(k, v)
     out = ew.attention(q, k, v, i["q_start"], 0, k.shape[-1] ** -0.5, 0, 0.0, None)
-    return ew.take_rows(m.head(out.reshape(-1, m.heads * m.value)), i["rows"])
+    return ew.take_rows(m.head(out.reshape(-1, m.queries * m.value)), i["rows"])
 
 
 def program_with(m: Latent, change: Callable[..., Any] = lambda k, v: (k, v)) -> Program:
@@ -172,6 +178,12 @@ def test_a_bias_is_a_reason() -> None:
     program = program_with(Latent(*SIZES[0], bias=True))
     record = AbsorbLatent().run(program, LATENT)
     assert record.matched == 0 and "bias" in record.rejected[0].reason
+
+
+def test_heads_of_keys_that_queries_share_are_a_reason() -> None:
+    program = program_with(Latent(*SIZES[0], group=2))
+    record = AbsorbLatent().run(program, LATENT)
+    assert record.matched == 0 and "share" in record.rejected[0].reason
 
 
 def test_a_small_gain_is_none() -> None:
