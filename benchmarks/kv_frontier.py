@@ -282,7 +282,8 @@ def tables(result: Mapping[str, Any]) -> str:
             ),
             "",
         ]
-    return "\n".join([*parts, f"{result['processor']}; {result['date']}, commit {result['commit']}."])
+    measured = f", commit {result['commit']}" if result["commit"] else ""  # none outside a clone
+    return "\n".join([*parts, f"{result['processor']}; {result['date']}{measured}."])
 
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 380, 64, 24, 40, 44

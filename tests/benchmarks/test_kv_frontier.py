@@ -68,11 +68,12 @@ def test_the_page_has_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
         rows.append({"model": "tiny", "head": 32, "tokens": 88, "format": name, "bits": bits, **distance})
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-7) and rows[1]["kl"] < rows[2]["kl"]
     result = tmp_path / "kv.json"
-    result.write_text(json.dumps({"rows": rows, "processor": "p", "date": "d", "commit": "c"}))
+    result.write_text(json.dumps({"rows": rows, "processor": "p", "date": "d", "commit": ""}))
     page = tmp_path / "page.md"
     page.write_text("<!-- table: benchmarks/kv_frontier.py -->\n<!-- end of table -->\n")
     monkeypatch.setattr(kv_frontier, "PAGE", page)
     monkeypatch.setattr("sys.argv", ["kv_frontier.py", "--page", str(result)])
     kv_frontier.main()
     assert f"| 4, 4 | 4.50 | {rows[2]['kl']:.4f} |" in page.read_text().replace("**", "")
+    assert "\np; d.\n" in page.read_text()
     assert page.with_suffix(".svg").read_text().startswith("<svg")
