@@ -271,6 +271,7 @@ class Scene {
 };
 
 inline bool takes_heads(const Options& o, KvFormat format) {
+  if (o.values_in_keys && has_few_bits(format)) return false;
   return takes_head(format, Side::keys, o.key_size) && takes_head(format, Side::values, o.value_size);
 }
 
