@@ -514,6 +514,7 @@ def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, exact: 
     total += len(windows) * 4 * work_size(limits.requests, splits_of(limits.blocks, smallest))
 
     total += 12 * len(program.cache_groups) * limits.requests * -(-limits.blocks // 4) * 4  # tables, and their changes
+    total += 4 * max(limits.tokens - limits.rows, 0)  # drawn tokens for which sampling has no memory
 
     def new(shape: tuple[int, ...], dtype: str) -> DeviceArray:
         nonlocal total

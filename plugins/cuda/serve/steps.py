@@ -145,6 +145,8 @@ class CudaSteps:
         self._advanced = False
         self._sums = _Float32Sums()
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
+        self._drawn = self._new((max(program.limits.tokens, program.limits.rows),), "int32")  # for the next step
+        self._memory.tokens = self._drawn[: program.limits.rows]
         self._lists = self._new((256,), "int32")
         self._row_sums = self._new((program.limits.rows, 1), "float32")
         self._masks = _Upload(self._memory.masks)
@@ -244,8 +246,9 @@ class CudaSteps:
             for members in parts(step.counts, self):
                 part, order = part_of(step, members)
                 self._compute(part, order, step.sampling, results)
-            if (tokens := results.values.get(TOKENS)) is not None:  # in their order, for the next step
-                self._memory.tokens[: len(tokens)].copy_(tokens[: len(self._memory.tokens)])
+        tokens = results.values.get(TOKENS)
+        if tokens is not None and tokens.data_ptr() != self._drawn.data_ptr():  # drawn in several pieces
+            self._drawn[: len(tokens)].copy_(tokens[: len(self._drawn)])
         return _Started(results, self._device)
 
     def _compute(
@@ -404,7 +407,7 @@ class CudaSteps:
             group_port(BLOCK_TABLE, group.name): self._tables[number, : shape.requests, : shape.blocks]
             for number, group in enumerate(groups)
         }
-        placed = {IDS: inputs[IDS], SOURCES: uploaded[SOURCES], "drawn": self._memory.tokens, "tables": self._tables}
+        placed = {IDS: inputs[IDS], SOURCES: uploaded[SOURCES], "drawn": self._drawn, "tables": self._tables}
         placed |= {"changes": self._changed.device, "count": uploaded[CHANGED]}
         with self._counted("late_binds"):
             works, outputs, by_row = self._program.bound(shape, inputs, taps=taps, keeps=keeps)
@@ -502,7 +505,7 @@ class CudaSteps:
         self._bound.clear()
         self._program.close()
         self._memory = SamplingMemory(0, 1, self._new)
-        self._lists = self._tables = self._new((0,), "int32")
+        self._lists = self._tables = self._drawn = self._new((0,), "int32")
         self._inputs = self._changed = self._masks = _Upload(self._lists)
 
     def synchronize(self) -> None:

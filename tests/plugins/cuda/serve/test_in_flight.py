@@ -206,6 +206,28 @@ def test_steps_in_flight_with_poisoned_host_arrays_equal_one_at_a_time(
     assert counts["changed"] < counts["entries"] / 4  # tables go to the device entry by entry
 
 
+def beside_prompts(caps: ExecutorCaps) -> list[list[int]]:
+    """Returns the tokens of requests that decode while the log-probabilities of a prompt give a step more rows than
+    sampling has memory for.
+    """
+    engine = Engine(Executor(caps), SchedulerConfig(8, 48))  # type: ignore[arg-type]
+    requests = [Generation([1, 2, 3], SamplingParams(max_tokens=12, temperature=0))]
+    engine.add_request(requests[0])
+    engine.step()
+    params = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0)
+    requests += [Generation([*range(20)], params), Generation([9, 10, 11], SamplingParams(max_tokens=6, temperature=0))]
+    for request in requests[1:]:
+        engine.add_request(request)
+    while engine.has_work():
+        engine.step()
+    return [request.tokens for request in requests]
+
+
+def test_tokens_that_were_drawn_in_pieces_are_placed(interpreter: ProcessPoolExecutor) -> None:
+    expected = interpreter.submit(beside_prompts, ExecutorCaps()).result()
+    assert interpreter.submit(beside_prompts, ExecutorCaps(in_flight=2, chains=True)).result() == expected
+
+
 def chained(case: str) -> tuple[list[list[int]], list[list[int]], int]:
     """Returns the greedy tokens of decode steps with the tokens that the host gives, and with those that the device
     places, where the host has garbage; and how many steps were graphs.
