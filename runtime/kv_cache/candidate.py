@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enginewright.runtime.requests.request import Request
@@ -20,6 +20,7 @@ class Candidate:
         promised: cache group -> blocks that other requests will take; 0 for a group that isn't listed.
         force: True if all blocks that another tenant keeps may be evicted.
         disk: the tier in which prefixes are looked up instead of the engine's own tier; None for that one.
+        in_flight: those of ``others`` with a step in flight, whose tokens can't be found yet.
     """
 
     request: Request
@@ -27,3 +28,4 @@ class Candidate:
     promised: Mapping[str, int] = field(default_factory=dict)
     force: bool = False
     disk: DiskTier | None = None
+    in_flight: Container[Request] = ()

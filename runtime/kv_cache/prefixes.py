@@ -402,11 +402,14 @@ class IndexedPrefixes(Prefixes):
         request, size = candidate.request, self.index.block_size
         end = most // size * size + size
         for other in candidate.others:
-            if not _shares(other, request, end):
+            known = other.computed
+            if other in candidate.in_flight and not self._with_states:  # ``computed`` may be what it will be
+                known = self.places[other].blocks * size
+            if not _shares(other, request, end, known):
                 continue
             # Whole blocks: until its prompt's last row is finite, no block of the other request is copied.
             shared = common_items(other.items, request.items[:-1]) // size * size if self._with_states else end
-            if other.computed < shared and shared >= end:
+            if known < shared and shared >= end:
                 place = self.places[other]
                 if self._with_states and shared not in (*place.wanted, *place.snapshots):
                     place.wanted.insert(0, shared)
@@ -552,11 +555,13 @@ def _pins(held: HeldBlocks, sources: Sequence[int]) -> list[tuple[str, int]]:
     return [(name, source) for name, source in zip(held.pools, sources, strict=True) if source != NO_BLOCK]
 
 
-def _shares(other: Request, request: Request, end: int) -> bool:
-    """Returns True if ``other`` still computes a prompt whose first ``end`` tokens are those of ``request``."""
+def _shares(other: Request, request: Request, end: int, known: int) -> bool:
+    """Returns True if ``other``, of which ``known`` tokens can be found, still computes a prompt whose first ``end``
+    tokens are those of ``request``.
+    """
     return (
         end <= min(len(other.tokens), len(request.tokens))
-        and other.remaining > 1
+        and len(other.tokens) - known > 1
         and other.namespace == request.namespace
         and other.items[:end] == request.items[:end]
     )

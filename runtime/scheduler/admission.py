@@ -104,7 +104,7 @@ class Admission:
         queues, cache = self._queues, self._queues.cache
         first = not queues.running or queues.is_first(request)
         promised = self._with_branches(request, promised)
-        if not cache.begin(Candidate(request, queues.running, promised, force=first)):
+        if not cache.begin(Candidate(request, queues.running, promised, force=first, in_flight=queues.in_flight)):
             return None
         queues.running.insert(queues.policy.place(request, queues.running), queues.waiting.popleft())
         request.started = request.started or self._clock()

@@ -27,10 +27,11 @@ class DecodePhase:
         queues, paused = self._queues, self._queues.policy.paused
         drafting = alone and queues.drafts.begin(queues.running, paused)
         most = -(-len(queues.running) // self._steps_in_flight)
-        some_wait = len(queues.in_flight) > len(queues.ahead)
         chunks: list[Chunk] = []
         for request in queues.oldest_first():
-            if (paused and request in paused) or (some_wait and queues.is_in_flight(request)):
+            if paused and request in paused:
+                continue
+            if len(queues.in_flight) > len(queues.ahead) and queues.is_in_flight(request):
                 continue
             if len(chunks) >= most and (request.search is None or chunks[-1].request.search is not request.search):
                 break

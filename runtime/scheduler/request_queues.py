@@ -57,18 +57,18 @@ class RequestQueues:
         return request is first or (request.search is not None and request.search is first.search)
 
     def newest(self) -> list[Request]:
-        """Returns the newest running request, with all running sequences of its beam search.
+        """Returns the newest running request that isn't in flight, with all running sequences of its beam search.
 
-        The list is empty if all running requests are in flight.
+        If a newer request could be in the next step although it is in flight, that step leaves it out, and the list is
+        empty: the request isn't in flight when the step after is made. The list is empty too if all are in flight.
         """
-        in_flight = self.in_flight
-        newest = next(
-            (r for r in reversed(self.running) if not in_flight or not any(one in in_flight for one in together(r))),
-            None,
-        )
-        if newest is None:
-            return []
-        return [newest] if newest.search is None else [r for r in self.running if r.search is newest.search]
+        for request in reversed(self.running):
+            if request in self.ahead:
+                self.ahead.remove(request)
+                return []
+            if not self.in_flight or not any(one in self.in_flight for one in together(request)):
+                return [request] if request.search is None else [r for r in self.running if r.search is request.search]
+        return []
 
     def is_in_flight(self, request: Request) -> bool:
         """Returns True if a step in flight has the request, or another sequence of its beam search, and the next step

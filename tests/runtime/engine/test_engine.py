@@ -12,8 +12,10 @@ import pytest
 
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.requests.request import Generation, PromptRequest, Request
+from enginewright.runtime.requests.request_options import RequestOptions
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.shared.contracts import ExecutorCaps
 
 Toy = Callable[..., Any]
@@ -219,6 +221,47 @@ def test_prefixes_of_a_request_are_found_although_its_last_step_was_in_vain(toy:
         run(engine, [Generation([*range(100, 170)], SamplingParams(max_tokens=3))])
         assert not any(step.clears for step in engine.executor.steps)  # type: ignore[attr-defined]
     assert cached[0] == cached[1] == 4 * (len(first.tokens) // 4)
+
+
+def test_requests_in_flight_are_preempted_newest_first_for_older_ones(toy: Toy) -> None:
+    """The newest one first stays out of a step, as a request in flight keeps its blocks."""
+    engine = Engine(toy(10, 4, caps=CHAINS), SchedulerConfig())
+    generations = [Generation([first, 8, 9], SamplingParams(max_tokens=30)) for first in range(3)]
+    ended: list[int] = []
+    for request in generations:
+        engine.add_request(request)
+    while engine.has_work():
+        engine.step()
+        ended += [i for i, one in enumerate(generations) if one.finished and i not in ended]
+    assert ended == [0, 1, 2] and engine.preemptions > 0
+
+
+def test_a_request_of_a_higher_priority_takes_the_place_of_one_in_flight(toy: Toy) -> None:
+    engine = Engine(toy(caps=CHAINS), SchedulerConfig(max_requests=2, scheduling=Scheduling()))
+    low = [
+        Generation([first, 8, 9], SamplingParams(max_tokens=40), options=RequestOptions(priority=5))
+        for first in range(2)
+    ]
+    for request in low:
+        engine.add_request(request)
+    for _ in range(5):
+        engine.step()
+    engine.add_request(high := Generation([50, 51], SamplingParams(max_tokens=3)))
+    while not high.finished:
+        engine.step()
+    assert not any(request.finished for request in low) and engine.preemptions == 1
+
+
+def test_a_request_waits_for_a_prefix_that_a_step_in_flight_computes(toy: Toy) -> None:
+    reused = []
+    for caps in (ExecutorCaps(), CHAINS):
+        engine = Engine(toy(64, 4, windows=(0,), caps=caps), SchedulerConfig(prefix_cache=True))
+        engine.add_request(first := Generation([*range(20)], SamplingParams(max_tokens=4)))
+        engine.step()
+        run(engine, [second := Generation([*range(16), 50], SamplingParams(max_tokens=4))])
+        assert first.finished
+        reused.append(second.cached_tokens)
+    assert reused == [16, 16]
 
 
 @pytest.mark.parametrize("seed", range(3))
