@@ -199,16 +199,20 @@ def _run(task: Task, progress: Progress) -> list[dict[str, Any]]:
     return [stages.get(name, {"stage": name, **skipped}) for name in STAGES]
 
 
-_PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:'\"(),;]+/)+")
+_PATH = re.compile(r"(?:file://|(?<![\w./]))~?/(?!/)(?:[^\s/:'\"(),;]+/)+")
 
 
 def without_places(value: Any) -> Any:
-    """Returns a value of JSON without paths' folders and without this machine's name in its texts."""
+    """Returns a value of JSON whose texts have no folders of paths, no name of this machine and no home folder, which
+    would name the user.
+    """
     if isinstance(value, dict):
         return {key: without_places(one) for key, one in value.items()}
     if isinstance(value, list):
         return [without_places(one) for one in value]
     if not isinstance(value, str):
         return value
+    if len(home := os.path.expanduser("~")) > 1:
+        value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
     text = _PATH.sub("", value)
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text) if socket.gethostname() else text

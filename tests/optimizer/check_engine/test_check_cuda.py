@@ -173,3 +173,5 @@ def test_code_needs_trust(bundle: Path) -> None:
 def test_reports_have_no_places() -> None:
     text = f"open('/home/somebody/a b/x.so') on {socket.gethostname()}: /usr/lib/libnvinfer.so.11: no such file"
     assert without_places({"a": [text]}) == {"a": ["open('a b/x.so') on HOST: libnvinfer.so.11: no such file"]}
+    paths = f"PATH=/usr/lib:/home/somebody/lib:/opt/x, file:///home/somebody/y.so, {Path.home()}: https://a.b/c/d/e"
+    assert without_places(paths) == "PATH=lib:lib:x, y.so, ~: https://a.b/c/d/e"
