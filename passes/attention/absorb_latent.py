@@ -84,13 +84,12 @@ class AbsorbLatent(Pass):
     name = "absorb_latent"
 
     def wanted(self, context: PassContext) -> bool:
-        """Implements ``Pass``: True if all targets have such a cache, and the recipe has none that excludes it."""
-        recipe = context.recipe
-        return context.latent_caches and recipe.adaptive_context is None and recipe.cache not in ROTATED_CACHES
+        """Implements ``Pass``: True if the recipe has no cache that excludes it."""
+        return context.recipe.adaptive_context is None and context.recipe.cache not in ROTATED_CACHES
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
-        if not self.wanted(context):
+        if not context.latent_caches or not self.wanted(context):
             return result
         starts: dict[int, Node] = {}
         for node in program.nodes_of(ew.attention.default):

@@ -366,7 +366,8 @@ def attention_scratch(
 ) -> int:
     """Returns the number of floats that the parts of ``tokens`` tokens take, for tables of ``blocks`` blocks.
 
-    It is 0 if there is only one part, unless steps may be ``mixed``.
+    It is 0 if there is only one part, unless steps may be ``mixed``. A part has a row of values and two numbers for
+    merging; one suffices if steps aren't exact.
     """
     splits = splits_of(blocks, block_size, split_keys)
     count = tokens * heads * splits
