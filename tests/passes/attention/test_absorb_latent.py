@@ -194,7 +194,7 @@ def test_a_small_gain_is_none() -> None:
 def test_the_pass_needs_targets_with_such_caches_and_layers_that_read_all_of_them() -> None:
     chosen = PassContext(recipe=PassOptions(adaptive_context=ContextOptions(best=32)), latent_caches=True)
     rotated = PassContext(recipe=PassOptions(kv_cache=CacheOptions(dtype="k8v4")), latent_caches=True)
-    for context in (PassContext(), chosen, rotated):
+    for context in (chosen, rotated):
         assert not AbsorbLatent().wanted(context)
     program = program_with(Latent(*SIZES[0]))
     AbsorbLatent().run(program, LATENT)
