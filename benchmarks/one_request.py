@@ -107,7 +107,7 @@ def timed(call: Callable[[], None]) -> tuple[float, float]:
 def pairs_of(running: Running, count: int, *, undisturbed: float = 0.0) -> list[tuple[float, float]]:
     """Returns the seconds of a step and of the loop, alternating, ``count`` times.
 
-    With ``undisturbed`` only pairs with a core for each thread are kept, of so many seconds.
+    ``undisturbed``: seconds of pairs to keep; a pair is kept only if each thread had a core.
     """
     pairs: list[tuple[float, float]] = []
     least = _OF_A_CORE * running.inner.threads if undisturbed else 0.0

@@ -342,7 +342,7 @@ def exact_tile(depth: int, form: str, group: int, dtype: FloatType) -> ProductTi
 
 
 EXACT_PROGRAMS = 256
-"""With fewer tiles of columns than this, each sum along K of a step of few rows has a program of its own."""
+"""The least number of tiles of columns at which one program computes all sums along K of a step of few rows."""
 
 PRODUCT_ROWS = sorted({tile.rows for tiles in NARROW_PRODUCTS.values() for tile in tiles})
 """The most rows of a product that is summed in parts: one number for each tile."""

@@ -54,8 +54,9 @@ struct Stream {
   Array arrays[3] = {};
 };
 
-// What threads that wait fetch: each its share of each stream into its caches, up to so many bytes a thread.
-// With caller_busy the caller doesn't wait, so that the others fetch its share too, into a cache of all.
+// The memory that waiting threads fetch. Each fetches its share of each stream into its caches, up to
+// `bytes`. With caller_busy the caller doesn't wait, so that the others fetch its share too, into a cache of
+// all.
 struct Upcoming {
   std::span<const Stream> streams;
   int64_t bytes = 0;
@@ -117,8 +118,8 @@ class ThreadPool final : public Workers {
         &fn);
   }
 
-  // What threads fetch that wait in later regions, or behind them; null: nothing. The caller keeps it as long
-  // as the pool. Where there are more threads than cores, nothing is fetched.
+  // Sets the memory that threads fetch while they wait in later regions, or behind them; null: none. The
+  // caller keeps it as long as the pool. Where there are more threads than cores, nothing is fetched.
   void fetch_next(const Upcoming* next) {
     if (spin_.count() > 0) next_ = next;
   }

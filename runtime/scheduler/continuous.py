@@ -204,6 +204,8 @@ class ContinuousScheduler:
         Requests of steps in flight are left out, unless they can go on without the host (``chaining``), and keep their
         blocks. Returns None while all requests that could run are in flight.
         """
+        if self._chain.newest is None:  # as in each step of an executor without chains
+            return self._schedule({})
         with self._chain.ahead() as rows:
             return self._schedule(rows)
 

@@ -31,7 +31,7 @@ class DecodePhase:
         for request in queues.oldest_first():
             if paused and request in paused:
                 continue
-            if len(queues.in_flight) > len(queues.ahead) and queues.is_in_flight(request):
+            if queues.in_flight and len(queues.in_flight) > len(queues.ahead) and queues.is_in_flight(request):
                 continue
             if len(chunks) >= most and (request.search is None or chunks[-1].request.search is not request.search):
                 break

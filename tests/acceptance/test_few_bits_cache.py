@@ -20,7 +20,7 @@ TinyModel = Callable[..., PreTrainedModel]
 
 
 def test_more_context_fits_in_the_memory_of_an_int8_cache(tiny_model: TinyModel, tmp_path: Path) -> None:
-    """In heads of 64, int8 has 8.5 bits a number, k8v4 6.25, k6v4 5.25 and k5v4 4.75."""
+    """Heads of 64 have 8.5 bits a number in int8, 6.25 in k8v4, 5.25 in k6v4 and 4.75 in k5v4."""
     model = tiny_model("Llama", head_dim=64, num_hidden_layers=1, max_position_embeddings=8192)
     options = {"memory": "1MiB", "prefill_chunk": 256}
     tokens = {}

@@ -84,7 +84,7 @@ def test_info_has_the_bytes_of_the_latent(tmp_path: Path) -> None:
 
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
-    # Of each model of docs/use/recipe-file.md: the family, what differs from transformers' defaults, attention layers.
+    # The models of docs/use/recipe-file.md: the family, what differs from transformers' defaults, attention layers.
     "DeepSeek-V2": ("deepseek_v2", {"num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 5120}, 60),
     "DeepSeek-V3": ("deepseek_v3", {}, 61),
     "Kimi K2": ("deepseek_v3", {"num_attention_heads": 64, "num_key_value_heads": 64}, 61),

@@ -58,7 +58,8 @@ inline void turn(float* x, int64_t size) {
   if (n >= 2) butterflies<1>(x, size);
 }
 
-// What of 1/n keys and values are multiplied by, and what queries and results are: powers of two.
+// The shares of 1/n by which keys and values, and by which queries and results, are multiplied: powers of
+// two.
 EW_INLINE float stored_share(int64_t size) {
   const int halvings = __builtin_ctzll(static_cast<uint64_t>(size)) / 2;
   return 1.0f / static_cast<float>(int64_t{1} << halvings);

@@ -52,7 +52,7 @@ EW_INLINE int64_t piece_number(const KvCache& c, int64_t block, int64_t head) {
 EW_INLINE char* key_piece(const KvCache& c, int64_t block, int64_t head) {
   return static_cast<char*>(c.k) + piece_number(c, block, head) * c.key_bytes();
 }
-// Of values that are a part of keys: the piece of the keys.
+// The piece of the keys, for values that are a part of keys.
 EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
   if (c.values_in_keys) return key_piece(c, block, head);
   return static_cast<char*>(c.v) + piece_number(c, block, head) * c.value_bytes();

@@ -136,7 +136,8 @@ constexpr int bits_of(KvFormat format, Side side) {
   return side == Side::keys ? entry_of(format).key_bits : entry_of(format).value_bits;
 }
 
-// Of the 32 keys, or values, of one block and kv head, `size` elements each: without scales, and with them.
+// The bytes of the 32 keys, or values, of one block and kv head, `size` elements each: without scales, and
+// with them.
 constexpr int64_t element_bytes(KvFormat format, Side side, int64_t size) {
   return kBlock / 8 * size * bits_of(format, side);
 }

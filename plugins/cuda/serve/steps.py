@@ -420,9 +420,8 @@ class CudaSteps:
 
     def _run(self, bound: _Bound, drawing: Drawing | None, draws: Sequence[Work]) -> None:
         """Runs or replays a step, with the launches ``draws`` of a way of sampling, if it is in the graph."""
-        work = _Launches((*bound.works, *draws))
         self._advanced = self._runs_once
-        self.graphs.run(self._key(bound, drawing), lambda keep: work)
+        self.graphs.run(self._key(bound, drawing), lambda keep: _Launches((*bound.works, *draws)))
 
     def _key(self, bound: _Bound, drawing: Drawing | None) -> tuple[Any, ...]:
         """Returns the key of a step's graph. Sampling reads lists of tokens, whose memory may grow."""

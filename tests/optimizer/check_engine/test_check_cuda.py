@@ -25,7 +25,7 @@ CAN_T_CHECK, MISSING, DIFFERENT = 15, 10, 11
 
 
 def stand_in(spec: KernelSpec) -> CompiledKernel:
-    """In the place of Triton: the interpreter takes no machine code."""
+    """Stands in for Triton: the interpreter takes no machine code."""
     return CompiledKernel(spec, f"{spec.kernel}_kernel", "", b"\x7fELF", 64, "none")
 
 

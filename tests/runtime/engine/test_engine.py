@@ -266,7 +266,7 @@ def test_a_request_waits_for_a_prefix_that_a_step_in_flight_computes(toy: Toy) -
 
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_in_flight_give_the_tokens_of_one_at_a_time(toy: Toy, seed: int) -> None:
-    """With prompts in chunks, few blocks, ends at any token, requests that are aborted, and prefixes that are found."""
+    """Prompts come in chunks, blocks are few, requests end at any token or are aborted, and prefixes are found."""
     tokens, counts = [], Counter[str]()
     for caps in (ExecutorCaps(), CHAINS):
         random = np.random.default_rng(seed)
