@@ -120,7 +120,7 @@ class BuildComparison:
 
     @property
     def equal_files(self) -> bool:
-        """Returns True if both bundles have the same files, apart from report/: then nothing else is compared."""
+        """Returns True if the files of both bundles are equal, without report/. No other comparison was made then."""
         return not self.prompts
 
     @property

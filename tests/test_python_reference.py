@@ -5,10 +5,12 @@ After a change of these: ``pytest tests/test_python_reference.py --update-golden
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,21 @@ import enginewright
 
 HEAD = """# Python reference
 
-Every public name, from its docstring. [Python API](python-api.md) is the guide. Made by
-`tests/test_python_reference.py`.
+Every public name, from its docstring. [Python API](python-api.md) is the guide. Methods are listed for `LLM` alone:
+those of other classes are for Enginewright itself, and may change. Made by `tests/test_python_reference.py`.
 """
-SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
+LISTS = ("Args:", "Attributes:", "Raises:")
+TEXTS = ("Returns:", "Yields:")
+ENTRY = re.compile(r"    (?P<names>[\w, ]+?)(?P<note> \(.*?\))?: (?P<text>.*)")
+WITH_METHODS = ("LLM",)
+
+
+def default_of(parameter: inspect.Parameter) -> str:
+    """`` = DEFAULT`` of a parameter; the fields of a record are left out."""
+    if parameter.default is parameter.empty:
+        return ""
+    record = dataclasses.is_dataclass(parameter.default)
+    return f" = {type(parameter.default).__name__}(...)" if record else f" = {parameter.default!r}"
 
 
 def signature(name: str, value: object) -> str:
@@ -32,50 +45,68 @@ def signature(name: str, value: object) -> str:
         if p.kind is p.KEYWORD_ONLY and "*" not in rows and not any(row.startswith("*") for row in rows):
             rows.append("*")
         stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        default = "" if p.default is p.empty else f" = {p.default!r}"
-        rows.append(f"{stars}{p.name}: {p.annotation}{default}")
+        rows.append(f"{stars}{p.name}: {p.annotation}{default_of(p)}")
     result = "" if inspect.isclass(value) else f" -> {parameters.return_annotation}"
     line = f"{name}({', '.join(rows)}){result}"
     return line if len(line) <= 100 else f"{name}(\n" + "".join(f"    {row},\n" for row in rows) + f"){result}"
 
 
 def markdown(docstring: str) -> Iterator[str]:
-    """A docstring in Google's style: its sections as lists."""
-    inside = False
+    """A docstring in Google's style: its sections as lists or texts."""
+    section = ""
     for line in re.sub(r"``(.*?)``", r"`\1`", inspect.cleandoc(docstring)).splitlines():
-        if line in SECTIONS:
-            inside = True
+        if line in LISTS + TEXTS:
+            section = line
             yield f"**{line.rstrip(':')}**\n"
-        elif inside and re.match(r"    \S", line):
-            entry, colon, rest = line.strip().partition(": ")
-            yield f"- `{entry}`: {rest}" if colon else f"- {entry}"
-        elif inside and line:
+            continue
+        if line and not line.startswith("    "):
+            section = ""
+        entry = ENTRY.fullmatch(line) if section in LISTS else None
+        if entry is not None:
+            yield f"- `{entry['names']}`{entry['note'] or ''}: {entry['text']}"
+        elif section in LISTS and line:
             yield f"  {line.strip()}"
         else:
-            inside = inside and not line
-            yield line
+            yield line.strip() if section else line
 
 
-def entries() -> Iterator[tuple[str, str, object]]:
-    """(heading, name, value) of every public name, and of the public methods of classes of ours."""
+def blocking_twin(owner: type, method: str) -> Any:
+    """The method whose coroutine this is, such as ``embed`` of ``aembed``; None if it isn't a coroutine."""
+    return vars(owner).get(method[1:]) if method.startswith("a") else None
+
+
+def taken_arguments(function: Any, twin: Any) -> str:
+    """A sentence for a coroutine in place of its signature: it takes its twin's arguments, except those it lacks."""
+    here, there = (inspect.signature(f).parameters for f in (function, twin))
+    assert not here.keys() - there.keys(), f"{function.__name__} has arguments that {twin.__name__} lacks"
+    absent = [f"`{name}`" for name in there if name not in here]
+    return f"Takes the arguments of `{twin.__name__}`" + (f", except {', '.join(absent)}." if absent else ".")
+
+
+def sections() -> Iterator[str]:
+    """The parts of the page for every public name, and for the public methods of some classes."""
     for name in sorted(set(enginewright.__all__) - {"__version__"}, key=lambda n: (n.endswith("Error"), n.lower())):
         value = getattr(enginewright, name)
-        yield f"## {name}", name, value
-        for method, function in vars(value).items() if inspect.isclass(value) else ():
+        yield f"## {name}\n"
+        if not (inspect.isclass(value) and issubclass(value, Exception)):
+            yield f"```text\n{signature(name, value)}\n```\n"
+        yield "\n".join(markdown(value.__doc__ or "")) + "\n"
+        for method, function in vars(value).items() if name in WITH_METHODS else ():
             function = getattr(function, "__func__", function)
-            if not method.startswith("_") and inspect.isfunction(function) and function.__doc__:
-                yield f"### {name}.{method}", f"{name}.{method}", function
+            if method.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+                continue
+            yield f"### {name}.{method}\n"
+            twin = blocking_twin(value, method)
+            if twin is None:
+                yield f"```text\n{signature(f'{name}.{method}', function)}\n```\n"
+            yield "\n".join(markdown(function.__doc__)) + "\n"
+            if twin is not None:
+                yield taken_arguments(function, twin) + "\n"
 
 
 def reference() -> str:
     """The page."""
-    parts = [HEAD]
-    for heading, name, value in entries():
-        parts.append(heading + "\n")
-        if not (inspect.isclass(value) and issubclass(value, Exception)):
-            parts.append(f"```text\n{signature(name, value)}\n```\n")
-        parts.append("\n".join(markdown(value.__doc__ or "")) + "\n")
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join((HEAD, *sections())))
 
 
 def test_the_page_is_what_docstrings_say(repository: Path, pytestconfig: pytest.Config) -> None:

@@ -57,7 +57,8 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
         progress: called before each measurement.
 
     Raises:
-        RequestError: a size is out of range, or longer than the bundle's context; or the model computes whole texts.
+        RequestError: a size is out of range, or longer than the bundle's context; or the model is an encoder, which has
+            no decode steps.
         BundleError, CapacityError, MissingDependencyError: the bundle can't be opened.
     """
     began = time.perf_counter()

@@ -31,8 +31,11 @@ MOST_BUCKETS = 256
 
 @dataclass(frozen=True)
 class Sizes:
-    """A set of step sizes in ascending order; ``padded`` is the number of padding tokens that it costs on a
-    histogram.
+    """A set of step sizes.
+
+    Attributes:
+        sizes: the sizes in tokens, ascending.
+        padded: the number of padding tokens if every length of a histogram is padded to the next size.
     """
 
     sizes: tuple[int, ...]

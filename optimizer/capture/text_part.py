@@ -186,9 +186,13 @@ def text_tensors(model: PreTrainedModel, tensors: Mapping[str, _Named], source: 
 
 
 def unties(model: PreTrainedModel, tensors: Mapping[str, WeightExpr]) -> bool:
-    """Returns True if a checkpoint's head differs from its embedding table although the configuration ties the two.
+    """Returns True if a checkpoint's head differs from its token embedding although the configuration ties the two.
 
-    transformers then keeps both. ``tensors``: from ``text_tensors``; the two are read.
+    transformers then loads both tensors as separate weights.
+
+    Args:
+        model: the text decoder, with tied weights as configured.
+        tensors: the checkpoint's tensors by parameter, as ``text_tensors`` returns them. Head and embedding are read.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     table, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -116,7 +116,7 @@ class StreamPrinter:
             sys.stdout.write("\x1b[2m" if dim else "\x1b[22m")
 
     def speed(self) -> str:
-        """Says for people: "12 tokens in 0.31 s; the first after 0.05 s, then 42.3 tokens/s"."""
+        """Returns a line such as "12 tokens in 0.31 s; the first after 0.05 s, then 42.3 tokens/s"."""
         text = f"{self.tokens} tokens in {self._last:.2f} s; the first after {self._first:.2f} s"
         if self.tokens > 1 and self._last > self._first:
             text += f", then {(self.tokens - 1) / (self._last - self._first):.1f} tokens/s"

@@ -37,7 +37,7 @@ class ScoredModel(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """None if it has none of its own."""
+        """The model's tokenizer; None if it has none."""
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """Logits after every token: [S] -> [S, V] float32."""
@@ -61,7 +61,7 @@ class OpenOptions:
 
 
 class BundleModel:
-    """A bundle that the runtime runs. Raises the errors of LLM."""
+    """A bundle that ``LLM`` runs, with the interface of ``ScoredModel``. Opening it raises the errors of ``LLM``."""
 
     def __init__(self, path: str | Path, options: OpenOptions) -> None:
         self.path = str(path)
@@ -73,7 +73,7 @@ class BundleModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises BundleError if the bundle has none."""
+        """The bundle's tokenizer. Raises BundleError if it has none."""
         return self._llm.tokenizer
 
     def logits(self, ids: Sequence[int]) -> FloatArray:

@@ -98,7 +98,7 @@ def longest_request(most_tokens: int, context_length: int) -> str:
 
 
 def late_mark(seconds: float, goal: float | None) -> str:
-    """Returns a mark for a time that is later than its goal; an empty text otherwise."""
+    """Returns " !" if a time exceeds its goal, both in seconds; "" if it doesn't, or if the goal is None."""
     return "" if goal is None or seconds <= goal else " !"
 
 

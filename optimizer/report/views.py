@@ -1,4 +1,4 @@
-"""The passes, layers and bytes on an export's page: grouped, sorted and cut to a readable size."""
+"""Prepares the sections about passes, layers and bytes on the page of a report: groups, sorts and shortens the rows."""
 
 from __future__ import annotations
 

@@ -230,7 +230,15 @@ def _named(program: Program, branch: Branch, node: Node, letter: str, mix: Mix) 
 
 
 def mixed(base: WeightExpr, mix: Mix, axis: int = 0) -> WeightExpr:
-    """Returns mixed rows of a weight; a plain slice if nothing is mixed and the rows are adjacent."""
+    """Returns a weight whose rows are linear combinations of rows of ``base``.
+
+    If every combination is one row, the rows are adjacent and ``base`` is float32, the result is a slice of ``base``.
+
+    Args:
+        base: the original weight.
+        mix: the combinations: indices of rows, and matrices.
+        axis: the dimension whose indices are combined; 1 combines columns.
+    """
     rows = [i for block in mix.indices for i in block]
     matrices = mix.read()
     plain = (

@@ -152,8 +152,15 @@ def why_not_linear(program: Program, node: Node) -> str | None:
 
 
 def moved_rows(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
-    """Returns the indices of a token's elements, [1, ...], after these ops; None if they need sizes that aren't
-    numbers.
+    """Applies ops that only move elements (views, permutations, slices) to a tensor of indices.
+
+    Args:
+        index: the indices of the elements of one token, [1, ...].
+        moves: the ops, in order.
+
+    Returns:
+        The indices at the new places, [1, ...]; None if an op has a second tensor, or a shape with a fixed number of
+        tokens.
     """
     for node in moves:
         if len(node.all_input_nodes) > 1:

@@ -100,14 +100,14 @@ def _has_empty_parts(program: Program, node: Node) -> bool:
 
 
 class _GivesX(Rule):
-    """A rule whose pattern always equals x, which replaces it."""
+    """A rule that replaces its match by ``x``: the pattern matches calls whose result equals their input ``x``."""
 
     def rewrite(self, program: Program, match: Match) -> Node:
         return match.node("x")
 
 
 class DropCast(_GivesX):
-    """A cast to the dtype that x has."""
+    """Removes casts of x to its own dtype."""
 
     name = "drop_cast"
     pattern = Call((aten._to_copy.default, aten.type_as.default), Bind("x"))
@@ -118,7 +118,7 @@ class DropCast(_GivesX):
 
 
 class DropCopy(_GivesX):
-    """A copy of a value that is never written to."""
+    """Removes copies: no op writes to a value. A copy stays if a view of it needs its order in memory."""
 
     name = "drop_copy"
     pattern = Call(
@@ -135,14 +135,14 @@ class DropCopy(_GivesX):
 
 
 class DropDropout(_GivesX):
-    """Dropout while nothing is trained."""
+    """Removes dropout outside of training, where it returns its input."""
 
     name = "drop_dropout"
     pattern = Call(aten.dropout.default, Bind("x"), train=False)
 
 
 class DropNeutral(_GivesX):
-    """x * 1, x / 1, x + 0, x - 0."""
+    """Removes x * 1, x / 1, x ** 1, x + 0 and x - 0, unless they change the dtype of x."""
 
     name = "drop_neutral"
     pattern = Call(
@@ -155,14 +155,14 @@ class DropNeutral(_GivesX):
 
 
 class DropView(_GivesX):
-    """A view that doesn't change the shape."""
+    """Removes views that don't change the shape."""
 
     name = "drop_view"
     pattern = When(Call(_VIEWS, Bind("x")), _shows_the_same)
 
 
 class JoinViews(Rule):
-    """A view of a view of x becomes a view of x."""
+    """Replaces a view of a view of x by one view of x."""
 
     name = "join_views"
     pattern = Call(RESHAPES, Call(RESHAPES, Bind("x")))

@@ -23,9 +23,9 @@ class Columns:
     Attributes:
         positions: [T] of an integer type.
         frequencies: [F], a weight.
-        columns: the number of the frequency of each column, [C].
+        columns: [C], for each column the index of its frequency.
         function: "cos", "sin", or "" for the angle itself.
-        scale: the factor.
+        scale: a constant factor.
     """
 
     positions: Node

@@ -300,7 +300,10 @@ def attention_spec(
 
 
 def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:
-    """Returns the specification of ``kv_write_kernel`` for a layer; the caches are inputs, and again outputs."""
+    """Returns the specification of ``kv_write_kernel`` for a layer and a compute capability, such as 90.
+
+    The kernel writes the caches in place: each is an input (``NAME_before``) and an output, with the same address.
+    """
     gpu_of(capability)
     caches = _cache_types(shape, _POINTERS[shape.cache])
     types = dict.fromkeys(("k", "v"), _POINTERS[shape.dtype]) | {"slots": "*i32"} | caches

@@ -350,7 +350,7 @@ class DividedPool(BlockPool):
         return self.parts[block % self.owners].holders(block // self.owners)
 
     def states(self, first: int, last: int) -> bytes:
-        """Returns one byte for each of blocks first..last-1; see ``BlockPool``."""
+        """Returns one byte for each of blocks first..last-1: 0 free, 1 held, 2 held by several requests, 3 kept."""
         owners = self.owners
         return b"".join(
             self.parts[b % owners].states(b // owners, b // owners + 1)

@@ -225,7 +225,7 @@ def _translated(
 
 
 def check_nothing(name: str, value: object, rules: Mapping[str, Rule]) -> None:
-    """Raises RequestError for an argument of vLLM whose value would have an effect that isn't supported."""
+    """Raises RequestError if the value of vLLM's argument ``name`` isn't one that its rule in ``rules`` allows."""
     rule = rules[name]
     if isinstance(rule, Only) and not rule.takes(value):
         raise RequestError(f"{name}: {shown(value)} is refused: {rule.why}", hint=rule.hint)

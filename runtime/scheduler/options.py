@@ -1,4 +1,4 @@
-"""Options of scheduling other than first come, first served: the argument of ``LLM(scheduling=...)``."""
+"""Reads and checks the argument of ``LLM(scheduling=...)``: a policy's name, or its options (`Scheduling`)."""
 
 from __future__ import annotations
 

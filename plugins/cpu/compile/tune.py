@@ -1,4 +1,4 @@
-"""Looks for choices of the cpu target that are faster than its own, one after the other, in paired runs."""
+"""Searches for faster settings of the cpu target: tunables and the number of threads, one at a time, in paired runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
     "split_tiles": (4, 64),
     "spin_microseconds": (10, 250),
 }
-"""The values to try for each tunable besides the executor's own."""
+"""Tunable -> the values to try in addition to the executor's default."""
 
 _FEWEST, _MOST = 3, 25
 """Rounds of a comparison."""
@@ -120,25 +120,26 @@ def tune(
     write: bool = True,
     progress: Progress = silent,
 ) -> TuneResult:
-    """Measures choices, and writes the best to a file next to the bundle.
+    """Times steps with other values of the tunables of ``CANDIDATES`` and other numbers of threads, and writes the best
+    settings to a file next to the bundle.
 
-    Each candidate runs interleaved with the best so far. In the end the best runs interleaved with the executor's own
-    choices, and is stored if it is faster by ``LEAST_GAIN``; otherwise the file has no choices. A candidate is only
-    begun if it and the last comparison would end in time; if there is no time for any, no file is written. Finally,
-    steps of several rows of a request are timed with the final choices (``row_seconds``).
+    Each candidate runs interleaved with the best settings so far. At the end, the best settings run interleaved with
+    the executor's defaults, and are stored if they are faster by ``LEAST_GAIN``; otherwise the file has none. A
+    candidate is begun only if it and the last comparison will end within ``seconds``; if there is no time for any, no
+    file is written. Finally, steps of several rows of a request are timed with the stored settings (``row_seconds``).
 
     Args:
-        bundle: opened, with a ready target cpu.
-        seconds: maximum time of the measurement. Opening the program isn't included and may take longer.
-        threads: 0 means one for each core, and also tries half as many.
+        bundle: an open bundle, whose target cpu is ready.
+        seconds: maximum time of the measurement, without opening the program.
+        threads: the number of threads. 0 tries one for each core and half as many.
         records: must be None: this target has no records.
-        write: True if the file is written.
-        progress: a function called with the stage "tune".
+        write: True writes the file.
+        progress: called with the stage "tune".
 
     Raises:
         RequestError: ``seconds`` is out of range, or there are ``records``.
         BundleError: the target isn't ready, or the file can't be written.
-        CapacityError: as for a program that is opened to be served.
+        CapacityError: the program, or the KV cache of its steps, doesn't fit into the memory.
     """
     check_seconds(seconds)
     if records is not None:

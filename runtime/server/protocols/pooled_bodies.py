@@ -61,9 +61,10 @@ class TextOrder:
     """The request of a body, in one form for all protocols.
 
     Attributes:
-        texts: a text, token ids, or a pair of texts for each row of the result.
-        task: makes the task of some of the texts.
-        names: the task's names of its fields in errors -> the body's; the texts' is the last.
+        texts: for each row of the result a text, its token ids, or a pair of texts.
+        task: returns the task that computes the rows of some of ``texts``.
+        names: for errors: a field of the task -> the field of the body with the same value. The last entry is the field
+            of the texts.
     """
 
     texts: Sequence[Any]
