@@ -1,4 +1,4 @@
-"""The speed of a build beside that of the one before: pairs of times, and whether they say that it is slower.
+"""Measures the speeds of a new build and an older one in pairs, and decides if the new one is slower.
 
 Other work on the machine makes times vary. An interval of the median ratio says how far they can be trusted.
 """
@@ -107,9 +107,10 @@ def _pairs(times: Sequence[tuple[list[float], list[float]]]) -> SpeedPairs:
 
 
 def speed_checks(speed: SpeedPairs | None, budget: Budget, provider: str | None) -> list[Check]:
-    """Returns the checks of ``prefill_ratio`` and ``decode_ratio``: the interval decides, not the median alone.
+    """Returns the checks of ``prefill_ratio`` and ``decode_ratio``, which use an interval of the median ratio.
 
-    A check passes if the whole interval is within the limit with its margin, and fails if the whole interval is above.
+    A check passes if the whole interval is at most the limit with its margin, and fails if the whole interval is above.
+    Otherwise it is inconclusive.
     """
     limits = {"prefill_ratio": budget.prefill_ratio, "decode_ratio": budget.decode_ratio}
     if speed is None:

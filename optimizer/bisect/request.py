@@ -110,13 +110,15 @@ def check_no_adapters(bundle: Bundle, source: Given) -> None:
 
 
 def check_same_model(a: ModelInfo, name_a: str, b: ModelInfo, name_b: str) -> None:
-    """Raises ComparisonError, naming what differs, for models of another architecture or vocabulary."""
+    """Raises ComparisonError, naming the difference, if models A and B have different architectures or vocabularies."""
     facts = [{"architecture": info.architecture, "vocabulary": f"{info.vocab_size:,} tokens"} for info in (a, b)]
     _check(facts[0], name_a, facts[1], name_b)
 
 
 def check_same_cache(a: Sequence[CacheGroup], name_a: str, b: Sequence[CacheGroup], name_b: str) -> None:
-    """Raises ComparisonError, naming what differs, for models with other layers, heads or windows."""
+    """Raises ComparisonError, naming the difference, if A and B differ in the layers, heads or windows of their KV
+    caches.
+    """
     _check(_facts(a), name_a, _facts(b), name_b)
 
 

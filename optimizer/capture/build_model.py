@@ -164,7 +164,7 @@ def check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] |
 
 
 def check_own_code(config: PretrainedConfig) -> None:
-    """Raises UnsupportedModelError for a model that comes with code of its own."""
+    """Raises UnsupportedModelError for a model with Python code of its own (``auto_map``), which is never run."""
     if getattr(config, "auto_map", None):
         raise UnsupportedModelError(
             f"{architecture(config)}: the model comes with code of its own (auto_map in config.json), which is never "

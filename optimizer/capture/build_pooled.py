@@ -155,7 +155,10 @@ def pooled_context(
 
 
 def pooled_info(model: PreTrainedModel, source: PooledSource, name: str, context_length: int) -> ModelInfo:
-    """Describes a pooled model for its bundle, without templates. Raises the errors of ``pooling_info``."""
+    """Returns the facts about an embedding model, reranker or classifier for its bundle, without chat templates.
+
+    Raises the errors of ``pooling_info``.
+    """
     info = model_info(model, name, context_length, {})
     size = int(getattr(model.config.get_text_config(), "hidden_size", 0))
     more = sum(p.numel() for p in modules_after(source)[0].parameters())

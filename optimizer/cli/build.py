@@ -43,7 +43,7 @@ def command(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:
-    """Builds what an export had to leave to a machine with the GPU; touches that target's folder alone."""
+    """Finishes the target of a bundle that needs the machine with the GPU. Writes only into that target's folder."""
     if check:
         if again and bundle is not None:
             raise typer.BadParameter("--again builds, and --check then finds nothing to build; use one after the other")

@@ -29,9 +29,9 @@ def command(
     ] = "show",
     as_json: AsJson = False,
 ) -> None:
-    """Shows the bundles that are kept of exports, and of models that commands ran, or removes them.
+    """Shows or removes the cached bundles of exports, and of models that commands ran.
 
-    They are found by the hashes of the source, the recipe and our own code, and hashed again when they are taken.
+    Their keys are hashes of the source, the recipe and our own code; a bundle is hashed again when it is used.
     """
     if action not in _ACTIONS:
         raise typer.BadParameter(f"{action!r} is neither {' nor '.join(_ACTIONS)}")

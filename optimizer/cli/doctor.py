@@ -50,7 +50,7 @@ def command(
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
-    """Says what this machine can run of a bundle, and what is missing for the rest."""
+    """Shows which targets of a bundle this machine can run, and what is missing for the others."""
     if run:
         if len(target or ()) > 1:
             raise typer.BadParameter("--run takes one --target")

@@ -65,7 +65,7 @@ def command(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the figures.")] = False,
 ) -> None:
-    """Perplexity of a text; KL and agreement with another model; accuracy on multiple-choice questions.
+    """Measures the perplexity of a text, the KL from another model, and the accuracy on multiple-choice questions.
 
     Embedding models, rerankers and classifiers are compared with another model on the lines of the text.
     Comparing with a source model needs the extra: pip install 'enginewright\\[export]'.

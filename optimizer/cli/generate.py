@@ -50,7 +50,7 @@ def command(
     as_json: AsJson = False,
     quiet: TextOnly = False,
 ) -> None:
-    """Answers a prompt, and prints the text as it comes; several prompts run together."""
+    """Answers a prompt, and prints the text as it is generated; several prompts run together."""
     from enginewright.runtime.text.template_process import template_process
 
     if not raw and not is_model(model):

@@ -51,7 +51,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows what a bundle holds; with no option, a summary."""
+    """Shows the contents of a bundle; without an option, a summary."""
     from enginewright.runtime.bundle.reader import Bundle
     from enginewright.runtime.shared.targets import MEASURED
 

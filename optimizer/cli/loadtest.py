@@ -117,9 +117,9 @@ def command(
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Sends a server the requests of many clients, and measures what each of them gets.
+    """Sends a server the requests of many clients, and measures the times of each.
 
-    The server has OpenAI's API: ours, vLLM's, llama.cpp's and others. Load on one that isn't yours needs permission.
+    The server has OpenAI's API: ours, vLLM's, llama.cpp's and others. Load on a server needs its owner's permission.
     """
     from enginewright.optimizer.bench.plot import check_folder
     from enginewright.optimizer.loadtest.own_server import served

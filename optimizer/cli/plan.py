@@ -86,10 +86,9 @@ def command(
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Predicts first tokens, time per token, the largest batch that meets goals, and what fits in memory.
+    """Predicts TTFT, TPOT, the largest batch that meets goals, and the memory that a model needs on a device.
 
-    GPU figures are predictions from what makers state, not measurements. The kernels of this machine are measured, for
-    some seconds.
+    Figures of GPUs are predictions from the makers' figures. The kernels of this machine are timed, for some seconds.
     """
     from enginewright.optimizer.bench.plot import check_folder
     from enginewright.optimizer.plan.options import BATCHES, PlanOptions, parse_seconds

@@ -72,9 +72,10 @@ def command(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:
-    """Trains what a recipe makes of MODEL to give what MODEL gives; `optimize export --recovered` then exports that.
+    """Trains the smaller model that a recipe makes of MODEL to predict as MODEL does.
 
-    Ctrl-C keeps what was trained so far. Needs the extra: pip install 'enginewright\\[export]'.
+    `optimize export --recovered` exports the result. Ctrl-C writes a checkpoint. Needs the extra: pip install
+    'enginewright\\[export]'.
     """
     import enginewright
     from enginewright.runtime.shared.progress import loading

@@ -35,9 +35,9 @@ def command(
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Shows what an export did and what its bundle costs; the bundle is not touched.
+    """Shows the passes, quality, bytes and speed of an export; doesn't change the bundle.
 
-    Every export leaves the page in report/report.html of its bundle.
+    Every export writes the page into report/report.html of its bundle.
     """
     from enginewright.optimizer.report.bundle_report import open_report
 

@@ -102,7 +102,7 @@ def command(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all options as such a file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serves models over HTTP, by the protocols of OpenAI, Anthropic and Ollama, with a page to chat and metrics."""
+    """Serves models over HTTP, by the protocols of OpenAI, Anthropic and Ollama, with a chat page and metrics."""
     _check_packages("httptools", "prometheus_client", "starlette", "uvicorn")
     flags = dict(server) | _named_models(bundle, model, alias)
     flags |= {} if serving.ray is None else {"ray": serving.ray}  # of replicas; without them, of ranks

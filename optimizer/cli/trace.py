@@ -32,7 +32,7 @@ def command(
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
-    """Runs a prompt and some decode steps, and writes how long each step of the program took.
+    """Runs a prompt and some decode steps, and writes the time of each step of the program.
 
     https://ui.perfetto.dev opens the file, and so does chrome://tracing.
     """

@@ -42,10 +42,10 @@ def command(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no table.")] = False,
 ) -> None:
-    """Measures which choices suit this machine, and keeps what is faster. No result changes by a bit.
+    """Searches for faster settings on this machine. Results stay the same, bit for bit.
 
-    The target cpu gets its division of work into tasks, in BUNDLE.tune.json. The target tvm gets schedules of products,
-    with which its library in the bundle is compiled again.
+    For the target cpu, BUNDLE.tune.json gets the division of work into tasks. For the target tvm, the bundle gets a
+    library that is compiled with the fastest schedules of products.
     """
     from enginewright.optimizer.shared.target_parts import part_for
     from enginewright.plugins.steps.timed_steps import Tune

@@ -48,8 +48,14 @@ if TYPE_CHECKING:
 def compile_model(
     request: ExportRequest, output: str | Path, revision: str | None, listed: Listing | None, overwrite: bool
 ) -> ExportReport:
-    """Runs the stages of ``export``, one after the other. ``listed``: the Hub's answer. Raises the errors of
-    ``export``.
+    """Runs the stages of ``export``, one after the other. Raises its errors.
+
+    Args:
+        request: the checked arguments of ``export``.
+        output: the folder of the bundle.
+        revision: branch, tag or commit of a Hub id.
+        listed: the Hub's list of the model's files; None for a local model.
+        overwrite: True replaces an existing bundle.
     """
     clock, on_progress = Clock(), request.on_progress
     with fewer_collections(), BundleWriter(output, overwrite, request.inputs) as writer:

@@ -125,7 +125,9 @@ class OpenModel:
 
 
 def find_model(request: ExportRequest, revision: str | None, listed: Listing | None, clock: Clock) -> ExportRequest:
-    """Returns the request with an existing path. Fetching from the Hub is timed as a stage of its own."""
+    """Returns the request with a local path as its source. A model of the Hub is fetched, and timed as a stage of its
+    own.
+    """
     model = request.source.model
     if isinstance(model, torch.nn.Module):
         if revision is not None:
@@ -221,7 +223,7 @@ def calibration_tokens(request: ExportRequest, model: OpenModel) -> Calibration 
 def search_within_budget(
     request: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
 ) -> Searched:
-    """Searches for everything that the recipe leaves to a budget, and returns the recipe with numbers."""
+    """Runs the searches that the recipe asks for, and returns the recipe with their results in place of the budgets."""
     inputs = Searching(
         model.captured,
         sequences,
@@ -238,7 +240,7 @@ def search_within_budget(
 def measure_source(
     request: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], clock: Clock
 ) -> PassMeasurements:
-    """Prepares the source's logits, with which the program is compared after every pass."""
+    """Computes the source's logits, with which the program is compared after every pass."""
     return measure_against(
         request.source,
         model.captured,
@@ -356,7 +358,7 @@ class Ran:
 
 
 def run_bundle(request: ExportRequest, model: OpenModel, rewritten: Rewritten, folder: Path, clock: Clock) -> Ran:
-    """Compares the bundle with its source, and takes its measure."""
+    """Compares each target that runs here with the source, and measures the bundle's bytes and speed for the report."""
     on_progress, limit = request.on_progress, request.limit
     opened = Bundle.open(folder)
     here = [name for name in request.targets if engine_problem(opened, name) is None]

@@ -133,5 +133,5 @@ def svg(result: LoadResult) -> str:
 
 
 def write_svg(result: LoadResult, path: Path) -> None:
-    """Raises BundleError if it can't be written."""
+    """Writes the plot of a result to an SVG file. Raises BundleError if it can't be written."""
     write_output(path, svg(result))

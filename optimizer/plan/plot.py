@@ -43,5 +43,5 @@ def svg(result: PlanResult) -> str:
 
 
 def write_svg(result: PlanResult, path: Path) -> None:
-    """Raises BundleError if it can't be written."""
+    """Writes the plot of a result to an SVG file. Raises BundleError if it can't be written."""
     write_output(path, svg(result))

@@ -70,8 +70,8 @@ class HiddenStates:
                 handle.remove()
 
     def observe(self, node: Node, args: Sequence[Any], value: Any) -> None:
-        """Records a call of the program, if it is a compared norm. It is called with every call, its arguments and its
-        value.
+        """Records the input of a call if the call is one of the compared norms. It is called for every call of the
+        program.
         """
         path = self._places.get(node)
         if path is not None:

@@ -116,7 +116,7 @@ def _belong_together(a: Node, b: Node) -> bool:
 
 
 def bytes_of_others(program: Program, units: Sequence[FormatUnit]) -> int:
-    """Returns the bytes of the weights in no unit, such as those of norms, which keep their 32-bit floats."""
+    """Returns the bytes of weights outside of all units, such as those of norms, which stay 32-bit floats."""
     names = {str(weight_node(n).target) for unit in units for n in unit.nodes}
     others = [program.weights[name] for name in program.weights if name not in names]
     return sum(4 * torch.Size(e.shape).numel() for e in others)

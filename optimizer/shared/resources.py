@@ -1,4 +1,4 @@
-"""Memory: what the process has used, what it may use, and how it is given back."""
+"""Measures and limits the memory of the process, and returns unused memory to the system."""
 
 from __future__ import annotations
 

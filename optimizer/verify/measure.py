@@ -98,7 +98,7 @@ class SourceLogits:
 
     @staticmethod
     def of_pooled(runner: PooledRunner, tokens: MeasuringTokens, cache: WeightCache) -> SourceLogits:
-        """Runs a model that computes whole texts; see ``of``."""
+        """Runs the source, an encoder, on each sequence, and stores its rows for comparisons with programs."""
         rows = tuple(runner.rows(sequence.tolist()) for sequence in tokens.sequences)
         for expr, value in runner.kept_weights():
             cache.offer(expr, value)

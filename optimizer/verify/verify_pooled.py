@@ -27,7 +27,8 @@ MOST_TEXTS = 64
 
 
 def compare_random_texts(runner: PooledRunner, executor: Executor, info: ModelInfo, seed: int) -> Comparison:
-    """Compares texts of random tokens: each alone in the source, all in one step of the bundle. No text has padding.
+    """Compares texts of random tokens. The source computes each text alone, the bundle all texts in one step without
+    padding.
 
     Raises VerificationError if results aren't finite, or the two have different shapes.
     """
@@ -43,7 +44,7 @@ def compare_random_texts(runner: PooledRunner, executor: Executor, info: ModelIn
 def compare_sentences(
     runner: PooledRunner, executor: Executor, tokenizer: Tokenizer, info: ModelInfo
 ) -> TextComparison:
-    """Compares lines of the package's text. Raises the errors of ``compare_random_texts``."""
+    """Compares the bundle with the source on lines of the built-in text. Raises the errors of ``compare_random_texts``."""
     texts = token_texts(evaluation_text().splitlines(), tokenizer, min(LONGEST, info.context_length))
     chosen = texts[:MOST_TEXTS]
     steps = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]

@@ -122,7 +122,10 @@ def _why_not_reordered(program: Program, site: Site) -> str | None:
 
 
 def plain_mixes(program: Program, site: Site, count: int) -> HeadMixes:
-    """Returns the mean of neighbouring heads, which needs no tokens."""
+    """Returns the combinations that average neighbouring key/value heads, so that ``count`` heads remain.
+
+    They need no calibration tokens.
+    """
     queries, size = (int(n) for n in program.value(site.q.pre).shape[1:])
     heads, value_size = (int(n) for n in program.value(site.v.pre).shape[1:])
     return mean_mixes(neighbours(heads, count), queries, size, value_size)

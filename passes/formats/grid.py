@@ -89,7 +89,7 @@ def find_scales(groups: torch.Tensor, weights: torch.Tensor, grid: Grid) -> torc
 def find_scales_and_offsets(
     groups: torch.Tensor, weights: torch.Tensor, grid: Grid
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns scales and offsets float16 [N, C], found as ``find_scales`` finds scales alone."""
+    """Searches scales and offsets, float16 [N, C], as ``find_scales`` searches scales alone."""
     low, high = torch.aminmax(groups, dim=-1)
     best = [torch.full_like(low, torch.inf, dtype=torch.half) for _ in range(2)]
     least, total = torch.full_like(low, torch.inf), weights.sum(-1)

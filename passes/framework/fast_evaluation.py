@@ -142,7 +142,12 @@ class FastEvaluation:
         return self._value(name)
 
     def compute(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Returns the result of a call for the values of its arguments."""
+        """Returns the result of a call.
+
+        Args:
+            node: the call.
+            args, kwargs: the values of its arguments.
+        """
         assert callable(node.target)
         names = bound_arguments(node)
         if node.target in _WEIGHTS and names.keys() <= _UNDERSTOOD:

@@ -141,7 +141,7 @@ def _as_type(b: Builder, view: View, like: View) -> View:
 
 
 def cat_places(b: Builder, node: Node, out: View) -> list[View]:
-    """Returns the part of a cat's buffer for each of its arguments."""
+    """Returns, for each argument of a concatenation, the part of the result's buffer that gets its values."""
     arguments = bound_arguments(node)
     dim = arguments["dim"] % out.rank
     places, at = [], Affine()

@@ -52,7 +52,7 @@ class Laid:
 
 
 def as_it_is(program: Program, node: Node) -> Laid:
-    """Returns a value as its own base."""
+    """Returns a value as its own base, with all dimensions in their order."""
     return Laid(node, tuple(range(program.value(node).dim())))
 
 

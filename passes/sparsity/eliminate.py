@@ -98,8 +98,9 @@ def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyo
 def eliminate_blocks(
     moments: Moments, weight: torch.Tensor, blocks: Sequence[Sequence[int]], count: int, damping: float
 ) -> list[int]:
-    """Returns the numbers of ``count`` blocks of inputs to remove, such as those of heads, chosen as ``eliminate``
-    chooses inputs.
+    """Returns the indices of the ``count`` blocks of inputs whose removal costs least, such as the blocks of heads.
+
+    The choice is that of ``eliminate``, which removes single inputs.
     """
     inverse, left = _inverse(moments, damping), weight.double().clone()
     places = [torch.tensor(list(block)) for block in blocks]

@@ -274,7 +274,7 @@ class Context:
         self.check(self._api.execute_async_v3(self._device.stream), "a step")
 
     def check(self, accepted: bool, what: str) -> None:
-        """Raises EnginewrightError if it wasn't."""
+        """Raises EnginewrightError naming the call ``what`` if the library didn't accept it."""
         if not accepted:
             raise self._engine.refuse(what)
 

@@ -79,7 +79,11 @@ class Mail:
             self._group.close()
 
     def move(self, to: list[int], own: Bytes, sources: list[int], theirs: list[Bytes]) -> None:
-        """Exchanges values with other ranks. Implements `_cpu.MessageExchange`. Raises SilentRankError."""
+        """Sends ``own`` to the ranks ``to`` and receives ``theirs`` from the ranks ``sources``. Implements
+        `_cpu.MessageExchange`.
+
+        Raises SilentRankError.
+        """
         self.moved += 1
         self.sent_bytes += len(to) * own.size
         received = [self._receive(array, source, _VALUES) for array, source in zip(theirs, sources, strict=True)]

@@ -87,7 +87,7 @@ def _report_errors(store: TCPStore, rank: int, run: Callable[[], None]) -> None:
 
 
 def say(store: TCPStore, key: str, what: Record) -> None:
-    """Leaves a record in the store."""
+    """Stores the record ``what`` under ``key`` in the ranks' common store."""
     store.set(key, msgspec.json.encode(what).decode())
 
 

@@ -342,7 +342,7 @@ def pack_planes(values: Array, dtype: Dtype) -> Array:
 
 
 def unpack_planes(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
-    """Reverses ``pack_planes``."""
+    """Returns the integers [N, K] of a tensor in the layout ``planes32``. Reverses ``pack_planes``."""
     *lead, rows, columns = shape
     first, more, octets = _planes(dtype)
     panels, size = -(-rows // PANEL), octets * 32 * first
@@ -395,7 +395,9 @@ def pack_nibbles(values: Array) -> Array:
 
 
 def unpack_nibbles(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
-    """Reverses ``pack_nibbles``; for i4 the values 8 to 15 become negative."""
+    """Returns the integers of a tensor in the layout ``nibbles``; for i4, values 8 to 15 become -8 to -1. Reverses
+    ``pack_nibbles``.
+    """
     values = np.stack((stored & 0xF, stored >> 4), axis=-1).reshape(-1)[: math.prod(shape)].view(np.int8)
     return (np.where(values > 7, values - np.int8(16), values) if dtype == "i4" else values).reshape(shape)
 

@@ -39,14 +39,16 @@ def of_prompts(context: TaskContext, prompts: Any, options: Options) -> tuple[li
 
 
 def of_prompt(context: TaskContext, prompt: Prompt, options: Options) -> PreparedPrompt:
-    """Returns one prepared prompt. Raises RequestError."""
+    """Returns the prepared request of one prompt. Raises RequestError."""
     return _prepared(context, [context.encoded(prompt)], options)[0]
 
 
 def of_chats(
     context: TaskContext, messages: Any, options: Options, variables: Mapping[str, Any]
 ) -> tuple[list[PreparedPrompt], bool]:
-    """Does what ``of_prompts`` does for conversations; ``variables`` are those of the chat template."""
+    """Returns the prepared requests of conversations. ``variables`` go to the chat template; the rest is as in
+    ``of_prompts``.
+    """
     Generate.check_model(context)
     chats, single = arguments.conversations(messages)
     variables = dict(variables)
@@ -61,7 +63,7 @@ def of_chats(
 
 
 def of_chat(context: TaskContext, messages: Any, options: Options, variables: Mapping[str, Any]) -> PreparedPrompt:
-    """Returns one prepared conversation. Raises RequestError if ``messages`` has several."""
+    """Returns the prepared request of one conversation. Raises RequestError if ``messages`` has several."""
     prepared, single = of_chats(context, messages, options, arguments.template_variables(None, variables))
     if not single:
         raise RequestError(

@@ -45,7 +45,7 @@ def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | No
 
 
 async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
-    """Does what ``run_all`` does, for coroutines, without a bar."""
+    """Runs ``run_all`` as a coroutine, without a progress bar."""
     async with aclosing(_apieces(engine, requests)) as pieces:
         async for _ in pieces:
             pass
@@ -94,7 +94,7 @@ def answers(
 
 
 async def answers_async(engine: EngineLoop, tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Result]:
-    """Does what ``answers`` does, for coroutines, without a bar."""
+    """Runs ``answers`` as a coroutine, without a progress bar."""
     await arun_all(engine, [request for one in tasks for request in one.requests])
     return results(tasks, raise_errors)
 
@@ -113,7 +113,7 @@ def _stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece,
 
 
 def astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamPiece, None]:
-    """Does what ``stream`` does, for coroutines."""
+    """Runs ``stream`` as a coroutine."""
     _check_streamed(asked)
     return _astream(engine, asked)
 

@@ -33,7 +33,7 @@ class HostBlocks:
         return np.concatenate([memory[block].reshape(-1) for memory in self.memory_with(group, block)])
 
     def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
-        """Implements ``BlockMemory``."""
+        """Copies the payload of one block into a group's caches. Implements ``BlockMemory``."""
         at = 0
         for memory in self.memory_with(group, block):
             size = memory[block].size

@@ -134,8 +134,8 @@ def step_input(
     ports: Sequence[str] = (),
     outputs: Collection[str] = (),
 ) -> StepInput:
-    """Makes the arrays of a step; see ``contracts.StepInput``. It uses array operations, because the executor waits for
-    it.
+    """Makes the arrays of a step (``contracts.StepInput``). It uses array operations, because the executor waits for
+    them.
 
     Args:
         chunks: the chunks of the step, in the order of their tokens.

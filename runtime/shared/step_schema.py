@@ -59,7 +59,7 @@ class Port:
     provider: Provider | None = None
 
     def sizes(self, tokens: int, requests: int, rows: int, blocks: int) -> tuple[int, ...]:
-        """Returns its shape in a step of these sizes."""
+        """Returns the port's shape in a step with these numbers of tokens, requests, rows and blocks per table."""
         named = {"T": tokens, "B": requests, "B+1": requests + 1, "R": rows, "M": blocks}
         return tuple(named[size] if isinstance(size, str) else size for size in self.shape)
 

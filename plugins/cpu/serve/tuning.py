@@ -55,7 +55,9 @@ class TuningFile(Record, frozen=True, kw_only=True):
         gains: dict[str, float],
         row_seconds: Mapping[int, tuple[float, ...]] | None = None,
     ) -> TuningFile:
-        """Returns a file of choices that were measured on this machine, now."""
+        """Returns a file for settings that were measured now, with this machine's processor and cores, and the bundle's
+        program.
+        """
         from importlib import metadata
 
         return cls(

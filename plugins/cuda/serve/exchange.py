@@ -104,12 +104,12 @@ class Collectives:
         return ProcessGroupGloo(store, rank, count, options)
 
     def all_gather(self, received: Tensor, own: Tensor) -> None:
-        """Implements ``Exchange``."""
+        """Sends this rank's part to all ranks and receives theirs. Implements ``Exchange``."""
         with _lost(self._patience):
             self._same._allgather_base(received.view(-1), own).wait()
 
     def gather(self, to: int, received: Tensor, own: Tensor) -> None:
-        """Implements ``Exchange``."""
+        """Sends this rank's part to rank ``to``, which receives all parts. Implements ``Exchange``."""
         options = GatherOptions()
         options.rootRank = to
         with _lost(self._patience):
@@ -121,13 +121,13 @@ class Collectives:
             self._same.allreduce([numbers]).wait()
 
     def send(self, own: Tensor, to: Sequence[int]) -> None:
-        """Implements ``Exchange``."""
+        """Sends this rank's part to the ranks ``to``. Implements ``Exchange``."""
         with _lost(self._patience):
             for rank in to:
                 self._all.send([own], rank, 0).wait()
 
     def receive(self, theirs: Sequence[Tensor], sources: Sequence[int]) -> None:
-        """Implements ``Exchange``."""
+        """Receives the parts of the ranks ``sources``. Implements ``Exchange``."""
         with _lost(self._patience):
             for one, source in zip(theirs, sources, strict=True):
                 self._all.recv([one], source, 0).wait()

@@ -45,7 +45,7 @@ def _where(g: Graph, call: Call) -> Tensor:
 
 
 def number(g: Graph, x: Tensor, value: float) -> Tensor:
-    """Returns a scalar constant of the type of ``x``."""
+    """Returns the scalar constant ``value`` in the element type of ``x``."""
     return g.text.constant(np.asarray(value, NUMPY[x.kind]), x.kind)
 
 

@@ -107,7 +107,7 @@ def schedule_of(
     profiles: tuple[SegmentProfile, ...],
     kernels: Iterable[LayerKernels],
 ) -> SegmentSchedule:
-    """Returns the schedule that the runtime reads."""
+    """Returns the content of segments.json: the order of engines and attentions that the runtime follows."""
     return SegmentSchedule(
         dtype=floats,
         cache_groups=tuple(group.stored_as(floats) for group in program.cache_groups),

@@ -32,7 +32,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def tvm_problem(section: TvmSection, found: str) -> Problem | None:
-    """Libraries of another TVM than is installed."""
+    """Returns a problem if the installed TVM, version ``found``, isn't the one that made the libraries."""
     if found == section.version:
         return None
     hint = f"Install that one: pip install 'apache-tvm=={section.version}'; or export the bundle again."

@@ -157,7 +157,7 @@ class LayerKind(PartitionKind):
         return Heads(queries // have, (0,) * ranks + (queries,), ((0, have),) * ranks)
 
     def cache_attrs(self, rank: int, ranks: int) -> dict[str, Any]:
-        """Returns the attributes that a rank's steps have besides the whole program's, where they use its cache."""
+        """Returns the attributes that a rank adds to the steps that use its cache."""
         return {}
 
     def attention(self, heads: Heads, first: int, rank: int, ranks: int) -> tuple[str, dict[str, Any]]:

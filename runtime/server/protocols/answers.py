@@ -185,7 +185,7 @@ class OpenAIShape(Shape):
         self._choices: list[dict[str, Any]] = []
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Adds one choice to a whole response."""
+        """Adds one choice to a whole response. The arguments are those of `Shape.add`."""
         self._choices.append(self.choice(index, news, one, ended, given))
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class OpenAIShape(Shape):
         return event(self._chunk([self.piece(index, news)], usage))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """Returns the last events of a stream."""
+        """Returns the last events of a stream. The arguments are those of `Shape.end`."""
         return (event(self._chunk([], usage)) if self._usage_at_end else b"") + DONE
 
     def _chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -284,7 +284,7 @@ class ChatShape(OpenAIShape):
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
-        """Returns the JSON object of one choice in a whole response."""
+        """Returns the JSON object of one choice in a whole response. The arguments are those of `Shape.add`."""
         parts = self._said(news)
         content = (given.text if self._echo else "") + parts.pop("content", "")
         calls = parts.get("tool_calls", ())
@@ -359,7 +359,7 @@ class CompletionShape(OpenAIShape):
         self._offsets: dict[int, int] = {}
 
     def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
-        """Returns the JSON object of one choice in a whole response."""
+        """Returns the JSON object of one choice in a whole response. The arguments are those of `Shape.add`."""
         assert isinstance(self._body, CompletionBody)
         alone = self._body.scores_alone
         entries: list[Logprobs | int] = []
@@ -425,7 +425,7 @@ class InfillShape(Shape):
         self._ended: Ended | None = None
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Sets the text and the end of the only answer."""
+        """Sets the text and the end of the only answer. The arguments are those of `Shape.add`."""
         self._take(one.text, one.finish_reason)
         self._ended = ended
         if isinstance(one.stop_reason, str):

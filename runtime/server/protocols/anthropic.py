@@ -446,7 +446,7 @@ class MessagesShape(Shape):
         return [*events, {"type": "content_block_stop", "index": at}]
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Sets the only answer."""
+        """Sets the only answer. The arguments are those of `Shape.add`."""
         self._take(news)
         self._stop = one.stop_reason
 
@@ -465,7 +465,7 @@ class MessagesShape(Shape):
         return b"".join(event(one, one["type"]) for one in self._take(news))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """Returns the last events of a stream."""
+        """Returns the last events of a stream. The arguments are those of `Shape.end`."""
         self._stop = next((one.stop_reason for end in ended for one in end.result.answers), None)
         reason, sequence = self._stopped(usage)
         delta = {"stop_reason": reason, "stop_sequence": sequence}

@@ -274,7 +274,7 @@ class OllamaShape(Shape):
         }
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Sets the only answer."""
+        """Sets the only answer. The arguments are those of `Shape.add`."""
         self._take(news)
         self._ended = ended
 
@@ -287,7 +287,7 @@ class OllamaShape(Shape):
         return b"".join(_row_of(self._line(parts) | {"done": False}) for parts in self._take(news))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """Returns the last line of a stream."""
+        """Returns the last line of a stream. The arguments are those of `Shape.end`."""
         self._ended = next(iter(ended), None)
         return _row_of(self._end({}, usage))
 

@@ -307,7 +307,7 @@ class OllamaEmbeddingsBody(_Ollama, kw_only=True):
         return "prompt", [self.prompt] if self.prompt else []
 
     def response(self, rows: Sequence[Any], sums: Sums) -> Any:
-        """Returns the vector."""
+        """Returns a response with the vector of the only text, which is the only row."""
         return {"embedding": rows[0] if rows else []}
 
 

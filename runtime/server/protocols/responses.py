@@ -299,7 +299,7 @@ class ResponsesShape(Shape):
         return b"".join(lines)
 
     def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
-        """Takes the answer."""
+        """Sets the only answer. The arguments are those of `Shape.add`."""
         self._take(news)
 
     def response(self, usage: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class ResponsesShape(Shape):
         return self._events(self._take(news))
 
     def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
-        """Returns a stream's last events."""
+        """Returns the last events of a stream. The arguments are those of `Shape.end`."""
         response = self._done(usage)
         return self._events([{"type": f"response.{response['status']}", "response": response}]) + DONE
 

@@ -33,7 +33,7 @@ class GemmaCall(Notation):
         return self.prefix
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:
-        """Returns the rule of a call from its name on."""
+        """Returns the grammar rule of a call from its name on. The arguments are those of `Notation.rule`."""
         quote = writer.as_written(self.quote)
         style = ValueStyle(
             true='"true"',
@@ -50,7 +50,7 @@ class GemmaCall(Notation):
         return f"{quoted(name)} {ValueRules(writer, index, name, style).value(schema)}"
 
     def read(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool = False) -> Steps:
-        """Reads one call."""
+        """Reads one call. The arguments are those of `Notation.read`."""
         if not (yield from reader.take_words(self.prefix)):
             reader.reject_call(opener, expected=self.prefix)
             return None

@@ -93,7 +93,7 @@ def write_grammar(
     reasoning_open: bool = False,
     ignored: set[str] | None = None,
 ) -> str | None:
-    """Returns the grammar of an answer, as ``ChatFormat.grammar`` describes."""
+    """Returns the grammar of an answer for llguidance. The arguments are those of ``ChatFormat.grammar``."""
     offered = _chosen_tools(offered_tools(tools), answer.choice)
     budget = None if spelling.reasoning is None else answer.reasoning_budget
     if answer.schema is None and not (offered and answer.enforces(offered)) and budget is None:

@@ -33,7 +33,7 @@ class HarmonyCall(Notation):
     def answer_rule(
         self, writer: RuleWriter, tools: Sequence[Tool], schema: Mapping[str, Any] | None, *, required: bool
     ) -> str:
-        """Returns the rule of a whole answer."""
+        """Returns the grammar rule of a whole answer. The arguments are those of `Notation.answer_rule`."""
         token = {
             part: writer.as_written(getattr(self, part)) for part in ("start", "channel", "constrain", "message", "end")
         }

@@ -32,7 +32,7 @@ class JsonCall(Notation):
         return f'{{"{self.name}": "'
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:
-        """Returns the rule of a call from its name on."""
+        """Returns the grammar rule of a call from its name on. The arguments are those of `Notation.rule`."""
         before = f'{json.dumps(name, ensure_ascii=False)[1:]}, "{self.arguments[0]}": '
         return f'{quoted(before)} %json {json_rule(schema)} "}}"'
 
@@ -47,7 +47,7 @@ class JsonCall(Notation):
         }
 
     def read(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool = False) -> Steps:
-        """Reads one call."""
+        """Reads one call. The arguments are those of `Notation.read`."""
         return (yield from _CallReader(self, reader, offered=False).read(opener))
 
     def read_bare(self, reader: AnswerReader, calls: Calls) -> Steps:

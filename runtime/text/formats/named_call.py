@@ -35,13 +35,13 @@ class NamedCall(Notation):
         return self.prefix
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:
-        """Returns the rule of a call from its name on."""
+        """Returns the grammar rule of a call from its name on. The arguments are those of `Notation.rule`."""
         number = f"{quoted(self.index)} /[0-9]{{1,4}}/ " if self.index else ""
         before = f"{writer.as_written(name)} {number}{writer.as_written(self.middle)}"
         return f"{before} %json {json_rule(schema)} {writer.as_written(self.after)}".strip()
 
     def read(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool = False) -> Steps:
-        """Reads one call."""
+        """Reads one call. The arguments are those of `Notation.read`."""
         start, before = reader.at, reader.hold()
         middle = self.middle.split()
         match = yield from reader.read_word(Stops([middle[0], self.id]))

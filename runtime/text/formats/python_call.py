@@ -45,7 +45,7 @@ class PythonCall(Notation):
     names: ClassVar[re.Pattern[str] | None] = _NAME
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:
-        """Returns the rule of a call from its name on."""
+        """Returns the grammar rule of a call from its name on. The arguments are those of `Notation.rule`."""
         values = ValueRules(writer, index, name, _STYLE)
         return f'{quoted(name + "(")} {values.keyword_arguments(schema)} ")"'
 

@@ -120,7 +120,7 @@ class TaggedCall(Notation):
     # ---- parser
 
     def read(self, reader: AnswerReader, calls: Calls, opener: str, *, named: bool = False) -> Steps:
-        """Reads one call; see ``Notation.read``."""
+        """Reads one call. The arguments are those of `Notation.read`."""
         alone = yield from self._read_name(reader, calls, opener, named=named)
         if alone is None:
             return None
