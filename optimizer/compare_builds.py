@@ -69,10 +69,10 @@ class ChangedPrompt:
     """A prompt with tokens that the two models predict differently.
 
     Attributes:
-        where: file and line of the suite.
-        changed: the number of its ``tokens`` for which the two models' likeliest tokens differ.
-        first: the first of them: its position in prompt and answer, and the two likeliest tokens, as text or ids.
-        kl_max: the KL divergence of its worst token, in nats.
+        where: file and line of the prompt in the suite.
+        changed: the number of positions, of ``tokens``, at which the two likeliest tokens differ.
+        first: the first such position in prompt and answer, and the two likeliest tokens there, as text or ids.
+        kl_max: the largest KL divergence of a token, in nats.
     """
 
     where: str

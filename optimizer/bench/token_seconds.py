@@ -14,8 +14,8 @@ _STEPS, _ROUNDS = 24, 3
 
 
 def token_seconds(bundle: Bundle, target: str, context: int) -> float:
-    """Returns the seconds of a decode step of one request with ``context`` tokens before it, or fewer if they don't
-    fit.
+    """Measures the seconds of a decode step of one request after ``context`` tokens, or after as many as fit into the
+    model's context.
 
     Raises the errors of ``open_executor``.
     """

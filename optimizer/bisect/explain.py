@@ -174,7 +174,7 @@ def value_reasons(name: ValueName, a: Run, values_a: Values, values_b: Values, *
 
 
 def same(a: FloatArray, b: FloatArray) -> bool:
-    """Returns True if two tensors are equal up to rounding to few bits."""
+    """Returns True if two tensors are equal within the rounding to few bits."""
     return bool(np.linalg.norm(a - b) < 0.2 * np.linalg.norm(a))
 
 

@@ -123,7 +123,14 @@ class Recording:
         return some if scale is None else some * scale
 
     def use(self, path: str, what: Parts, which: np.ndarray, size: int) -> None:
-        """Notes the rows or experts ``which`` of a module, of ``size`` in all, as used."""
+        """Records which rows of a table, or experts of a module, the run used.
+
+        Args:
+            path: the module.
+            what: "rows" or "experts".
+            which: their indices.
+            size: the number of all of them.
+        """
         self.used.setdefault((path, what), np.zeros(size, np.bool_))[which] = True
 
     def drop(self, name: ValueName) -> None:

@@ -155,7 +155,9 @@ def architecture(config: PretrainedConfig) -> str:
 
 
 def check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> None:
-    """Raises UnsupportedModelError for any other kind of model. ``model_class``: see ``build_model``."""
+    """Raises UnsupportedModelError if the model isn't a decoder-only language model. ``model_class`` is as in
+    ``build_model``.
+    """
     check_own_code(config)
     if not is_decoder(config, model_class):
         kind = architecture(config) if model_class is None else model_class.__name__

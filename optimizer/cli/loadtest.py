@@ -55,7 +55,7 @@ class Asking:
 
 @dataclass(frozen=True)
 class Coming:
-    """When requests come."""
+    """The options that decide when requests are sent."""
 
     clients: Annotated[
         int | None,

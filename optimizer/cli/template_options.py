@@ -19,7 +19,7 @@ _TAKEN = ("messages", "params", "self")  # arguments of LLM.chat
 
 @dataclass(frozen=True)
 class Template:
-    """The chat template's variables besides the typed conversation."""
+    """The options of a chat: a system message, tools, and variables of the chat template."""
 
     system: Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")] = None
     tools: Annotated[

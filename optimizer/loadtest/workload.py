@@ -183,7 +183,9 @@ class Workload:
             at += max(left, 1e-9)  # never stuck where a place rounds to the end
 
     def conversation(self, index: int, at: float = 0.0) -> Conversation:
-        """Returns conversation number ``index``, which starts at ``at``. Seed and number alone decide its content."""
+        """Returns conversation number ``index``, which starts at time ``at``, in seconds. Its content depends on the
+        seed and ``index`` alone.
+        """
         options = self.options
         rng = Random(f"{options.seed}/{index}")
         row = self.rows[index % len(self.rows)] if self.rows else Row(None, None, None, None)

@@ -70,7 +70,9 @@ def shown_metrics(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
 
 
 def comparable(values: FloatArray, reference: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns both with a column of zeros if they have a single one: a score is a logit of two classes."""
+    """Returns both arrays. If they have one column, a column of zeros is added: a score is the logit of one of two
+    classes.
+    """
     if values.shape[-1] > 1:
         return values, reference
     first, second = (np.concatenate([x, np.zeros_like(x)], axis=-1) for x in (values, reference))

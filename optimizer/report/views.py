@@ -150,7 +150,7 @@ class Treemap:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a column: its start from the bottom, its height, its type and its bytes."""
+    """A part of a stacked column: its distance from the bottom, its height, its kind of weights and its bytes."""
 
     start: float
     height: float

@@ -109,7 +109,7 @@ def try_within(
 
 
 def smallest_within(tried: Sequence[Tried], max_kl: float) -> Tried | None:
-    """Returns the smallest choice that leaves the margin, or else the smallest one within the budget; None if
+    """Returns the smallest choice within the budget less its margin, or else the smallest within the budget; None if
     none is.
     """
     within = [t for t in tried if t.kl <= MARGIN * max_kl] or [t for t in tried if t.kl <= max_kl]

@@ -1,4 +1,4 @@
-"""Writes files that a user asked for, beside their names, and renames them; hashes files."""
+"""Writes output files under temporary names next to the final ones, and renames them; hashes files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from enginewright.runtime.shared.errors import BundleError, EnginewrightError
 
 
 def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleError) -> None:
-    """Writes ``text`` in UTF-8, in place of the file that is there. What isn't a regular file (a pipe) is written to.
+    """Writes ``text`` in UTF-8, replacing a file under a temporary name. A path that isn't a regular file, such as a
+    pipe, is written to directly.
 
-    Raises ``error`` if it can't be written, or lies in a bundle, outside of report/: then nothing has changed.
+    Raises ``error`` if the path can't be written, or is in a bundle outside of report/; nothing has changed then.
     """
     try:
         place = Path(os.path.realpath(path))

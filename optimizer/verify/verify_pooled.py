@@ -44,7 +44,10 @@ def compare_random_texts(runner: PooledRunner, executor: Executor, info: ModelIn
 def compare_sentences(
     runner: PooledRunner, executor: Executor, tokenizer: Tokenizer, info: ModelInfo
 ) -> TextComparison:
-    """Compares the bundle with the source on lines of the built-in text. Raises the errors of ``compare_random_texts``."""
+    """Compares the bundle with the source on lines of the built-in text.
+
+    Raises the errors of ``compare_random_texts``.
+    """
     texts = token_texts(evaluation_text().splitlines(), tokenizer, min(LONGEST, info.context_length))
     chosen = texts[:MOST_TEXTS]
     steps = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]

@@ -194,7 +194,7 @@ class CancelUnsqueeze(_GivesX):
 
 
 class SplitToSlices(Rule):
-    """A result of a split or chunk becomes a slice, one of an unbind a select."""
+    """Replaces a result of a split or chunk by a slice, and a result of an unbind by a select."""
 
     name = "split_to_slices"
     pattern = When(Call(operator.getitem, Call(_SPLITS)), _is_piece)
@@ -220,7 +220,7 @@ class SplitToSlices(Rule):
 
 
 class JoinSlices(Rule):
-    """A cat of adjacent slices becomes one slice, or the value that was sliced."""
+    """Replaces the concatenation of adjacent slices by one slice, or by the sliced value if all of it is there."""
 
     name = "join_slices"
     pattern = When(Call(aten.cat.default), _adjoin)
@@ -237,7 +237,9 @@ class JoinSlices(Rule):
 
 
 class DropEmptyParts(Rule):
-    """A cat with only one non-empty part becomes that part, as in partial rotary embedding of whole heads."""
+    """Replaces a concatenation with only one non-empty part by that part, as in partial rotary embedding of whole
+    heads.
+    """
 
     name = "drop_empty_parts"
     pattern = When(Call(aten.cat.default), _has_empty_parts)

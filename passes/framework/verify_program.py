@@ -19,7 +19,7 @@ from enginewright.runtime.shared.errors import PassError
 
 
 def verify_program(program: Program, *, after: str = "capture") -> None:
-    """Raises PassError naming the pass that ran last, the invalid node, and the problem."""
+    """Checks a program. Raises PassError naming the pass ``after`` that ran last, the invalid node, and the problem."""
     known: set[Node] = set()
     verified: dict[Node, tuple[object, ...]] = {}
     for node in program.graph.nodes:

@@ -89,7 +89,10 @@ def materialize(program: Program, value: Laid) -> Node:
 
 
 def permute(program: Program, node: Node, order: Sequence[int], where: tuple[str, ...]) -> Node:
-    """Returns ``node`` with its dimensions in ``order``; by a transpose if two are exchanged."""
+    """Returns ``node`` with its dimensions in ``order``; two exchanged dimensions become a transpose.
+
+    ``where`` has the module paths of a new node.
+    """
     moved = [i for i, d in enumerate(order) if i != d]
     if not moved:
         return node

@@ -1,4 +1,4 @@
-"""Activations that are spelled out become the one op that aten has for them."""
+"""Replaces activations that are composed of several ops by aten's op for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-6
 
 
 class Silu(Rule):
-    """x * sigmoid(x)."""
+    """Replaces x * sigmoid(x) by ``aten.silu``."""
 
     name = "silu"
     pattern = Call(aten.mul.Tensor, Bind("x"), Call(aten.sigmoid.default, Bind("x")))
@@ -53,7 +53,9 @@ _INNER: Pattern = Call(aten.mul.Tensor, Call(aten.add.Tensor, _X, _CUBIC, alpha=
 
 
 class GeluTanh(Rule):
-    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415."""
+    """Replaces x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) by ``aten.gelu`` with tanh (Hendrycks and Gimpel,
+    https://arxiv.org/abs/1606.08415).
+    """
 
     name = "gelu_tanh"
     pattern = _half_x_times(Call(aten.tanh.default, _INNER))
@@ -66,7 +68,7 @@ class GeluTanh(Rule):
 
 
 class Gelu(Rule):
-    """x/2 * (1 + erf(x / sqrt(2)))."""
+    """Replaces x/2 * (1 + erf(x / sqrt(2))) by ``aten.gelu``."""
 
     name = "gelu"
     pattern = _half_x_times(

@@ -15,7 +15,9 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 class Embedding(Rule):
-    """Token or position embedding. ``padding_idx`` and the like only matter to gradients."""
+    """Replaces aten's embedding of tokens or positions by ``ew.embedding``. Arguments such as ``padding_idx`` only
+    matter to gradients.
+    """
 
     name = "embedding"
     pattern = Call(aten.embedding.default, Bind("table"), Bind("ids"))
@@ -44,7 +46,7 @@ class IndexedTable(Embedding):
 
 
 class SelectedRows(Embedding):
-    """index_select(table, 0, ids)."""
+    """Replaces index_select(table, 0, ids) by ``ew.embedding``."""
 
     name = "selected_rows"
     pattern = Call(aten.index_select.default, Bind("table"), 0, Bind("ids"))

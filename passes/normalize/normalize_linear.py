@@ -17,7 +17,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 
 class Linear(Rule):
-    """x @ weight.T + bias, as aten has it."""
+    """Replaces aten's linear, x @ weight.T + bias, by ``ew.linear``."""
 
     name = "linear"
     pattern = Call(aten.linear.default, Bind("x"), Bind("weight"), Bind("bias")) | Call(
@@ -35,7 +35,9 @@ class Linear(Rule):
 
 
 class Product(Rule):
-    """x @ weight with a weight [K, N], as convolutions of width 1 have it, with a bias or without."""
+    """Replaces x @ weight with a weight [K, N], with or without a bias, by ``ew.linear``; convolutions of width 1 have
+    this form.
+    """
 
     name = "product"
     pattern = Call((aten.mm.default, aten.matmul.default), Bind("x"), Weight("weight", rank=2)) | Call(
@@ -59,7 +61,7 @@ class Product(Rule):
 
 
 class ProductOfColumns(Rule):
-    """weight @ x with a weight [N, K] and x [.., K, T]: the columns of x are its rows."""
+    """Replaces weight @ x, with a weight [N, K] and x [.., K, T], by ``ew.linear`` over the columns of x."""
 
     name = "product_of_columns"
     pattern = Call(aten.matmul.default, Weight("weight", rank=2), Bind("x"))
@@ -76,7 +78,7 @@ class ProductOfColumns(Rule):
 
 
 class ProductOfEachHead(Rule):
-    """weight @ x with a weight [H, .., N, K] and x [H, .., K, T], whose heads each have a matrix: H linears."""
+    """Replaces weight @ x, with a matrix for each head, weight [H, .., N, K] and x [H, .., K, T], by H linears."""
 
     name = "product_of_each_head"
     pattern = Call(aten.matmul.default, Weight("weight"), Bind("x"))
@@ -105,7 +107,7 @@ class ProductOfEachHead(Rule):
 
 
 class AddBias(Rule):
-    """linear(x) + bias."""
+    """Moves an addition of a bias after a linear into the linear."""
 
     name = "add_bias"
     pattern = Call(

@@ -40,7 +40,7 @@ def _rms_norm_of(x: Pattern) -> Pattern:
 
 
 class PlainRmsNorm(Rule):
-    """x / sqrt(mean(x^2) + eps) over the last dimension."""
+    """Replaces x / sqrt(mean(x^2) + eps) over the last dimension by ``ew.rms_norm``."""
 
     name = "plain_rms_norm"
     pattern = _rms_norm_of(Bind("x"))
@@ -54,7 +54,7 @@ class PlainRmsNorm(Rule):
 
 
 class WideRmsNorm(Rule):
-    """A 16-bit x made wide for the norm and narrow after it, as ``ew.rms_norm`` does by itself."""
+    """Removes the casts around a norm of a 16-bit x that is computed in float32, as ``ew.rms_norm`` always does."""
 
     name = "wide_rms_norm"
     pattern = Call(
@@ -74,7 +74,7 @@ class WideRmsNorm(Rule):
 
 
 class PlainLayerNorm(Rule):
-    """An RMSNorm of x - mean(x)."""
+    """Replaces the RMSNorm of x - mean(x) by ``ew.layer_norm``."""
 
     name = "plain_layer_norm"
     pattern = _rms_norm_of(Call(aten.sub.Tensor, Bind("x"), Call(aten.mean.dim, Bind("x"), [-1], True), alpha=1))
@@ -86,7 +86,7 @@ class PlainLayerNorm(Rule):
 
 
 class NormWeight(Rule):
-    """A norm without weight, times a weight."""
+    """Moves a multiplication by a weight into the norm before it."""
 
     name = "norm_weight"
     pattern = Call(aten.mul.Tensor, Call(ew.rms_norm.default, Bind("x"), None, Number("eps")), Weight("weight")) | Call(
@@ -104,7 +104,7 @@ class NormWeight(Rule):
 
 
 class NormBias(Rule):
-    """A LayerNorm without bias, plus a bias."""
+    """Moves an addition of a bias into the LayerNorm before it."""
 
     name = "norm_bias"
     pattern = Call(
@@ -123,7 +123,7 @@ class NormBias(Rule):
 
 
 class AtenRmsNorm(Rule):
-    """aten.rms_norm, and the first result of aten._fused_rms_norm."""
+    """Replaces aten.rms_norm, and the first result of aten._fused_rms_norm, by ``ew.rms_norm``."""
 
     name = "aten_rms_norm"
     pattern = Call(aten.rms_norm.default) | Call(operator.getitem, Call(aten._fused_rms_norm.default), 0)
@@ -140,7 +140,7 @@ class AtenRmsNorm(Rule):
 
 
 class AtenLayerNorm(Rule):
-    """aten.layer_norm, and the first result of aten.native_layer_norm."""
+    """Replaces aten.layer_norm, and the first result of aten.native_layer_norm, by ``ew.layer_norm``."""
 
     name = "aten_layer_norm"
     pattern = Call(aten.layer_norm.default) | Call(operator.getitem, Call(aten.native_layer_norm.default), 0)

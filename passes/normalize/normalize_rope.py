@@ -94,14 +94,14 @@ def _sum(turned: Pattern) -> Pattern:
 
 
 class RotateHalf(_RopeRule):
-    """x * cos + cat(-second half, first half) * sin."""
+    """Replaces x * cos + cat(-second half, first half) * sin by ``ew.rope``."""
 
     name = "rotate_half"
     pattern = _sum(Call(aten.cat.default, [Call(aten.neg.default, _SECOND_HALF), _FIRST_HALF], -1))
 
 
 class RotatePairs(_RopeRule):
-    """x * cos + stack(-odd, even) * sin, each frequency twice in a row."""
+    """Replaces x * cos + stack(-odd, even) * sin, with each frequency twice in a row, by ``ew.rope``."""
 
     name = "rotate_pairs"
     interleaved = True
@@ -120,7 +120,7 @@ def _rotated(first: Pattern, second: Pattern) -> list[Pattern]:
 
 
 class RotateParts(_RopeRule):
-    """cat(first * cos - second * sin, second * cos + first * sin), each frequency once."""
+    """Replaces cat(first * cos - second * sin, second * cos + first * sin), each frequency once, by ``ew.rope``."""
 
     name = "rotate_parts"
     pattern = Call(aten.cat.default, _rotated(_FIRST_HALF, _SECOND_HALF), -1)

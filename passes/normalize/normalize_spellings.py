@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 class MinimumOfTwo(Rule):
-    """min(a, b) and max(a, b) of two tensors."""
+    """Replaces min(a, b) and max(a, b) of two tensors by ``aten.minimum`` and ``aten.maximum``."""
 
     name = "minimum_of_two"
     pattern = Call((aten.min.other, aten.max.other), Bind("a"), Bind("b"))

@@ -30,8 +30,10 @@ of removing what adds the least by itself, with nothing compensated."""
 
 
 def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tokens, by their numbers in the run, of every second sequence and of the others; of a single one, its
-    halves.
+    """Divides the tokens of calibration into two halves: the indices of tokens of every second sequence, and of the
+    others.
+
+    A single sequence is divided in its middle.
     """
     lengths = [len(s) for s in sequences]
     if len(lengths) == 1:

@@ -80,8 +80,8 @@ class PruneChannels(Pass):
 
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
-    """Returns the number of channels that are removed at a time, so that whole groups stay, and whole panels if the
-    width was in panels.
+    """Returns the number of channels that are removed together, so that groups stay whole, and panels if the width had
+    whole panels.
     """
     step = lcm(PANEL, pruning.multiple)  # weights are stored in panels of so many rows
     return step if network.width % step == 0 else pruning.multiple

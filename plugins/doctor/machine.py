@@ -134,7 +134,7 @@ def torch_cuda(version_file: Path | None = None) -> str:
 
 
 def driver_version(library: str = _NVML) -> str:
-    """Asks NVML for the version of NVIDIA's driver, such as "580.95.05"; "" where that isn't there or doesn't start."""
+    """Returns the version of NVIDIA's driver, such as "580.95.05"; "" if NVML isn't installed or doesn't start."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError:

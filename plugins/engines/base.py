@@ -20,7 +20,7 @@ from .section import TensorRtSection
 
 
 class LoadedEngines(Protocol):
-    """Engines with their memory on a GPU."""
+    """The engines of a bundle, loaded with their memory on a GPU."""
 
     def describe(self) -> dict[str, str | int]:
         """Returns notes on the runs, by name; "graph_launches" is the number of steps that launched a CUDA graph."""

@@ -47,7 +47,7 @@ class TextCall(Generic[Result]):
         return self._checked()
 
     async def arun(self, engine: EngineLoop) -> PreparedTexts[Result]:
-        """Does what ``run`` does, for coroutines, without a bar."""
+        """Runs ``run`` as a coroutine, without a progress bar."""
         await arun_all(engine, self.prepared.requests)
         return self._checked()
 

@@ -42,8 +42,11 @@ def plain_logprobs(entries: tuple[TokenLogprobs, ...] | None) -> tuple[Logprobs,
 
 @dataclass(frozen=True)
 class Logprob:
-    """One token's log-probability, as in vLLM. ``rank`` 1 is the likeliest token; None if it isn't among the top
-    tokens.
+    """The log-probability of one token, as in vLLM.
+
+    Attributes:
+        logprob: its natural logarithm.
+        rank: 1 for the likeliest token; None if the token isn't among the reported ones.
     """
 
     logprob: float

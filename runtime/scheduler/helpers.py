@@ -115,5 +115,7 @@ REFUSES = frozenset({"arrives"})
 
 
 def helper(kind: str, of: T, counters: Counters) -> T:
-    """Wraps a helper of a kind in ``HELPERS``."""
+    """Wraps the helper ``of``, of a kind in ``HELPERS``: an error in it is counted, and a declared fallback replaces
+    its result.
+    """
     return guarded(kind, of, HELPERS[kind], counters, REFUSES)

@@ -225,7 +225,7 @@ _FAREWELL_SECONDS = 2.0
 
 
 def address(options: ServerOptions, listener: socket.socket) -> str:
-    """Returns the address of a server by which its own machine reaches it: by a name that the server answers to."""
+    """Returns the server's URL for programs on the same machine, with a host name that the server accepts."""
     host, port = listener.getsockname()[:2]
     if (place := ipaddress.ip_address(host.partition("%")[0])).is_unspecified:
         host = "127.0.0.1" if place.version == 4 else "::1"

@@ -102,9 +102,9 @@ def _placed(buffers: Sequence[Buffer], lives: Mapping[str, tuple[int, int]]) -> 
 
 
 def live_bytes(program: LoweredProgram, tokens: int, requests: int, rows: int) -> int:
-    """Returns the most bytes of buffers that are live at the same time in a step of these sizes.
+    """Returns the largest number of bytes of buffers that are live at the same time in a step of these sizes.
 
-    No plan for these steps in this order takes less. Sizes are rounded up to ALIGNMENT.
+    No memory plan for these steps, in this order, needs less. Sizes are rounded up to ALIGNMENT.
     """
     lives = lifetimes(program)
     changes = [0] * (len(program.steps) + 2)

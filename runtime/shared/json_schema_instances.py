@@ -53,7 +53,7 @@ def _type_name(value: Any) -> str:
 
 
 def are_disjoint(a: Any, b: Any) -> bool:
-    """Returns True if two schemas have no instance in common, as far as that is easily seen."""
+    """Returns True if two schemas certainly have no instance in common; False may also mean that it isn't known."""
     if a is False or b is False or _differ(a, b):
         return True
     if types_of(a) != {"object"} or not isinstance(b, dict) or (values_of(a) is not None and values_of(b) is not None):

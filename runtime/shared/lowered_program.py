@@ -244,7 +244,9 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         return program
 
     def memory_problem(self, tokens: int, requests: int, rows: int) -> str | None:
-        """Returns the access of a step of these sizes outside of its buffer or the arena; None if all are inside."""
+        """Returns the first access outside of a buffer or the arena in a step of these sizes, as a text; None if there
+        is none.
+        """
         sizes = tokens, requests, rows
         arena = self.arena_bytes.evaluate(*sizes)
         room: dict[tuple[str, str], int] = {}  # bytes of buffers and weights

@@ -1,4 +1,4 @@
-"""The context of tasks: the engine, as far as they need it."""
+"""The context of tasks: the parts of the engine that they use."""
 
 from __future__ import annotations
 

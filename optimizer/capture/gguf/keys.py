@@ -128,7 +128,12 @@ class Keys:
         return values.pop()
 
     def refusal(self, name: str, reason: str) -> UnsupportedModelError:
-        """Returns the error for a key with a meaning that can't be honoured."""
+        """Returns an UnsupportedModelError for a key whose meaning isn't supported.
+
+        Args:
+            name: the key.
+            reason: the unsupported meaning.
+        """
         return UnsupportedModelError(
             f"{self.file.path}: {self._prefix}{name} {reason}, which can't be read from GGUF files", hint=_FOLDER
         )

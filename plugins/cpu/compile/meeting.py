@@ -63,7 +63,7 @@ def _watch(peer: subprocess.Popen[bytes], link: cpu_extension.RankLink) -> None:
 
 
 def meet(fd: int, rank: int, ranks: int) -> None:
-    """Runs the main program of the other ranks of ``meeting_seconds``."""
+    """Runs the other ranks' side of the measurement ``meeting_seconds``, as the main program of their processes."""
     link = cpu_extension.RankLink(fd, rank, [1] * ranks, _SPIN)
     for _ in range(1 + _ROUNDS):
         link.meet()

@@ -161,7 +161,7 @@ KindTimes = RowTimes | AttentionTimes | None
 
 @dataclass(frozen=True)
 class Overhead:
-    """The seconds of a step besides its kernels, by requests: the run, the engine, the sampler."""
+    """The seconds of a step outside of its kernels, by the number of requests: the run, the engine and the sampler."""
 
     run: Line
     engine: Line

@@ -73,7 +73,7 @@ class TuningFile(Record, frozen=True, kw_only=True):
         )
 
     def differs(self, bundle: Bundle, isa: str) -> str:
-        """Returns the reason why it doesn't apply to this machine and bundle; "" if it does."""
+        """Returns the reason why the file doesn't apply to this machine and bundle; "" if it does."""
         here = TuningFile.for_here(bundle, isa, threads=0, choices={}, gains={})
         if self.program_sha256 != here.program_sha256:
             return "it was measured with another program"

@@ -116,7 +116,7 @@ class Collectives:
             self._same.gather([list(received)] if self.place == to else [], [own], options).wait()
 
     def add(self, numbers: Tensor) -> None:
-        """Implements ``Exchange``."""
+        """Replaces integers by their sums over the ranks of the stage. Implements ``Exchange``."""
         with _lost(self._patience):
             self._same.allreduce([numbers]).wait()
 

@@ -394,7 +394,7 @@ def rows_of(memory: Memory) -> tuple[Expr, int]:
 
 
 def row_index(memory: Memory, row: Expr, inner: int) -> tuple[Expr, ...]:
-    """Returns the index of a row, without the last dimension."""
+    """Returns the index of a row's first element in a view, without the last dimension."""
     rank = len(memory.shape)
     if rank == 1:
         return ()

@@ -49,7 +49,9 @@ class Turns:
         return len(self._turns)
 
     def add(self, tenant: str, text: str, token_ids: Sequence[int]) -> None:
-        """Keeps a conversation. ``text`` ends with an end of a turn; others couldn't be found."""
+        """Stores the token ids of a conversation. ``text`` must end with the end of a turn, as only such texts are
+        looked up.
+        """
         turn = Turn(tenant, text, tuple(token_ids))
         self._turns.put(self._key(tenant, text), turn, tenant.partition("\0")[0], turn.bytes)
 

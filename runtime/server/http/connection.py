@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
             self._stop(414, f"the request's target has more than {URL_BYTES} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header, or a trailer, which nobody reads."""
+        """Stores a header. A trailer is read and dropped."""
         self._headers += 1
         if self._headers > MOST_HEADERS:
             self._stop(431, f"the request has more than {MOST_HEADERS} headers")

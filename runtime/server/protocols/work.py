@@ -91,7 +91,7 @@ class BodyJob:
         self._span(prompt, new, metrics, reasons=reasons)
 
     def aborted(self, prompt: int, new: int, error: BaseException | None) -> None:
-        """Counts requests whose client has left, or whose engine was lost."""
+        """Counts the requests of a body whose client has left, or whose engine was lost, with their tokens so far."""
         self.front.metrics.aborted(self.model.name, prompt, new, self.tenant.name)
         why = str(error) if isinstance(error, EnginewrightError) else "the client left"
         self._count(prompt_tokens=prompt, completion_tokens=new)

@@ -51,7 +51,7 @@ class PrefixRouter(RequestRouter):
         return [[by_name[name]] for name in self._routes.order(pending_request.args[0], list(by_name))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Notes that the replica ``replica_id`` has taken the call."""
+        """Records that the replica ``replica_id`` accepted the request."""
         self._routes.sent(pending_request.args[0], replica_id.unique_id)
 
     def _note(self) -> None:

@@ -54,7 +54,10 @@ class TaggedCall(Notation):
     # ---- grammar
 
     def rule(self, writer: RuleWriter, index: int, name: str, schema: dict[str, Any]) -> str:
-        """Returns the rule of a call from its name on. Raises RequestError for a key that can't be written."""
+        """Returns the grammar rule of a call from its name on. The arguments are those of `Notation.rule`.
+
+        Raises RequestError for a key that can't be written in this notation.
+        """
         parts = [writer.as_written(name + self.name_end)]
         merged = merged_object(schema, schema)
         properties, required = merged.get("properties") or {}, merged.get("required") or ()
