@@ -139,13 +139,16 @@ def protocol_lines(title: str, kinds: tuple[type[Fields], ...]) -> Iterator[str]
 
 
 def endpoint_lines() -> Iterator[str]:
-    """An item of a list for each endpoint."""
+    """An item of a list for the endpoints of each text."""
     front = Front(ServerOptions(models={"m": "m.bundle"}), models={})
+    texts: dict[str, list[str]] = {}
     for route in make_app(front)._app.routes:
         if route.path not in NOT_SERVED:
             methods = ", ".join(sorted((route.methods or set()) - {"HEAD"}))
-            path = route.path.replace(":path", "")
-            yield f"- `{methods} {path}`: {sentence(plain((route.endpoint.__doc__ or '').split(chr(10) * 2)[0]))}"
+            text = sentence(plain((route.endpoint.__doc__ or "").split("\n\n")[0]))
+            texts.setdefault(text, []).append(f"{methods} {route.path.replace(':path', '')}")
+    for text, names in texts.items():
+        yield f"- {code(names)}: {text}"
 
 
 def metric_lines() -> Iterator[str]:

@@ -100,11 +100,15 @@ OF_LLM: Mapping[str, Rule] = {
         (None, "auto", "hf"), "a bundle has its own tokenizer", "Export the model with the tokenizer that you want."
     ),
     "skip_tokenizer_init": Only(
-        (False,), "text comes with the tokens", "Leave it out, and pass SamplingParams(detokenize=False)."
+        (False,),
+        "the tokenizer is part of the bundle",
+        "For results without text, pass SamplingParams(detokenize=False).",
     ),
     "chat_template": Only((None,), "a bundle has its own templates", "Pass chat_template to llm.chat."),
     "hf_overrides": Only(_EMPTY, "the export fixes the configuration", "Change its config.json, and export it again."),
-    "device": Only((None, "auto"), "it is chosen by target", 'Use target="cpu" or another that the bundle has.'),
+    "device": Only(
+        (None, "auto"), "the argument target chooses it", 'Use target="cpu" or another that the bundle has.'
+    ),
     "speculative_config": Only((None,), "it is called speculate here", 'Use speculate="lookup", or a draft\'s bundle.'),
     "generation_config": Only(
         (None, "vllm"),
@@ -132,7 +136,7 @@ OF_GENERATE: Mapping[str, Rule] = {
 OF_CHAT: Mapping[str, Rule] = {
     **{name: rule for name, rule in OF_GENERATE.items() if name != "prompt_token_ids"},
     "chat_template_content_format": Only(
-        (None, "auto"), "parts of a message are passed as its template reads them", "Leave it out."
+        (None, "auto"), "a template gets messages in the form that it reads", "Leave it out."
     ),
 }
 OF_SAMPLING: Mapping[str, Rule] = {
@@ -140,7 +144,9 @@ OF_SAMPLING: Mapping[str, Rule] = {
     **dict.fromkeys(("guided_decoding", "response_format"), _GUIDE),
     "logits_processors": _NO_PROCESSORS,
     "use_beam_search": Only((False, None), "it is called num_beams here", "Use num_beams, or llm.beam_search."),
-    "truncate_prompt_tokens": Only((None,), "prompts aren't cut", "Cut it: llm.tokenizer.encode(text)[-n:]."),
+    "truncate_prompt_tokens": Only(
+        (None,), "prompts aren't cut", "Pass llm.tokenizer.encode(text)[-n:] as the prompt."
+    ),
     "flat_logprobs": Only((False, None), "log-probabilities have one form", "Leave it out; see result.logprobs."),
     "skip_reading_prefix_cache": Only(
         (False, None), "requests of a tenant share the prefix cache", "Use LLM(prefix_cache=False), or another tenant."
