@@ -23,7 +23,7 @@ those of other classes are for Enginewright itself, and may change. Made by `tes
 """
 LISTS = ("Args:", "Attributes:", "Raises:")
 TEXTS = ("Returns:", "Yields:")
-ENTRY = re.compile(r"    (?P<names>[\w, ]+?)(?P<note> \(.*?\))?: (?P<text>.*)")
+ENTRY = re.compile(r"    (?P<names>\w[\w, ]*?)(?P<note> \(.*?\))?: (?P<text>.*)")
 WITH_METHODS = ("LLM",)
 
 
