@@ -56,9 +56,9 @@ This page lists every family of encoders that transformers has, and says whether
 | `...Model` or `...ForMaskedLM` of an encoder | vectors: the mean of the tokens, with a warning |
 
 A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
-T5 encoders, CLIP, ColBERT, sparse vectors, and poolings without the prompt's tokens are refused. If a recipe needs
-calibration and no file is given, the built-in text is used. `max_kl` limits the cosine distance of vectors. Searches
-that compare logits, and targets other than cpu, are refused.
+T5 encoders, CLIP, ColBERT, sparse vectors, poolings without the prompt's tokens, searches that compare logits, and
+targets other than cpu are refused. `max_kl` limits the cosine distance of vectors. Without a file, the built-in text is the
+calibration.
 
 ## What a recipe states
 
@@ -79,8 +79,8 @@ template = "<|im_start|>user\\nQuery: {query}\\nDocument: {document}<|im_end|>\\
 `pooling_type` of the [architecture](models.md#gguf-files-that-are-read) decides: 1 mean, 2 first token, 3 last token, 4
 the head of a reranker or classifier (`cls.*`). An encoder without the key is a reranker if it has a head; otherwise its
 mean is taken, with a warning. A decoder without it is a chat model. `attention.causal` and `context_length` apply, and
-vectors are normalized, as in llama.cpp's tools. Token types are 0, as there. Vectors equal those of transformers' model
-within 1e-5, and llama.cpp's within 1e-5, or 5e-4 where it has GELU from a table in float16. A recipe's `[pooling]` may
+vectors are normalized, as in llama.cpp's tools. Token types are 0, as there. Vectors are within 1e-5 of transformers'
+and llama.cpp's (within 5e-4 of llama.cpp's where it computes GELU in float16). A recipe's `[pooling]` may
 state `dimensions` and `template`. A vector for each token (0) and recurrent models with a pooling are refused.
 """
 WORKS = """
