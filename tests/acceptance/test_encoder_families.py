@@ -57,8 +57,8 @@ This page lists every family of encoders that transformers has, and says whether
 
 A decoder becomes an embedding model only if its folder has `modules.json`, as Qwen3-Embedding and EmbeddingGemma have.
 T5 encoders, CLIP, ColBERT, sparse vectors, poolings without the prompt's tokens, searches that compare logits, and
-targets other than cpu are refused. `max_kl` limits the cosine distance of vectors. Without a file, the built-in text is the
-calibration.
+targets other than cpu are refused. `max_kl` limits the cosine distance of vectors. Without a file, the built-in text is
+the calibration.
 
 ## What a recipe states
 
