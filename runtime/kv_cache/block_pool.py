@@ -166,6 +166,10 @@ class BlockPool:
         """Returns the number of holders of ``block``, pins among them; 0 if it is free or kept."""
         return self._holders[block]
 
+    def requests(self, block: int) -> int:
+        """Returns the number of requests that hold ``block``: its holders without its pins."""
+        return self._holders[block] - self._pins.get(block, 0)
+
     def states(self, first: int, last: int) -> bytes:
         """Returns one byte for each of blocks first..last-1: 0 free, 1 held, 2 held by several, 3 kept.
 
@@ -348,6 +352,10 @@ class DividedPool(BlockPool):
     def holders(self, block: int) -> int:
         """Returns the number of holders of ``block``, pins among them."""
         return self.parts[block % self.owners].holders(block // self.owners)
+
+    def requests(self, block: int) -> int:
+        """Returns the number of requests that hold ``block``; see ``BlockPool``."""
+        return self.parts[block % self.owners].requests(block // self.owners)
 
     def states(self, first: int, last: int) -> bytes:
         """Returns one byte for each of blocks first..last-1: 0 free, 1 held, 2 held by several requests, 3 kept."""

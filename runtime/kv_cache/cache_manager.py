@@ -207,7 +207,7 @@ class CacheManager(HeldBlocks):
         """
         for i, (name, pool) in enumerate(self.pools.items()):
             held = [block for block in request.tables.get(name, ()) if block != NO_BLOCK]
-            sole = [block for block in held if pool.holders(block) - pool.pins(block) == 1]
+            sole = [block for block in held if pool.requests(block) == 1]
             for block in sole:
                 self.prefixes.discard(i, block)
                 pool.drop(block)

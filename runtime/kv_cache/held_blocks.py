@@ -224,9 +224,7 @@ class HeldBlocks:
         """Cancels pending copies to blocks that only this request holds, which is about to release them."""
         for name, table in request.tables.items():
             pool, pairs = self.pools[name], self.copies.get(name, [])
-            for pair in [
-                pair for pair in pairs if pair[1] in table and pool.holders(pair[1]) - pool.pins(pair[1]) == 1
-            ]:
+            for pair in [pair for pair in pairs if pair[1] in table and pool.requests(pair[1]) == 1]:
                 pairs.remove(pair)
                 self.unpin((name, block) for block in pair)
 
@@ -289,15 +287,16 @@ class HeldBlocks:
     def _check_writes(self, step: StepInput) -> None:
         """Asserts that one request holds each block that a step writes: otherwise another would get wrong tokens."""
         for name, pool in self.pools.items():
-            holders, pins, total = pool.holders, pool.pins, pool.total_blocks
+            requests, total = pool.requests, pool.total_blocks
             for block in set((step.arrays[group_port(SLOTS, name)] // self.groups[name].block_size).tolist()):
-                assert not 0 <= block < total or holders(block) - pins(block) == 1, (
+                assert not 0 <= block < total or requests(block) == 1, (
                     f"block {block} of {name} isn't one request's"
                 )
 
     def ran(self, step: StepInput) -> None:
         """Notes that a step has run, and so has cleared its blocks."""
-        self._clearing.pop(id(step), None)
+        if self._clearing:
+            self._clearing.pop(id(step), None)
 
     def never_ran(self, step: StepInput) -> None:
         """Notes that a step didn't run to its end: a later step clears its blocks."""

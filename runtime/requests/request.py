@@ -161,7 +161,8 @@ class Request:
         """True if the next step gives the next token: one token is still to be computed, or a few after a rejected
         draft.
         """
-        return self.remaining == 1 or (self.drafted > 0 and self.remaining <= DRAFT_ROWS)
+        remaining = len(self.tokens) - self.computed  # not by the property: each step asks every request
+        return remaining == 1 or (self.drafted > 0 and remaining <= DRAFT_ROWS)
 
     @property
     def output_length(self) -> int:

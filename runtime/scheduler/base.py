@@ -43,17 +43,18 @@ class Chunk:
     def __post_init__(self) -> None:
         # Set here, because the request's tokens grow when the step is committed.
         self.scores = self.request.wants_prompt
-        self.known = self.start + self.count - len(self.draft)
+        drafted = len(self.draft)
+        self.known = self.start + self.count - drafted
         self.samples = self.known == len(self.request.tokens) and not self.request.scores
         if self.scores:
             self.rows = self.count if self.request.token_rows else 0
         else:
-            self.rows = int(self.samples) + len(self.draft)
+            self.rows = self.samples + drafted
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Batch:
-    """The chunks of a step, in the order of their tokens.
+    """The chunks of a step, in the order of their tokens. Treat it as immutable, like a chunk.
 
     Attributes:
         chunks: the chunks.

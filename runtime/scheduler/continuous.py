@@ -274,9 +274,12 @@ class ContinuousScheduler:
         self._step_over(batch)
         self._observe_step(batch)
         advanced, row = list[Request](), 0
+        searches: dict[BeamSearch, None] = {}
         for index, chunk in enumerate(batch.chunks):
             request, first = chunk.request, row
             row += chunk.rows
+            if request.search is not None:
+                searches[request.search] = None
             if request.finished:
                 continue  # aborted while the step ran, or failed with another sequence of its search
             try:
@@ -285,8 +288,10 @@ class ContinuousScheduler:
                 changed = self.fail(request, e)
             if changed is not None:
                 advanced.append(changed)
-        searches = dict.fromkeys(chunk.request.search for chunk in batch.chunks if chunk.request.search is not None)
-        return advanced + [root for search in searches if (root := self._branched(search)) is not None]
+        for search in searches:
+            if (root := self._branched(search)) is not None:
+                advanced.append(root)
+        return advanced
 
     def _trust_ended(self, batch: Batch, tokens: Sequence[int]) -> None:
         """Notes that the keys of requests that have ended are finite if the step, which they don't need, could draw
@@ -303,7 +308,8 @@ class ContinuousScheduler:
         """Frees the blocks that were reserved for a step, after it has run or failed."""
         self._chain.over(batch)
         self.cache.landed(batch.step)
-        self.queues.step_over(chunk.request for chunk in batch.chunks)
+        if self.queues.in_flight:  # not in steps of an executor that has one step at a time
+            self.queues.step_over(chunk.request for chunk in batch.chunks)
 
     def _observe_step(self, batch: Batch) -> None:
         """Passes the time that a step took to disk, drafts and policy."""
@@ -377,15 +383,15 @@ class ContinuousScheduler:
         if sound < chunk.rows:
             new_token = chunk.samples and sound >= chunk.rows - 1 - len(chunk.draft)
             return self.fail(request, not_finite(request, None if new_token else chunk.start + sound))
-        if isinstance(request, PromptRequest):
-            request.accept_rows(chunk.start, output, slice(first, end), index)
-        elif chunk.samples and isinstance(request, Generation):
+        if chunk.samples and isinstance(request, Generation):
             if request.search is not None:
                 request.search.take(request, top(output, end - 1, request.search.looked_at))
                 return None
             request.accept(drawn[-1], logprobs_of(request, output, end - 1))
             if self._outputs:
                 self.drafts.learn(chunk, 0, output, first)
+        elif isinstance(request, PromptRequest):
+            request.accept_rows(chunk.start, output, slice(first, end), index)
         if request.finished:
             self.queues.remove(request)
         return request if chunk.samples or request.scores else None

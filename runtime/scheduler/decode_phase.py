@@ -28,7 +28,7 @@ class DecodePhase:
         drafting = alone and queues.drafts.begin(queues.running, paused)
         most = -(-len(queues.running) // self._steps_in_flight)
         chunks: list[Chunk] = []
-        for request in queues.oldest_first():
+        for request in queues.running:
             if paused and request in paused:
                 continue
             if queues.in_flight and len(queues.in_flight) > len(queues.ahead) and queues.is_in_flight(request):

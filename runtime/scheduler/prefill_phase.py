@@ -90,7 +90,7 @@ class PrefillPhase:
             return []
         excluded = {id(chunk.request) for chunk in others}
         chunks: list[Chunk] = []
-        for request in queues.oldest_first():
+        for request in queues.running:
             if id(request) in excluded or tokens_left < 1 or request.decodes:
                 continue
             if queues.in_flight and queues.is_in_flight(request):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from enginewright.runtime.requests.request import Request
 
@@ -25,7 +25,8 @@ class RequestQueues:
         drafts: the drafts of the running requests.
 
     Attributes:
-        running: requests with blocks, oldest first.
+        running: requests with blocks, oldest first. The newest ones are preempted, so a loop over the list that
+            preempts requests doesn't come to them.
         waiting: requests without blocks; the first is the next to run.
         in_flight: request -> the number of its steps that were scheduled and aren't committed yet.
         ahead: requests in flight that the step being made may have nevertheless (``chaining``).
@@ -43,13 +44,6 @@ class RequestQueues:
         self.preempted = False
 
     # Look at the running requests
-
-    def oldest_first(self) -> Iterator[Request]:
-        """Yields the running requests. A request that is preempted meanwhile is skipped: it is at the end."""
-        i = 0
-        while i < len(self.running):
-            yield self.running[i]
-            i += 1
 
     def is_first(self, request: Request) -> bool:
         """Returns True for the oldest running request and for all sequences of its beam search."""
@@ -126,8 +120,6 @@ class RequestQueues:
 
     def step_over(self, requests: Iterable[Request]) -> None:
         """Notes that the step in flight of these requests has run, or has failed."""
-        if not self.in_flight:  # as in every step of an executor that has one step at a time
-            return
         for request in requests:
             self.in_flight[request] -= 1
             if self.in_flight[request] <= 0:

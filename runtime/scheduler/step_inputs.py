@@ -99,7 +99,7 @@ class DecodeStep:
         return (
             [chunk.request for chunk in chunks] == self._requests
             and [chunk.start for chunk in chunks] == self._starts
-            and all(chunk.count == 1 for chunk in chunks)
+            and [chunk.count for chunk in chunks] == [1] * len(chunks)
         )
 
     def next(self, chunks: Sequence[Chunk]) -> DecodeStep:

@@ -54,9 +54,13 @@ class _Guarded:
 
     def __getattr__(self, attribute: str) -> Any:
         name, helper, values, counters = self.__dict__["_guarded"]
-        if attribute in values:
-            return counters.call(name, attribute, lambda: getattr(helper, attribute), values[attribute])
-        return getattr(helper, attribute)
+        try:
+            return getattr(helper, attribute)
+        except Exception as e:
+            if attribute not in values:
+                raise
+            counters.caught(name, attribute, e)
+            return values[attribute]
 
     def __setattr__(self, attribute: str, value: object) -> None:
         setattr(self.__dict__["_guarded"][1], attribute, value)
