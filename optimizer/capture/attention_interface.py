@@ -129,6 +129,12 @@ class AttentionCapture:
         self.running.pop()
 
     @property
+    def bounds(self) -> torch.Tensor:
+        """The packing of the forward pass, ``q_start``."""
+        assert self.q_start is not None, "begin_forward sets it"
+        return self.q_start
+
+    @property
     def where(self) -> str:
         """The path of the innermost module with a layer's number that is being called."""
         return path_of(self.running[-1]) if self.running else "the model"
@@ -260,7 +266,7 @@ def attention_function(
     scale = float(scaling) if scaling is not None else float(q.shape[-1]) ** -0.5
     both_sides = () if mask.causal else (False,)
     out = torch.ops.ew.attention(
-        q, k, v, capture.q_start, layer, scale, mask.window, float(softcap or 0.0), s_aux, slopes, *both_sides
+        q, k, v, capture.bounds, layer, scale, mask.window, float(softcap or 0.0), s_aux, slopes, *both_sides
     )
     return out[None], None
 

@@ -23,7 +23,7 @@ from .attention_interface import current_capture
 
 _ACTIVATIONS = {name: name for name in ACTIVATIONS} | {"swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-# Arguments that choose a kernel or bound the requests of a packed batch; the capture has its own bounds, q_start.
+# Arguments that choose a kernel or bound the requests of a packed batch; the capture has its own bounds.
 _WITHOUT_MEANING = frozenset(
     {
         *("chunk_size", "use_mambapy", "use_associative_scan", "return_last_state", "return_final_states"),
@@ -45,7 +45,7 @@ def short_convolution(
 
     Raises UnsupportedModelError for an activation that no ``ew`` op has, or for other arguments that change the result.
     """
-    layer, q_start = _begin("causal_conv1d_fn", others)
+    at = _begin("causal_conv1d_fn", others)
     if activation is not None and activation not in _ACTIVATIONS:
         raise UnsupportedModelError(
             f"{current_capture().where}: a convolution has the activation {activation!r}",
@@ -53,7 +53,7 @@ def short_convolution(
         )
     known = "" if activation is None else _ACTIVATIONS[activation]
     x = hidden_states[0].transpose(0, 1)  # [T, C]
-    result: torch.Tensor = torch.ops.ew.short_convolution(x, weight, bias, q_start, layer, known)
+    result: torch.Tensor = torch.ops.ew.short_convolution(x, weight, bias, *at, known)
     return result.transpose(0, 1)[None]
 
 
@@ -75,10 +75,10 @@ def selective_scan(
     UnsupportedModelError for other arguments that change the result.
     """
     both = others.get("return_last_state", False)
-    layer, q_start = _begin("selective_scan_fn", others)
+    at = _begin("selective_scan_fn", others)
     x, dt, b, c = (value[0].transpose(0, 1) for value in (hidden_states, dt, B, C))  # [T, C] and [T, S]
     dt = _time_steps(dt, delta_bias, delta_softplus)
-    result = torch.ops.ew.selective_scan(x[:, :, None], dt, A, b[:, None], c[:, None], q_start, layer)[:, :, 0]
+    result = torch.ops.ew.selective_scan(x[:, :, None], dt, A, b[:, None], c[:, None], *at)[:, :, 0]
     if D is not None:
         result = result + x * D
     result = result.transpose(0, 1)[None]
@@ -108,13 +108,13 @@ def selective_scan_of_heads(
     UnsupportedModelError for other arguments that change the result.
     """
     both = others.get("return_final_states", False)
-    layer, q_start = _begin("mamba_chunk_scan_combined", others)
+    at = _begin("mamba_chunk_scan_combined", others)
     dt = _time_steps(dt[0], dt_bias, dt_softplus)
     low, high = dt_limit
     if low > 0 or high != float("inf"):
         dt = torch.clamp(dt, low, high if high != float("inf") else None)
     x = hidden_states[0]  # [T, N, P]
-    result = torch.ops.ew.selective_scan(x, dt, A, B[0], C[0], q_start, layer)
+    result = torch.ops.ew.selective_scan(x, dt, A, B[0], C[0], *at)
     if D is not None:
         result = result + x * (D[:, None] if D.dim() == 1 else D)
     if z is not None:
@@ -137,9 +137,9 @@ def gated_delta_rule(
     which None says. Raises UnsupportedModelError for other arguments that change the result.
     """
     scale = others.pop("scale", None) or float(query.shape[-1]) ** -0.5
-    layer, q_start = _begin("chunk_gated_delta_rule", others)
+    at = _begin("chunk_gated_delta_rule", others)
     result = torch.ops.ew.gated_delta_rule(
-        query[0], key[0], value[0], g[0], beta[0], q_start, layer, scale, use_qk_l2norm_in_kernel
+        query[0], key[0], value[0], g[0], beta[0], *at, scale, use_qk_l2norm_in_kernel
     )
     return result[None], None
 
@@ -168,8 +168,9 @@ themselves.
 """
 
 
-def _begin(name: str, others: dict[str, Any]) -> tuple[int, torch.Tensor]:
-    """Returns the number of the layer that calls the function ``name``, and the bounds of the requests [B+1].
+def _begin(name: str, others: dict[str, Any]) -> tuple[torch.Tensor, int]:
+    """Returns the arguments that each op of a recurrence has in common: the bounds of the requests [B+1], and the
+    number of the layer that calls the function ``name``.
 
     Raises UnsupportedModelError if ``others`` has an argument that changes the result in a way that no ``ew`` op
     supports.
@@ -179,8 +180,7 @@ def _begin(name: str, others: dict[str, Any]) -> tuple[int, torch.Tensor]:
         raise UnsupportedModelError(
             f"{capture.where}: {name} is called with {', '.join(strange)}, which no ew op has a meaning for"
         )
-    assert capture.q_start is not None
-    return capture.recurrent_layer(), capture.q_start
+    return capture.bounds, capture.recurrent_layer()
 
 
 @contextmanager

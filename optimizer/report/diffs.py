@@ -17,7 +17,7 @@ _LAYER = re.compile(r"(?<=[A-Za-z_]\.)\d+(?![\w])")
 
 _NAME = re.compile(r"%[\w:/]+")
 _CALL_LAYER = re.compile(r"(= ew\.attention\((?:[^,]+, ){4})\d+")
-"""ew.attention(q, k, v, q_start, layer, ...)"""
+"""The number of the layer, which is the fifth argument of ``ew.attention``."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.kv_formats import ROTATED_CACHES
+from enginewright.runtime.shared.step_schema import Q_START
 
 from ..ir.chosen_rows import Chosen
 from ..ir.program import Program
@@ -223,6 +224,6 @@ def _starts(program: Program, heads: int, where: tuple[str, ...]) -> Node:
     number = Source(
         f"{COMPUTED}0..{heads}", (heads + 1,), torch.int32, lambda: torch.arange(heads + 1, dtype=torch.int32)
     )
-    tokens = program.call(aten.select.int, program.inputs["q_start"], 0, -1, where=where)
+    tokens = program.call(aten.select.int, program.inputs[Q_START], 0, -1, where=where)
     numbers = program.weight(f"heads.{heads}", number, where=where)
     return program.call(aten.mul.Tensor, numbers, tokens, where=where)

@@ -26,7 +26,7 @@ from enginewright.passes.framework.base import (
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, CacheGroup
 from enginewright.runtime.shared.errors import PassError
-from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS
+from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS, group_port, ports_in
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE
@@ -166,7 +166,7 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
             value = torch.empty((blocks, group.block_size, *plane.shape), dtype=dtype)
         assert isinstance(value, FakeTensor)
         caches.append(program.add_input(f"{plane.name}_cache:{layer}", value))
-    slots, table = inputs[f"slots:{group.name}"], inputs[f"block_table:{group.name}"]
+    slots = inputs[group_port(SLOTS, group.name)]
     options = {"values_in_keys": True} if group.values_in_keys else {}
     write = program.call(ew.kv_write.default, *caches, arguments["k"], arguments["v"], slots, where=where, **options)
     written = [program.call(operator.getitem, write, i, where=where) for i in (0, 1)]
@@ -174,9 +174,7 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
         ew.paged_attention.default,
         arguments["q"],
         *written,
-        table,
-        arguments["q_start"],
-        inputs["kv_len"],
+        *ports_in(inputs, ATTENTION_PORTS, group.name).values(),
         arguments["scale"],
         arguments["window"],
         arguments["softcap"],

@@ -50,11 +50,10 @@ def _paged_attention(k: Kernel) -> None:
     def one(i: Expr) -> None:
         token, head = T.Bind(T.floordiv(i, int64(heads))), T.Bind(T.floormod(i, int64(heads)))
         request = Local(int64(0), dtype="int64")
-        with T.While(T.cast(a.q_start.load(request.get() + int64(1)), "int64") <= token):
+        with T.While(a.end(request.get()) <= token):
             request.set(request.get() + int64(1))
         b = T.Bind(request.get())
-        behind = T.cast(a.q_start.load(b + int64(1)), "int64") - token
-        position = T.Bind(T.cast(a.kv_len.load(b), "int64") - behind)
+        position = T.Bind(T.cast(a.kv_len.load(b), "int64") - (a.end(b) - token))
         first = T.Bind(T.max(position - int64(window - 1), int64(0))) if window else int64(0)
         greatest, total, sums = Local(f32(NONE)), Local(f32(0.0)), on_stack(channels)
         with T.serial(int64(0), int64(channels)) as c:

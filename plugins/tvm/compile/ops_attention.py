@@ -41,6 +41,10 @@ class Attention:
         slopes = rest.pop(0) if k.step.attrs.get("has_slopes") else None
         return cls(q, table, q_start, kv_len, sinks, slopes, k.outputs[0])
 
+    def end(self, request: Expr) -> Expr:
+        """Returns the first token of the step after a request's tokens."""
+        return T.cast(self.q_start.load(request + int64(1)), "int64")
+
 
 def _paged_attention(k: Kernel) -> None:
     a = Attention.from_kernel(k)
@@ -57,10 +61,10 @@ def _paged_attention(k: Kernel) -> None:
         end = T.Bind(T.min(token.get() + width, count))
         request = Local(int64(0), dtype="int64")
         with T.While(token.get() < end):
-            with T.While(T.cast(a.q_start.load(request.get() + int64(1)), "int64") <= token.get()):
+            with T.While(a.end(request.get()) <= token.get()):
                 request.set(request.get() + int64(1))
             b, first = T.Bind(request.get()), T.Bind(token.get())
-            stop = T.Bind(T.cast(a.q_start.load(b + int64(1)), "int64"))
+            stop = T.Bind(a.end(b))
             last = T.Bind(T.min(stop, end))
             length = T.Bind(T.cast(a.kv_len.load(b), "int64"))
             position = T.Bind(length - stop + first)
