@@ -88,9 +88,15 @@ class EnginewrightError(Exception):
 
     def reworded(self, message: str, *, hint: str | None) -> Self:
         """Returns an error of the same class and attributes with another message and hint."""
-        error = type(self).__new__(type(self), message)
-        error.__dict__.update(self.__dict__)
-        error.message, error.hint = message, hint
+        return self.restored(message, hint, vars(self))
+
+    @classmethod
+    def restored(cls, message: str, hint: str | None, attributes: Mapping[str, Any]) -> Self:
+        """Returns an error of this class with these attributes, such as one of another process. It runs no
+        ``__init__``.
+        """
+        error = cls.__new__(cls, message)
+        error.__dict__.update(attributes, message=message, hint=hint)
         return error
 
 
@@ -270,3 +276,9 @@ class PartialExportError(TargetError):
     def __init__(self, message: str, report: Any, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.report = report
+
+
+KINDS: Mapping[str, type[EnginewrightError]] = {
+    name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, EnginewrightError)
+}
+"""The errors of this module by name. An error of another module crosses a socket as its nearest base among them."""

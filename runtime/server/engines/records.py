@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -23,49 +22,33 @@ import msgspec
 from ...engine.pulse import Pulse
 from ...requests.outputs import Logprobs, RequestMetrics
 from ...requests.request_options import RequestOptions
-from ...shared.errors import (
-    BundleError,
-    CapacityError,
-    ContextError,
-    EnginewrightError,
-    OverloadError,
-    RequestError,
-    TrustError,
-)
+from ...shared.errors import KINDS, EnginewrightError
+
+Attribute = int | float | str | None
 
 LENGTH_BYTES = 4
 MOST_BYTES = 1 << 28
 """The most bytes of a message."""
 
-_KINDS: Mapping[str, type[EnginewrightError]] = {
-    kind.__name__: kind
-    for kind in (EnginewrightError, RequestError, ContextError, CapacityError, OverloadError, BundleError, TrustError)
-}
-
 
 class Problem(msgspec.Struct, array_like=True):
-    """An ``EnginewrightError`` as a message."""
+    """An ``EnginewrightError`` as a message: the name of its class, and its attributes that are numbers or text."""
 
     kind: str
     message: str
     hint: str | None = None
-    retry_after: float | None = None
-    lengths: tuple[int, int, bool, int] | None = None
+    attributes: dict[str, Attribute] = {}
 
     @classmethod
     def from_error(cls, error: EnginewrightError) -> Problem:
-        known = next(kind for kind in type(error).__mro__ if _KINDS.get(kind.__name__) is kind)
-        lengths = (error.context, error.tokens, error.exact, error.room) if isinstance(error, ContextError) else None
-        return cls(known.__name__, error.message, error.hint, getattr(error, "retry_after", None), lengths)
+        known = next(kind for kind in type(error).__mro__ if KINDS.get(kind.__name__) is kind)
+        others = {name: value for name, value in vars(error).items() if name not in ("message", "hint")}
+        attributes = {name: value for name, value in others.items() if isinstance(value, Attribute)}
+        return cls(known.__name__, error.message, error.hint, attributes)
 
     def error(self) -> EnginewrightError:
         """Returns the error."""
-        if self.kind == OverloadError.__name__:
-            return OverloadError(self.message, retry_after=self.retry_after or 1.0)
-        if self.lengths is not None:
-            context, tokens, exact, room = self.lengths
-            return ContextError(self.message, hint=self.hint, context=context, tokens=tokens, exact=exact, room=room)
-        return _KINDS.get(self.kind, EnginewrightError)(self.message, hint=self.hint)
+        return KINDS.get(self.kind, EnginewrightError).restored(self.message, self.hint, self.attributes)
 
 
 class Open(msgspec.Struct, tag=True):
