@@ -22,6 +22,7 @@ class Engine:
 
     Attributes:
         name: on the command line and in results.
+        title: in tables and charts.
         packages: what pip installs into the peers' environment; ours is in the one that runs.
         module: what can be imported if it is there.
         worker: the module in ``peers.workers``.
@@ -32,6 +33,7 @@ class Engine:
     """
 
     name: str
+    title: str
     packages: tuple[str, ...]
     module: str
     worker: str
@@ -50,6 +52,7 @@ ENGINES = {
     for engine in (
         Engine(
             OURS,
+            title="Enginewright",
             packages=(),
             module="enginewright",
             worker="ours",
@@ -64,6 +67,7 @@ ENGINES = {
         ),
         Engine(
             "llama.cpp",
+            title="llama.cpp",
             packages=("llama-cpp-python==0.3.36",),
             module="llama_cpp",
             worker="llama_cpp",
@@ -73,6 +77,7 @@ ENGINES = {
         ),
         Engine(
             "ik_llama.cpp",
+            title="ik_llama.cpp",
             packages=("ik-llama-cpp-python==0.1.5", "llama-cpp-python==0.3.36"),
             module="ik_llama_cpp",
             worker="ik_llama_cpp",
@@ -82,6 +87,7 @@ ENGINES = {
         ),
         Engine(
             "mistral.rs",
+            title="mistral.rs",
             packages=("mistralrs==0.9.5",),
             module="mistralrs",
             worker="mistral_rs_cpu",
@@ -92,6 +98,7 @@ ENGINES = {
         ),
         Engine(
             "openvino",
+            title="OpenVINO GenAI",
             packages=("openvino-genai==2026.4.1.0",),
             module="openvino_genai",
             worker="openvino_cpu",
@@ -101,6 +108,7 @@ ENGINES = {
         ),
         Engine(
             "onnxruntime-genai",
+            title="onnxruntime-genai",
             packages=("onnxruntime-genai==0.18.0", "onnx_ir"),
             module="onnxruntime_genai",
             worker="onnxruntime_genai_cpu",
@@ -111,6 +119,7 @@ ENGINES = {
         ),
         Engine(
             "ctranslate2",
+            title="CTranslate2",
             packages=("ctranslate2==4.8.5",),
             module="ctranslate2",
             worker="ctranslate2_cpu",
@@ -121,12 +130,4 @@ ENGINES = {
         ),
     )
 }
-TITLES = {
-    OURS: "Enginewright",
-    "llama.cpp": "llama.cpp",
-    "ik_llama.cpp": "ik_llama.cpp",
-    "mistral.rs": "mistral.rs",
-    "openvino": "OpenVINO GenAI",
-    "onnxruntime-genai": "onnxruntime-genai",
-    "ctranslate2": "CTranslate2",
-}
+TITLES = {engine.name: engine.title for engine in ENGINES.values()}
