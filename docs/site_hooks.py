@@ -1,5 +1,5 @@
 """Hooks of MkDocs for the site: the navigation is docs/README.md, links out of docs/ lead to the repository, the
-reference is made by mkdocstrings, and the code map is made from the sources."""
+reference is made by mkdocstrings, and the code map and declarations are made from the sources (``site_code``)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from site_code import code_map, declarations
 
 DOCS = Path(__file__).resolve().parent
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\.\./)([^)#]+\.md)\)")
@@ -18,10 +20,8 @@ REFERENCE = "use/python-reference.md"
 """The page that readers of the repository see as Markdown. The site has signatures, types and links in its place."""
 CODE_MAP = "inside/code-map.md"
 """The page that gets a table of each folder's files on the site."""
-ROOMS = ("runtime", "passes", "plugins", "optimizer")
-SOURCES = (".py", ".h", ".cpp", ".js")
-LEFT_OUT = {"tests", "vendor", "__pycache__"}
-COMMENT = re.compile(r"\A((?://[^\n]*\n)+)")
+ADDING = ("inside/adding/", "inside/finding-files.md")
+"""The pages that get the declarations of the names that they mention."""
 
 
 def navigation(index: str, architecture: str) -> list[dict[str, Any]]:
@@ -71,49 +71,14 @@ def reference() -> str:
     return "# Python reference\n\n" + "\n".join(f"::: enginewright.{name}\n" for name in names)
 
 
-def code_map() -> str:
-    """Returns the tables of the code map: for each folder its files, with their summary and their public names."""
-    lines: list[str] = []
-    for room in ROOMS:
-        sources = sorted((DOCS.parent / room).rglob("*"), key=lambda path: (path.parent, path.name))
-        folder = None
-        for path in sources:
-            explained = path.suffix == ".cpp" and path.with_suffix(".h").exists()  # by its header
-            if explained or path.suffix not in SOURCES or path.name == "__init__.py":
-                continue
-            if not LEFT_OUT.isdisjoint(path.parts):
-                continue
-            if path.parent != folder:
-                folder = path.parent
-                lines += ["", f"## {folder.relative_to(DOCS.parent).as_posix()}/", "", "| file | contents | names |"]
-                lines.append("| --- | --- | --- |")
-            summary, names = described(path)
-            lines.append(f"| {path.name} | {summary} | {', '.join(f'`{name}`' for name in names)} |")
-    return "\n".join(lines)
-
-
-def described(path: Path) -> tuple[str, list[str]]:
-    """Returns the first sentence about a source file, and the public names of a Python module."""
-    text = path.read_text(encoding="utf-8")
-    names: list[str] = []
-    if path.suffix == ".py":
-        module = ast.parse(text)
-        definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        names = [node.name for node in module.body if isinstance(node, definitions) and not node.name.startswith("_")]
-        comment = ast.get_docstring(module) or ""
-    else:
-        opening = COMMENT.match(text)
-        comment = "" if opening is None else re.sub(r"^// ?", "", opening[1], flags=re.MULTILINE)
-    first = re.split(r"(?<=\.)\s", " ".join(comment.split("\n\n")[0].split()), maxsplit=1)[0]
-    return first.replace("|", "\\|"), names
-
-
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Lets links to files outside docs/ lead to the repository; one to a missing file stays, and MkDocs says so."""
     if page.file.src_uri == REFERENCE:
         return reference()
     if page.file.src_uri == CODE_MAP:
         return markdown + code_map()
+    if page.file.src_uri.startswith(ADDING):
+        markdown += declarations(markdown)
 
     def address(link: re.Match[str]) -> str:
         path = (Path(page.file.abs_src_path).parent / link[1]).resolve()

@@ -119,7 +119,7 @@ def test_a_form_asks_for_commands_that_there_are(path: Path) -> None:
 def test_the_site_has_a_place_for_every_page_and_sends_other_links_to_the_repository() -> None:
     document = read(REPOSITORY / "mkdocs.yml")
     (path,) = document["hooks"]
-    assert document["exclude_docs"] == Path(path).name
+    assert document["exclude_docs"] == "*.py"
     hooks = runpy.run_path(str(REPOSITORY / path))
     docs = REPOSITORY / document["docs_dir"]
     pages = [(docs / name).read_text(encoding="utf-8") for name in ("README.md", hooks["ARCHITECTURE"])]
@@ -152,6 +152,29 @@ def test_the_site_s_code_map_says_something_about_every_source_file() -> None:
     rows = [line.split(" | ") for line in written.splitlines() if re.match(r"\| [\w-]+\.\w+ \|", line)]
     assert [row[0] for row in rows if not row[1].strip()] == []
     assert "## runtime/scheduler/" in written and any("`ContinuousScheduler`" in row[2] for row in rows)
+    users = {row[0]: row[3] for row in rows}
+    assert "runtime/engine/engine.py (ContinuousScheduler)" in users["continuous.py"]
+    assert "turns.js (codeBlock)" in users["code.js"] and "cuda_kernels.py" in users["ops_attention.py"]
+    assert re.search(r"^\| `Pulse` \| step, running, .* \|$", written, re.M)
+
+
+@pytest.mark.parametrize(
+    ("page", "declared"),
+    [
+        ("step-array", ["Port(IDS,", "class Port:", "provider: Provider | None = None"]),
+        ("proposer", ["def propose(self, wanted:", "class ProposerSetup:"]),
+        ("op", ["class OpSchema:", '{.name = "gated_activation", .verify =']),
+        ("instruction-set", []),
+    ],
+)
+def test_the_site_s_pages_on_adding_have_the_declarations_that_they_name(page: str, declared: list[str]) -> None:
+    hooks = runpy.run_path(str(REPOSITORY / "docs" / "site_hooks.py"))
+    path = REPOSITORY / "docs" / "inside" / "adding" / f"{page}.md"
+    text = path.read_text(encoding="utf-8")
+    at = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(path), src_uri=f"inside/adding/{page}.md"))
+    config = SimpleNamespace(repo_url="https://host.example/r")
+    written = hooks["on_page_markdown"](text, page=at, config=config, files=[])
+    assert [each for each in declared if each not in written] == []
 
 
 def test_the_front_page_has_a_path_for_each_reader_and_the_drawing() -> None:

@@ -1,4 +1,4 @@
-"""The pages of docs/inside: files and names that they mention exist; the table of architecture.md has the counts of
+"""The pages of docs/inside: files and names that they mention exist; the list of architecture.md has the counts of
 the pages in docs/inside/adding.
 
 A step there is ``1. `PATH`: text``, with several paths or "(new)" before the colon.
@@ -18,7 +18,7 @@ STEP = re.compile(r"^\d+\. ((?:`[\w./-]+`(?: \(new\))?(?:, )?)+): ", re.M)
 PATH = re.compile(r"(?<![\w/.-])(?:benchmarks|docs|examples|optimizer|passes|plugins|runtime|tests)/[\w./-]*\w")
 COUNT = re.compile(r"^Files touched: (\d+)( more)?(?:, (\d+) of them new)?$", re.M)
 NAME = re.compile(r"`(_*[A-Za-z]\w*(?:\.\w+)*)`")
-ROW = re.compile(r"^\| \[[^\]]+\]\(adding/([\w-]+)\.md\) \|.*\|$", re.M)
+ROW = re.compile(r"^- \[[^\]]+\]\(adding/([\w-]+)\.md\): .*$", re.M)
 
 
 def sections(page: Path) -> list[tuple[str, str]]:
@@ -34,13 +34,13 @@ def steps(text: str) -> list[tuple[str, bool]]:
 
 
 def row(page: Path) -> str:
-    """Returns a page's row of the table: its name, and the files of its sections."""
+    """Returns a page's line of the list: its name, and the files of its sections."""
     (title, first), *others = sections(page)
     counts = [COUNT.search(text) for _, text in (("", first), *others)]
     cells = [f"{c[1]}{c[2] or ''}" for c in counts if c is not None]
     for i, (heading, _) in enumerate(others, 1):
         cells[i] += f" {heading[0].lower()}{heading[1:]}"
-    return f"| [{title.removeprefix('Add ')}](adding/{page.name}) | {'; '.join(cells)} |"
+    return f"- [{title.removeprefix('Add ')}](adding/{page.name}): {'; '.join(cells)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -72,7 +72,7 @@ def test_the_names_on_a_page_are_in_its_files(page: Path) -> None:
     assert {name for name in names if not all(re.search(rf"\b{part}\b", code) for part in name.split("."))} == set()
 
 
-def test_the_table_has_every_page_and_its_count(request: pytest.FixtureRequest) -> None:
+def test_the_list_has_every_page_and_its_count(request: pytest.FixtureRequest) -> None:
     table = INSIDE / "architecture.md"
     text = table.read_text(encoding="utf-8")
     rows = {page.stem: row(page) for page in PAGES}

@@ -289,9 +289,7 @@ class HeldBlocks:
         for name, pool in self.pools.items():
             requests, total = pool.requests, pool.total_blocks
             for block in set((step.arrays[group_port(SLOTS, name)] // self.groups[name].block_size).tolist()):
-                assert not 0 <= block < total or requests(block) == 1, (
-                    f"block {block} of {name} isn't one request's"
-                )
+                assert not 0 <= block < total or requests(block) == 1, f"block {block} of {name} isn't one request's"
 
     def ran(self, step: StepInput) -> None:
         """Notes that a step has run, and so has cleared its blocks."""
