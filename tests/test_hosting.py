@@ -152,7 +152,7 @@ def test_the_site_s_code_map_says_something_about_every_source_file() -> None:
     rows = [line.split(" | ") for line in written.splitlines() if re.match(r"\| [\w-]+\.\w+ \|", line)]
     assert [row[0] for row in rows if not row[1].strip()] == []
     assert "## runtime/scheduler/" in written and any("`ContinuousScheduler`" in row[2] for row in rows)
-    users = {row[0]: row[3] for row in rows}
+    users = {row[0].removeprefix("| "): row[3] for row in rows}
     assert "runtime/engine/engine.py (ContinuousScheduler)" in users["continuous.py"]
     assert "turns.js (codeBlock)" in users["code.js"] and "cuda_kernels.py" in users["ops_attention.py"]
     assert re.search(r"^\| `Pulse` \| step, running, .* \|$", written, re.M)

@@ -24,7 +24,7 @@ from ...requests.outputs import Logprobs, RequestMetrics
 from ...requests.request_options import RequestOptions
 from ...shared.errors import KINDS, EnginewrightError
 
-Attribute = int | float | str | None
+Attribute = bool | int | float | str | None
 
 LENGTH_BYTES = 4
 MOST_BYTES = 1 << 28

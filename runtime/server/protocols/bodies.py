@@ -222,7 +222,8 @@ class Body(Fields, kw_only=True):
     def request_options(self, tenant: str) -> RequestOptions:
         """Returns the options of the body's requests: its fields of the same names, and the tenant."""
         names = set(self.__struct_fields__).intersection(RequestOptions.__struct_fields__)
-        return RequestOptions(**{name: getattr(self, name) for name in names} | {"tenant": tenant})
+        stated = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return RequestOptions(**stated | {"tenant": tenant})
 
     def most_tokens(self) -> tuple[str, int | None]:
         """Returns the field that limits the new tokens, and the limit; None if the body has none."""

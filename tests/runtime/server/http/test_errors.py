@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from enginewright.runtime.server.engines.records import Problem
@@ -104,7 +105,9 @@ def test_a_prompt_that_does_not_fit(tiny_bundle: Path, path: str) -> None:
 
 def test_the_number_of_tokens_is_exact_where_it_is_known() -> None:
     context_error = ContextError("prompt: too long", hint="Shorten it.", context=8192, tokens=9031)
-    there = Problem.from_error(context_error).error()  # as it comes from the engine's process
+    sent = msgspec.msgpack.encode(Problem.from_error(context_error))
+    there = msgspec.msgpack.decode(sent, type=Problem).error()  # as it comes from the engine's process
+    assert vars(there) == vars(context_error) and type(there) is ContextError
     body = api_error(there).body_for("/v1/chat/completions")  # type: ignore[arg-type]
     assert body["error"]["message"].startswith(
         "This model's maximum context length is 8192 tokens. However, your messages resulted in 9031 tokens. "
