@@ -40,13 +40,13 @@ class Source:
         path: its path.
         text: its content.
         users: the files that use it -> the names that they take from it.
-        made: record -> the other files that make one.
+        makers: record -> the other files that make one.
     """
 
     path: Path
     text: str
     users: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    made: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    makers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ def sources() -> dict[str, Source]:
         for used, name in _uses(source, nodes, files):
             files[used].users[source.name].add(name)
             if name in called:
-                files[used].made[name].add(source.name)
+                files[used].makers[name].add(source.name)
     return files
 
 
@@ -145,7 +145,7 @@ def _uses(source: Source, nodes: Sequence[ast.AST], files: Collection[str]) -> I
     elif source.path.suffix == ".js":
         for names, name, module in JS_IMPORT.findall(source.text):
             if (path := (folder / module).as_posix()) in files:
-                yield from ((path, taken.strip()) for taken in (names or name).split(","))
+                yield from ((path, each.strip()) for each in (names or name).split(","))
     else:
         for header in INCLUDE.findall(source.text):
             for place in (folder, *INCLUDED):
@@ -172,8 +172,8 @@ def code_map() -> str:
         if records:
             lines += ["", "| record | fields | made in |", "| --- | --- | --- |"]
         for name, fields, source in records:
-            made = sorted(_near(user, source) for user in source.made[name]) or [source.path.name]
-            lines.append(f"| `{name}` | {', '.join(fields)} | {_some(made)} |")
+            makers = sorted(_near(user, source) for user in source.makers[name]) or [source.path.name]
+            lines.append(f"| `{name}` | {', '.join(fields)} | {_some(makers)} |")
     return "\n".join(lines)
 
 
@@ -313,9 +313,9 @@ def _cpp_declaration(name: str, text: str) -> str:
         rf"^ +\w[\w:<>,&* ~\[\]]* [&*]?{name}\([^\n]*",
     )
     for kind in kinds:
-        if (found := re.search(kind, text, re.M)) is not None:
+        if (match := re.search(kind, text, re.M)) is not None:
             lines, depth = list[str](), 0
-            for line in text[found.start() :].splitlines():
+            for line in text[match.start() :].splitlines():
                 lines.append(line)
                 depth += line.count("{") - line.count("}")
                 continued = line.endswith(("\\", ",", "("))
