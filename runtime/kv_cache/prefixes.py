@@ -126,8 +126,9 @@ class _Place:
     Attributes:
         node: the node of its last indexed block, or the root.
         blocks: the number of blocks up to that node.
-        ran: True after its first step; before that, the copy of its last block is still empty.
-        state_at: the number of tokens that its states include; -1 while a step changes them.
+        computed: the number of tokens that its steps have computed; -1 before its first step is over, when the copy of
+            its last block may still be empty. Unlike ``Request.computed`` it never includes a step in flight.
+        state_at: the number of tokens that its states include after the submitted steps.
         wanted: the numbers of tokens after which its states are to be stored, the most useful first.
         snapshots: stored snapshots that aren't in the index yet: number of tokens -> the block of each group.
         doubted: blocks in the index that no finite row follows yet: group and block of each.
@@ -135,7 +136,7 @@ class _Place:
 
     node: Node
     blocks: int
-    ran: bool = False
+    computed: int = -1
     state_at: int = -1
     wanted: list[int] = field(default_factory=list)
     snapshots: dict[int, list[int]] = field(default_factory=dict)
@@ -220,7 +221,7 @@ class IndexedPrefixes(Prefixes):
     def after_step(self, request: Request) -> None:
         """Adds the blocks that got full to the index."""
         place = self.places[request]
-        place.ran, place.state_at = True, request.computed
+        place.computed, place.state_at = request.computed, max(place.state_at, request.computed)
         if place.doubted and not self.held.is_doubted(request):
             place.doubted.clear()
         if place.blocks == request.computed // self.index.block_size:
@@ -249,7 +250,7 @@ class IndexedPrefixes(Prefixes):
         if (place := self.places.pop(request, None)) is None:
             return
         whole, part = divmod(request.computed, self.index.block_size)
-        sound = place.ran and request.error is None and not place.node.detached
+        sound = place.computed >= 0 and request.error is None and not place.node.detached
         if partly and whole == place.blocks and sound:
             last = self._add(request, place.node, whole, part) if part else place.node
             if place.state_at == request.computed and self._with_states:
@@ -282,7 +283,7 @@ class IndexedPrefixes(Prefixes):
     def snapshots(self, request: Request, end: int) -> Mapping[int, Sequence[int]]:
         """Implements ``Prefixes``. Takes a block of each group of states for every snapshot, if one is free."""
         place = self.places[request]
-        place.state_at = -1
+        place.state_at = end
         due = [tokens for tokens in place.wanted if request.computed < tokens <= end]
         if not due:
             return {}
@@ -300,8 +301,8 @@ class IndexedPrefixes(Prefixes):
     def cancel_snapshots(self) -> bool:
         """Implements ``Prefixes``. Snapshots that a step in flight still writes stay."""
         changes = self.held.changes
-        for request, place in self.places.items():
-            self._give_up(place, [tokens for tokens in place.snapshots if tokens <= request.computed])
+        for place in self.places.values():
+            self._give_up(place, [tokens for tokens in place.snapshots if tokens <= place.computed])
         return self.held.changes > changes
 
     def _wanted(self, request: Request, matched: int) -> list[int]:
@@ -403,8 +404,9 @@ class IndexedPrefixes(Prefixes):
         end = most // size * size + size
         for other in candidate.others:
             known = other.computed
-            if other in candidate.in_flight and not self._with_states:  # ``computed`` may be what it will be
-                known = self.places[other].blocks * size
+            if other in candidate.in_flight:  # ``computed`` may be what it will be
+                place = self.places[other]
+                known = place.computed if self._with_states else place.blocks * size
             if not _shares(other, request, end, known):
                 continue
             # Whole blocks: until its prompt's last row is finite, no block of the other request is copied.
@@ -496,8 +498,7 @@ class IndexedPrefixes(Prefixes):
         place.node.users -= 1
         place.node = node
         disk.used(stored.names)
-        request.computed = place.state_at = first * size + stored.tokens
-        place.ran = True  # no copy is pending
+        request.computed = place.computed = place.state_at = first * size + stored.tokens  # no copy is pending
         self.held.set_capacity(request, 0)
         self.use.from_disk += stored.tokens
         for kind in self._kinds:
@@ -515,7 +516,7 @@ class IndexedPrefixes(Prefixes):
         if disk is None or not disk.read_states(place.node, blocks):
             return False
         self.use.from_disk += request.computed
-        place.ran, place.state_at = True, request.computed  # no copy is pending
+        place.computed = place.state_at = request.computed  # no copy is pending
         return True
 
     def _read_blocks(self, request: Request, first: int, stored: Found, disk: DiskTier) -> bool:

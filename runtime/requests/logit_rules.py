@@ -39,6 +39,7 @@ class LogitRules:
         allowed: the only allowed tokens; empty if all are allowed.
         has_biases: True if ``biases`` may return any token.
         changing: True if any rule may change with the next token.
+        needs_tokens: True if a rule depends on the output's tokens, and not on their number alone.
         grammar: the grammar of the answer; None without one.
         repeats: the state of DRY; None without it.
     """
@@ -71,7 +72,8 @@ class LogitRules:
         self._words = [list(word) for word in bad_words if len(word) > 1]
         self._kept = self._arrays(self._always)
         self.has_biases = bool(self._always or self._words or self._min_tokens)
-        self.changing = self.counting or bool(self._words) or self._min_tokens > 0 or grammar is not None
+        self.needs_tokens = self.counting or bool(self._words)
+        self.changing = self.needs_tokens or self._min_tokens > 0
 
     @classmethod
     def from_params(

@@ -82,6 +82,6 @@ def _goes_on(chunk: Chunk) -> bool:
     request = chunk.request
     if not isinstance(request, Generation) or request.finished or request.search is not None or chunk.scores:
         return False
-    if chunk.draft or (request.rules is not None and request.rules.changing):
+    if chunk.draft or (request.rules is not None and request.rules.needs_tokens):
         return False
     return not chunk.samples or request.output_length + 1 < request.max_tokens

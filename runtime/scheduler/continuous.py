@@ -270,7 +270,7 @@ class ContinuousScheduler:
         self.cache.ran(batch.step)
         tokens = [] if output.tokens is None else output.tokens.tolist()
         if self.queues.leaving:
-            self._trust_ended(batch, tokens)
+            self._after_ended(batch, tokens)
         self._step_over(batch)
         self._observe_step(batch)
         advanced, row = list[Request](), 0
@@ -293,16 +293,22 @@ class ContinuousScheduler:
                 advanced.append(root)
         return advanced
 
-    def _trust_ended(self, batch: Batch, tokens: Sequence[int]) -> None:
-        """Notes that the keys of requests that have ended are finite if the step, which they don't need, could draw
-        their next token.
+    def _after_ended(self, batch: Batch, tokens: Sequence[int]) -> None:
+        """Lets others find what the step has computed for requests that have ended meanwhile, if it is finite: the step
+        could draw their next token. The last token of such a request may be among what it has computed.
         """
         row = 0
         for chunk in batch.chunks:
             drawn = tokens[row : row + chunk.rows]
             row += chunk.rows
-            if drawn and NO_TOKEN not in drawn and chunk.request in self.queues.leaving and not chunk.request.error:
-                self.cache.trust(chunk.request)
+            request, end = chunk.request, chunk.start + chunk.count
+            if not drawn or NO_TOKEN in drawn or request not in self.queues.leaving or request.error:
+                continue
+            if end <= len(request.tokens):
+                request.computed = end
+                self.cache.after_step(request)
+            else:  # it has tokens that nobody will know
+                self.cache.trust(request)
 
     def _step_over(self, batch: Batch) -> None:
         """Frees the blocks that were reserved for a step, after it has run or failed."""

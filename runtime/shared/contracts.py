@@ -485,7 +485,7 @@ class ExecutorCaps:
         in_flight: the number of steps that may be submitted before the first result is read. Without ``chains`` no
             request is in two.
         chains: True if a step may have the next token of requests whose last step is in flight:
-            ``StepInput.sources``.
+            ``StepInput.sources``. Then ``in_flight`` is 2.
         row_seconds: tokens of a request -> measured seconds of steps in which it had 1, 2, ... rows; empty if not
             measured.
         masks: True if sampling waits for ``SamplingBatch.masks``; other executors get lists of tokens.

@@ -20,12 +20,7 @@ from enginewright.runtime.kv_cache.block_store import Payload
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
-from enginewright.runtime.shared.contracts import (
-    STATE,
-    CacheGroup,
-    ExecutorCaps,
-    StepInput,
-)
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import default_budget, format_bytes
@@ -95,8 +90,7 @@ class CudaExecutor:
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self._bundle, self._target, self._closed, self._exact = bundle, target, False, section.exact
-        # A state has one place, and a rank would have to know the tokens that another one draws.
-        chains = part is None and not any(group.kind == STATE for group in self.cache_groups)
+        chains = part is None  # a rank would have to know the tokens that another one draws
         self._place = place_of(section, 0 if part is None else part.gpu)
         self._health = GpuHealth(lambda: self._place.probe())
         kernels = bundle.path / target_folder(target) / KERNELS_FOLDER

@@ -192,8 +192,8 @@ def test_a_step_follows_one_in_flight_and_has_all_its_requests(toy: Toy, count: 
 
 
 def test_requests_that_need_their_tokens_on_the_host_wait_for_them(toy: Toy) -> None:
-    """A step has the others meanwhile."""
-    plain, counted = SamplingParams(max_tokens=12), SamplingParams(max_tokens=12, repetition_penalty=1.5)
+    """A step has the others meanwhile, also those whose rules depend on the number of their tokens."""
+    plain, counted = SamplingParams(max_tokens=12, min_tokens=9), SamplingParams(max_tokens=12, repetition_penalty=1.5)
     generations = [Generation([first, 7, 9], params) for first, params in enumerate((plain, counted))]
     expected = [alone(toy, [Generation(list(request.tokens), request.params)])[0] for request in generations]
     engine = Engine(toy(caps=CHAINS), SchedulerConfig())
