@@ -3,7 +3,7 @@ alone. Everything that could change them is on at once, at random: company of ev
 several answers, beam searches, answers of a given form, penalties and bans, log-probabilities), chunks, threads,
 prefixes that are found (whole blocks and parts of them), eviction to a disk and back, also in a later engine,
 preemption, windows whose blocks are given back, cancelled neighbours, tokens that are computed ahead, several ranks,
-blocks that wait in a file.
+steps that begin before the host knows the tokens of the step before, blocks that wait in a file.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
+from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.executors.target import Offload, Placement
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
@@ -44,7 +45,7 @@ from enginewright.runtime.requests.structured import Grammars, StructuredOutputs
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_times import DecodeTimes
-from enginewright.runtime.shared.contracts import STATE
+from enginewright.runtime.shared.contracts import NO_TOKEN, STATE, StepInput, StepOutput
 
 from ..runtime.requests.byte_tokens import byte_tokens_json
 from ..simulator.seeds import first_seed
@@ -104,6 +105,37 @@ FORMS: Sequence[Mapping[str, Any]] = (
 def grammars() -> Grammars:
     """Compiles forms of the tiny models' tokens, each of which is a byte."""
     return Grammars(byte_tokens_json(ENDS), 256, ENDS)
+
+
+class Chaining(CpuExecutor):
+    """The cpu target's executor as one that places drawn tokens into the next step, where the host has no tokens.
+
+    A step runs when its result is asked for, or, one time of three, as soon as it is submitted.
+    """
+
+    _last: Deferred | None = None
+    _submitted = 0
+
+    def submit(self, step: StepInput) -> Deferred:
+        before, run = self._last, super().submit
+        self._submitted += 1
+        if step.sources is not None:
+            step.ids[step.sources >= 0] = NO_TOKEN
+
+        def in_order(step: StepInput) -> StepOutput:
+            nonlocal before
+            tokens = None if before is None else before.result().tokens
+            before = None
+            if step.sources is not None:
+                assert tokens is not None
+                follows = step.sources >= 0
+                step.ids[follows] = tokens[step.sources[follows]].clip(0)
+            return run(step).result()
+
+        self._last = Deferred(in_order, step)
+        if self._submitted % 3 == 0:
+            self._last.result()
+        return self._last
 
 
 def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]) -> Request:
@@ -201,13 +233,15 @@ def obeys_the_law(
     draft: bool = False,
     cut: str = "",
     in_flight: int = 1,
+    chains: bool = False,
     offloaded: bool = False,
 ) -> Counter[str]:
     """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way.
 
     Half of the times, or always if ``speculate``, tokens are computed ahead in company; alone they never are. With
     ``draft`` the model guesses them itself too, with a KV cache of its own, which may be smaller. Company runs on
-    processes that share the model as ``cut`` says, or in this one with ``in_flight`` steps begun at a time.
+    processes that share the model as ``cut`` says, or in this one with ``in_flight`` steps begun at a time. With
+    ``chains`` these are two, of which the second takes tokens that the first draws.
 
     With ``offloaded`` there is memory for some of the blocks, and what the others held is at times spoiled.
 
@@ -224,7 +258,7 @@ def obeys_the_law(
     single = CpuExecutor(opened, dict.fromkeys(names, 32), Placement(threads=1))
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
-    config = replace(config, speculate=speculate or config.max_requests % 2 == 0)
+    config = replace(config, speculate=not chains and (speculate or config.max_requests % 2 == 0))
     beginnings = [rng.integers(3, 256, n).tolist() for n in ((140, 90, 40) if ring == 1 else (700, 515, 40))]
     disk = bool(rng.random() < 0.5) and not offloaded
     offload = None
@@ -238,8 +272,8 @@ def obeys_the_law(
         if cut:
             together: CpuExecutor = RankedExecutor(opened, blocks, Placement(threads=1, partition=Partition.parse(cut)))
         else:
-            together = CpuExecutor(opened, blocks, Placement(threads=2, offload=offload))
-            together.caps = replace(together.caps, in_flight=in_flight)
+            together = (Chaining if chains else CpuExecutor)(opened, blocks, Placement(threads=2, offload=offload))
+            together.caps = replace(together.caps, in_flight=2 if chains else in_flight, chains=chains)
         if config.max_requests % 3 == 0:  # some targets get the tokens that may come as lists
             together.caps = replace(together.caps, masks=False)
         seen["lists"] += not together.caps.masks
@@ -429,7 +463,9 @@ def test_states_beside_chosen_keys_change_nothing(
 
 @pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
-@pytest.mark.parametrize("how", [{}, {"cut": "tensor=2"}, {"cut": "pipeline=2"}, {"in_flight": 2}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"cut": "tensor=2"}, {"cut": "pipeline=2"}, {"in_flight": 2}, {"chains": True}], ids=str
+)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_states_change_nothing(family: str, how: dict[str, Any], exported: Exported, tmp_path: Path) -> None:
     bundle = exported(family, "f32", "f32")
@@ -442,15 +478,15 @@ def test_states_change_nothing(family: str, how: dict[str, Any], exported: Expor
     )
 
 
-@pytest.mark.parametrize("in_flight", [2, 3])
+@pytest.mark.parametrize("how", [{"in_flight": 2}, {"in_flight": 3}, {"chains": True}], ids=str)
 @pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
 def test_several_steps_in_flight_change_nothing(
-    family: str, weights: str, cache: str, in_flight: int, exported: Exported, tmp_path: Path
+    family: str, weights: str, cache: str, how: dict[str, Any], exported: Exported, tmp_path: Path
 ) -> None:
     bundle = exported(family, weights, cache)
     happened = ("overlapped", "length", "beams", "guided", "hits", "copies", "preemptions", "from_disk")
     until_all_happened(
-        lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), in_flight=in_flight),
+        lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), **how),
         happened,
         (2, 3, 6, 8134),  # in the last one, who ends in the middle of a step has blocks that others read into
     )
@@ -499,7 +535,12 @@ def test_two_thousand_requests_with_a_file(weights: str, cache: str, exported: E
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
 @pytest.mark.parametrize(
-    "how", [{"in_flight": 2}, {"in_flight": 3}, {"cut": "pipeline=2"}, {"cut": "tensor=2"}, {"cut": "ring=2"}], ids=str
+    "how",
+    [
+        *({"in_flight": 2}, {"in_flight": 3}, {"chains": True}),
+        *({"cut": "pipeline=2"}, {"cut": "tensor=2"}, {"cut": "ring=2"}),
+    ],
+    ids=str,
 )
 def test_two_thousand_requests_of_steps_in_flight_and_ranks(
     how: dict[str, Any], exported: Exported, tmp_path: Path
@@ -564,6 +605,8 @@ def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:
         weights = recurrent.choice(["f32", "bf16", "int8"])
         if family in ATTENDING and recurrent.random() < 0.3:
             weights = f"{weights} chosen"
+    if "in_flight" in how and np.random.default_rng((seed, 63)).random() < 0.5:
+        how = {"speculate": False, "chains": True}
     if weights.endswith(" chosen") and cache == "k6v4":  # whose keys are rotated, so that blocks can't be chosen
         cache = "int8"
     return (str(family), str(weights), str(cache)), how
@@ -614,6 +657,6 @@ def test_some_caches_have_a_latent_vector(family: str, exported: Exported) -> No
 def test_seeds_choose_everything() -> None:
     every = [chosen_by(seed) for seed in range(1000)]
     assert {how.get("cut", "") for _, how in every} == {"", *CUTS}
-    for what in ("in_flight", "offloaded", "draft", "speculate"):
+    for what in ("in_flight", "chains", "offloaded", "draft", "speculate"):
         assert any(how.get(what) for _, how in every), what
     assert {family for (family, *_), _ in every} == {*FAMILIES, *HYBRIDS}

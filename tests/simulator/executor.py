@@ -26,7 +26,7 @@ from enginewright.runtime.shared.contracts import (
     StepOutput,
 )
 from enginewright.runtime.shared.errors import EnginewrightError, OffloadError
-from enginewright.runtime.shared.step_schema import layers_of
+from enginewright.runtime.shared.step_schema import IDS, layers_of
 
 from .model import (
     ALL,
@@ -73,7 +73,13 @@ def check(holds: bool | np.bool_, message: str) -> None:
 
 
 class Submitted:
-    """A step that was submitted to ``SimulatedExecutor``."""
+    """A step that was submitted to ``SimulatedExecutor``.
+
+    Attributes:
+        requests: what tells the step's requests from those of other steps; set by ``SimulatedExecutor.submitting``.
+    """
+
+    requests: Sequence[object] = ()
 
     def __init__(self, executor: SimulatedExecutor, step: StepInput, number: int) -> None:
         self._executor, self.step, self.number = executor, step, number
@@ -116,6 +122,7 @@ class SimulatedExecutor:
         states_that_go_on: number of states that another step left, and a request went on from.
         snapshots: number of states that steps stored besides those after their last tokens.
         overlapped: number of those submitted while another was in flight.
+        placed: number of tokens that a step took from the one before it.
         submitting: called with each step before it is taken.
         faulted: the faults that were raised, in order.
         dead: True after the fault "dies".
@@ -140,11 +147,12 @@ class SimulatedExecutor:
         self.cache_groups, self.blocks = tuple(groups), dict(blocks)
         self._seconds, self._waits, self._faults = seconds, waits, dict(faults or {})
         self._padding = dict(padding or {})
-        self.steps = self.overlapped = self.states_that_go_on = self.snapshots = 0
+        self.steps = self.overlapped = self.placed = self.states_that_go_on = self.snapshots = 0
         self.submitting: Callable[[Submitted], None] = lambda step: None
         self.faulted: list[str] = []
         self.dead = False
         self._flying: list[Submitted] = []
+        self._drawn = np.zeros(0, np.int32)  # the tokens of the last step that ran
         self._poisoned = False
         # [2, P * K] for each group: first and second cells; of states [2, P]: the state, and how many tokens it is of.
         # Memory that nobody has written has any contents.
@@ -165,7 +173,8 @@ class SimulatedExecutor:
         self._flying = [one for one in self._flying if not one.taken]
         self.overlapped += bool(self._flying)
         check(len(self._flying) < self.caps.in_flight, "more steps in flight than the executor takes")
-        self._check_beside(step)
+        self._check_beside(pending)
+        self._check_sources(pending)
         self._flying.append(pending)
         if self._waits(number):
             pending.digest = _digest(step)
@@ -219,19 +228,33 @@ class SimulatedExecutor:
         return any(bool((one.step.slots[group] // size == block).any()) for one in self._flying if not one.ran)
 
     def _run(self, pending: Submitted) -> StepOutput:
-        step, number, owner = pending.step, pending.number, pending.owner
+        step, number, owner = self._placed(pending.step), pending.number, pending.owner
         decodes = pending.counts.tolist().count(1)
         self.clock.now += self._seconds(decodes, len(step.ids) - decodes, sum(step.kv_len.tolist()))
         if self.dead or number in self._faults:
+            self._drawn = np.zeros(len(step.rows), np.int32)
             self._fail(step, number, self.fault_of(number))
         self._move_blocks(step)
         sums = [
-            self._go_on(g, i, pending) if g.kind == STATE else self._write(g, i, step, owner)
+            self._go_on(g, i, step) if g.kind == STATE else self._write(g, i, step, owner)
             for i, g in enumerate(self.cache_groups)
         ]
         bad = self._spread(step, owner) if self._poisoned or POISON in step.ids else None
         values = [self.model.value(one) for one in zip(*(each.tolist() for each in sums), strict=True)]  # of the rows
-        return self._sampled(step, values, bad)
+        output = self._sampled(step, values, bad)
+        self._drawn = np.zeros(0, np.int32) if output.tokens is None else output.tokens
+        return output
+
+    def _placed(self, step: StepInput) -> StepInput:
+        """Gives the step with the tokens that the step before has drawn in the place of the host's."""
+        if step.sources is None:
+            return step
+        follows = step.sources >= 0
+        self.placed += int(follows.sum())
+        ids = step.ids.copy()
+        ids[follows] = self._drawn[step.sources[follows]].clip(0)
+        arrays = step.arrays | {IDS: ids}
+        return StepInput(arrays, sampling=step.sampling, outputs=step.outputs, clears=step.clears, copies=step.copies)
 
     def fault_of(self, number: int) -> str:
         """The fault of a step that fails."""
@@ -288,9 +311,9 @@ class SimulatedExecutor:
         second[slots] = mix_cells(_sums(first, where, weights, owner, positions, window))
         return _sums(second, where, weights, owner[rows], positions[rows], window)
 
-    def _go_on(self, group: CacheGroup, index: int, pending: Submitted) -> npt.NDArray[np.uint64]:
+    def _go_on(self, group: CacheGroup, index: int, step: StepInput) -> npt.NDArray[np.uint64]:
         """Has the states of the step's requests go on with its tokens; gives those that its rows see.  [R]"""
-        step, cells = pending.step, self._cells[group.name]
+        cells = self._cells[group.name]
         states = np.zeros(len(step.ids), np.uint64)  # after each token
         ids, positions, begins = step.ids.tolist(), step.positions.tolist(), step.q_start.tolist()
         snapshots = (step.slots[group.name] // group.block_size).tolist()
@@ -440,15 +463,52 @@ class SimulatedExecutor:
         check(len(np.unique(blocks)) == len(blocks) and blocks.max(initial=-1) < self.blocks[group.name], "snapshots")
         check(not np.isin(blocks, table[:, 0]).any(), "a snapshot is stored over a state")
 
-    def _check_beside(self, step: StepInput) -> None:
-        """Steps in flight write to blocks that no other step has."""
-        for other in (one.step for one in self._flying):
+    def _check_beside(self, pending: Submitted) -> None:
+        """Steps in flight write to blocks that no other request has in another one."""
+        for other in self._flying:
+            shared = not {*map(id, pending.requests)}.isdisjoint(map(id, other.requests))
+            check(not shared or self.caps.chains, "a request is in two steps in flight")
             for group in self.cache_groups:
-                name, size = group.name, group.block_size
-                for one, two in ((step, other), (other, step)):
-                    written = np.unique(one.slots[name] // size)
-                    written = written[written >= 0]
-                    check(not np.isin(two.block_tables[name], written).any(), "two steps in flight share a block")
+                for one, two in ((pending, other), (other, pending)):
+                    holders: dict[int, set[int]] = {}
+                    for request, blocks in zip(two.requests, _seen_blocks(two, group), strict=True):
+                        for block in blocks:
+                            holders.setdefault(block, set()).add(id(request))
+                    for request, block in _written_blocks(one, group):
+                        check(holders.get(block, set()) <= {id(request)}, "two steps in flight share a block")
+
+    def _check_sources(self, pending: Submitted) -> None:
+        """Tokens of the step before, which is in flight, come from rows of the same requests."""
+        step = pending.step
+        if step.sources is None:
+            return
+        check(self.caps.chains and len(self._flying) > 0, "tokens of a step that is not in flight")
+        before, follows = self._flying[-1], np.flatnonzero(step.sources >= 0)
+        check(before.step.sampling is not None, "tokens of a step that draws none")
+        check(bool((step.sources < len(before.step.rows)).all()), "tokens of a row that there is not")
+        for token, row in zip(follows.tolist(), step.sources[follows].tolist(), strict=True):
+            source = int(before.step.rows[row])
+            drawn_for, taken_by = before.requests[before.owner[source]], pending.requests[pending.owner[token]]
+            check(drawn_for is taken_by, "a token of another request")
+            check(step.positions[token] == before.step.positions[source] + 1, "a token of another position")
+
+
+def _seen_blocks(pending: Submitted, group: CacheGroup) -> list[list[int]]:
+    """Gives the blocks of each of the step's requests, without those before its window."""
+    table = pending.step.block_tables[group.name]
+    first = np.maximum(pending.step.kv_len - pending.counts - group.window + 1, 0) // group.block_size
+    first = first if group.window else np.zeros_like(first)
+    return [row[begin:] for row, begin in zip(table.tolist(), first.tolist(), strict=True)]
+
+
+def _written_blocks(pending: Submitted, group: CacheGroup) -> set[tuple[object, int]]:
+    """Gives the blocks that a step writes, each with its request."""
+    step, requests = pending.step, pending.requests
+    blocks = step.slots[group.name] // group.block_size
+    written = {(requests[b], block) for b, block in zip(pending.owner.tolist(), blocks.tolist(), strict=True)}
+    if group.kind == STATE:
+        written |= set(zip(requests, step.block_tables[group.name][:, 0].tolist(), strict=True))
+    return {(request, block) for request, block in written if block >= 0}
 
 
 def _digest(step: StepInput) -> int:

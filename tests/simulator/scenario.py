@@ -79,7 +79,7 @@ class Setup:
         states: of each recurrent group, how many states there are.
         layout: of the caches: "shared" blocks, "plain" ones, "phases" (plain, one phase a step), or "slots".
         buckets: whether steps are padded to a plan's sizes.
-        in_flight, owners, verifies, masks: as in ``ExecutorCaps``.
+        in_flight, chains, owners, verifies, masks: as in ``ExecutorCaps``.
         draft: the draft model: "" for none; "right", "mixed" or "wrong".
         scheduling: see ``SCHEDULING``.
         disk: whether there is a ``prefix_folder``.
@@ -98,6 +98,7 @@ class Setup:
     layout: Literal["shared", "plain", "phases", "slots"] = "shared"
     buckets: bool = False
     in_flight: int = 1
+    chains: bool = False
     owners: int = 1
     verifies: bool = False
     masks: bool = True
@@ -264,6 +265,7 @@ class _Maker:
         asks.sort(key=lambda one: one.at)
         faults = self._faults(setup, at)
         troubles = self._troubles() if self.profile == "helpers" else ()
+        setup = self._with_chains(setup)
         setup = self._with_states(setup, max(ask.beams for ask in asks))
         return Scenario(setup, tuple(asks), faults, troubles, self.profile)
 
@@ -378,6 +380,19 @@ class _Maker:
             prefill_tokens=512,
             prefill_chunk=0,
         )
+
+    def _with_chains(self, setup: Setup) -> Setup:
+        """Has the steps of some executors follow each other without the host. It draws by itself, as below.
+
+        Most of them have no drafts, with which the scheduler leaves that out.
+        """
+        rng = random.Random(self.seed ^ 0xC4A15)
+        if setup.layout not in ("shared", "plain") or setup.owners > 1 or setup.buckets or self.profile == "offload":
+            return setup
+        if rng.random() < 0.65:
+            return setup
+        speculate = setup.speculate and (self.profile == "drafts" or rng.random() < 0.2)
+        return replace(setup, chains=True, in_flight=2, speculate=speculate)
 
     def _with_states(self, setup: Setup, beams: int) -> Setup:
         """Gives some models recurrent layers and a folder, and takes other layers away from some of those.

@@ -17,7 +17,10 @@ import pytest
 from enginewright.runtime.kv_cache.block_store import BlockStore
 from enginewright.runtime.kv_cache.cache_manager import CacheManager
 from enginewright.runtime.kv_cache.kinds.window import WindowCache
+from enginewright.runtime.scheduler import continuous
+from enginewright.runtime.scheduler.chaining import sources_of
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
+from enginewright.runtime.scheduler.request_queues import RequestQueues
 from tests.simulator import __main__, seeds
 from tests.simulator.disk import SimulatedStore
 from tests.simulator.executor import SimulatedExecutor
@@ -77,6 +80,7 @@ def test_seeds_meet_everything() -> None:
     subjects += ["fault error", "fault dies", "fault lost", "fault full", "restarts", "not finite", "refused", "aborts"]
     subjects += ["preemptions", "evictions", "prefix tokens", "copied blocks", "tokens from disk", "loads", "saves"]
     subjects += ["states that go on", "parts from disk"]
+    subjects += ["placed", "ended in flight", "preemptions of chains", "prefix tokens of chains"]
     subjects += ["drafted", "accepted", "beams", "guided", "guided beams", "samples", "overlapped", "finished"]
     assert [name for name in subjects if not counts[name]] == []
     assert counts["finished"] > 0.7 * counts["requests"]
@@ -160,8 +164,42 @@ def block_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WindowCache, "after_step", forgetful)
 
 
+def tokens_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes what the host has in place of the tokens that the step before draws."""
+    submit = SimulatedExecutor.submit
+
+    def wrong(self: SimulatedExecutor, step: Any) -> Any:
+        step.sources = None
+        return submit(self, step)
+
+    monkeypatch.setattr(SimulatedExecutor, "submit", wrong)
+
+
+def tokens_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(chunks: Any, rows: Any) -> Any:
+        return sources_of(chunks, dict(zip(rows, [*rows.values()][::-1], strict=True)))
+
+    monkeypatch.setattr(continuous, "sources_of", wrong)
+
+
+def released_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others get the blocks of a request that has ended while its next step writes to them."""
+    release = RequestQueues.release
+
+    def early(self: RequestQueues, request: Any) -> None:
+        in_flight, self.in_flight = self.in_flight, Counter()
+        release(self, request)
+        self.in_flight = in_flight
+
+    monkeypatch.setattr(RequestQueues, "release", early)
+
+
 @pytest.mark.parametrize(
-    "plant", [lost_copies, swapped_blocks, reordered_commits, another_counter, block_never_released]
+    "plant",
+    [
+        *(lost_copies, swapped_blocks, reordered_commits, another_counter, block_never_released),
+        *(tokens_of_before, tokens_of_another, released_in_flight),
+    ],
 )
 def test_a_planted_defect_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -181,6 +181,7 @@ class World:
             kept_slots=setup.layout == "slots",
             verifies=setup.verifies and setup.layout not in ("phases", "slots"),
             in_flight=setup.in_flight,
+            chains=setup.chains,
             masks=setup.masks,
             owners=setup.owners,
             outputs=("hidden:0", "hidden:1"),
@@ -300,6 +301,8 @@ class World:
             self._restart()
             return True
         self._take_failures()
+        if scheduler.caps.chains:
+            self.counts["ended in flight"] += any(r.finish_reason == "stop" for r in scheduler.queues.leaving)
         if worked:
             invariants.pending_copies(self.cache)
             if not self.tick % _EVERY:
@@ -307,12 +310,21 @@ class World:
         return worked
 
     def _flows(self) -> bool:
-        """Returns True if steps in flight could follow each other: as many requests decode as there may be steps."""
+        """Returns True if steps in flight could follow each other: as many requests decode as there may be steps, or
+        some that can go on without the host.
+        """
         scheduler = self.engine.scheduler
-        if self.setup.in_flight == 1 or scheduler.waiting or self.setup.scheduling in ("classes", "strict"):
+        caps = scheduler.caps
+        if caps.in_flight == 1 or scheduler.waiting or self.setup.scheduling in ("classes", "strict"):
             return False
         running = [r for r in scheduler.running if not r.finished]
-        return len(running) >= self.setup.in_flight and all(r.remaining == 1 and r.search is None for r in running)
+        if not all(r.remaining == 1 and r.search is None for r in running):
+            return False
+        if not caps.chains:
+            return len(running) >= caps.in_flight
+        return any(
+            isinstance(r, Generation) and r.rules is None and r.max_tokens > r.output_length + 2 for r in running
+        )
 
     def _restart(self) -> None:
         """Restarts as a supervisor does: the memory is gone, the folders remain, and the next requests are served."""
@@ -451,12 +463,13 @@ class World:
     # What must hold
 
     def _before_step(self, pending: Submitted) -> None:
-        step = pending.step
+        step, scheduler = pending.step, self.engine.scheduler
+        pending.requests = [chunk.request for chunk in scheduler.chunks]
         digest = zlib.crc32(step.ids, zlib.crc32(step.kv_len, self.outcome.digest))
         for slots in step.slots.values():
             digest = zlib.crc32(slots, digest)
         self.outcome.digest = digest
-        invariants.step(pending, self.engine.scheduler)
+        invariants.step(pending, scheduler)
 
     def _fail(self, message: str) -> None:
         self.outcome.failures.append(f"tick {self.tick}: {message}")
@@ -554,10 +567,14 @@ class World:
         counts["states that go on"] += self.executor.states_that_go_on
         counts["snapshots"] += self.executor.snapshots
         counts["overlapped"] += self.executor.overlapped
+        counts["placed"] += self.executor.placed
         counts["preemptions"] += scheduler.preemptions
         counts["evictions"] += sum(pool.evictions for pool in scheduler.pools.values())
         use = scheduler.cache.use
         counts["prefix tokens"] += use.reused
+        if scheduler.caps.chains:
+            counts["preemptions of chains"] += scheduler.preemptions
+            counts["prefix tokens of chains"] += use.reused
         counts["copied blocks"] += use.copied_blocks
         counts["tokens from disk"] += use.from_disk
 
