@@ -26,15 +26,14 @@ from enginewright.runtime.shared.contracts import (
 )
 from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import RequestError
-from enginewright.runtime.shared.step_arrays import part_of
 from enginewright.runtime.shared.step_schema import Array
 
-from ..gpu.carried_sampling import GpuSampler, OpenedSampler
+from ..gpu.carried_sampling import OpenedSampler
 from ..gpu.cuda_driver import Device
 from ..gpu.graphed_steps import GraphedSteps, GraphedWork
 from ..gpu.sampling import chosen_rows
 from ..native.sampling import RowSampler
-from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, padded, parts
+from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, divided, input_sizes, padded
 from ..steps.paged_section import cache_tensors
 
 
@@ -69,7 +68,6 @@ class StepMemory:
         self._places: dict[tuple[int, int, int, int], dict[str, int]] = {}
         nbytes = sum(_aligned(4 * n) for n in input_sizes(groups, limits).values())
         self._inputs, self._staging = device.allocate(nbytes), device.pinned(nbytes)
-        self._copying = False  # whether the stream may still read the staging memory
         self.logits = device.allocate(4 * limits.rows * vocab)
         self.clear()
 
@@ -104,27 +102,14 @@ class StepMemory:
                         self.device.copy(address + to * size, address + source * size, size)
 
     def upload(self, arrays: Mapping[str, Array], shape: StepShape) -> None:
-        """Copies the inputs of a step of these sizes to the GPU, in one copy."""
-        if self._copying:
-            self.device.synchronize()
+        """Copies the inputs of a step of these sizes to the GPU, in one copy, once the copy before is over."""
+        self.device.synchronize()
         end = 0
         for name, address in self.inputs_of(shape).items():
             start, array = address - self._inputs, arrays[name]
             end = start + array.nbytes
             self._staging[start:end].view(np.int32)[:] = array.reshape(-1)
         self.device.upload_pinned(self._inputs, self._staging[:end])
-        self._copying = True
-
-    def draw(self, sampler: GpuSampler, sampling: SamplingBatch) -> Int32Array:
-        """Draws tokens from the first rows of the logits, after the step's computation."""
-        tokens = sampler.draw(self.logits, sampling)
-        self._copying = False
-        return tokens
-
-    def download_logits(self, rows: FloatArray) -> None:
-        """Copies the first rows of the logits to ``rows``, when the step is done."""
-        self.device.download(rows, self.logits)
-        self._copying = False
 
 
 def _aligned(nbytes: int) -> int:
@@ -201,8 +186,7 @@ class PackedSteps:
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         self._memory.prepare(step)
         results = self._results(step)
-        for members in self._parts(step):
-            part, order = part_of(step, members) if members is not None else (step, np.arange(len(step.rows)))
+        for part, order in divided(step, self._program, decodes=_decodes(step)):
             self._run_part(part, order, step.sampling, results)
         if step.sampling is None:
             return StepOutput(tokens=None, outputs=as_outputs(results.logits))
@@ -232,13 +216,6 @@ class PackedSteps:
             np.empty(rows, np.int32) if draws else None,
             np.empty((rows, self._vocab), np.float32) if needed else None,
         )
-
-    def _parts(self, step: StepInput) -> list[list[int]] | list[None]:
-        """Returns groups of requests that run together; [None] if all do."""
-        tokens, requests = self._program.most(decodes=_decodes(step))
-        if len(step.ids) <= tokens and len(step.kv_len) <= requests:
-            return [None]
-        return parts(step.counts, self._program)
 
     def _run_part(
         self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _StepResults
@@ -270,12 +247,10 @@ class PackedSteps:
         """Fills in the results of these rows of the step from the stream."""
         if found.tokens is not None:
             assert sampling is not None and self._gpu_sampler.sampler is not None
-            options = sampling if len(rows) == len(found.tokens) else chosen_rows(sampling, rows)
-            found.tokens[rows] = self._memory.draw(self._gpu_sampler.sampler, options)
+            found.tokens[rows] = self._gpu_sampler.sampler.draw(self._memory.logits, chosen_rows(sampling, rows))
         if found.logits is not None:
-            if len(rows) == len(found.logits):
-                self._memory.download_logits(found.logits)
-            else:
-                some = np.empty((len(rows), self._vocab), np.float32)
-                self._memory.download_logits(some)
+            whole = len(rows) == len(found.logits)
+            some = found.logits if whole else np.empty((len(rows), self._vocab), np.float32)
+            self._device.download(some, self._memory.logits)
+            if not whole:
                 found.logits[rows] = some

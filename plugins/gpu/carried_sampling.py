@@ -88,10 +88,8 @@ class GpuSampler:
         tokens = np.empty(count, np.int32)
         for start in range(0, count, self._rows):
             some = np.arange(start, min(start + self._rows, count))
-            options = sampling if len(some) == count else chosen_rows(sampling, some)
-            tokens[some] = self._draw(
-                DeviceArray(logits + 4 * start * self._vocab, _FLOAT32, (len(some), self._vocab)), options
-            )
+            rows = DeviceArray(logits + 4 * start * self._vocab, _FLOAT32, (len(some), self._vocab))
+            tokens[some] = self._draw(rows, chosen_rows(sampling, some))
         return tokens
 
     def _draw(self, logits: DeviceArray, sampling: SamplingBatch) -> Int32Array:

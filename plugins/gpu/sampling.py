@@ -187,7 +187,9 @@ def drawing_of(sampling: SamplingBatch) -> Drawing:
 
 
 def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
-    """Returns the options of the given rows, in their order."""
+    """Returns the options of the given rows, in their order; ``sampling`` itself if these are all of its rows."""
+    if np.array_equal(rows, np.arange(len(sampling.temperature))):
+        return sampling
     cut: dict[str, Any] = {
         name: None if (array := getattr(sampling, name)) is None else array[rows] for name in SAMPLING_OPTIONS
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput
 from enginewright.runtime.shared.errors import RequestError
-from enginewright.runtime.shared.step_arrays import filled
+from enginewright.runtime.shared.step_arrays import filled, part_of
 from enginewright.runtime.shared.step_schema import BLOCK_TABLE, ROWS, Array, group_port, port_of, ports_of
 
 
@@ -80,6 +80,20 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
             members[-1].append(b)
             left -= needed
     return members
+
+
+def divided(
+    step: StepInput, program: HoldsSteps, *, decodes: bool = False
+) -> Iterator[tuple[StepInput, npt.NDArray[np.int64]]]:
+    """Yields the requests that run together, and the indices of their rows in the whole step: all, if a profile for
+    ``decodes`` or for prompts holds them. Raises RequestError as ``parts``.
+    """
+    tokens, requests = program.most(decodes=decodes)
+    if len(step.ids) <= tokens and len(step.kv_len) <= requests:
+        yield step, np.arange(len(step.rows))
+        return
+    for members in parts(step.counts, program):
+        yield part_of(step, members)
 
 
 def padded(

@@ -33,7 +33,6 @@ from enginewright.runtime.shared.contracts import (
     StepOutput,
 )
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
-from enginewright.runtime.shared.step_arrays import part_of
 from enginewright.runtime.shared.step_schema import BLOCK_TABLE, IDS, LOGITS, PORTS, ROWS, Array, group_port, port_of
 
 from ...gpu.cuda_driver import Graph
@@ -55,8 +54,8 @@ from ...gpu.tiles import SPLIT_KEYS
 from ...steps.packed_steps import (
     StepShape,
     bucketed,
+    divided,
     input_shapes,
-    parts,
     rounded,
 )
 from .ops import Launcher, Work
@@ -147,7 +146,7 @@ class CudaSteps:
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
         self._drawn = self._new((max(program.limits.tokens, program.limits.rows),), "int32")  # for the next step
         self._memory.tokens = self._drawn[: program.limits.rows]
-        self._lists = self._new((256,), "int32")
+        self._lists = _Upload(self._new((256,), "int32"))
         self._row_sums = self._new((program.limits.rows, 1), "float32")
         self._masks = _Upload(self._memory.masks)
         self._changes = TableChanges(program.groups, self._limits.requests, self._limits.blocks)
@@ -240,12 +239,8 @@ class CudaSteps:
         for name, pairs in step.copies.items():
             self._program.copy(name, pairs.tolist())
         results = _Results(step)
-        if len(step.ids) <= self._limits.tokens and len(step.kv_len) <= self._limits.requests:
-            self._compute(step, np.arange(len(step.rows)), step.sampling, results)
-        else:
-            for members in parts(step.counts, self):
-                part, order = part_of(step, members)
-                self._compute(part, order, step.sampling, results)
+        for part, order in divided(step, self):
+            self._compute(part, order, step.sampling, results)
         tokens = results.values.get(TOKENS)
         if tokens is not None and tokens.data_ptr() != self._drawn.data_ptr():  # drawn in several pieces
             self._drawn[: len(tokens)].copy_(tokens[: len(self._drawn)])
@@ -263,7 +258,7 @@ class CudaSteps:
         bound = self._bound_for(self._shape_of(step), taps=not {LOGITS}.issuperset(step.outputs), keeps=rows > most)
         for start in range(0, max(rows, 1), most):
             some = slice(start, start + most)
-            options = None if sampling is None or not rows else self._options_of(sampling, order[some])
+            options = None if sampling is None or not rows else chosen_rows(sampling, order[some])
             drawing = None if options is None else drawing_of(options)
             if drawing is not None and options is not None and (drawing.penalties or drawing.edits):
                 self._upload_lists(*packed_lists(options))
@@ -280,6 +275,7 @@ class CudaSteps:
             values = {name: bound.outputs[name][:count] for name in step.outputs if name in bound.outputs}
             # Even if the step can't be run again, this can.
             self._with_memory(partial(self._put, results, order[some], values, bound, options, () if inside else draws))
+            self._advanced |= step.sources is not None  # the tokens that it takes are overwritten
 
     def _put(
         self,
@@ -294,9 +290,6 @@ class CudaSteps:
         ``order``.
         """
         results.put(order, {**values, **(self._draw(bound, options, draws) if options is not None else {})})
-
-    def _options_of(self, sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
-        return sampling if len(rows) == len(sampling.temperature) else chosen_rows(sampling, rows)
 
     def _send(
         self,
@@ -425,7 +418,7 @@ class CudaSteps:
 
     def _key(self, bound: _Bound, drawing: Drawing | None) -> tuple[Any, ...]:
         """Returns the key of a step's graph. Sampling reads lists of tokens, whose memory may grow."""
-        return (*bound.key, drawing, len(self._lists) if drawing is not None and drawing.changes else 0)
+        return (*bound.key, drawing, len(self._lists.device) if drawing is not None and drawing.changes else 0)
 
     @contextmanager
     def _counted(self, what: str) -> Iterator[None]:
@@ -450,9 +443,9 @@ class CudaSteps:
 
     def _draws(self, bound: _Bound, drawing: Drawing) -> list[Work]:
         """Returns the launches that draw a token for all of a step's rows, with padding."""
-        key = drawing, len(self._lists)
+        key = drawing, len(self._lists.device)
         if key not in bound.draws:
-            options = {**bound.options, "lists": self._lists}
+            options = {**bound.options, "lists": self._lists.device}
             calls = sampling_calls(bound.outputs[LOGITS], options, self._memory, drawing)
             bound.draws[key] = [self._launcher.bind(call) for call in calls]
         return bound.draws[key]
@@ -488,10 +481,11 @@ class CudaSteps:
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
         """Uploads the packed lists, to larger memory if they need ``words`` that aren't there."""
-        if words > len(self._lists):
+        if words > len(self._lists.device):
             self.synchronize()
-            self._lists = self._new((1 << (words - 1).bit_length(),), "int32")
-        self._lists[: len(lists)].copy_(torch.from_numpy(lists))
+            self._lists = _Upload(self._new((1 << (words - 1).bit_length(),), "int32"))
+        self._lists.writable()[: len(lists)] = lists
+        self._lists.send(len(lists))
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
@@ -504,8 +498,8 @@ class CudaSteps:
         self._bound.clear()
         self._program.close()
         self._memory = SamplingMemory(0, 1, self._new)
-        self._lists = self._tables = self._drawn = self._new((0,), "int32")
-        self._inputs = self._changed = self._masks = _Upload(self._lists)
+        self._tables = self._drawn = self._new((0,), "int32")
+        self._inputs = self._changed = self._masks = self._lists = _Upload(self._tables)
 
     def synchronize(self) -> None:
         """Waits for all work on the stream."""

@@ -22,12 +22,12 @@ from enginewright.plugins.gpu.placing import TableChanges
 from enginewright.plugins.steps.packed_steps import StepLimits, StepShape
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Pending
-from enginewright.runtime.requests.request import Generation
+from enginewright.runtime.requests.request import FailedRequestError, Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput
 from enginewright.runtime.shared.errors import RequestError
-from tests.passes.small_programs import Steps, random_sequences
+from tests.passes.small_programs import Steps, random_sequences, steps_of
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.plugins.cuda.serve.fake_graphs import RecordingLauncher, captured
 from tests.triton_interpreter import interpreter as interpreter
@@ -52,6 +52,7 @@ class Checksums:
         self.program, self.groups, self.device = SimpleNamespace(ports=()), GROUPS, torch.device("cpu")
         self.limits = StepLimits(tokens=64, requests=8, rows=8, blocks=36)
         self.pools = {group.name: torch.full((BLOCKS, BLOCK), -1) for group in GROUPS}
+        self.pieces_until_no_memory = -1
 
     def bound(self, shape: StepShape, inputs: Mapping[str, Tensor], *, taps: bool, keeps: bool) -> BoundStep:
         logits = torch.zeros(shape.rows, VOCAB)
@@ -62,6 +63,9 @@ class Checksums:
                 self.pools[group.name].view(-1)[slots[slots >= 0].long()] = inputs["ids"][slots >= 0].long()
 
         def read() -> None:
+            self.pieces_until_no_memory -= 1
+            if self.pieces_until_no_memory == 0:
+                raise torch.OutOfMemoryError("tried to allocate")
             rows = inputs["rows"].long()
             ends = inputs["positions"][rows].long() + 1
             owners = torch.searchsorted(inputs["q_start"], rows, right=True) - 1
@@ -152,6 +156,7 @@ class Executor:
         self.counts["entries"] += sum(table.size for table in step.block_tables.values())
         self.steps._inputs.host[:] = POISON
         self.steps._changed.host[:] = POISON
+        self.steps._lists.host[:] = POISON
         return pending
 
     def close(self) -> None:
@@ -167,11 +172,13 @@ def served(caps: ExecutorCaps, count: int, seed: int) -> tuple[list[list[int]], 
     while executor.counts["steps"] < count or engine.has_work():
         if executor.counts["steps"] < count and len(engine.scheduler.running) + len(engine.scheduler.waiting) < 9:
             prompt = [*range(int(random.integers(1, 40))), *random.integers(0, VOCAB, random.integers(1, 60)).tolist()]
+            max_tokens = int(random.integers(1, 80))
             params = SamplingParams(
-                max_tokens=int(random.integers(1, 80)),
+                max_tokens=max_tokens,
                 temperature=float(len(requests) % 40 == 7),
                 seed=len(requests),
                 stop_token_ids=random.integers(0, VOCAB, 6).tolist(),
+                min_tokens=max_tokens if len(requests) % 40 == 21 else 0,
             )
             requests.append((Generation(prompt, params), len(requests) % 17 == 5))
             engine.add_request(requests[-1][0])
@@ -206,11 +213,13 @@ def test_steps_in_flight_with_poisoned_host_arrays_equal_one_at_a_time(
     assert counts["changed"] < counts["entries"] / 4  # tables go to the device entry by entry
 
 
-def beside_prompts(caps: ExecutorCaps) -> list[list[int]]:
+def beside_prompts(caps: ExecutorCaps, no_memory_at: int = -1) -> list[list[int]] | str:
     """Returns the tokens of requests that decode while the log-probabilities of a prompt give a step more rows than
-    sampling has memory for.
+    sampling has memory for; or the error if memory runs out in piece ``no_memory_at`` of the steps' rows.
     """
-    engine = Engine(Executor(caps), SchedulerConfig(8, 48))  # type: ignore[arg-type]
+    executor = Executor(caps)
+    cast(Checksums, executor.steps.program).pieces_until_no_memory = no_memory_at
+    engine = Engine(executor, SchedulerConfig(8, 48))  # type: ignore[arg-type]
     requests = [Generation([1, 2, 3], SamplingParams(max_tokens=12, temperature=0))]
     engine.add_request(requests[0])
     engine.step()
@@ -219,7 +228,10 @@ def beside_prompts(caps: ExecutorCaps) -> list[list[int]]:
     for request in requests[1:]:
         engine.add_request(request)
     while engine.has_work():
-        engine.step()
+        try:
+            engine.step()
+        except FailedRequestError as e:
+            return str(e.__cause__)
     return [request.tokens for request in requests]
 
 
@@ -228,20 +240,29 @@ def test_tokens_that_were_drawn_in_pieces_are_placed(interpreter: ProcessPoolExe
     assert interpreter.submit(beside_prompts, ExecutorCaps(in_flight=2, chains=True)).result() == expected
 
 
+def test_a_step_whose_tokens_are_overwritten_is_not_tried_again(interpreter: ProcessPoolExecutor) -> None:
+    """Each piece of a step's rows draws into the memory that the step has taken its tokens from."""
+    caps = ExecutorCaps(in_flight=2, chains=True)
+    expected = interpreter.submit(beside_prompts, caps).result()
+    results = [interpreter.submit(beside_prompts, caps, piece).result() for piece in range(2, 8)]
+    errors = [result for result in results if isinstance(result, str)]
+    assert errors and all("the GPU has none left for a step" in error for error in errors)
+    assert all(result == expected for result in results if not isinstance(result, str))
+
+
 def chained(case: str) -> tuple[list[list[int]], list[list[int]], int]:
     """Returns the greedy tokens of decode steps with the tokens that the host gives, and with those that the device
     places, where the host has garbage; and how many steps were graphs.
     """
     program, context = cases.program_of(case)
     lowering = cases.lowered(program, context, "f32")
-    names = [group.name for group in lowering.program.cache_groups]
     prompts = dict(zip("ab", random_sequences((6, 3), 250), strict=True))
     results = []
     for follows in (False, True):
         held: list[CudaSteps] = []
         steps = cases.steps_of(lowering, VOCAB, lambda work: captured(work, held[0]), RecordingLauncher())  # noqa: B023
         held.append(steps)
-        stepper, drawn = Steps(names, cases.BLOCKS), list[list[int]]()
+        stepper, drawn = steps_of(lowering.program.cache_groups, cases.BLOCKS), list[list[int]]()
         chunks = prompts
         for number in range(6):
             step = cases.step_input(stepper.step(chunks), cases.greedy(2))
@@ -258,8 +279,9 @@ def chained(case: str) -> tuple[list[list[int]], list[list[int]], int]:
     return results[0], results[1], steps.graphs.launches
 
 
-def test_a_graph_takes_the_tokens_that_the_step_before_has_drawn(interpreter: ProcessPoolExecutor) -> None:
-    from_host, placed, launches = interpreter.submit(chained, "Llama").result()
+@pytest.mark.parametrize("case", ["Llama", "lfm2", pytest.param("qwen3_5_text", marks=pytest.mark.matrix)])
+def test_a_graph_takes_the_tokens_that_the_step_before_has_drawn(case: str, interpreter: ProcessPoolExecutor) -> None:
+    from_host, placed, launches = interpreter.submit(chained, case).result()
     assert from_host == placed
     assert launches == 3
 
