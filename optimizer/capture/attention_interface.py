@@ -140,9 +140,9 @@ class AttentionCapture:
         return path_of(self.running[-1]) if self.running else "the model"
 
     def recurrent_layer(self) -> int:
-        """Returns the layer that calls a recurrent function.
+        """Returns the number of the layer whose recurrent function is being called.
 
-        Raises UnsupportedModelError if no module that is being called has a layer's number.
+        Raises UnsupportedModelError if no module with a layer's number (``layer_idx``) is being called.
         """
         if not self.running:
             raise UnsupportedModelError("a recurrent function is called outside of a layer (layer_idx)")

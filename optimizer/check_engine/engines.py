@@ -1,4 +1,4 @@
-"""The engines that are checked, and the task that a check's process gets."""
+"""The GPU engines that ``optimize doctor --run`` checks, and the task that it sends to the process of a check."""
 
 from __future__ import annotations
 

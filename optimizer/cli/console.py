@@ -281,6 +281,8 @@ def stdout_console() -> Console:
     from rich.console import Console
 
     class Reported(Console):
+        """A console that leaves a closed stdout to the caller."""
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 

@@ -65,7 +65,9 @@ class BundleReport:
         write_output(path, self.page())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns report.json with these rooflines; without a report, the properties of the bundle."""
+        """Returns report.json with this report's rooflines. If the bundle has no report.json, only its storage,
+        rooflines and arena are returned.
+        """
         path = self.bundle.path / REPORT_PATH
         report: dict[str, Any] = (
             parse_shown(read_regular(path, most=MOST_JSON_BYTES)) if self.saved.document is not None else {}

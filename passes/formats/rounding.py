@@ -55,7 +55,14 @@ def _grouped(rows: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def round_to_8_bits(rows: torch.Tensor, group_size: int, offsets: bool = False, floats: bool = False) -> RoundedRows:
-    """Rounds rows float32 [N, K] to integers, or to e4m3 ``floats``. There are no offsets."""
+    """Rounds rows float32 [N, K] to int8, or with ``floats`` to e4m3, with a float16 scale for each group along K.
+
+    Args:
+        rows: the rows.
+        group_size: the values of a group; 0 means the whole row.
+        offsets: has no effect: 8-bit formats have no offsets.
+        floats: True rounds to e4m3.
+    """
     most = LARGEST_E4M3 if floats else float(LARGEST)
     padded = _grouped(rows, group_size)
     largest = padded.abs().amax(-1)  # [N, groups]

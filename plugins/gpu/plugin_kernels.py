@@ -99,5 +99,12 @@ def attention_launch(
 
 
 def combine_launch(kernel: CompiledKernel, heads: int, tokens: Number, splits: Number) -> Launch[Number]:
-    """Returns the launch of ``combine_splits`` for T tokens."""
+    """Returns the launch of ``combine_splits``, which merges the partial results of attention over parts of the
+    context.
+
+    Args:
+        kernel: the compiled kernel.
+        heads: query heads.
+        tokens, splits: T, and the number of parts; expressions or numbers.
+    """
     return Launch((tokens * heads, 1, 1), kernel.threads, kernel.shared_memory, (splits,))

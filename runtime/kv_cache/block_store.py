@@ -151,9 +151,9 @@ class BlockStore:
         return self._hash("states", name)
 
     def parts(self, parent: bytes, items: Sequence[Item]) -> list[bytes]:
-        """Returns the names of the records after the block ``parent`` that end within the next block.
+        """Returns the possible names of records whose tokens end within the block after the block ``parent``.
 
-        There is one name for each beginning of ``items``, from one item on; each item adds to one hash.
+        The name at index i is a hash of ``parent`` and of the first i + 1 of ``items``.
         """
         digest, names = self._keyed("part"), []
         digest.update(parent)

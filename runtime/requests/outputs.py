@@ -124,7 +124,7 @@ class Classification:
 
     @property
     def score(self) -> float | FloatArray:
-        """The greatest score; of a model that classifies tokens, that of each token, [S]."""
+        """The greatest score. For a model that classifies tokens: the greatest score of each token, [S]."""
         greatest = self.scores.max(-1)
         return float(greatest) if greatest.ndim == 0 else greatest
 

@@ -212,7 +212,10 @@ class Body(Fields, kw_only=True):
         return fields
 
     def sampling(self, model: ModelInfo) -> SamplingParams:
-        """Returns the sampling parameters, which only this method checks. Raises RequestError naming the field."""
+        """Returns the sampling parameters of the body. Raises RequestError naming the field that is wrong.
+
+        Decoding the body doesn't check these values.
+        """
         fields = self.params(model)
         if fields.get("temperature", 0) == 0 and fields.get("n", 1) > 1 and fields.get("num_beams", 1) == 1:
             hint = "Give a temperature above 0."

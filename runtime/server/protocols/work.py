@@ -64,7 +64,9 @@ class BodyJob:
         raise NotImplementedError
 
     def span_fields(self) -> tuple[str, dict[str, Any]]:
-        """Returns the name of the operation, and the attributes of its span."""
+        """Returns the name of the job's operation for tracing, such as "chat", and the attributes of its OpenTelemetry
+        span.
+        """
         raise NotImplementedError
 
     def cancel(self, error: EnginewrightError) -> None:
