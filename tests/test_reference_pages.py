@@ -41,8 +41,8 @@ from enginewright.runtime.server.protocols.response_items import ResponsesBody
 
 MADE = "Made from the code by `tests/test_reference_pages.py`."
 KINDS = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
-SHARED = 3
-"""Commands that must have an option with one text before the page describes it only once."""
+SHARED = 2
+"""Commands that must have an option or argument with one text before the page describes it only once."""
 
 
 def code(names: Iterable[str]) -> str:
@@ -78,6 +78,11 @@ def names_of(option: Any) -> str:
     return f"`{', '.join(names)}{value}`"
 
 
+def short_name(option: Any) -> str:
+    """The longest name of an option, without its value; of an argument its name."""
+    return names_of(option).strip("`") if option.param_type_name == "argument" else max(option.opts, key=len)
+
+
 def option_lines(options: Iterable[Any]) -> Iterator[str]:
     """An item of a list for each option: its names and its help."""
     for option in options:
@@ -88,21 +93,22 @@ def command_page() -> str:
     """docs/use/command-reference.md."""
     commands = dict(sorted(typer.main.get_command(app).commands.items()))  # type: ignore[attr-defined]
     options = {name: [p for p in one.params if p.name != "help"] for name, one in commands.items()}
-    texts = {(names_of(p), p.help): p for params in options.values() for p in params if p.param_type_name == "option"}
+    texts = {(names_of(p), p.help): p for params in options.values() for p in params}
     counts = Counter((names_of(p), p.help) for params in options.values() for p in params)
-    shared = {key: p for key, p in texts.items() if counts[key] >= SHARED}
+    usual = {name: max((key for key in texts if key[0] == name), key=counts.__getitem__) for name, _ in texts}
+    shared = {key: texts[key] for key in usual.values() if counts[key] >= SHARED}
     lines = [
         "# Command reference",
         "",
         f"Every argument and option of `optimize`, as `optimize COMMAND --help` prints them. {MADE}",
         "",
-        "## Options of several commands",
+        "## Arguments and options of several commands",
         "",
         *option_lines(shared.values()),
     ]
     for name, command in commands.items():
         others = [p for p in options[name] if (names_of(p), p.help) not in shared]
-        same = [max(p.opts, key=len) for p in options[name] if (names_of(p), p.help) in shared]
+        same = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
         lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
         lines += [f"- As above: {code(same)}."] if same else []
     return "\n".join(lines) + "\n"

@@ -49,19 +49,24 @@ def command(
     target: Target = None,
     prompts: Annotated[
         str | None,
-        typer.Option("--prompt", metavar="N,...", help="Tokens of prompts; default 128,512,2048. none: none."),
+        typer.Option(
+            "--prompt", metavar="N,...", help="Tokens of prompts; default 128,512,2048; none leaves them out."
+        ),
     ] = None,
     batches: Annotated[
         str | None,
-        typer.Option("--batch", metavar="N,...", help="Requests of decode steps; default 1,4,8,16. none: none."),
+        typer.Option(
+            "--batch", metavar="N,...", help="Requests of decode steps; default 1,4,8,16; none leaves them out."
+        ),
     ] = None,
     contexts: Annotated[
         str | None,
-        typer.Option("--context", metavar="N,...", help="Tokens that each has before them; default 128,1024."),
+        typer.Option("--context", metavar="N,...", help="Tokens of context of each request; default 128,1024."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Decode steps of each size that are timed.")] = 16,
     rounds: Annotated[
-        int | None, typer.Option(help="Of everything; default 3, or 1 where decoding needs prompts to be read.")
+        int | None,
+        typer.Option(help="Rounds over all sizes; default 3, or 1 if decoding needs prompts to be processed."),
     ] = None,
     threads: Threads = 0,
     ranks: Ranks = None,

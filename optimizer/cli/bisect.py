@@ -42,29 +42,31 @@ def _known_isa(value: str | None) -> str | None:
 def command(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="What is right: a Hugging Face folder, a GGUF file, a Hub id or a bundle."),
+        typer.Argument(metavar="A", help="The reference: a Hugging Face folder, a GGUF file, a Hub id or a bundle."),
     ],
     b: Annotated[
-        str | None, typer.Argument(metavar="B", help="What is to be looked at: the same; by default A itself.")
+        str | None, typer.Argument(metavar="B", help="The model to examine, in the same forms; by default A itself.")
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", "-r", help="Of a model that is compared with itself through the passes; default f32."),
+        typer.Option(
+            "--recipe", "-r", help="The recipe for a model that is compared with itself after each pass; default f32."
+        ),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option("--calibration", help="The file that the bundle was calibrated with.")
     ] = None,
     recovered: Annotated[
         Path | None,
-        typer.Option("--recovered", help="The folder of `optimize recover`, for a bundle of what it trained."),
+        typer.Option("--recovered", help="The folder of `optimize recover`, for a bundle with its weights."),
     ] = None,
-    target_a: Annotated[str | None, typer.Option("--target-a", help="Which target of the bundle A.")] = None,
-    target_b: Annotated[str | None, typer.Option("--target-b", help="Which target of the bundle B.")] = None,
+    target_a: Annotated[str | None, typer.Option("--target-a", help="The target of bundle A.")] = None,
+    target_b: Annotated[str | None, typer.Option("--target-b", help="The target of bundle B.")] = None,
     isa_a: Annotated[
         str | None,
         typer.Option("--isa-a", callback=_known_isa, help="Instruction set for A, such as avx2; default the best."),
     ] = None,
-    isa_b: Annotated[str | None, typer.Option("--isa-b", callback=_known_isa, help="The same for B.")] = None,
+    isa_b: Annotated[str | None, typer.Option("--isa-b", callback=_known_isa, help="Instruction set for B.")] = None,
     text: Annotated[
         list[str] | None, typer.Option("--text", help="Compare on this text; may be repeated. Default: random tokens.")
     ] = None,
@@ -74,7 +76,7 @@ def command(
     layers: Annotated[
         str | None, typer.Option("--layers", help="Compare only these layers, such as 3,7-9. Default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random tokens.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random tokens.")] = 0,
     tolerance: Annotated[
         float | None, typer.Option("--tolerance", help="Relative error to allow, instead of what rounding explains.")
     ] = None,

@@ -35,12 +35,12 @@ def command(
         Path | None, typer.Option("--batch-sizes", help="Batches of decode steps, as --histogram has lengths.")
     ] = None,
     max_batch: Annotated[
-        int, typer.Option("--max-batch", help="Without --batch-sizes: each from 1 to this comes as often.")
+        int, typer.Option("--max-batch", help="Without --batch-sizes: all sizes from 1 to this, equally often.")
     ] = 64,
     most: Annotated[int, typer.Option("--most", help="Most buckets, of prompts and decode steps together.")] = 8,
     multiple: Annotated[int, typer.Option("--multiple", help="Round sizes of prompts up to multiples of this.")] = 8,
     chunk: Annotated[
-        int | None, typer.Option("--chunk", help="Longer prompts come in chunks of so many tokens.")
+        int | None, typer.Option("--chunk", help="Longer prompts are split into chunks of this number of tokens.")
     ] = None,
     context_length: Annotated[
         int | None, typer.Option("--context", help="The model's context; longer prompts are an error.")

@@ -24,14 +24,16 @@ EPILOG = (
 def command(
     bundle: Annotated[
         Path | None,
-        typer.Argument(metavar="[BUNDLE]", help="A folder that `optimize export` wrote; with --check none is needed."),
+        typer.Argument(metavar="[BUNDLE]", help="A bundle; --check needs none."),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option("--target", "-t", callback=known_target, help="The target to build; default: the one that can."),
     ] = None,
     trust: Trust = None,
-    again: Annotated[bool, typer.Option("--again", help="Also if it is ready, such as for another GPU.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Build a ready target again, such as for another GPU.")
+    ] = False,
     check: Annotated[
         bool,
         typer.Option(

@@ -25,7 +25,7 @@ _ACTIONS = ("show", "clear")
 @reported
 def command(
     action: Annotated[
-        str, typer.Argument(metavar="show|clear", help="What to do: list what is kept, or remove all of it.")
+        str, typer.Argument(metavar="show|clear", help="List the cached bundles, or remove all of them.")
     ] = "show",
     as_json: AsJson = False,
 ) -> None:

@@ -26,7 +26,7 @@ EPILOG = (
 
 @reported
 def command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A folder that `optimize export` wrote.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A bundle.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing: the exit code says it.")] = False,

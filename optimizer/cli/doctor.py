@@ -34,10 +34,10 @@ _STYLES = {"runs": "green", "needs-build": "yellow", "can't": "red"}
 def command(
     bundle: Annotated[
         Path | None,
-        typer.Argument(metavar="[BUNDLE]", help="A folder that `optimize export` wrote; none: the machine alone."),
+        typer.Argument(metavar="[BUNDLE]", help="A bundle; without it, the machine alone is examined."),
     ] = None,
     target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", help="Look at this target alone; may be repeated.")
+        list[str] | None, typer.Option("--target", "-t", help="Examine only this target; may be repeated.")
     ] = None,
     run: Annotated[
         bool,

@@ -67,14 +67,14 @@ def command(
         Path | None, typer.Option("--output", "-o", help="The bundle to write; by default named after the model.")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Of a model on the Hub: a branch, tag or commit; default main.")
+        str | None, typer.Option("--revision", help="Branch, tag or commit of a model on the Hub; default main.")
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
             "--recipe",
             "-r",
-            help="A built-in recipe (see `optimize recipes`) or a TOML file. Default: what was recovered for; gguf for "
+            help="A built-in recipe (see `optimize recipes`) or a TOML file. Default: the recovery's; gguf for "
             "a quantized GGUF file; else f32.",
         ),
     ] = None,
@@ -83,18 +83,18 @@ def command(
         typer.Option(
             "--target",
             "-t",
-            help=f"What to build for, instead of what the recipe says; may be repeated. Targets: {', '.join(OWN)}.",
+            help=f"Target to build for, instead of the recipe's; may be repeated. Targets: {', '.join(OWN)}.",
         ),
     ] = None,
     context_length: Annotated[
         int | None,
-        typer.Option("--context", min=1, help="The longest request in tokens, instead of what the recipe says."),
+        typer.Option("--context", min=1, help="The longest request in tokens, instead of the recipe's."),
     ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
             "--calibration",
-            help="Text, or JSONL, that calibrated recipes look at; without it they sample from the model.",
+            help="Text, or JSONL, for recipes with calibration; without it they sample from the model.",
         ),
     ] = None,
     recovered: Annotated[
@@ -115,26 +115,29 @@ def command(
         str | None,
         typer.Option(
             "--kv-cache",
-            help=f"What keys and values are stored in, instead of what the recipe says: {', '.join(CACHES)}.",
+            help=f"Format of keys and values, instead of the recipe's: {', '.join(CACHES)}.",
         ),
     ] = None,
     ranks: Annotated[
         str | None,
-        typer.Option("--ranks", metavar="N,...", help="Numbers of ranks that the model must be fit for: 2,4."),
+        typer.Option("--ranks", metavar="N,...", help="Numbers of ranks that the model must support: 2,4."),
     ] = None,
     partition: Annotated[
         list[str] | None,
         typer.Option(
-            "--partition", metavar="NAME=N,...", help="The same, such as tensor=2,pipeline=2; may be repeated."
+            "--partition",
+            metavar="NAME=N,...",
+            help="Partition that the model must support, such as tensor=2,pipeline=2; may be repeated.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="What to call the model; by default as its file or folder is called.")
+        str | None,
+        typer.Option("--name", help="The model's name in the bundle; by default that of its file or folder."),
     ] = None,
     part: Annotated[
         str | None,
         typer.Option(
-            "--part", metavar="text", help="Of a model that also takes images or sounds: its text decoder alone."
+            "--part", metavar="text", help="Export only the text decoder of a model that also takes images or sounds."
         ),
     ] = None,
     lora: Annotated[
@@ -149,7 +152,7 @@ def command(
         bool,
         typer.Option(
             "--cache/--no-cache",
-            help="Take the bundle of an earlier export of the same, and keep this one (see `optimize cache`).",
+            help="Use the cached bundle of an equal export, and cache this one (see `optimize cache`).",
         ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,

@@ -39,7 +39,7 @@ EPILOG = (
 @grouped
 def command(
     model: ModelPath,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")],
     *,
     sampling: Sampling,
     template: Template,

@@ -38,16 +38,18 @@ def command(
     bundle: BundlePath,
     program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one per line.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
-    passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and rejected.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="Numbers of matches and rejections of each pass.")] = False,
     target: Annotated[
         str | None,
-        typer.Option("--target", "-t", callback=known_target, help="Whose program --program shows; default cpu."),
+        typer.Option(
+            "--target", "-t", callback=known_target, help="The target whose program --program shows; default cpu."
+        ),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option("--partition", metavar="tensor=N", help="With --program: as ranks have it.")
+        str | None, typer.Option("--partition", metavar="tensor=N", help="With --program: the program of a rank.")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="Whose part --partition shows; default the first.")
+        int | None, typer.Option("--rank", min=0, help="The rank that --partition shows; default the first.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

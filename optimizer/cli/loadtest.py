@@ -31,7 +31,7 @@ EPILOG = (
 class Asking:
     """Whom the load is for."""
 
-    api: Annotated[str, typer.Option(metavar="chat|completions", help="Which of OpenAI's two is asked.")] = "chat"
+    api: Annotated[str, typer.Option(metavar="chat|completions", help="The endpoint of OpenAI's API.")] = "chat"
     embed: Annotated[bool, typer.Option("--embed", help="Ask for embeddings of texts instead.")] = False
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model's name; default: the server's first.")] = (
         None
@@ -42,7 +42,7 @@ class Asking:
         typer.Option("--remote", help="The server may be another machine: its owner has permitted this load."),
     ] = False
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Without a word of the server, until a request has failed.")
+        str, typer.Option(metavar="TIME", help="Time without data from the server after which a request has failed.")
     ] = "120s"
     param: Annotated[
         list[str] | None,
@@ -59,27 +59,31 @@ class Coming:
 
     clients: Annotated[
         int | None,
-        typer.Option("--clients", "-c", help="Closed loop: so many, who each wait for an answer; default 4."),
+        typer.Option("--clients", "-c", help="Closed loop: clients, each of which waits for its answer; default 4."),
     ] = None
     rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, answered or not.")] = None
-    arrivals: Annotated[str, typer.Option(metavar="poisson|constant|bursts", help="How they come in an open loop.")] = (
-        "poisson"
-    )
+    arrivals: Annotated[
+        str,
+        typer.Option(metavar="poisson|constant|bursts", help="Distribution of the requests' times in an open loop."),
+    ] = "poisson"
     burst: Annotated[
-        str, typer.Option(metavar="FACTORxTIME/TIME", help="Of bursts: 5 times the rate for 4 of every 20 s.")
+        str,
+        typer.Option(
+            metavar="FACTORxTIME/TIME", help="Rate and times of bursts: 5 times the rate for 4 of every 20 s."
+        ),
     ] = "5x4s/20s"
     trace: Annotated[
         Path | None, typer.Option(help="A file of requests with their times: JSON lines, Mooncake's, or Azure's CSV.")
     ] = None
-    speed: Annotated[float, typer.Option(help="How many times as fast as it says a trace comes.")] = 1.0
+    speed: Annotated[float, typer.Option(help="Factor by which a trace is replayed faster.")] = 1.0
     requests: Annotated[
         int | None,
-        typer.Option(help="How many, conversations counted once; default 100, or a trace's."),
+        typer.Option(help="Number of conversations; default 100, or a trace's."),
     ] = None
-    seconds: Annotated[float | None, typer.Option(help="Send none after so many seconds.")] = None
-    think: Annotated[str | None, typer.Option(metavar="TIME", help="From an answer to the next turn; default 0.")] = (
-        None
-    )
+    seconds: Annotated[float | None, typer.Option(help="Send no requests after this number of seconds.")] = None
+    think: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time between an answer and the next turn; default 0.")
+    ] = None
     seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0
 
 
@@ -94,7 +98,7 @@ class Saying:
     turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns of a conversation.")] = "1"
     texts: Annotated[str, typer.Option(metavar="LENGTH", help="Texts of a request with --embed, a prompt each.")] = "1"
     shared_prefix: Annotated[int, typer.Option(help="Tokens that all requests begin with.")] = 0
-    prefixes: Annotated[int, typer.Option(help="How many different beginnings there are.")] = 1
+    prefixes: Annotated[int, typer.Option(help="Number of different beginnings.")] = 1
     leave: Annotated[float, typer.Option(help="Share of clients that leave before the end, such as 0.1.")] = 0.0
     ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the first token.")] = None
     tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time for each token.")] = None

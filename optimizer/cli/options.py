@@ -86,13 +86,12 @@ def _parameters(of: Callable[..., object]) -> list[Parameter]:
     return [one.replace(annotation=hints[one.name], kind=Parameter.KEYWORD_ONLY) for one in parameters]
 
 
-BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle: a folder that `optimize export` wrote.")]
 ModelPath = Annotated[
     str,
     typer.Argument(
         metavar="BUNDLE|MODEL",
-        help="What `optimize export` wrote; or a GGUF file, a Hugging Face folder or an id on the Hub, exported first, "
-        "once.",
+        help="A bundle; or a GGUF file, a Hugging Face folder or an id on the Hub, which is exported first, once.",
     ),
 ]
 ModelRecipe = Annotated[
@@ -100,7 +99,7 @@ ModelRecipe = Annotated[
     typer.Option(
         "--recipe",
         "-r",
-        help="Of a model that is exported first; default gguf for a quantized GGUF file, else int8.",
+        help="The recipe for a model that is exported first; default gguf for a quantized GGUF file, else int8.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -114,7 +113,9 @@ Ranks = Annotated[
 ]
 Cut = Annotated[
     str | None,
-    typer.Option("--partition", metavar="tensor=N,...", help="How they share the model; --ranks 2 is tensor=2."),
+    typer.Option(
+        "--partition", metavar="tensor=N,...", help="How the model is divided among ranks; --ranks 2 is tensor=2."
+    ),
 ]
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
@@ -139,8 +140,8 @@ Trust = Annotated[
 Provider = Annotated[
     str | None,
     typer.Option(
-        help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; stablehlo: cpu, iree or a PJRT "
-        "plugin."
+        help="Provider for target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; for stablehlo: cpu, iree or a "
+        "PJRT plugin."
     ),
 ]
 
@@ -208,24 +209,24 @@ class Serving(Running):
     ] = None
     prefix_folder: Annotated[
         Path | None,
-        typer.Option(help="Keep what is computed of conversations in this folder, for later runs; by default nowhere."),
+        typer.Option(help="Folder for computed prefixes of prompts, which later runs reuse; default none."),
     ] = None
     offload_folder: Annotated[
         Path | None,
         typer.Option(
-            help="Let a context be larger than --memory: keys and values that an adaptive context doesn't look at just "
-            "now wait in this folder."
+            help="Let a context be larger than --memory: this folder has the keys and values that an adaptive context "
+            "doesn't need in a step."
         ),
     ] = None
     offload_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most bytes that may wait there, such as 20GiB.")
+        str, typer.Option(metavar="SIZE", help="Most bytes in --offload-folder, such as 20GiB.")
     ] = "8GiB"
     scheduling: Annotated[
         str | None,
         typer.Option(
             "--scheduling",
             metavar="NAME|FILE",
-            help="Who runs when: fcfs (default), priority, fair, offline, or a .toml file with scheduling's options.",
+            help="The order of requests: fcfs (default), priority, fair, offline, or a .toml file with options.",
         ),
     ] = None
     speculate: Annotated[
@@ -275,7 +276,7 @@ class Sampling:
         float | None, typer.Option(help="Drop tokens whose logit is this many deviations below the greatest; 0 is off.")
     ] = None
     xtc_probability: Annotated[
-        float | None, typer.Option(help="How often the likeliest tokens are excluded, all but one; 0 is off.")
+        float | None, typer.Option(help="The probability of excluding the likeliest tokens but one (XTC); 0 is off.")
     ] = None
     xtc_threshold: Annotated[
         float | None, typer.Option(help="The probability from which --xtc-probability excludes a token; default 0.1.")

@@ -41,7 +41,9 @@ def command(
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            "--recipe", "-r", help="Of a model: a recipe's name or file. May be repeated; default all built-in."
+            "--recipe",
+            "-r",
+            help="Name or file of a recipe for a model; may be repeated. Default: all built-in recipes.",
         ),
     ] = None,
     tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Most time for each token, such as 20ms.")] = None,
@@ -52,17 +54,21 @@ def command(
     ] = None,
     prompt: Annotated[int | None, typer.Option(help="Tokens of each prompt; default 512.")] = None,
     memory: Annotated[
-        str | None, typer.Option(help="That may be used, such as 16GiB; default 90 % of a GPU's, or what is free here.")
+        str | None,
+        typer.Option(
+            help="Memory that may be used, such as 16GiB; default 90 % of a GPU's, or the free memory of this machine."
+        ),
     ] = None,
     bandwidth_share: Annotated[
-        float | None, typer.Option(help="Of a GPU's stated bandwidth that is reached; default 0.75, an assumption.")
+        float | None,
+        typer.Option(help="Share of a GPU's stated bandwidth that is reached; default 0.75, an assumption."),
     ] = None,
     compute_share: Annotated[
-        float | None, typer.Option(help="Of a GPU's stated peak that is reached; default 0.6, an assumption.")
+        float | None, typer.Option(help="Share of a GPU's stated peak that is reached; default 0.6, an assumption.")
     ] = None,
     threads: Threads = 0,
     ranks: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Cut the model into so many ranks, in all partitions.")
+        str | None, typer.Option(metavar="N,...", help="Numbers of ranks, planned in all partitions.")
     ] = None,
     partition: Annotated[
         str | None, typer.Option(metavar="NAME=N,...", help="One partition alone, such as tensor=4,pipeline=2.")
@@ -72,15 +78,16 @@ def command(
         typer.Option(
             "--link",
             metavar="LINK",
-            help="What joins ranks, such as nvlink, pcie4, ndr, ethernet10 or 2.5gbit; nvlink,ndr: within and between "
-            "machines. Default memory, of this machine.",
+            help="The link between ranks, such as nvlink, pcie4, ndr, ethernet10 or 2.5gbit; nvlink,ndr: within and "
+            "between machines. Default: this machine's memory.",
         ),
     ] = None,
     per_machine: Annotated[
-        int | None, typer.Option(help="Ranks of a machine where links between machines are named too; default 8.")
+        int | None, typer.Option(help="Ranks of a machine, if --link also names the link between machines; default 8.")
     ] = None,
     link_share: Annotated[
-        float | None, typer.Option(help="Of a link's stated bandwidth that is reached; default 0.8, an assumption.")
+        float | None,
+        typer.Option(help="Share of a link's stated bandwidth that is reached; default 0.8, an assumption."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw times by batch into this SVG file.")] = None,
     as_json: AsJson = False,

@@ -31,19 +31,21 @@ class Training:
     batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048
     sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Most tokens of a sequence.")] = 256
     learning_rate: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4
-    temperature: Annotated[float, typer.Option("--temperature", help="Of the distributions that are compared.")] = 1.0
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Divides both models' logits before they are compared.")
+    ] = 1.0
     hidden: Annotated[
-        float, typer.Option("--hidden", help="What errors of hidden states count beside the logits; 0 is off.")
+        float, typer.Option("--hidden", help="Weight of errors of hidden states in the loss; 0 is off.")
     ] = 0.0
     accumulate: Annotated[
-        int, typer.Option("--accumulate", min=1, help="Parts that a step is taken in, to save memory.")
+        int, typer.Option("--accumulate", min=1, help="Parts of a step, run one after the other to save memory.")
     ] = 1
     checkpoint_every: Annotated[
         int, typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.")
     ] = 100
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling, and of the order of sequences.")] = 0
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling, and of the order of sequences.")] = 0
     sampled_tokens: Annotated[
-        int, typer.Option("--sampled-tokens", min=256, help="How many are sampled without --text.")
+        int, typer.Option("--sampled-tokens", min=256, help="Number of tokens to sample without --text.")
     ] = 65536
 
 
@@ -56,7 +58,7 @@ def command(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="A folder for the weights, checkpoints and the plot.")],
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="What is done to the model: a built-in recipe or a TOML file.")
+        str, typer.Option("--recipe", "-r", help="The recipe that changes the model: a built-in one or a TOML file.")
     ],
     text: Annotated[
         Path | None,
@@ -64,10 +66,10 @@ def command(
     ] = None,
     training: Training,
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", help="Text, or JSONL, that the recipe's passes look at.")
+        Path | None, typer.Option("--calibration", help="Text, or JSONL, for recipes with calibration.")
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 leaves it to torch.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the recovery if it exists.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,

@@ -33,7 +33,7 @@ def command(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The bill is JSON as it is; errors are then, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print errors as JSON too; the bill always is.")] = False,
     quiet: NoProgress = False,
 ) -> None:
     """Writes a bill of materials (CycloneDX 1.6, ML-BOM): model, source, recipe, toolchain, and all files with SHA-256.

@@ -79,14 +79,14 @@ def command(
         str | None,
         typer.Argument(
             metavar="BUNDLE|MODEL",
-            help="What `optimize export` wrote; or a GGUF file, a Hugging Face folder or an id on the Hub, which is "
+            help="A bundle of `optimize export`; or a GGUF file, a Hugging Face folder or an id on the Hub, which is "
             "exported first, once.",
         ),
     ] = None,
     *,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="The same, by a name of its own."),
+        typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="A model with a name of its own."),
     ] = None,
     alias: Annotated[
         list[str] | None,

@@ -23,7 +23,9 @@ EPILOG = (
 @reported
 def command(
     bundle: BundlePath,
-    seconds: Annotated[float, typer.Option(help="How long to measure, at most; short times try fewer choices.")] = 40.0,
+    seconds: Annotated[
+        float, typer.Option(help="Maximum seconds of measurement; short times try fewer settings.")
+    ] = 40.0,
     threads: Threads = 0,
     trust: Trust = None,
     target: Annotated[
@@ -32,11 +34,11 @@ def command(
             "--target",
             "-t",
             callback=known_target,
-            help="What to tune: cpu or tvm; default: the first that there is.",
+            help="Target to tune: cpu or tvm; default: the first in the bundle.",
         ),
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="Of tvm: compile with these records of an earlier run, and measure nothing.")
+        Path | None, typer.Option(help="For tvm: compile with these records of an earlier run, without measuring.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: AsJson = False,

@@ -66,12 +66,14 @@ def command(
         ),
     ] = None,
     budget: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML: how much worse than --against it may be.")
+        Path | None, typer.Option(metavar="FILE", help="TOML: how much worse than --against the bundle may be.")
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            "--prompt", metavar="FILE", help="What to compare on: a prompt a line, or JSONL. Default: some of ours."
+            "--prompt",
+            metavar="FILE",
+            help="Prompts to compare on: one in each line, or JSONL. Default: built-in prompts.",
         ),
     ] = None,
     junit: Annotated[
@@ -79,7 +81,7 @@ def command(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", "-t", callback=known_targets, help="Look at this target alone; may be repeated."),
+        typer.Option("--target", "-t", callback=known_targets, help="Examine only this target; may be repeated."),
     ] = None,
     provider: Provider = None,
     trust: Trust = None,
