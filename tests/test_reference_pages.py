@@ -110,7 +110,7 @@ def command_page() -> str:
         others = [p for p in options[name] if (names_of(p), p.help) not in shared]
         same = [short_name(p) for p in options[name] if (names_of(p), p.help) in shared]
         lines += ["", f"## optimize {name}", "", plain(command.help or ""), "", *option_lines(others)]
-        lines += [f"- As above: {code(same)}."] if same else []
+        lines += ["", "As above:", "", *block(same)] if same else []
     return "\n".join(lines) + "\n"
 
 
